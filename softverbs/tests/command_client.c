@@ -35,7 +35,7 @@ static struct ibv_mr *mr;
 static struct ibv_cq *cq;
 static struct ibv_comp_channel *channel;
 static struct ibv_qp *qp;
-static char *memory; /* SLOTS receives, then one to send from */
+static char *memory; /* SLOTS receive buffers, then one send buffer */
 static uint8_t gid_index;
 static uint64_t next_receive;
 
@@ -174,7 +174,8 @@ static void send_text(const char *text)
         puts("ok");
 }
 
-/* Reads 8 bytes of the peer's memory, and writes other ones there right behind. `where` is what the peer says of its memory. */
+/* Reads 8 bytes of the peer's memory, and writes other bytes right behind them. `where` is the address and key that the peer has
+   printed. */
 static void read_then_write(const char *where, const char *how)
 {
     uint64_t *words = (uint64_t *)(void *)(memory + SLOTS * SLOT);
@@ -198,7 +199,7 @@ static void read_then_write(const char *where, const char *how)
     uint64_t end = milliseconds() + 20000, next = SLOTS;
     while (!error && next < SLOTS + 2 && milliseconds() < end)
         if (ibv_poll_cq(cq, 1, &wc) > 0)
-            error = wc.status || wc.wr_id != next++ ? EIO : 0; /* in their order */
+            error = wc.status || wc.wr_id != next++ ? EIO : 0; /* completions must come in order */
     if (error || next < SLOTS + 2)
         answer(error ? error : ETIMEDOUT);
     else
@@ -219,7 +220,7 @@ static void wait_for(int count, int ms, int contents)
             else
                 printf(" %d", wc.status);
         } else if (n < 0 || milliseconds() >= end) {
-            break; /* what is there already is taken in any case */
+            break; /* polling has failed, or the time is over and no completion is there */
         }
     }
     putchar('\n');

@@ -50,7 +50,7 @@ static void *one_context(void)
     return ibv_open_device(context->device);
 }
 
-/* All there are, at most `most`; the first of them stay in `kept`. */
+/* Makes as many objects as the device allows, at most `most`; the first ones are kept in `kept`. */
 static int all(const char *what, void *(*one)(void), int most, struct ibv_qp **kept)
 {
     int n = 0;
@@ -106,7 +106,7 @@ int main(void)
     all("mr", one_mr, MOST, NULL);
     all("pd", one_pd, MOST, NULL);
     all("cq", one_cq, MOST, NULL);
-    all("context", one_context, 300, NULL); /* each has descriptors */
+    all("context", one_context, 300, NULL); /* each context needs descriptors */
     if (pairs >= 2 && carry()) {
         printf("nothing is carried\n");
         return 1;

@@ -43,7 +43,7 @@ struct message {
     uint8_t payload[];
 };
 
-/* What a peer writes into, and what is read back: its own alone. */
+/* The memory that one peer writes to, and that is read back. No other peer uses it. */
 struct block {
     uint64_t epoch, version, sum;
     uint8_t payload[4096 - 24];
@@ -66,7 +66,7 @@ struct link {
     uint32_t rkey;
     uint64_t next, expected, version;
     uint64_t sent, received;
-    unsigned free_slots; /* bits */
+    unsigned free_slots; /* a bit for each free slot */
     bool writing;
 };
 
@@ -101,7 +101,7 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* Fills with what only this seed gives, and returns its sum. */
+/* Fills the bytes with a pattern that depends on the seed, and returns their sum. */
 static uint64_t fill(uint8_t *bytes, size_t count, uint64_t seed)
 {
     uint64_t sum = seed;
@@ -159,7 +159,7 @@ static void post(struct link *l, struct ibv_send_wr *wr)
     }
 }
 
-/* A message, or now and then a block written and, where the kind can, read back. */
+/* Sends a message. Now and then it writes a block instead and, if the kind can, reads it back. */
 static void send_next(struct link *l)
 {
     if (l->next % 8 == 7 && !l->writing) {
@@ -232,13 +232,13 @@ static void completed(const struct ibv_wc *wc)
 {
     const enum what what = (enum what)(wc->wr_id >> 56);
     const unsigned peer = wc->wr_id >> 48 & 0xff, slot = wc->wr_id >> 32 & 0xff;
-    if (peer == PEERS) { /* of the shared receive queue */
+    if (peer == PEERS) { /* a completion of the shared receive queue */
         const unsigned at = wc->wr_id & 0xffff;
         struct link *l = link_of_number(wc->qp_num);
         if (wc->status) {
             wrong("a receive of the shared queue completed with %d", (int)wc->status);
         }
-        if (l && l->joined) { /* else of a queue pair that is gone */
+        if (l && l->joined) { /* otherwise the completion belongs to a queue pair that is gone */
             received(l, shared[at], wc->byte_len);
         }
         post_shared(at);
@@ -247,7 +247,7 @@ static void completed(const struct ibv_wc *wc)
     const unsigned kind = wc->wr_id >> 40 & 0xff;
     struct link *l = &links[peer][kind];
     if (!l->used || (l->epoch & 0xffffffff) != (wc->wr_id & 0xffffffff)) {
-        return; /* of a queue pair that is gone */
+        return; /* the completion belongs to a queue pair that is gone */
     }
     if (wc->status) {
         if (!l->broken) {
@@ -278,7 +278,7 @@ static void completed(const struct ibv_wc *wc)
     }
 }
 
-/* What the peer wrote last, if it is not being written: its sum must be right. */
+/* Checks the sum of the block that the peer wrote last, unless the block is just being written. */
 static void check_target(const struct link *l)
 {
     struct block copy = l->memory->target;
@@ -436,7 +436,7 @@ static void command(char *line)
     }
 }
 
-/* Reads commands, as far as there are; waits up to `ms` for one. */
+/* Reads the commands that have arrived; waits up to `ms` for one. */
 static void commands(int ms)
 {
     static char text[8192];
@@ -445,7 +445,7 @@ static void commands(int ms)
     while (poll(&p, 1, ms) == 1) {
         ssize_t got = read(0, text + have, sizeof(text) - have - 1);
         if (got <= 0) {
-            exit(3); /* the test is gone */
+            exit(3); /* the test has ended */
         }
         have += (size_t)got;
         text[have] = 0;
@@ -515,7 +515,7 @@ int main(int count, char **word)
             printf("quiet\n");
             fflush(stdout);
         }
-        if (tell && !got) { /* nothing more comes: all others are quiet */
+        if (tell && !got) { /* nothing more arrives: all other processes are quiet */
             tell = false;
             statistics();
         }

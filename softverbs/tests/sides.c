@@ -7,7 +7,7 @@
 const struct how quick = {.rnr = 7, .retries = 1, .timeout = 10, .rnr_timer = 1},
                  stubborn = {.rnr = 7, .retries = 7, .timeout = 14, .rnr_timer = 1};
 
-/* Nothing of what is waited for takes so long, also where a process is not given a processor for seconds. */
+/* Longer than any event that the tests wait for takes, also if a process gets no processor for seconds. */
 #define LONG_NS UINT64_C(40000000000)
 
 struct meeting *meeting;
@@ -113,7 +113,7 @@ void connect_to(struct ibv_qp *qp, struct how how, bool ready, bool send)
                                (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0)) == 0);
 }
 
-/* The sides exchange numbers: how to connect. */
+/* Exchanges the numbers of the queue pairs and how to connect them. */
 struct how acquainted(const struct ibv_qp *qp, struct how how)
 {
     atomic_store(&meeting->number[side], qp->qp_num);
@@ -123,7 +123,7 @@ struct how acquainted(const struct ibv_qp *qp, struct how how)
     return how;
 }
 
-/* They do, and connect; both have done so when this returns. */
+/* Exchanges them, and connects. Both sides have connected when this returns. */
 void connect_both(struct ibv_qp *qp, struct how how)
 {
     connect_to(qp, acquainted(qp, how), true, true);
@@ -131,7 +131,7 @@ void connect_both(struct ibv_qp *qp, struct how how)
     await(2);
 }
 
-/* The usual pair. */
+/* Makes and connects the usual pair of queue pairs. */
 struct ibv_qp *pair(enum ibv_qp_type type, struct how how)
 {
     struct ibv_qp *qp = make(type, NULL);
@@ -155,7 +155,7 @@ int receive(struct ibv_qp *qp, uint64_t id, uint32_t bytes)
     return ibv_post_recv(qp, &wr, &bad);
 }
 
-/* The next completion, polled for. */
+/* Polls until the next completion. */
 struct ibv_wc next(struct ibv_cq *cq)
 {
     struct ibv_wc wc;
@@ -168,7 +168,7 @@ struct ibv_wc next(struct ibv_cq *cq)
     return wc;
 }
 
-/* The next one of `cq`, slept for as programs do it: armed, looked, waited. */
+/* Sleeps until the next completion of `cq`, as programs do: arm the queue, poll once more, wait. */
 struct ibv_wc sleep_for(struct ibv_cq *cq)
 {
     struct ibv_wc wc;
@@ -223,7 +223,7 @@ void only_comes(void)
 {
 }
 
-/* Whatever has happened: once another process has come and gone, nothing is left of any. */
+/* Whatever has happened before: after another process has joined and left, nothing of any process is left. */
 void nothing_left(void)
 {
     struct sf_view look;

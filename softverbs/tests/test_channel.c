@@ -46,7 +46,7 @@ static struct ibv_comp_channel *new_channel(bool waits)
     return channel;
 }
 
-/* A completion on a queue, as an executor of a request would make it. */
+/* Adds a completion to a queue, as the execution of a request does. */
 static void complete(struct ibv_cq *cq, uint64_t wr_id, bool solicited)
 {
     sv_complete(own(cq)->entry, &(struct sf_cqe){.wr_id = wr_id, .solicited = solicited}, NULL);
@@ -98,7 +98,7 @@ static void test_sizes(void **state)
         assert_ptr_equal(cq[i]->cq_context, &cq[i]);
         assert_ptr_equal(cq[i]->context, context);
     }
-    assert_null(cq[4]); /* the fifth of four */
+    assert_null(cq[4]); /* only four are allowed */
     assert_int_equal(errno, ENFILE);
     for (int i = 0; i < 4; i++)
         assert_int_equal(ibv_destroy_cq(cq[i]), 0);
@@ -116,7 +116,7 @@ static void test_resize(void **state)
     for (int turn = 0; turn < 10; turn++) {
         for (int i = 0; i < 5; i++)
             complete(cq, sent++, false);
-        assert_int_equal(ibv_resize_cq(cq, 4), EINVAL); /* five wait */
+        assert_int_equal(ibv_resize_cq(cq, 4), EINVAL); /* five completions are in the queue */
         assert_int_equal(ibv_resize_cq(cq, 0), EINVAL);
         assert_int_equal(ibv_resize_cq(cq, 101), E2BIG);
         assert_int_equal(ibv_resize_cq(cq, turn % 2 ? 5 : 33), 0);
@@ -131,7 +131,7 @@ static void test_resize(void **state)
     assert_int_equal(ibv_destroy_cq(cq), 0);
 }
 
-/* One more than there is room for, and nothing more comes; the program is told. */
+/* One completion more than there is room for: no further completions come, and the program gets an event. */
 static void test_overrun(void **state)
 {
     struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
@@ -163,21 +163,21 @@ static void test_arming(void **state)
     assert_non_null(cq);
     assert_int_equal(ibv_destroy_comp_channel(channel), EBUSY);
     complete(cq, 1, true);
-    nothing(channel); /* nobody asked */
+    nothing(channel); /* the queue is not armed */
     assert_int_equal(ibv_req_notify_cq(cq, 0), 0);
-    get(channel, cq); /* of what was there: who asks need not look again before he sleeps */
+    get(channel, cq); /* an event for the completion that was there already: a program that arms need not poll once more before it sleeps */
     nothing(channel);
     ibv_ack_cq_events(cq, 1);
     assert_int_equal(ibv_poll_cq(cq, 50, wc), 1);
     assert_int_equal(ibv_req_notify_cq(cq, 0), 0);
-    nothing(channel); /* all was polled */
+    nothing(channel); /* all completions were polled */
     complete(cq, 2, false);
     complete(cq, 3, false);
-    get(channel, cq); /* once */
+    get(channel, cq); /* only one event */
     nothing(channel);
     ibv_ack_cq_events(cq, 1);
     assert_int_equal(ibv_req_notify_cq(cq, 1), 0);
-    nothing(channel); /* what is there was not solicited */
+    nothing(channel); /* the completion that is there was not solicited */
     complete(cq, 4, false);
     nothing(channel);
     complete(cq, 5, true);
@@ -187,7 +187,7 @@ static void test_arming(void **state)
     assert_int_equal(ibv_req_notify_cq(cq, 0), 0);
     assert_int_equal(ibv_req_notify_cq(cq, 1), 0);
     complete(cq, 6, false);
-    get(channel, cq); /* the first wish is not taken back by the second */
+    get(channel, cq); /* arming for solicited completions does not cancel arming for all */
     ibv_ack_cq_events(cq, 1);
     assert_int_equal(ibv_poll_cq(cq, 50, wc), 1);
     assert_int_equal(ibv_destroy_cq(cq), 0);
@@ -201,7 +201,7 @@ static void *acknowledge_later(void *cq)
     return NULL;
 }
 
-/* A queue does not go before its events are acknowledged, and takes those that nobody read with it. */
+/* Destroying a queue waits until its events are acknowledged, and discards events that nobody has read. */
 static void test_destroying(void **state)
 {
     struct ibv_comp_channel *channel = new_channel(false);
@@ -227,7 +227,7 @@ static void test_destroying(void **state)
     get(channel, second);
     nothing(channel);
 
-    /* One that comes after its end is not taken for the next queue's that has its entry. */
+    /* An event that arrives after the queue was destroyed is not taken for one of the next queue in the same entry. */
     sv_lib.fabric->cq_next = stale.entry;
     first = ibv_create_cq(context, 50, NULL, channel, 0);
     assert_int_equal(own(first)->entry, stale.entry);
@@ -250,7 +250,7 @@ static void on_alarm(int number)
     alarms++;
 }
 
-/* Another thread, which the alarms do not reach: once some of them have come. */
+/* Another thread, which blocks the alarms: completes a request once some alarms have come. */
 static void *complete_after_alarms(void *cq)
 {
     while (alarms < alarms_before + 5)
@@ -289,22 +289,22 @@ static void test_sleeping(void **state)
     assert_int_equal(errno, EINTR);
     ualarm(0, 0);
 
-    /* After a handler that asks for it, the call goes on, as read() does. */
+    /* If the handler was installed with SA_RESTART, the call goes on, as read() does. */
     sigset_t alarm;
     action.sa_flags = SA_RESTART;
     sigaction(SIGALRM, &action, NULL);
     sigemptyset(&alarm);
     sigaddset(&alarm, SIGALRM);
     alarms_before = alarms;
-    pthread_sigmask(SIG_BLOCK, &alarm, NULL); /* as the new thread has it, too */
+    pthread_sigmask(SIG_BLOCK, &alarm, NULL); /* the new thread inherits this mask */
     pthread_create(&thread, NULL, complete_after_alarms, cq);
     pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
     struct ibv_wc wc;
-    assert_int_equal(ibv_poll_cq(cq, 1, &wc), 1); /* the first thread's */
+    assert_int_equal(ibv_poll_cq(cq, 1, &wc), 1); /* the completion that the first thread added */
     ibv_req_notify_cq(cq, 0);
     ualarm(2000, 2000);
     int result = ibv_get_cq_event(channel, &got, &tag);
-    while (alarms < alarms_before + 5) /* the other thread comes to its end, whatever the call said */
+    while (alarms < alarms_before + 5) /* so that the other thread ends, whatever the call has returned */
         usleep(100);
     ualarm(0, 0);
     pthread_join(thread, NULL);
@@ -341,7 +341,7 @@ static void test_many(void **state)
     assert_int_equal(ibv_destroy_comp_channel(channel), 0);
 }
 
-/* What stands still for a time wakes its channel then: by the timer in its own process, by a word from another. */
+/* A channel that is to be woken at a certain time is woken then: by a timer in its own process, by a message from another. */
 static void test_clock(void **state)
 {
     struct ibv_comp_channel *channel = new_channel(false);
@@ -367,7 +367,7 @@ static void test_clock(void **state)
 }
 
 /* ---- Other processes --------------------------------------------------------------------------------------------- */
-/* A child that joins as a process of its own and does something; its number on the fabric. */
+/* Runs `act` in a child that joins the fabric as a process of its own. Returns its number on the fabric. */
 static uint32_t in_child(void (*act)(void *), void *with)
 {
     int status, ends[2];
@@ -433,7 +433,7 @@ static void live_with_channel(void *number)
     pause();
 }
 
-/* To a process that lives, and to the same one when it is dead: neither an error that shows, nor a SIGPIPE. */
+/* Messages to a process that lives, and to the same process when it is dead: no error shows, and no SIGPIPE comes. */
 static void test_dead_process(void **state)
 {
     int shared[2], ends[2], status;
@@ -468,7 +468,7 @@ static void test_dead_process(void **state)
     close(ends[1]);
 }
 
-/* A fork's child that goes on with its copies does not take its parent's events, nor wake it. */
+/* A forked child that uses its copies of the objects neither takes its parent's events nor wakes the parent. */
 static void test_fork(void **state)
 {
     struct ibv_comp_channel *channel = new_channel(false);
@@ -523,7 +523,7 @@ static void test_async(void **state)
     assert_int_equal(event.event_type, IBV_EVENT_PORT_ACTIVE);
     ibv_ack_async_event(&event);
 
-    /* Of what has gone nothing is heard; of the rest, all. */
+    /* No event of a destroyed object arrives; all events of the others do. */
     sv_async(me, IBV_EVENT_CQ_ERR, own(cq)->entry, own(cq)->generation);
     sv_async(me, IBV_EVENT_GID_CHANGE, own(cq)->entry, own(cq)->generation);
     assert_int_equal(ibv_destroy_cq(cq), 0);
@@ -537,7 +537,7 @@ static void test_async(void **state)
     fcntl(context->async_fd, F_SETFL, 0);
 }
 
-/* Channels come and go without using up descriptors. */
+/* Making and destroying channels leaves no descriptors open. */
 static void test_descriptors(void **state)
 {
     int before, after;

@@ -28,10 +28,10 @@ enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOT
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
-static struct ibv_cq *cq[2]; /* polled by all */
+static struct ibv_cq *cq[2]; /* all threads poll them */
 static struct ibv_srq *srq;
 static union ibv_gid gid;
-static uint64_t counter; /* added to by all */
+static uint64_t counter; /* all threads add to it */
 static struct ibv_mr *counter_mr;
 static _Atomic bool over; /* the thread that reads events may end */
 
@@ -166,9 +166,9 @@ static void post_receive(struct ibv_qp *qp, struct request *r, struct span to)
 }
 
 /* ---- Threads that do all of it ------------------------------------------------------------------------- */
-static struct pair common; /* b receives from the shared queue */
+static struct pair common; /* in this pair b receives from the shared queue */
 
-struct note { /* what goes over the common connection */
+struct note { /* a message on the common connection */
     uint64_t thread, round, sum;
 };
 
@@ -206,7 +206,7 @@ static void one_round(struct pair own, uint64_t me, uint64_t round)
     post(own.a, IBV_WR_ATOMIC_FETCH_AND_ADD, &sent, here, &counter, counter_mr->rkey, me + 1);
     expect(wait_for(&sent) == IBV_WC_SUCCESS);
 
-    /* This thread's note may come to another's receive, and the other way round: each receive has one. */
+    /* Another thread's receive may get this thread's note, and the other way round. There is one receive for each note. */
     struct note *out = here.address, *in = there.address;
     *out = (struct note){me, round, (me + 7) * (round + 13)};
     here.bytes = there.bytes = sizeof(*out);
@@ -236,7 +236,7 @@ static void *does_all(void *argument)
 
 /* ---- Memory that is taken back while it is written ----------------------------------------------------- */
 static uint8_t taken[4096];
-static _Atomic uint32_t taken_key; /* 0: there is none */
+static _Atomic uint32_t taken_key; /* 0: there is no region */
 static _Atomic uint64_t taken_writes;
 static _Atomic bool taken_over;
 
@@ -252,7 +252,7 @@ static void *takes_back(void *argument)
             sched_yield();
         }
         expect(!ibv_dereg_mr(mr));
-        /* It is this thread's alone again: nobody writes to it any more. */
+        /* The region is gone, so nobody else writes to the memory any more. */
         memset(taken, 0xee, sizeof(taken));
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
         for (size_t k = 0; k < sizeof(taken); k++) {
@@ -333,7 +333,7 @@ static void *reads_events(void *argument)
     while (!atomic_load(&over)) {
         struct ibv_async_event event;
         if (poll(&p, 1, 10) == 1 && !ibv_get_async_event(context, &event)) {
-            /* Of the receiver whose memory was written to without a right to it */
+            /* The event of the queue pair whose memory was written to without permission. */
             expect(event.event_type == IBV_EVENT_QP_ACCESS_ERR);
             ibv_ack_async_event(&event);
         }

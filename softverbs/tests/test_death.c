@@ -33,17 +33,17 @@ struct end {
     uint8_t memory[2 * BYTES];
 };
 
-struct card { /* what the two tell each other */
+struct card { /* what the two processes send each other */
     uint32_t device, number, rkey;
     uint64_t address;
 };
 
 struct plan {
     enum ibv_qp_type type;
-    enum ibv_wr_opcode opcode; /* of the survivor */
-    int receives;              /* the peer posts so many; -1: one for each that was taken, and it sends, too */
+    enum ibv_wr_opcode opcode; /* the survivor's requests */
+    int receives;              /* how many receives the peer posts; -1: one for each that was used, and the peer sends, too */
     uint8_t rnr_retry;
-    enum ibv_wc_status end; /* of the survivor's requests */
+    enum ibv_wc_status end; /* how the survivor's requests must end */
 };
 
 static void give_up(const char *what)
@@ -123,7 +123,7 @@ static int post_request(struct end *e, enum ibv_wr_opcode opcode, const struct c
     return ibv_post_send(e->qp, &wr, &bad);
 }
 
-/* The one that will be killed. */
+/* The process that will be killed. */
 static void live(const struct plan *p, int in, int out)
 {
     static struct end e;
@@ -136,7 +136,7 @@ static void live(const struct plan *p, int in, int out)
     connect_end(&e, &peer, 7);
     for (int i = 0; i < (p->receives < 0 ? DEPTH : p->receives); i++)
         NEED(post_receive(&e) == 0);
-    char go; /* a request that comes before the other is connected would run out of retries */
+    char go; /* a request that arrives before the other side is connected would run out of retries */
     NEED(write(out, "r", 1) == 1 && read(in, &go, 1) == 1);
     for (;;) {
         struct ibv_wc wc[4];
@@ -200,20 +200,20 @@ static void one_death(const struct plan *p, unsigned lifetime)
             assert_int_equal(last, p->end);
             break;
         }
-        post_request(&e, p->opcode, &peer); /* the queue is full, as a rule */
+        post_request(&e, p->opcode, &peer); /* this usually fails, because the queue is full */
         if (!dead && seconds() - start > (double)lifetime / 1e6) {
             kill(child, SIGKILL);
             waitpid(child, &status, 0);
             dead = true;
             start = seconds();
         }
-        assert_true(!dead || seconds() - start < 30); /* far more than all retries take */
+        assert_true(!dead || seconds() - start < 30); /* much longer than all retries take */
         if (n == 0)
             sched_yield();
     }
     close(to[0]), close(to[1]), close(from[0]), close(from[1]);
 
-    /* The dead one's things go when somebody looks for them. */
+    /* The objects of the dead process are freed when another process looks for them. */
     uint32_t there = peer.device;
     sf_reap_all(&sv_lib.view);
     assert_int_equal(sv_lib.fabric->devices[there].qps, 0);
@@ -279,7 +279,7 @@ int main(void)
 
     if (ground_plan(&ground, "generic", 2, words) || ground_make(&ground, 0))
         return 1;
-    pid_t child = fork(); /* the tests join the fabric: the file is removed by one that has not */
+    pid_t child = fork(); /* a child removes the file, because the process that runs the tests has joined the fabric */
     if (child == 0)
         exit(cmocka_run_group_tests(tests, NULL, NULL) != 0);
     int status;

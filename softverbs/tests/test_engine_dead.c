@@ -14,7 +14,7 @@ static void dies_unready(void)
     raise(SIGKILL);
 }
 
-/* No receive was ever posted, and retries for that have no end: but the time-out of one who is dead has. */
+/* No receive was ever posted, and these retries have no limit. But the time-out for a dead peer has one. */
 static void sends_to_the_dead(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, quick);
@@ -58,7 +58,7 @@ static void becomes_another_program(void)
     execl("/bin/sleep", "sleep", "20", NULL);
 }
 
-/* The process is there, the program is not. */
+/* The process lives, but it runs another program. */
 static void writes_to_another_program(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, quick);
@@ -103,7 +103,7 @@ static void short_nap(unsigned *seed, unsigned most_us)
     nap((long)((unsigned)rand_r(seed) % most_us));
 }
 
-/* Whoever stands still, perhaps with a lock, makes the others wait and nothing worse. */
+/* A process that is stopped, perhaps while it holds a lock, makes the others wait, and does no other harm. */
 static void test_stopped(void **state)
 {
     unsigned seed = (unsigned)getpid();
@@ -157,8 +157,8 @@ static void receives_for_ever(void)
     }
 }
 
-/* The receiver runs the sender's queue as often as the sender does; it is killed in the middle of that. The sender, asleep
- * most of the time, hears of every request, in order. */
+/* The receiver executes requests of the sender's queue as often as the sender does, and is killed while it does so. The sender, which
+   mostly sleeps, gets every completion, in order. */
 static void test_killed_while_peer_sleeps(void **state)
 {
     unsigned seed = (unsigned)getpid();
@@ -175,8 +175,8 @@ static void test_killed_while_peer_sleeps(void **state)
     }
 }
 
-/* As one who dies between the completion and the message to its sleeping owner: it has disarmed the queue, says nothing, and
- * holds the send queue. */
+/* Does what a process leaves behind that dies between the completion and the message to the sleeping owner: the queue is disarmed, no
+   message is sent, and the send queue is locked. */
 static void dies_before_it_says_so(void)
 {
     pair(IBV_QPT_RC, stubborn);
@@ -208,7 +208,7 @@ static void test_killed_before_it_says_so(void **state)
     assert_int_equal(end(a), 0);
 }
 
-/* As one who dies between failing its peer's queue pair and flushing it. */
+/* Does what a process leaves behind that dies between failing its peer's queue pair and flushing it. */
 static void dies_before_it_flushes(void)
 {
     pair(IBV_QPT_RC, stubborn);
@@ -235,7 +235,7 @@ static void test_killed_before_it_flushes(void **state)
     assert_int_equal(end(a), 0);
 }
 
-/* As one who is in the middle of a write to its peer's memory. */
+/* Acts like a process that is in the middle of a write to its peer's memory. */
 static void takes_its_time(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, stubborn);
@@ -275,7 +275,7 @@ static void test_nothing_arrives_later(void **state)
     both(waits_for_its_memory, takes_its_time);
 }
 
-/* A stopped process with a lock of another's: that one's end does not wait for it. */
+/* A stopped process holds a lock of another process: the other process can end without waiting for it. */
 static void holds_a_lock(void)
 {
     pair(IBV_QPT_RC, stubborn);
@@ -305,7 +305,7 @@ static void test_end_while_another_is_stopped(void **state)
     assert_int_equal(status, 0);
 }
 
-/* A program whose first thread has ended, and another goes on. */
+/* A program whose first thread has ended while another goes on. */
 static void *goes_on(void *unused)
 {
     (void)unused;
@@ -314,7 +314,7 @@ static void *goes_on(void *unused)
     NEED(next(receive_cq).status == IBV_WC_SUCCESS);
     say(4);
     NEED(sleep_for(receive_cq).status == IBV_WC_SUCCESS);
-    _exit(0); /* what the first thread had on its stack is not this one's to free */
+    _exit(0); /* this thread must not free what the first thread had on its stack */
 }
 
 static void first_thread_ends(void)
@@ -344,7 +344,7 @@ static void test_first_thread_ends(void **state)
     both(sends_to_the_rest, first_thread_ends);
 }
 
-/* As many dead as there is room for: the next one finds room. */
+/* As many processes have died as there are places: the next process finds a place. */
 static void takes_a_place(void)
 {
     NEED(sv_lib.fabric->devices[0].pds <= 1);
@@ -359,7 +359,7 @@ static void test_full_of_dead(void **state)
     if (gone == 0)
         _exit(0);
     end(gone);
-    assert_int_equal(end(start(0, takes_a_place)), 0); /* sets what a place has */
+    assert_int_equal(end(start(0, takes_a_place)), 0); /* this process leaves processes[0].space behind, which is copied below */
     assert_int_equal(sf_attach(&look, "test", false, 0, &why), 0);
     for (uint32_t p = 0; p < SF_PROCESSES; p++) {
         look.fabric->processes[p] = (struct sf_process){.pid = gone, .thread = gone, .cookie = 1, .space = look.fabric->processes[0].space};
@@ -371,7 +371,7 @@ static void test_full_of_dead(void **state)
         assert_int_equal(end(start(0, takes_a_place)), 0);
 }
 
-/* Everything made, used and destroyed, over and over. */
+/* Makes, uses and destroys all objects, over and over. */
 static void churns(void)
 {
     atomic_store(&meeting->address[!side], (uintptr_t)memory);
@@ -453,7 +453,7 @@ static void leaves_from_a_handler(void)
     }
 }
 
-/* A handler that ends the program interrupts the library anywhere, holding anything: it ends. */
+/* A signal handler that calls exit() interrupts the library at any point, while it may hold any lock: the program ends. */
 static void test_exit_from_handler(void **state)
 {
     (void)state;

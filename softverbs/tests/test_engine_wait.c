@@ -5,11 +5,11 @@
  */
 #include "sides.h"
 
-/* For as long as the answerer needs to be ready. */
+/* Retries until the answering side is ready. */
 static const struct how patient = {.rnr = 7, .retries = 7, .timeout = 0, .rnr_timer = 1};
 
 /* ---- Who waits for what ------------------------------------------------------------------------------------------------ */
-/* The sender is connected before the receiver is, polls only where the answer comes, and gets it. */
+/* The sender connects before the receiver does, polls only the queue for its answer, and gets the answer. */
 static void asks_early(void)
 {
     struct ibv_qp *qp = make(IBV_QPT_RC, NULL);
@@ -42,7 +42,7 @@ static void test_answer_alone_is_polled(void **state)
     both(asks_early, answers_late);
 }
 
-/* The same, where nobody of the asking side looks at all before the answerer has the message. */
+/* The same, but the asking side does not poll at all until the answering side has the message. */
 static void asks_and_looks_away(void)
 {
     struct ibv_qp *qp = make(IBV_QPT_RC, NULL);
@@ -72,8 +72,8 @@ static void test_early_sender_looks_away(void **state)
     both(asks_and_looks_away, hears_at_once);
 }
 
-/* The sender has found no receive and is busy elsewhere, without a look at the device: who posts the receive gets the message,
- * into a queue of its own or a shared one. */
+/* The sender found no receive, and does not look at the device any more. The process that posts the receive gets the message, into a queue
+   of its own or a shared one. */
 static void sends_and_looks_away(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, stubborn);
@@ -115,14 +115,14 @@ static void test_late_receive_is_served(void **state)
     both(sends_and_looks_away, receives_shared_afterwards);
 }
 
-/* Both sleep whenever they can, on one channel for both directions, and receives come one at a time, too late as a rule. */
+/* Both sides sleep whenever they can, on one channel for both directions. Receives are posted one at a time, usually too late. */
 static void test_both_sleep(void **state)
 {
     (void)state;
     both(sleepy_sender, sleepy_receiver);
 }
 
-/* The one rule there is: the first message, then every so many, at most `count` (0: no end). */
+/* Sets the only fault rule: it strikes the first message, then every `every`-th, at most `count` times (0: no limit). */
 static struct sf_fault *strike(enum sf_fault_kind kind, uint64_t every, uint64_t count, uint64_t nanoseconds)
 {
     struct sf_fault *r = &sv_lib.fabric->faults[0];
@@ -133,7 +133,7 @@ static struct sf_fault *strike(enum sf_fault_kind kind, uint64_t every, uint64_t
     return r;
 }
 
-/* Messages that start late, and completions that come late, with both asleep meanwhile. */
+/* Messages that start late, and completions that come late, while both sides sleep. */
 static void held_up(enum sf_fault_kind kind)
 {
     struct sf_fault *r = strike(kind, 3, 60, 1000000);
@@ -168,7 +168,7 @@ static void stands_by(void)
     await(3);
 }
 
-/* A queue that was told to stop ends what it has begun. */
+/* A queue that was told to stop finishes the request that it has begun. */
 static void stops_with_one_held(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, stubborn);
@@ -194,7 +194,7 @@ static void test_stops_with_one_held(void **state)
     both(stops_with_one_held, stands_by);
 }
 
-/* Any number of messages about the clock leave room for the one about a completion. */
+/* However many messages about the clock are sent, there is room for the one about a completion. */
 static void floods(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, stubborn);
@@ -265,8 +265,8 @@ static void test_retries(void **state)
 }
 
 /* ---- Size ---------------------------------------------------------------------------------------------------------------- */
-/* More than 2 GiB in one request: more than one system call moves, and more than an int counts. It is a few pages of a file over
- * and over: it takes no memory, and stays in the processor's cache. */
+/* More than 2 GiB in one request: more than one system call moves, and more than an int counts. The memory is a mapping of the same few
+   pages over and over, so it takes little memory and stays in the processor's cache. */
 static void writes_2g(void)
 {
     enum { STEP = 1 << 21 };
@@ -286,7 +286,7 @@ static void writes_2g(void)
         NEED(mmap(from + o, STEP, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
         NEED(mmap(to + o, STEP, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
     }
-    /* The end of the target is memory of its own, and so is that of the source. */
+    /* The last pages of target and source are separate memory. */
     NEED(mmap(from + size - STEP, STEP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
     NEED(mmap(to + size - STEP, STEP, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
     strcpy(from + size - 8, "the end");
@@ -308,7 +308,7 @@ static void test_2g(void **state)
 {
     (void)state;
 #ifdef __SANITIZE_THREAD__
-    skip(); /* which keeps a record of each byte */
+    skip(); /* the sanitizer keeps a record of each byte */
 #endif
     assert_int_equal(end(start(0, writes_2g)), 0);
 }

@@ -25,7 +25,7 @@
 
 enum { BYTES = 4096, FORKS = 40, PATIENCE = 30 };
 
-/* A program's own, with a connection to itself. */
+/* The objects of a program, with a connection to itself. */
 struct world {
     struct ibv_context *context;
     struct ibv_pd *pd;
@@ -111,7 +111,7 @@ static int post_send(struct world *w, uint8_t what)
     return ibv_post_send(w->qp[0], &wr, &bad);
 }
 
-/* A message from end to end. */
+/* Sends a message over the connection, and checks that it arrives. */
 static bool works(struct world *w, uint8_t what)
 {
     struct ibv_wc wc[2];
@@ -127,7 +127,7 @@ static bool works(struct world *w, uint8_t what)
     return w->memory[1024] == what && w->memory[1024 + 63] == what;
 }
 
-/* Every verb on what is the parent's. The line of the first that is not refused; 0: all are. */
+/* Calls every verb on the parent's objects. Returns the line of the first that is not refused; 0: all are. */
 static int all_refused(struct world *w)
 {
     struct ibv_wc wc;
@@ -206,7 +206,7 @@ static int has_its_own(void)
     return destroy(&own) ? 0 : __LINE__;
 }
 
-/* Ends with all of its own open. */
+/* Ends while all of its own objects are open. */
 static int leaves_its_own(void)
 {
     static struct world own;
@@ -235,7 +235,7 @@ static unsigned in_use(void)
     return n + f->devices[0].qps * 10 + f->devices[0].cqs * 100 + f->devices[0].mrs * 1000 + f->devices[0].pds * 10000;
 }
 
-static int commands[2]; /* of a context: its own, and a duplicate */
+static int commands[2]; /* the command descriptor of a context, and a duplicate */
 
 static int closes_parents(void)
 {
@@ -246,7 +246,7 @@ static int closes_parents(void)
     return fstat(commands[0], &there) && errno == EBADF && !fstat(commands[1], &there) ? 0 : __LINE__;
 }
 
-/* cmd_fd, which programs hand on, duplicate and look at: of the context's own, and gone with it. */
+/* cmd_fd, which programs pass on, duplicate and examine: it belongs to its context, and is closed with it. */
 static void test_command_descriptor(void **state)
 {
     struct ibv_context *other = ground_open();
@@ -270,7 +270,7 @@ static void test_command_descriptor(void **state)
     assert_null(ibv_import_device(-1));
     assert_int_equal(errno, EINVAL);
     assert_int_equal(in_child(closes_parents), 0);
-    assert_int_equal(fcntl(commands[0], F_GETFD), FD_CLOEXEC); /* a child closes its own */
+    assert_int_equal(fcntl(commands[0], F_GETFD), FD_CLOEXEC); /* a child closes its own copy */
     assert_true(works(&parents, 5) && destroy(&parents));
     assert_int_equal(fstat(commands[0], &there), -1);
     assert_int_equal(errno, EBADF);
@@ -310,7 +310,7 @@ static void *traffic(void *argument)
     return NULL;
 }
 
-/* Whatever lock a thread of the parent has at that moment, the child does not wait for it. */
+/* The child never waits for a lock that a thread of the parent held at the fork. */
 static void test_under_traffic(void **state)
 {
     pthread_t thread;
@@ -330,7 +330,7 @@ static void test_under_traffic(void **state)
     assert_true(destroy(&parents));
 }
 
-/* A program that is another one's from now on, with the same number: the fabric has nothing of it any more. */
+/* exec() puts another program into the process, with the same process number: nothing of the former program is left in the fabric. */
 static void test_exec(void **state)
 {
     int told[2];
@@ -349,7 +349,7 @@ static void test_exec(void **state)
     }
     close(told[1]);
     assert_int_equal(read(told[0], &byte, 1), 1);
-    assert_int_equal(read(told[0], &byte, 1), 0); /* closed by the exec */
+    assert_int_equal(read(told[0], &byte, 1), 0); /* exec() closed it */
     close(told[0]);
     assert_int_equal(kill(child, 0), 0);
     assert_int_equal(sf_reap_all(&sv_lib.view), 1);

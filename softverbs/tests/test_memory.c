@@ -37,7 +37,7 @@ static struct ground ground;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 
-/* 0 when it registers, else the errno of the refusal. */
+/* 0 if it can be registered; otherwise the errno of the refusal. */
 static int registers(void *at, size_t bytes, int access)
 {
     struct ibv_mr *mr = ibv_reg_mr(pd, at, bytes, (unsigned)access);
@@ -68,9 +68,9 @@ static void check_heap(void)
     KIND(small + 100, 1, HEAP);
     KIND(large, 1 << 20, HEAP);
     KIND(cleared, 1 << 20, HEAP);
-    KIND(large + 1000, 1000, HEAP); /* its middle */
+    KIND(large + 1000, 1000, HEAP); /* the middle of a large block */
     KIND(large + 100 * PAGE, 1000, HEAP);
-    KIND(large + 2 * PAGE - 16, PAGE, ALIGNED); /* a page of its middle: it begins 16 bytes into one */
+    KIND(large + 2 * PAGE - 16, PAGE, ALIGNED); /* a page in the middle: the block begins 16 bytes into a page */
     KIND(small_page, PAGE, ALIGNED);
     KIND(large_page, 1 << 20, ALIGNED);
     KIND(large_page + 10 * PAGE, PAGE, ALIGNED);
@@ -128,7 +128,7 @@ static void check_mappings(void)
     KIND(alone + PAGE, PAGE, MAPPING);
     KIND(alone + 16, 100, MAPPING);
     KIND(shared, 1 << 20, MAPPING);
-    KIND(beside, 1 << 20, MAPPING); /* the kernel shows it and `large` as one */
+    KIND(beside, 1 << 20, MAPPING); /* the kernel lists it and `large` as one mapping */
     KIND(beside + (1 << 20) - PAGE, PAGE, MAPPING);
     KIND(file, 1 << 20, MAPPING);
     KIND(fixed, sizeof fixed, MAPPING);
@@ -156,10 +156,10 @@ static void check_mapped(void)
     assert_int_equal(registers(at, 3 * PAGE + 1, write), EFAULT);
     assert_int_equal(registers(at + 3 * PAGE, 1, read), EFAULT);
     assert_int_equal(registers(at + 2 * PAGE, 3 * PAGE, write), EFAULT); /* a hole in the middle */
-    assert_int_equal(registers(at + 4 * PAGE, 2 * PAGE, write), EFAULT); /* its end may not be written */
+    assert_int_equal(registers(at + 4 * PAGE, 2 * PAGE, write), EFAULT); /* the end is not writable */
     assert_int_equal(registers(at + 4 * PAGE, 2 * PAGE, read), 0);
     assert_int_equal(registers(at + 5 * PAGE, PAGE, IBV_ACCESS_MW_BIND), EFAULT);
-    assert_int_equal(registers(at + 5 * PAGE, 2 * PAGE, read), EFAULT); /* nor may this be read */
+    assert_int_equal(registers(at + 5 * PAGE, 2 * PAGE, read), EFAULT); /* this is not readable */
     assert_int_equal(registers((void *)(uintptr_t) "a constant of the program", 8, read), 0);
     assert_int_equal(registers((void *)(uintptr_t) "a constant of the program", 8, write), EFAULT);
     assert_int_equal(registers(NULL, 100, read), EFAULT);
@@ -232,7 +232,7 @@ static int tests(void)
 
 int main(void)
 {
-    mallopt(M_MMAP_THRESHOLD, 128 << 10); /* it stays there: else it grows with what was freed */
+    mallopt(M_MMAP_THRESHOLD, 128 << 10); /* keep the threshold: otherwise it grows with the blocks that are freed */
     if (ground_plan(&ground, "generic", 2, (const char *const[]){"switch", "2"}))
         return 1;
     ground.model.profile.memory = (struct sv_memory_rules){.heap = HEAP, .heap_aligned = ALIGNED};

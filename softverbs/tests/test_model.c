@@ -18,7 +18,7 @@
 #include "model/model.h"
 
 static struct sv_profile generic, tb5, strict;
-static struct sv_topology topology, again; /* half a megabyte each */
+static struct sv_topology topology, again; /* static, because each takes half a megabyte */
 
 static int setup(void **state)
 {
@@ -80,7 +80,7 @@ static void are_cabled(const char *host, const char *interface, const char *othe
     assert_int_equal(topology.devices[b].cable, a);
 }
 
-/* True of all of them. */
+/* Checks what must hold for every topology. */
 static void is_whole(void)
 {
     uint32_t next = 0;
@@ -134,7 +134,7 @@ static void test_mesh(void **state)
         assert_int_equal(load("mesh", number, &tb5), 0);
         is_whole();
         assert_int_equal(topology.device_count, n * (n - 1));
-        /* every host meets every other once */
+        /* there is one cable between any two hosts */
         for (uint32_t h = 0; h < n; h++) {
             unsigned met = 0;
             for (uint32_t i = h * (n - 1); i < (h + 1) * (n - 1); i++) {
@@ -143,7 +143,7 @@ static void test_mesh(void **state)
                 met |= 1u << topology.devices[d->cable].host;
                 if (n % 2 == 0)
                     assert_string_equal(d->interface, topology.devices[d->cable].interface);
-                /* both ends in one network of their own */
+                /* both ends of a cable have addresses in the same network, which no other cable uses */
                 assert_memory_equal(d->gids[1].raw, topology.devices[d->cable].gids[1].raw, 15);
                 assert_int_equal(d->gids[1].raw[12], 169);
             }
@@ -181,7 +181,7 @@ static void test_ring(void **state)
     are_cabled("0", "en2", "1", "en2");
 }
 
-/* Each host to the next: en2 to the one before, and the highest port to the one behind. */
+/* Each host is connected to the next: en2 to the host before it, and the port with the highest number to the host after it. */
 static void test_chain(void **state)
 {
     (void)state;
@@ -227,7 +227,7 @@ static void test_builtin_refused(void **state)
     assert_non_null(strstr(why.text, "switch N, mesh N, ring N, chain N"));
 }
 
-/* The rules of apple-tb5.md, "Addresses", and of generic. */
+/* The rules of "Addresses" in apple-tb5.md, and those of the generic profile. */
 static void test_gids(void **state)
 {
     (void)state;
@@ -246,7 +246,7 @@ static void test_gids(void **state)
     assert_memory_not_equal(topology.devices[0].gids[2].raw, topology.devices[0].gids[0].raw, 16);
     assert_int_equal(topology.devices[0].gids[0].unreachable, 0);
 
-    taken(without, &tb5); /* without IPv4 only fe80:: */
+    taken(without, &tb5); /* without an IPv4 address there is only fe80:: */
     assert_int_equal(topology.devices[0].gid_count, 2);
     assert_int_equal(topology.devices[0].gids[1].raw[0], 0xfe);
 
@@ -260,7 +260,7 @@ static void test_gids(void **state)
     taken(without, &generic);
     assert_int_equal(topology.devices[0].gid_count, 1);
 
-    /* The other fe80:: may be given, and more addresses. */
+    /* A second fe80:: address may be given, and further addresses. */
     taken("{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en3\", \"ipv4\": [\"10.0.0.1\", "
           "\"10.0.0.2\"], "
           "\"ipv6\": [\"fe80::1042:a3d5:410e:95e9\", \"fd00::1\"]}]}]}",
@@ -270,7 +270,7 @@ static void test_gids(void **state)
     is_gid(0, 3, "fe80::1042:a3d5:410e:95e9");
     is_gid(0, 4, "fd00::1");
 
-    /* Or the whole table, with holes. */
+    /* Or the whole table may be given, with empty entries. */
     taken("{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en3\", \"gids\": [\"::\", "
           "{\"gid\": \"fe80::1\", "
           "\"unreachable\": true}, \"::\"]}]}]}",
@@ -300,7 +300,7 @@ static void test_file(void **state)
     assert_int_equal(topology.devices[3].cable, SV_NO_CABLE);
     assert_true(topology.devices[0].port_up && topology.devices[1].port_up && !topology.devices[3].port_up);
 
-    /* one end down, and the link is */
+    /* if one end is down, the link is down */
     taken("{\"hosts\": [{\"name\": \"x\", \"devices\": [{\"interface\": \"en2\", \"port\": \"down\"}]}, "
           "\"y\"], "
           "\"cables\": [{\"from\": \"x/en2\", \"to\": \"y/en2\"}]}",
@@ -398,7 +398,7 @@ static void test_file_refused(void **state)
     }
 }
 
-/* One more than there can be, of everything. */
+/* One more than the limit, for every kind of object. */
 static void test_too_many(void **state)
 {
     (void)state;
@@ -434,7 +434,7 @@ static void test_too_many(void **state)
     assert_non_null(strstr(why.text, "16 entries"));
 }
 
-/* What is printed is read back to the same bytes, whatever the profile then is. */
+/* The printed text can be read back, and prints to the same bytes, whatever the profile is then. */
 static void test_round_trip(void **state)
 {
     (void)state;
@@ -466,7 +466,7 @@ static void test_round_trip(void **state)
     free(json);
 }
 
-/* What comes from a shared file may be broken: refused, not followed. */
+/* Data in a shared file may be damaged: it is refused, and no invalid index is used. */
 static void test_print_broken(void **state)
 {
     (void)state;
@@ -510,8 +510,8 @@ static void test_matrix(void **state)
               0);
     assert_int_equal(load("switch", "1", &generic), 0);
     is_matrix("[\n  {\"ssh\": \"0\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null]}\n]\n", 0);
-    /* Both ends name the same cable, where the first device of each is on another; one that is down only for want of others; a
-     * switch only where there is no cable; z reaches none. */
+    /* Both ends name the same cable, though the first device of each is on another cable. One device is down only because no device is left
+       for it. There is a switch only where there is no cable. Host z reaches no other. */
     taken("{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en2\", \"port\": \"down\"}, \"en3\", \"en4\", \"en5\"]},"
           "{\"name\": \"b\", \"devices\": [\"en2\", \"en3\", \"en4\", \"en5\"]}, \"c\", {\"name\": \"z\", \"devices\": []}],"
           "\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en2\"}, {\"from\": \"a/en3\", \"to\": \"b/en4\"},"

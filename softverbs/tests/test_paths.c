@@ -30,7 +30,7 @@
 #define SANITIZED 0
 #endif
 
-/* By their names for the linker: headers may put one in the place of the other. */
+/* Declared by the linker's names, because headers may replace one by the other. */
 int plain_stat(const char *, struct stat *) __asm__("stat");
 int large_stat(const char *, struct stat *) __asm__("stat64");
 int plain_lstat(const char *, struct stat *) __asm__("lstat");
@@ -47,7 +47,7 @@ FILE *large_fopen(const char *, const char *) __asm__("fopen64");
 static const char node[] = "/dev/infiniband/uverbs0", type[] = "/sys/class/infiniband/sv0/ports/1/gid_attrs/types/1";
 static const char guid[] = "/sys/class/infiniband/sv0/node_guid";
 
-/* With the libibverbs of this machine there is nothing to see. */
+/* With this machine's own libibverbs there is nothing to test. */
 static int is_ours(void **state)
 {
     (void)state;
@@ -108,8 +108,9 @@ static int stat_by_statx(const char *path, struct stat *s)
     return result;
 }
 
-static stat_call *const stats[] = {plain_stat,    large_stat,  stat_by_fstatat, stat_by_fstatat64, stat_by_version, stat_by_version64,
-                                   stat_by_statx, plain_lstat, large_lstat,     lstat_by_version64}; /* these last, for links */
+static stat_call *const stats[] = {plain_stat, large_stat, stat_by_fstatat, stat_by_fstatat64, stat_by_version, stat_by_version64,
+                                   /* the last three do not follow links */
+                                   stat_by_statx, plain_lstat, large_lstat, lstat_by_version64};
 enum { FOLLOWING = 7 };
 
 static void what_stat_says(void **state)
@@ -137,7 +138,7 @@ static void what_stat_says(void **state)
             assert_int_equal(stats[i](nothing[k], &s), -1);
             assert_int_equal(errno, ENOENT);
         }
-        assert_int_equal(stats[i]("/proc/self/exe", &s), 0); /* of others, what libc says */
+        assert_int_equal(stats[i]("/proc/self/exe", &s), 0); /* for other files, the same as libc's result */
         assert_int_equal(fstat(STDERR_FILENO, &t), 0);
         assert_int_equal(stats[i]("/proc/self/fd/2", &s), 0);
         if (i < FOLLOWING)
@@ -217,7 +218,7 @@ static void what_open_gives(void **state)
         assert_null(fopens[i](guid, "r+"));
     }
 
-    /* Of others, what libc gives: with the mode that was asked for. */
+    /* For other files, the same as libc's result, with the mode that was asked for. */
     fd = mkstemp(path);
     assert_true(fd >= 0);
     close(fd);
@@ -262,7 +263,7 @@ static void what_directories_say(void **state)
     assert_int_equal(errno, EACCES);
 }
 
-/* Each name with a blank after it. */
+/* Collects the names, each followed by a blank. */
 static void names_of(DIR *stream, char *text, size_t bytes)
 {
     struct dirent *e;
@@ -278,7 +279,7 @@ static int not_dot(const struct dirent *e)
     return e->d_name[0] != '.';
 }
 
-/* Down from a directory: each entry is what it says it is. The number of files. */
+/* Walks a directory tree, and checks that each entry is of the kind that it claims to be. Returns the number of files. */
 static unsigned walk(const char *path)
 {
     struct dirent **list = NULL;
@@ -308,7 +309,7 @@ static void what_is_listed(void **state)
     DIR *stream, *other;
 
     (void)state;
-    for (int i = 0; i < 100; i++) { /* more than can be open at once */
+    for (int i = 0; i < 100; i++) { /* more than may be open at the same time */
         stream = opendir("/sys/class/infiniband");
         assert_non_null(stream);
         other = opendir("/sys/class/infiniband/sv0/ports/");
@@ -333,7 +334,7 @@ static void what_is_listed(void **state)
     assert_int_equal(scandir("/sys/class/infiniband/sv0/none", &list, NULL, NULL), -1);
     assert_int_equal(errno, ENOENT);
 
-    /* Of others, what libc gives. */
+    /* For other directories, the same as libc's result. */
     stream = opendir("/proc/self");
     assert_non_null(stream);
     for (struct dirent *e = NULL; (e = readdir(stream)) == NULL || strcmp(e->d_name, "exe");)
@@ -346,7 +347,7 @@ static void what_is_listed(void **state)
     free(list);
 }
 
-/* A program that nobody here has written. */
+/* Runs a program that is not part of this project, and compares its output. */
 static void says(const char *command, const char *expected)
 {
     char text[256] = "";
@@ -367,7 +368,7 @@ static void what_ls_says(void **state)
     says("ls -l /sys/class/infiniband/sv0/ports/ | sed 1d | cut -c 1-10", "dr-xr-xr-x\n");
 }
 
-/* Programs compare what they find with what libibverbs tells. */
+/* Programs compare what they find in these files with the answers of libibverbs. */
 static void the_same_as_libibverbs(void **state)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);

@@ -50,7 +50,7 @@ static void test_names(void **state)
     }
 }
 
-/* What is printed is read back to the same bytes. */
+/* The printed text can be read back, and prints to the same bytes. */
 static void test_round_trip(void **state)
 {
     (void)state;
@@ -82,7 +82,7 @@ static void test_generic(void **state)
     assert_int_equal(p.memory.heap, 0);
 }
 
-/* Line by line of apple-tb5.md what a profile can say. */
+/* Checks, line by line, everything in apple-tb5.md that a profile can express. */
 static void test_tb5(void **state)
 {
     (void)state;
@@ -167,7 +167,7 @@ static void test_files(void **state)
     assert_int_equal(sv_profile_load("tb6", &p, NULL), -ENOENT);
 }
 
-/* Each with words that its refusal must have: where, what was found, what is allowed. */
+/* Each case has the words that its error must contain: where, what was found, what is allowed. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -238,7 +238,7 @@ static void test_refused(void **state)
     }
 }
 
-/* Of every key: its ends are taken, one beyond is not, and it is missed when it is gone. */
+/* For every key: the smallest and the largest value are accepted, one beyond is refused, and a missing key is an error. */
 static void test_every_key(void **state)
 {
     (void)state;

@@ -86,7 +86,7 @@ static void connect_to(struct ibv_qp *qp, const struct ibv_qp *peer)
         0);
 }
 
-/* From a to b, which receives from `shared`, or from its own queue. */
+/* Makes a connection from a to b, which receives from `shared`, or from its own queue. */
 static void pair(struct ibv_qp **a, struct ibv_qp **b, struct ibv_srq *shared)
 {
     *a = make(NULL);
@@ -124,7 +124,7 @@ static int polled(struct ibv_cq *cq)
     return n;
 }
 
-/* All its slots are free: they can be posted, and one more cannot. */
+/* Checks that all slots are free: that many requests can be posted, and one more cannot. */
 static void all_free(void)
 {
     for (int i = 0; i < PLACES; i++)
@@ -153,7 +153,7 @@ static int tear_down(void **state)
 }
 
 /* ---- Slots ------------------------------------------------------------------------------------------------------- */
-/* Completions that nobody polled, and that went with their queue pair and their queue. */
+/* Completions that were not polled, and were removed with their queue pair and their queue. */
 static void shared_slots_of_unpolled_completions(void **state)
 {
     struct ibv_cq *keep = receive_cq;
@@ -171,7 +171,7 @@ static void shared_slots_of_unpolled_completions(void **state)
     all_free();
 }
 
-/* Completions for which there was no room. */
+/* Completions for which the queue had no room. */
 static void shared_slots_of_dropped_completions(void **state)
 {
     struct ibv_cq *keep = receive_cq;
@@ -185,7 +185,7 @@ static void shared_slots_of_dropped_completions(void **state)
             assert_int_equal(receive_one(NULL), 0);
             assert_int_equal(send_one(a), 0);
         }
-        for (int i = 0; i < 3; i++) { /* of the completion queue, and that the queue pair failed, and takes no more */
+        for (int i = 0; i < 3; i++) { /* the events: an error of the completion queue, an error of the queue pair, and its last request */
             assert_int_equal(ibv_get_async_event(context, &event), 0);
             ibv_ack_async_event(&event);
         }
@@ -196,7 +196,7 @@ static void shared_slots_of_dropped_completions(void **state)
     all_free();
 }
 
-/* Another shared receive queue under the number of the first. */
+/* Another shared receive queue that gets the number of the first. */
 static void a_shared_queue_made_again(void **state)
 {
     struct ibv_srq_init_attr attr = {.attr = {.max_wr = PLACES, .max_sge = 1}};
@@ -208,7 +208,7 @@ static void a_shared_queue_made_again(void **state)
     assert_int_equal(send_one(a), 0);
     unpair(a, b);
     assert_int_equal(ibv_destroy_srq(srq), 0);
-    sv_lib.fabric->srq_next = number; /* where the table is searched from */
+    sv_lib.fabric->srq_next = number; /* the search for a free number starts here */
     srq = ibv_create_srq(pd, &attr);
     assert_non_null(srq);
     assert_int_equal(srq->handle, number);
@@ -216,7 +216,7 @@ static void a_shared_queue_made_again(void **state)
     all_free();
 }
 
-/* As often as a number of 8 bits takes to come round. */
+/* As many times as it takes an 8-bit number to wrap around. */
 static void reset_many_times(void **state)
 {
     struct ibv_qp *a, *b;
@@ -238,7 +238,7 @@ static void reset_many_times(void **state)
     unpair(a, b);
 }
 
-/* Which queue was full: it has no queue pair. */
+/* The error names the queue that was full; a shared queue has no queue pair. */
 static void a_full_shared_queue_is_named(void **state)
 {
     char said[1024] = "", expected[64];
@@ -287,7 +287,7 @@ static void no_bytes_first(void **state)
     }
 }
 
-/* Only elements that the message reaches are looked at. */
+/* Only the elements that the message reaches are examined. */
 static void elements_beyond_the_message(void **state)
 {
     for (int reached = 0; reached < 2; reached++) {
@@ -307,7 +307,7 @@ static void elements_beyond_the_message(void **state)
     }
 }
 
-/* A send that waits for a receive has nothing to look for while its queue stands still. */
+/* While its queue is stopped, a send that waits for a receive is not retried. */
 static void nobody_looks_in_sqd(void **state)
 {
     struct ibv_qp *a, *b;
@@ -316,7 +316,7 @@ static void nobody_looks_in_sqd(void **state)
     assert_int_equal(send_one(a), 0);
     assert_true(sv_progress(SF_NO_DEVICE) != 0);
     assert_int_equal(modify(a, IBV_QPS_SQD), 0);
-    usleep(50000); /* longer than until the look that was due when it stopped, which is the last */
+    usleep(50000); /* longer than the time until the retry that was due when the queue stopped, which is the last one */
     assert_int_equal(sv_progress(SF_NO_DEVICE), 0);
     assert_int_equal(receive_one(b), 0);
     assert_int_equal(polled(receive_cq), 0);
@@ -329,7 +329,7 @@ static void nobody_looks_in_sqd(void **state)
 /* ---- The last request of a shared queue ------------------------------------------------------------------------- */
 enum { FAILURES = 5000 };
 static struct ibv_qp *failing;
-static _Atomic int turn; /* odd: both bring it to ERR; even: only the test goes on */
+static _Atomic int turn; /* odd: both threads move it to ERR; even: only the test continues */
 
 static void wait_for_turn(int which)
 {
@@ -338,7 +338,7 @@ static void wait_for_turn(int which)
             sched_yield();
 }
 
-/* A peer's request that fails its target, at another moment each time. */
+/* A request of the peer that fails its target queue pair, at a different moment each time. */
 static void *fails_it(void *unused)
 {
     (void)unused;
@@ -353,7 +353,7 @@ static void *fails_it(void *unused)
     return NULL;
 }
 
-/* Both the program and a peer bring it to ERR: it is told once. */
+/* Both the program and a peer move it to ERR: there is only one event. */
 static void told_of_the_last_request_once(void **state)
 {
     struct ibv_async_event event;
@@ -368,7 +368,7 @@ static void told_of_the_last_request_once(void **state)
         turn++;
         assert_int_equal(modify(b, IBV_QPS_ERR), 0);
         wait_for_turn(2 * i + 2);
-        /* What comes is before the port's event, which is none of the queue pair's. */
+        /* Events that arrive must come before the port's event, which does not belong to the queue pair. */
         sv_async(sv_context_of(context)->entry, IBV_EVENT_PORT_ACTIVE, 0, 0);
         assert_int_equal(ibv_get_async_event(context, &event), 0);
         assert_int_equal(event.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);

@@ -27,7 +27,7 @@ struct side {
     struct ibv_mr *mr;
     struct ibv_qp *qp;
     uint8_t memory[4 * BYTES];
-    _Atomic uint32_t number; /* of its queue pair in this round */
+    _Atomic uint32_t number; /* the number of its queue pair in this round */
     uint64_t received, failed;
     struct side *other;
     unsigned seed;
@@ -141,7 +141,7 @@ static void *one_side(void *argument)
             post_sends(s);
             poll(s);
         }
-        switch (rand_r(&s->seed) % 4) { /* its own end, in the middle of what the other does */
+        switch (rand_r(&s->seed) % 4) { /* breaks its own end, while the other thread works */
         case 0:
             assert_int_equal(modify(s, IBV_QP_STATE, (struct ibv_qp_attr){.qp_state = IBV_QPS_ERR}), 0);
             for (int i = 0; i < 20; i++)
@@ -151,7 +151,7 @@ static void *one_side(void *argument)
         default: assert_int_equal(ibv_destroy_qp(s->qp), 0); s->qp = NULL;
         }
         while (ibv_poll_cq(s->cq, 1, &(struct ibv_wc){0}) > 0)
-            s->received++; /* what is left of this round: nothing comes any more */
+            s->received++; /* the rest of this round: no more messages will arrive */
     }
     if (s->qp)
         assert_int_equal(ibv_destroy_qp(s->qp), 0);

@@ -77,7 +77,7 @@ static void test_range(void **state)
 
     (void)state;
     assert_int_equal(registers(memory, 0, LOCAL), EINVAL);
-    assert_int_equal(registers(memory + 1, 0, LOCAL), 0); /* still touches a page */
+    assert_int_equal(registers(memory + 1, 0, LOCAL), 0); /* 0 bytes at an address inside a page still touch a page */
     assert_int_equal(registers(memory + 1, 1, LOCAL), 0);
     assert_int_equal(registers(memory, SIZE_MAX, LOCAL), EINVAL);
     assert_int_equal(registers((void *)(UINTPTR_MAX - 100), 50, LOCAL), EINVAL);
@@ -155,7 +155,7 @@ static void test_rereg(void **state)
     assert_int_equal(entry_of(mr)->pd, other->handle);
     assert_int_equal(ibv_dealloc_pd(other), EBUSY);
 
-    /* What the library itself refuses, and what the device does; after both it is as it was. */
+    /* Some calls are refused by the library, others by the device; after either the region is unchanged. */
     assert_int_equal(ibv_rereg_mr(mr, 8, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
     assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, PAGE, 0), IBV_REREG_MR_ERR_INPUT);
     assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory, 0, 0), IBV_REREG_MR_ERR_INPUT);
@@ -170,7 +170,7 @@ static void test_rereg(void **state)
     assert_int_equal(entry_of(mr)->live, 1);
     assert_int_equal(entry_of(mr)->access, LOCAL | READ);
 
-    /* Reading is all that can be asked of memory that cannot be written. */
+    /* Memory that is not writable can only be registered for reading. */
     assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, fixed, PAGE, READ), 0);
     assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, LOCAL), IBV_REREG_MR_ERR_CMD);
     assert_int_equal(errno, EFAULT);
@@ -216,7 +216,7 @@ static void test_dmabuf(void **state)
     close(ends[1]);
 }
 
-/* A fork's child has copies of its parent's objects: what it does to them is nothing to the parent. */
+/* A forked child has copies of its parent's objects: what it does to the copies does not affect the parent. */
 static void test_fork(void **state)
 {
     struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL);
@@ -254,7 +254,7 @@ static void test_blocked(void **state)
     assert_int_equal(ibv_dereg_mr(mr), 0);
 }
 
-/* Last, because what leaks stays. One of DOMAINS is `pd`. */
+/* This test is last, because leaked domains stay. One of DOMAINS is `pd`. */
 static void test_domains(void **state)
 {
     struct sf_device *device = &sv_lib.fabric->devices[sv_context_of(context)->device];
@@ -279,7 +279,7 @@ static void test_domains(void **state)
     child = fork();
     if (child == 0) {
         struct ibv_context *own = ground_open();
-        _exit(own && ibv_alloc_pd(own) && ibv_alloc_pd(own) ? 0 : 1); /* without leaving: found dead by the next */
+        _exit(own && ibv_alloc_pd(own) && ibv_alloc_pd(own) ? 0 : 1); /* ends without leaving the fabric: the next process finds it dead */
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);

@@ -76,7 +76,7 @@ static uint32_t neighbour(void)
     return cable >= 0 ? (uint32_t)cable : 1;
 }
 
-/* Values that are right in all attributes, for any step. */
+/* Attributes with valid values, for any step. */
 static struct ibv_qp_attr right(void)
 {
     struct ibv_qp_attr a = {
@@ -100,7 +100,7 @@ static struct ibv_qp_attr right(void)
 /* ---- Steps --------------------------------------------------------------------------------------------------------- */
 enum { RESET = IBV_QPS_RESET, INIT, RTR, RTS, SQD, SQE, ERR };
 
-/* One letter for an attribute. */
+/* The letter that stands for each attribute. */
 static const struct {
     char letter;
     int bit;
@@ -137,7 +137,8 @@ static int bits(const char *text)
     return all;
 }
 
-/* What the specification asks for and takes, from its text; an alternate path is refused over Ethernet, as by Linux. */
+/* The attributes that each step requires and allows, from the text of the specification. An alternate path is refused over Ethernet, as by
+   Linux. */
 static const struct {
     enum ibv_qp_type type;
     int from, to;
@@ -181,7 +182,7 @@ static int step(struct ibv_qp *qp, int from, int to, int mask)
     return ibv_modify_qp(qp, &a, mask);
 }
 
-/* From RESET to a state, by the book. */
+/* Brings a queue pair from RESET to a state, by the steps of the specification. */
 static void bring(struct ibv_qp *qp, int to)
 {
     static const int way[] = {INIT, RTR, RTS};
@@ -194,7 +195,7 @@ static void bring(struct ibv_qp *qp, int to)
     }
     if (to == SQD || to == ERR)
         assert_int_equal(step(qp, at, to, IBV_QP_STATE), 0);
-    if (to == SQE) /* no step leads there: a failed request does */
+    if (to == SQE) /* SQE is reached by a failed request, not by a step */
         atomic_store(&((struct sv_qp *)qp)->shared->state, SQE);
 }
 
@@ -404,7 +405,7 @@ static void what_is_granted(void **state)
     assert_int_equal(ibv_dealloc_pd(pd), EBUSY);
     assert_int_equal(ibv_destroy_qp(qp), 0);
 
-    qp = make(IBV_QPT_UD); /* has no path_mtu of its own: the port's */
+    qp = make(IBV_QPT_UD); /* UD has no path_mtu: it uses the port's */
     bring(qp, RTS);
     assert_int_equal(((struct sv_qp *)qp)->shared->mtu, 128u << p->active_mtu);
     assert_int_equal(ibv_destroy_qp(qp), 0);
@@ -426,7 +427,7 @@ static void the_extended_call(void **state)
     assert_non_null(qp);
     assert_non_null(ibv_qp_to_qp_ex(qp));
     assert_int_equal(ibv_destroy_qp(qp), 0);
-    a.qp_type = IBV_QPT_UC; /* has no READ */
+    a.qp_type = IBV_QPT_UC; /* UC has no READ */
     assert_null(ibv_create_qp_ex(context, &a));
     assert_int_equal(errno, EOPNOTSUPP);
     a.qp_type = IBV_QPT_RC;
@@ -449,7 +450,7 @@ static void the_extended_call(void **state)
     assert_int_equal(ibv_destroy_qp(qp), 0);
 }
 
-/* The arena's pages and the device's counts come back. */
+/* The arena's pages are freed, and the device's counts go back. */
 static void what_is_taken_is_given_back(void **state)
 {
     uint32_t before = atomic_load(&sv_lib.fabric->devices[sv_context_of(context)->device].qps), pages = 0, after = 0;
@@ -457,7 +458,7 @@ static void what_is_taken_is_given_back(void **state)
     for (uint32_t i = 0; i < SF_PAGES; i++)
         pages += sv_lib.fabric->pages[i] != 0;
     uint32_t number = 0;
-    for (int i = 0; i < 40; i++) { /* numbers are not given out again at once */
+    for (int i = 0; i < 40; i++) { /* numbers are not used again at once */
         struct ibv_qp *qp = make(IBV_QPT_UC);
         assert_true(qp->qp_num != number && qp->qp_num > 1 && qp->qp_num <= 0xffffff);
         number = qp->qp_num;
@@ -501,7 +502,8 @@ static void shared_receive_queues(void **state)
     assert_int_equal(q.max_sge, 2);
     assert_int_equal(q.srq_limit, 0);
 
-    /* Empty and armed: the event is there at once; so is the last one of a queue pair that fails. */
+    /* The queue is empty when the limit is set, so the limit event comes at once. The last-request event of a queue pair that fails comes
+       at once, too. */
     struct ibv_async_event event;
     assert_int_equal(ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 9}, IBV_SRQ_LIMIT), 0);
     assert_int_equal(ibv_get_async_event(context, &event), 0);

@@ -15,15 +15,16 @@
 enum { PLACES = 2 };
 
 static struct rig {
-    _Atomic uint32_t round, prepared, dead, checked, over; /* of the round of that number, from 1 */
-    _Atomic uint32_t acted;                                /* the victim has done it all, alive */
-    _Atomic uint32_t happened, not_happened;               /* rounds in which the owner was told of it, and not */
+    _Atomic uint32_t round, prepared, dead, checked, over; /* the number, from 1, of the last round that has reached each of these states */
+    _Atomic uint32_t acted;                                /* set when the victim has done everything without being killed */
+    /* the number of rounds in which the owner was told of the operation, and in which not */
+    _Atomic uint32_t happened, not_happened;
 } * rig;
 
 static struct scenario {
     void (*prepare)(void), (*act)(void), (*check)(bool killed);
     bool shared; /* the owner receives from a shared queue */
-    int entries; /* of the owner's queue for receives; 0: many */
+    int entries; /* the size of the owner's completion queue for receives; 0: large */
 } now;
 
 static struct ibv_qp *qp;
@@ -31,7 +32,7 @@ static struct ibv_srq *srq;
 static struct ibv_cq *usual;
 
 /* ---- The owner ----------------------------------------------------------------------------------------------------- */
-/* What it has heard of, asleep: it polls a queue only when an event says so. */
+/* The completions and events that the owner has received. It sleeps, and polls a queue only after an event. */
 static struct heard {
     int good, flushed, failed, sent;
     int events[32];
@@ -44,7 +45,7 @@ static void take(struct ibv_cq *cq)
         heard.sent += cq == send_cq;
         if (cq == send_cq)
             continue;
-        NEED(wc.wr_id == (uint64_t)(heard.good + heard.failed + heard.flushed)); /* each once, in order */
+        NEED(wc.wr_id == (uint64_t)(heard.good + heard.failed + heard.flushed)); /* each completion comes once, in order */
         heard.good += wc.status == IBV_WC_SUCCESS;
         heard.flushed += wc.status == IBV_WC_WR_FLUSH_ERR;
         heard.failed += wc.status != IBV_WC_SUCCESS && wc.status != IBV_WC_WR_FLUSH_ERR;
@@ -84,7 +85,7 @@ static uint32_t state(void)
     return a.qp_state;
 }
 
-/* Nothing lies there that the owner has not heard of. */
+/* Checks that no completion and no event is there of which the owner was not told. */
 static void nothing_untold(void)
 {
     struct heard before = heard;
@@ -146,14 +147,14 @@ static void owner(void)
 }
 
 /* ---- The victim ---------------------------------------------------------------------------------------------------- */
-/* The parts of the fabric that the two work on, as they were after the last store. */
+/* Copies of the parts of the fabric that both processes use, taken after the last store. */
 static struct part {
     const char *at;
     size_t bytes;
     char was[sizeof(struct sf_qp) > sizeof(struct sf_cq) ? sizeof(struct sf_qp) : sizeof(struct sf_cq)];
 } parts[16];
 static int part_count;
-static uint32_t steps_left; /* changes until its end */
+static uint32_t steps_left; /* changes of shared memory that are left until it kills itself */
 
 static void watch(const void *at, size_t bytes)
 {
@@ -187,10 +188,10 @@ static void protect(int how)
 }
 
 #ifdef __x86_64__
-enum { TRAP = 0x100 }; /* of the flags: SIGTRAP behind the next instruction */
-static char *opened;   /* the page to which it is storing */
+enum { TRAP = 0x100 }; /* the flag of the processor that causes SIGTRAP after the next instruction */
+static char *opened;   /* the page that is writable now, because a store to it is under way */
 
-/* At a store: let through, alone. */
+/* The signal handler for a store: lets this one store through. */
 static void at_a_store(int number, siginfo_t *info, void *at)
 {
     (void)number;
@@ -246,7 +247,7 @@ static void victim(void)
 static void each_step(struct scenario scenario)
 {
 #ifndef __x86_64__
-    skip(); /* a single step takes a tracer there */
+    skip(); /* on other processors single steps need a tracer */
 #endif
     now = scenario;
     rig = mmap(NULL, sizeof *rig, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -267,7 +268,7 @@ static void each_step(struct scenario scenario)
     }
     atomic_store(&rig->over, 1);
     assert_int_equal(end(sleeper), 0);
-    /* The victim was killed early enough, and late enough. */
+    /* In some rounds the victim was killed before the operation, and in some after it. */
     assert_true(atomic_load(&rig->happened) > 0 && atomic_load(&rig->not_happened) > 0);
     munmap(rig, sizeof *rig);
 }
@@ -290,7 +291,7 @@ static void came_or_not(bool killed)
     NEED(heard.good <= 1 && heard.failed + heard.flushed == 0 && (killed || heard.good == 1));
     NEED(state() == IBV_QPS_RTS);
     expect(heard.good == 1);
-    /* The receive was used, or is there. */
+    /* The receive was either used, or is still posted. */
     NEED(ibv_modify_qp(qp, &(struct ibv_qp_attr){.qp_state = IBV_QPS_ERR}, IBV_QP_STATE) == 0);
     take(receive_cq);
     NEED(heard.good + heard.flushed == 1);
@@ -334,7 +335,7 @@ static void shared_goes_on(bool killed)
     }
     listen_to_all();
     NEED(heard.good == PLACES && heard.failed + heard.flushed == 0);
-    /* A kill between the event and its mark makes it come twice. */
+    /* If the victim is killed between sending the event and recording that, the event comes twice. */
     NEED(heard.events[IBV_EVENT_SRQ_LIMIT_REACHED] == 1 || (killed && heard.events[IBV_EVENT_SRQ_LIMIT_REACHED] == 2));
     for (uint64_t i = 0; i < PLACES; i++)
         NEED(receive_any(i, mr->lkey) == 0);
@@ -436,11 +437,11 @@ static void overrun_or_not(bool killed)
     NEED(heard.events[IBV_EVENT_CQ_ERR] <= 1 && heard.events[IBV_EVENT_QP_FATAL] == failed);
     NEED(heard.events[IBV_EVENT_QP_LAST_WQE_REACHED] == failed);
     expect(dead);
-    /* Both slots are free, once the completion that did come has gone with its queue pair: neither was lost, nor freed twice. */
+    /* When the queue pair is destroyed, with the completion that did come, both slots are free: neither was lost, nor freed twice. */
     NEED(ibv_destroy_qp(qp) == 0);
     qp = make(IBV_QPT_RC, srq);
     struct sf_receive_queue *q = &sv_container(srq, struct sv_srq, base)->shared->queue;
-    sf_lock_receive(&sv_lib.view, q, NULL); /* taken from the dead */
+    sf_lock_receive(&sv_lib.view, q, NULL); /* takes the lock that the dead process held */
     uint64_t left = atomic_load(&q->posted) - atomic_load(&q->done);
     sf_unlock(&sv_lib.view, &q->lock);
     for (uint64_t i = left; i < PLACES; i++)
@@ -465,7 +466,7 @@ static void receives_late(void)
     receive(qp, 6, 64);
 }
 
-/* However far that came: it ends. */
+/* However far the victim came, the owner's message ends. */
 static void ends_well_or_not(bool killed)
 {
     (void)killed;

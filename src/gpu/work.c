@@ -253,7 +253,8 @@ static void look_at_tasks(weft_gpu_worker *k, int64_t now)
                  (long long)(k->config.task_ns / WEFT_MS));
     if (waiting)
         base_log(BASE_LOG_WARN,
-                 "no block of a GPU has taken a task in %lld ms: %u tasks are given back to the queue, and none are claimed until one asks",
+                 "no block of a GPU has taken a task in %lld ms: %u tasks are given back to the queue, and none are claimed until a block "
+                 "asks for one",
                  (long long)(k->config.task_ns / WEFT_MS), waiting);
 }
 
@@ -406,7 +407,7 @@ static void work_unmake(weft_gpu_worker *k)
 static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
 {
     if (all->count == GPU_WORKERS_MAX)
-        return base_fail(-ENOSPC, "this GPU has had %u workers", GPU_WORKERS_MAX);
+        return base_fail(-ENOSPC, "this GPU has had %u workers already, and more are not possible", GPU_WORKERS_MAX);
     k->number = all->count;
     int rc = work_make(k);
     if (rc)

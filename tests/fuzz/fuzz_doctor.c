@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int i = 0; i < DOCTOR_FACTS && size; i++) {
         const uint8_t *end = memchr(data, 0, size);
         size_t n = end ? (size_t)(end - data) : size;
-        if (n && (f.text[i] = malloc(n + 1))) { /* exactly as long as it is: what is read beyond is seen */
+        if (n && (f.text[i] = malloc(n + 1))) { /* allocated with exactly this length, so that a sanitizer detects reads beyond the end */
             memcpy(f.text[i], data, n);
             f.text[i][n] = '\0';
         }

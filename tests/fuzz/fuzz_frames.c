@@ -139,7 +139,7 @@ static void end(void)
             abort();
 }
 
-/* Small numbers, and those around what there is. */
+/* A small number, or one near the limits of the pool. */
 static uint64_t edge(struct input *in)
 {
     static const uint64_t edges[] = {
@@ -192,7 +192,7 @@ static void fixed_record(struct input *in)
     uint8_t frame[TB_FRAME_BYTES];
     struct tb_words w = {.r = {.length = sizeof w}};
     uint8_t kind = (uint8_t)take(in, 1);
-    w.r.kind = (uint8_t)(1 + kind % (TB_LANE + 1)); /* one of them is none */
+    w.r.kind = (uint8_t)(1 + kind % (TB_LANE + 1)); /* one of these kinds does not exist */
     w.r.lane = (uint8_t)(take(in, 1) % (LANES + 1));
     w.r.detail = (uint16_t)edge(in);
     const struct tb_lane *l = &f.p.bulk.lanes[w.r.lane % LANES];
@@ -200,7 +200,7 @@ static void fixed_record(struct input *in)
     w.offset = edge(in);
     w.a = edge(in);
     w.b = edge(in);
-    /* Numbers that fit what there is are hard to guess. */
+    /* Valid numbers are hard to guess, so they are taken from the node's state. */
     w.r.generation = (uint16_t)w.b;
     if (kind & 128) {
         const struct tb_bulk *b = &f.p.bulk;
@@ -250,7 +250,7 @@ static void lane_down(uint32_t lane)
     memset(&f.lanes[lane], 0, sizeof f.lanes[lane]);
 }
 
-/* A cable is pulled, or there again. */
+/* Unplugs a cable, or plugs it in again. */
 static void cable(struct input *in)
 {
     uint8_t what = (uint8_t)take(in, 1);
@@ -278,7 +278,7 @@ static void device(struct input *in)
     uint8_t what = (uint8_t)take(in, 1);
     uint32_t lane = what % LANES, slot = what % TB_SLOTS;
     switch (what >> 6) {
-    case 0: /* a receive is complete: it was written to */
+    case 0: /* completes a receive: its memory was written to */
         if (f.lanes[lane].first == f.lanes[lane].next)
             return;
         uint64_t at = f.lanes[lane].at[f.lanes[lane].first++ % TB_LANE_DEPTH];
@@ -305,7 +305,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct input in = {data, size};
     uint8_t frame[TB_FRAME_BYTES];
     if (!f.pool) {
-        f.pool = malloc(POOL); /* a sanitizer sees what goes past it */
+        f.pool = malloc(POOL); /* a sanitizer detects writes beyond it */
         f.frames = malloc(TB_SLOTS * TB_FRAME_BYTES);
         if (!f.pool || !f.frames)
             abort();
@@ -317,13 +317,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         uint8_t command = (uint8_t)take(&in, 1);
         size_t len;
         switch (command % 9) {
-        case 0: /* as it stands */
+        case 0: /* the frame as it is in the input */
             len = take(&in, 2) % (TB_FRAME_BYTES + 1);
             len = len > in.left ? in.left : len;
             (void)tb_endpoint_frame(&f.p, in.at, (uint32_t)len, f.now);
             in.at += len, in.left -= len;
             break;
-        case 1: /* records as they stand */
+        case 1: /* the records as they are in the input */
             len = take(&in, 2) % (TB_PAYLOAD_BYTES + 1);
             len = len > in.left ? in.left : len;
             memcpy(frame + TB_HEADER_BYTES, in.at, len);

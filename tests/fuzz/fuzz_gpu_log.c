@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     while (size) {
         const uint8_t *end = memchr(data, '\n', size);
         size_t n = end ? (size_t)(end - data) : size;
-        char *line = malloc(n + 1); /* exactly as long as it is: what is read beyond is seen */
+        char *line = malloc(n + 1); /* allocated with exactly this length, so that a sanitizer detects reads beyond the end */
         if (line) {
             memcpy(line, data, n);
             line[n] = '\0';

@@ -43,7 +43,7 @@ struct fake_domain {
 static struct {
     struct ibv_device device;
     struct ibv_device *list[2];
-    uint32_t alive; /* objects */
+    uint32_t alive; /* the number of objects that exist */
     bool up, full, fails;
 } f;
 
@@ -96,7 +96,7 @@ static int fake_notify(struct ibv_cq *cq, int solicited)
     return 0;
 }
 
-/* Its memory is what was shared, all of it there. */
+/* Checks that the request's memory was shared, all of it. */
 static int take(struct ibv_cq *cq, uint64_t wr_id, const struct ibv_sge *sge, int count)
 {
     static volatile uint8_t sum;
@@ -344,7 +344,7 @@ static uint64_t word(struct input *in, size_t bytes)
     return v;
 }
 
-/* Small numbers, which are objects that may be there, and those at the edges. */
+/* A small number, which may be that of an object, or one at the limits. */
 static uint64_t edge(struct input *in)
 {
     static const uint64_t edges[] = {SHARED,     SHARED - 1, SHARED + 1, BASE_PAGE,           GUARD_CONTEXTS, ENTRIES_MAX,
@@ -375,7 +375,7 @@ static void one_call(struct guard *g, struct input *in)
         close(fd[0]);
 }
 
-/* What the program's mapping of a ring allows. */
+/* Writes what the program can write into its mapping of a ring. */
 static void one_ring(struct guard *g, struct input *in)
 {
     uint8_t how = (uint8_t)word(in, 1);
@@ -385,11 +385,11 @@ static void one_ring(struct guard *g, struct input *in)
     if (!q)
         return;
     switch (how >> 4 & 3) {
-    case 0: /* entries as they stand */
+    case 0: /* the entries as they are in the input */
         for (uint64_t i = 0, most = q->bytes - sizeof *q->ring; i < most && i < 128 && in->left; i++)
             q->entries[i] = (uint8_t)word(in, 1);
         break;
-    case 1: { /* one request that may be right */
+    case 1: { /* one request that may be valid */
         const struct guard_request r = {
             .wr_id = edge(in), .address = edge(in), .bytes = (uint32_t)edge(in), .region = (uint32_t)edge(in), .flags = (uint32_t)edge(in)};
         if (how & 128)
@@ -409,7 +409,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct guard_page page = {0};
     struct guard g = {.lib = &fake, .fd = -1, .bell = {-1, -1}, .program = -1, .page = &page};
     base_log_set("error");
-    signal(SIGPIPE, SIG_IGN); /* as the guard does: a program may close its end of a channel */
+    signal(SIGPIPE, SIG_IGN); /* like the guard, because a program may close its end of a channel */
     f.up = true;
     f.full = f.fails = false;
     (void)list(&g, &(struct guard_call){.object = 0}, &(struct guard_answer){0});

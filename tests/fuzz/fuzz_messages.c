@@ -28,7 +28,7 @@ static void scribbled_ring(const uint8_t *data, size_t size)
         abort();
     memset(ring, 0, sizeof *ring);
     struct ring_receiver r = {.ring = ring, .head = size > 1 ? data[1] * UINT64_C(0x0101010101) : 0};
-    /* From the receiver's place on, so that the first word is where it looks. */
+    /* Writes from the receiver's position on, so that the receiver reads the first word. */
     size_t at = r.head % RING_CELLS * RING_CELL_BYTES;
     for (size_t i = 0; i < size; i++)
         ((uint8_t *)ring->cells)[(at + i) % sizeof ring->cells] = data[i];
@@ -66,7 +66,7 @@ static void odd_messages(const uint8_t *data, size_t size)
             payload = size - header;
         uint8_t bytes[WEFT_HEADER_MAX];
         memcpy(bytes, data, header);
-        /* Now and then a name that exists, or the lock would never be found. */
+        /* Sometimes uses a name that exists; otherwise the lock would never be found. */
         if (header >= 8 && data[0] % 2)
             memcpy(bytes, &(uint64_t){weft_gaddr_make(0, 0, 65536 + (uint64_t)(data[0] / 2) * 8)}, 8);
         if (fab_send(w, 0, id, bytes, header, data + header, payload, NULL))
@@ -77,7 +77,7 @@ static void odd_messages(const uint8_t *data, size_t size)
         abort();
     while (weft_progress(w))
         ;
-    /* It still works. */
+    /* The node still works. */
     weft_lease claim;
     (void)weft_claim(q, &claim, 1, 0);
     if (!weft_alive(w, 0))

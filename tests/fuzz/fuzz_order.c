@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char *bytes = malloc(size ? size : 1); /* exactly as long as it is: what is read beyond is seen */
+    char *bytes = malloc(size ? size : 1); /* allocated with exactly this length, so that a sanitizer detects reads beyond the end */
     struct map_order o;
     if (!bytes)
         return 0;

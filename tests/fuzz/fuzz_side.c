@@ -21,7 +21,7 @@ static void on_message(struct weft_node *w, struct fab_link *l, const void *byte
     if (len > FAB_SIDE_MESSAGE_MAX)
         abort();
     uint8_t copy[FAB_SIDE_MESSAGE_MAX];
-    memcpy(copy, bytes, len); /* all of it is there */
+    memcpy(copy, bytes, len); /* the whole message must be readable */
     in_messages += 3 + len;
 }
 
@@ -74,7 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     close(fds[1]);
     if (fab_alive(&w, 0))
         read_side(&w);
-    if (fab_alive(&w, 0)) /* its end is noticed in any case */
+    if (fab_alive(&w, 0)) /* the end of the connection is noticed in any case */
         abort();
     close(fds[0]);
     free(link.side);

@@ -34,7 +34,7 @@ static void raw(struct input *in, uint32_t from)
 {
     size_t len = take(in, 2) % (FAB_SIDE_MESSAGE_MAX + 1);
     len = len < in->left ? len : in->left;
-    uint8_t *exact = malloc(len ? len : 1); /* a sanitizer sees what is read behind it */
+    uint8_t *exact = malloc(len ? len : 1); /* a sanitizer detects reads beyond it */
     must(exact);
     memcpy(exact, in->at, len);
     in->at += len;
@@ -50,7 +50,7 @@ static void about_a_cable(struct input *in, uint32_t from)
     uint16_t generation = (uint16_t)((c ? c->generation : 0) + (how & 16 ? 1 : how & 32 ? (uint16_t)take(in, 2) : 0));
     struct cable_message m = {
         .kind = TB_SIDE_CABLE, .word = word, .count = 1 + LANES, .generation = generation, .address = address_of_nobody()};
-    if (how & 64) /* all at once, as it is said */
+    if (how & 64) /* handles all messages at once */
         for (uint8_t i = 0; i <= LANES; i++)
             hear_of_cable(from, CABLE_ADDRESS, i, generation);
     m.queue = (uint8_t)take(in, 1);
@@ -135,7 +135,7 @@ static void operation(struct input *in, uint32_t to)
     must(rc == 0 || op->status != 1);
 }
 
-/* Whoever a cable leads to is reached over it, and nobody over one that is not there. */
+/* Checks that each node at the end of a cable is reached over it, and that no node is reached over a cable that does not exist. */
 static void look(void)
 {
     base_spin_lock(&node.tb->receiving);
@@ -200,7 +200,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 12: operation(&in, whom); break;
         case 13: (void)fab_tb.needed(&node.w); break;
         case 14: node.device[whom == BEHIND].grants = (uint32_t)take(&in, 1) % TB_RECEIVES; break;
-        default: /* seldom: there is little to see without it */
+        default: /* does not happen often, because little can be tested without it */
             if (take(&in, 1) > 240 && there) {
                 fab_last_words(&node.w, &node.links[whom], FAB_LEFT);
                 fab_tb.disconnect(&node.w, &node.links[whom]);

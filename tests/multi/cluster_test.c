@@ -31,7 +31,7 @@ static uint32_t number_of(const char *variable, uint32_t otherwise)
 
 uint32_t repeats(uint32_t n)
 {
-    static _Atomic uint32_t known; /* several threads ask */
+    static _Atomic uint32_t known; /* several threads may ask at the same time */
     uint32_t divide = atomic_load_explicit(&known, memory_order_relaxed);
     if (!divide) {
         divide = number_of("TEST_DIVIDE", 1);
@@ -71,7 +71,8 @@ void wait_for(const _Atomic uint32_t *word, uint32_t at_least)
 }
 
 #if defined(__linux__)
-/* The first line of a file of each thread of a process: do all fulfil it? Those that end meanwhile do. */
+/* Whether all threads of a process fulfil a condition, which is checked on the first line of a file below /proc for each thread. A thread
+   that ends meanwhile counts as fulfilling it. */
 static bool all_threads(pid_t pid, const char *file, bool (*fulfils)(const char *line))
 {
     char path[300], line[512];
@@ -97,7 +98,7 @@ static bool is_stopped(const char *stat)
     return state && strncmp(state, ") T", 3) == 0;
 }
 
-/* It was in a call that only waits. */
+/* The thread was in a system call that only waits. */
 static bool has_waited(const char *call)
 {
     static const long calls[] = {
@@ -125,7 +126,7 @@ void stop_asleep(pid_t pid)
     CHECK(kill(pid, SIGSTOP) == 0);
 #if defined(__linux__)
     for (int64_t end = now_ns() + patience_ns(60);;) {
-        while (!all_threads(pid, "stat", is_stopped)) { /* the signal does not reach them at once */
+        while (!all_threads(pid, "stat", is_stopped)) { /* the signal reaches the threads a little later */
             CHECK(now_ns() < end);
             usleep(100);
         }
@@ -209,7 +210,7 @@ void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX])
             char rank[16];
             snprintf(rank, sizeof rank, "%d", i);
             setenv("WEFT_RANK", rank, 1);
-            /* With softverbs: each node on a host of its own. */
+            /* With softverbs, each node is on a host of its own. */
             if (getenv("SOFTVERBS_FABRIC"))
                 setenv("SOFTVERBS_HOST", rank, 1);
 #if defined(__linux__)
@@ -294,12 +295,12 @@ weft_gaddr symmetric_alloc(weft_node *w, size_t bytes)
     weft_gaddr a, all[NODES_MAX];
     OK(weft_alloc_aligned(w, bytes, 64, &a));
     memset(weft_ptr(w, a, bytes), 0, bytes);
-    /* For the thread sanitizer alone, which does not see that others tell of the exchange: handlers run with this lock. */
+    /* Only for the thread sanitizer, which does not see that the exchange orders these accesses. Handlers run with this lock held. */
     base_spin_lock(&w->progress);
     base_spin_unlock(&w->progress);
     OK(weft_exchange(w, &a, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
     for (uint32_t i = 0; i < weft_size(w); i++)
-        CHECK(all[i] == 0 || all[i] == on_node(a, i)); /* 0: gone */
+        CHECK(all[i] == 0 || all[i] == on_node(a, i)); /* 0: that node is gone */
     return a;
 }
 

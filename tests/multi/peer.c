@@ -26,7 +26,8 @@ int main(int argc, char **argv)
     check_everything(w, (uint32_t)atoi(argv[1]));
     printf("node %u of %u: all is well\n", weft_rank(w), n);
     fflush(stdout);
-    /* The last one's death would fail the barrier of who is still in it: each says when it is out. */
+    /* The death of the last node would fail the barrier of nodes that are still in it. So each node reports when it has left the
+       barrier. */
     weft_gaddr left = on_node(symmetric_alloc(w, 64), last);
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (strcmp(argv[2], "leave") != 0) {

@@ -19,7 +19,7 @@
 #include "liar.h"
 
 #define ARENA_BYTES (24u << 20)
-#define AREA        (3u << 20) /* of each node in each arena, and in each pool */
+#define AREA        (3u << 20) /* bytes of each node in each arena, and in each pool */
 #define SPACE       1u
 
 static weft_gpu *open_arena(weft_node *w, size_t bytes)
@@ -34,7 +34,7 @@ static weft_gpu *open_arena(weft_node *w, size_t bytes)
     return g;
 }
 
-/* Do nodes reach each other's arenas directly? */
+/* Whether nodes map each other's arenas. */
 static bool maps(weft_node *w)
 {
     weft_link_stats stats;
@@ -63,18 +63,18 @@ static void fill(uint8_t *p, size_t n, uint64_t seed)
         p[i] = (uint8_t)(draw(&seed) >> 24);
 }
 
-/* What this node has: at each node an area of the arena, at the same offset everywhere, and one of the pool. */
+/* The memory of this node: at each node an area of the arena, at the same offset everywhere, and an area of the pool. */
 struct mine {
     weft_node *w;
     weft_gpu *g;
-    weft_gaddr area[2]; /* 0: of the pool, 1: of the arena; on_node() has the others' */
-    weft_gaddr local;   /* of this node's arena */
-    uint8_t *near[3];   /* outside of the pool, in it, in the arena (a GPU's address) */
+    weft_gaddr area[2]; /* 0: in the pool, 1: in the arena; on_node() returns those of other nodes */
+    weft_gaddr local;   /* in this node's arena */
+    uint8_t *near[3];   /* memory outside the pool, in the pool, and in the arena (the GPU's address) */
     uint8_t *shadow[NODES_MAX][2];
     uint64_t seed;
 };
 
-/* Bytes to or from near memory of a kind. */
+/* Writes bytes to near memory of a kind. */
 static void near_write(struct mine *m, unsigned kind, const uint8_t *from, size_t n)
 {
     if (kind < 2)
@@ -135,7 +135,7 @@ static void mine_open(struct mine *m, weft_node *w)
     *m = (struct mine){.w = w, .seed = 88172645463325252ull + weft_rank(w) * 7919};
     m->area[0] = symmetric_alloc(w, (size_t)AREA * weft_size(w)) + (uint64_t)AREA * weft_rank(w);
     weft_gpu *g = m->g = open_arena(w, ARENA_BYTES);
-    OK(weft_gpu_alloc(g, SPACE, (size_t)AREA * weft_size(w), &at)); /* the first: at the same place everywhere */
+    OK(weft_gpu_alloc(g, SPACE, (size_t)AREA * weft_size(w), &at)); /* the first allocation is at the same offset on every node */
     m->area[1] = at + (uint64_t)AREA * weft_rank(w);
     OK(weft_gpu_alloc(g, SPACE, AREA, &m->local));
     m->near[0] = malloc(AREA);
@@ -195,7 +195,8 @@ static void test_shadow(void **state)
     assert_int_equal(nodes_failed(2, node_shadow, &rounds), 0);
 }
 
-/* Words of all arenas, from all nodes at once: nothing is lost; signals come behind their bytes; many operations at a time. */
+/* All nodes change words of all arenas at the same time: no change is lost, signals arrive after their bytes, and many operations are under
+   way at a time. */
 static void node_words(weft_node *w, void *arg)
 {
     struct mine m;
@@ -231,7 +232,7 @@ static void node_words(weft_node *w, void *arg)
     uint64_t all = (uint64_t)n * (uint64_t)rounds;
     CHECK(sum[0] == 3 * all && sum[1] == all && sum[2] == 5 * all);
 
-    /* Bytes and signal of every mixture of pool and arena, to the next node. */
+    /* Puts with signal to the next node, with bytes and signal in every combination of pool and arena. */
     uint32_t next = (me + 1) % n, before = (me + n - 1) % n;
     for (int kind = 0; kind < 4; kind++) {
         const size_t bytes = 200000;
@@ -255,7 +256,7 @@ static void node_words(weft_node *w, void *arg)
         OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     }
 
-    /* More than a node takes at a time. */
+    /* More operations than a node accepts at a time. */
     enum { MANY = 3000 };
     for (uint32_t i = 0; i < MANY; i++) {
         memcpy(m.near[0] + 8 * i, &(uint64_t){i + me}, 8);
@@ -368,7 +369,7 @@ static void is_there(weft_node *w, weft_gaddr at, uint64_t value)
     CHECK(got == value);
 }
 
-/* Node 0 owns. Node 1 has a GPU before, node 2 later. Node 0 closes its arena and opens another. */
+/* Node 0 owns the arena. Node 1 opens its GPU before that, node 2 later. Node 0 closes its arena and opens another. */
 static void node_late(weft_node *w, void *arg)
 {
     (void)arg;
@@ -402,7 +403,7 @@ static void node_late(weft_node *w, void *arg)
     CHECK(weft_put(w, at, &(uint64_t){1}, 8, NULL) == -EFAULT);
     CHECK(!me || !weft_gpu_ptr(g, at, 8));
     if (me && word)
-        *word = 9; /* what a kernel may do that is late */
+        *word = 9; /* a late kernel may still store here */
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 0) {
         g = open_arena(w, 1 << 20);
@@ -411,12 +412,12 @@ static void node_late(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     uint64_t got = 1;
     OK(weft_get_blocking(w, &got, at, 8));
-    CHECK(got == 0); /* it is another one */
+    CHECK(got == 0); /* it is another arena */
     is_there(w, at, me + 5);
     is_there(w, weft_gaddr_make(0, 2, 5 << 20) + 8 * me, me + 6);
     if (me)
         way_is(w, 0, way, "");
-    if (me == 1) { /* without its GPU it asks the owner */
+    if (me == 1) { /* without a GPU of its own, node 1 asks the owner */
         OK(weft_gpu_close(g));
         is_there(w, at, 77);
         way_is(w, 0, "staged", "");
@@ -432,7 +433,7 @@ static void test_late(void **state)
     assert_int_equal(nodes_failed(3, node_late, NULL), 0);
 }
 
-/* --- what is wrong --- */
+/* --- invalid arguments --- */
 
 static void node_wrong(weft_node *w, void *arg)
 {
@@ -480,7 +481,7 @@ static void test_wrong(void **state)
     assert_int_equal(nodes_failed(2, node_wrong, NULL), 0);
 }
 
-/* The owner is killed while others are at its arena: every operation ends, and flush says so. */
+/* The owner is killed while others use its arena: every operation ends, and flush reports the death. */
 static void node_death(weft_node *w, void *arg)
 {
     (void)arg;
@@ -513,7 +514,7 @@ static void node_death(weft_node *w, void *arg)
     CHECK(rc == -ECONNRESET && weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
     uint64_t old;
     if (theirs)
-        memset((void *)(uintptr_t)theirs, 1, AREA); /* a kernel that has not noticed */
+        memset((void *)(uintptr_t)theirs, 1, AREA); /* acts like a kernel that has not noticed the death */
     OK(weft_fetch_add_blocking(w, on_node(m.area[1], weft_rank(w)), 1, &old));
     OK(weft_put_blocking(w, on_node(m.area[1], weft_rank(w)), m.near[2], AREA));
     _exit(0);
@@ -568,7 +569,7 @@ static const struct lie_field SHARE[] = {
     LIE_FIELD(struct arena_share, secret),
 };
 
-/* Of arenas that there are not; asked for theirs, at places that there are not. */
+/* Messages about arenas that do not exist, and requests to hand over arenas at sockets that do not exist. */
 static void lie_about_sharing(struct liar_to *to)
 {
     to->payload = 0;
@@ -609,7 +610,7 @@ static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
     }
 }
 
-/* Meanwhile the honest nodes use each other's arenas, of which the liar may write every byte. */
+/* Meanwhile the honest nodes use each other's arenas. The liar may write every byte of these. */
 static void node_liar(weft_node *w, void *arg)
 {
     struct told *t = arg;

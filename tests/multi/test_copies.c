@@ -43,7 +43,7 @@ static void signals(weft_node *w, void *arg)
         OK(weft_put_signal(w, on_node(area, to), block, LEN, on_node(ready, to), 1, NULL));
         OK(weft_wait_until(w, on_node(ready, me), WEFT_GE, i, NULL, WEFT_TIMEOUT_DEFAULT));
         CHECK(memcmp(mine, expected, LEN) == 0);
-        OK(weft_get(w, expected, on_node(area, to), LEN, NULL)); /* over shm it is done when it returns */
+        OK(weft_get(w, expected, on_node(area, to), LEN, NULL)); /* over shm the operation is complete when the call returns */
         CHECK(memcmp(expected, block, LEN) == 0);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(taken, from), 1, NULL));
         OK(weft_wait_until(w, on_node(taken, me), WEFT_EQ, i, NULL, WEFT_TIMEOUT_DEFAULT));
@@ -82,7 +82,7 @@ static int helpers(int rank, void *arg)
     OK(weft_open(&w, NULL));
     OK(weft_close(w));
     usleep(10000);
-    int before = threads_here(); /* a sanitizer has one of its own from the first thread on */
+    int before = threads_here(); /* a sanitizer starts a thread of its own together with the first thread */
     for (int again = 0; again < 2; again++) {
         weft_gaddr area;
         OK(weft_open(&w, NULL));
@@ -90,14 +90,14 @@ static int helpers(int rank, void *arg)
         uint8_t *block = calloc(1, LEN);
         CHECK(block);
         int open = threads_here();
-        OK(weft_put(w, area, block, 1 << 20, NULL)); /* not large enough for them */
+        OK(weft_put(w, area, block, 1 << 20, NULL)); /* not large enough for the helper threads */
         CHECK(threads_here() == open);
         for (int i = 0; i < 3; i++)
             OK(weft_put(w, area, block, LEN, NULL));
         CHECK(threads_here() == open + threads - 1);
         OK(weft_close(w));
         free(block);
-        /* A thread that was joined is seen for a moment more. */
+        /* A joined thread is still listed for a moment. */
         for (int i = 0; i < 5000 && threads_here() > before; i++)
             usleep(1000);
         CHECK(threads_here() == before);

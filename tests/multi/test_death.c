@@ -23,11 +23,11 @@
 
 enum deed { PUTTING, GETTING, ADDING, SENDING, WAITING, IN_BARRIER, IN_LOCK, FLUSHING, DEEDS };
 
-/* Far longer than anything here takes, on a machine that gives a process no processor for seconds; and yet sooner than
- * nodes_run() takes a node for one that hangs. */
+/* Much longer than anything here takes, also on a machine that gives a process no processor for seconds, but shorter than the time after
+   which nodes_run() considers a node hung. */
 #define LONG patience_ns(40)
 
-/* Of all nodes. */
+/* Shared by all nodes. */
 struct stage {
     enum deed deed;
     _Atomic uint32_t here, seen;
@@ -63,9 +63,9 @@ static int do_deed(weft_node *w, struct scene *s, uint8_t *buffer)
     case GETTING: return weft_get_blocking(w, buffer, there + 64, 100000);
     case ADDING: return weft_fetch_add_blocking(w, there, 1, NULL);
     case SENDING: return weft_send(w, VICTIM, 1, NULL, 0, buffer, 3000, NULL);
-    case WAITING: /* for a counter of the victim's */ return weft_counter_wait(w, there + 8, 1, LONG);
+    case WAITING: /* waits for a counter of the victim */ return weft_counter_wait(w, there + 8, 1, LONG);
     case IN_BARRIER: return weft_barrier(w, LONG);
-    case IN_LOCK: /* whose home is the victim */
+    case IN_LOCK: /* waits for a lock whose home is the victim */
         rc = weft_lock(w, there + 16, LONG, &inherited);
         return rc ? rc : weft_unlock(w, there + 16);
     case FLUSHING: rc = weft_put(w, there + 64, buffer, 64, NULL); return rc ? rc : weft_flush(w, VICTIM, LONG);
@@ -87,7 +87,7 @@ static void killed(weft_node *w, void *arg)
     meet(&stage->here, n);
     if (weft_rank(w) == VICTIM) {
         int64_t end = now_ns() + 100 * WEFT_MS;
-        while (now_ns() < end) /* in the middle of its own doing, too */
+        while (now_ns() < end) /* the victim also works while it is killed */
             (void)weft_put_blocking(w, on_node(s.area, 0) + 64, buffer, 100000);
         raise(SIGKILL);
     }
@@ -103,9 +103,9 @@ static void killed(weft_node *w, void *arg)
     } while (rc == 0);
     CHECK(rc == -ECONNRESET);
     CHECK(strstr(weft_error(), "node") != NULL);
-    CHECK(longest < LONG - 10 * WEFT_SECOND); /* far from the deadline: it was told */
+    CHECK(longest < LONG - 10 * WEFT_SECOND); /* much less than the deadline: the operation ended because of the death */
     CHECK(!weft_alive(w, VICTIM) || s.deed == IN_BARRIER);
-    /* It stays that way, and the others go on. */
+    /* Later operations fail in the same way, and the other nodes continue. */
     int64_t end = now_ns() + LONG;
     while (weft_alive(w, VICTIM) && now_ns() < end)
         usleep(100);
@@ -144,17 +144,18 @@ static void test_killed(void **state)
     }
 }
 
-/* Half of the nodes die at once; the rest barrier and work on. */
+/* Half of the nodes die at once; the others continue with barriers and operations. */
 static void half_die(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     weft_gaddr area = symmetric_alloc(w, 64);
     meet(&stage->here, weft_size(w));
     if (weft_rank(w) % 2 == 1) {
-        usleep(20000 + 500 * weft_rank(w)); /* the others are in barriers, but need not be */
+        usleep(20000 + 500 * weft_rank(w)); /* by now the others are usually in barriers */
         raise(SIGKILL);
     }
-    /* Each may get as many errors as it noticed deaths apart; once it has seen all, those left meet again. */
+    /* Each node may get an error for each death that it notices separately. When it has seen all deaths, the nodes that are left meet
+       again. */
     int rc;
     while (weft_alive_count(w) > 4) {
         rc = weft_barrier(w, LONG);
@@ -183,7 +184,7 @@ static void test_half_die(void **state)
         assert_int_equal(status[i], 0);
 }
 
-/* A death is noticed while messages come without a pause. */
+/* A death is noticed even while messages arrive without a pause. */
 static void on_flood(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -204,7 +205,7 @@ static void flood(weft_node *w, void *arg)
     }
     int64_t end = now_ns() + LONG;
     while (weft_rank(w) == 1 && weft_alive(w, 0) && now_ns() < end)
-        (void)weft_send(w, 0, 1, NULL, 0, NULL, 0, NULL); /* until node 0 has seen it, and leaves */
+        (void)weft_send(w, 0, 1, NULL, 0, NULL, 0, NULL); /* until node 0 has noticed the death, and leaves */
     while (weft_rank(w) == 0 && weft_alive(w, 2) && now_ns() < end)
         usleep(1000);
     CHECK(now_ns() < end);
@@ -219,8 +220,8 @@ static void test_flood(void **state)
     assert_int_equal(status[1], 0);
 }
 
-/* A stopped node is not dead: what needs no help from it goes on, and it is there again when it continues. Over a device that
- * can only send and receive everything needs its help, and waits for it. */
+/* A stopped node is not dead. Operations that need no help from it go on, and it takes part again when it continues. Over a device that can
+   only send and receive, every operation needs its help, and waits for it. */
 static void stopped(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
@@ -253,7 +254,7 @@ static void stopped(weft_node *w, void *arg)
         OK(weft_wait(w, &get, WEFT_TIMEOUT_DEFAULT));
         CHECK(back == 7);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(area, 1), 1, NULL));
-        wait_for(&stage->seen, 1); /* nobody leaves before */
+        wait_for(&stage->seen, 1); /* no node leaves before this */
     }
 }
 
@@ -263,7 +264,7 @@ static void test_stopped(void **state)
     assert_int_equal(nodes_failed(2, stopped, shared_words(4096)), 0);
 }
 
-/* An operation that was started and waited for in one call, in vain: what comes of it later touches nothing of the caller's. */
+/* A call starts an operation and waits for it until its time-out. If the operation happens later, it does not touch the caller's memory. */
 static void given_up(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
@@ -283,15 +284,15 @@ static void given_up(weft_node *w, void *arg)
             usleep(100);
         uint8_t bytes[LEN], back[LEN];
         uint64_t old = 99;
-        weft_op op; /* the first: there is a connection now, where one is made when it is needed */
+        weft_op op; /* the first operation makes the connection, where connections are made when they are needed */
         OK(weft_put(w, there + 1024, &old, sizeof old, &op));
         OK(weft_wait(w, &op, LONG));
         for (int i = 0; i < LEN; i++)
             bytes[i] = (uint8_t)i;
         memset(back, 0x55, sizeof back);
-        stop_asleep(stage->pid); /* who needs its help has none; shm never does, rc only for some */
+        stop_asleep(stage->pid); /* operations that need its help do not get it; over shm none does, over rc only some */
         const int64_t deadline_ns = w->options.deadline_ns;
-        w->options.deadline_ns = 500 * WEFT_MS; /* for what may not be in time; all else may take as long as ever */
+        w->options.deadline_ns = 500 * WEFT_MS; /* for the operations that time out; all others may take as long as before */
         int added = weft_fetch_add_blocking(w, on_node(area, 1) + 64, 5, &old);
         int put = weft_put_blocking(w, there, bytes, LEN), got = weft_get_blocking(w, back, there, LEN);
         w->options.deadline_ns = deadline_ns;
@@ -306,7 +307,7 @@ static void given_up(weft_node *w, void *arg)
         for (int i = 0; i < LEN; i++)
             CHECK(got ? back[i] == 0x55 : put || back[i] == i);
     }
-    meet(&stage->seen, weft_size(w)); /* nobody leaves before */
+    meet(&stage->seen, weft_size(w)); /* no node leaves before this */
 }
 
 static void test_given_up(void **state)
@@ -315,7 +316,7 @@ static void test_given_up(void **state)
     assert_int_equal(nodes_failed(2, given_up, shared_words(4096)), 0);
 }
 
-/* A node that scribbles over the rings it shares is given up; the others and the scribbled-on node live. */
+/* A node overwrites the rings that it shares. It is given up; the other nodes live, and so does the node whose ring was overwritten. */
 struct scribble {
     int how;
     _Atomic uint32_t here, given_up;
@@ -337,15 +338,15 @@ static void scribbled(weft_node *w, void *arg)
             ring->cells[0].word = UINT64_MAX;
             for (unsigned i = 0; i < RING_CELLS; i++)
                 __atomic_store_n(&ring->cells[i].word, random_next(&seed) | 1, __ATOMIC_RELEASE);
-        } else { /* what the other side reads of our inbound ring: its head */
+        } else { /* the part of our inbound ring that the other side reads: its head */
             struct ring *inbound = shm_ring_from(w, 0);
-            while (!scribble->given_up) { /* again and again: this node's own reader puts it right */
+            while (!scribble->given_up) { /* repeatedly, because this node's own reader corrects it */
                 atomic_store(&inbound->head, UINT64_C(1) << 60);
                 sched_yield();
             }
         }
         (void)weft_send(w, 0, 1, NULL, 0, NULL, 0, NULL);
-        wait_for(&scribble->given_up, 1); /* by node 0 for what we did; by node 2 because we are gone */
+        wait_for(&scribble->given_up, 1); /* node 0 gives us up for what we did; node 2 because we are gone */
         _exit(7);
     }
     uint8_t payload[WEFT_PAYLOAD_MAX] = {0};
@@ -368,7 +369,7 @@ static void test_scribbled(void **state)
 {
     const char *transport = getenv("WEFT_TRANSPORT");
     if (transport && strcmp(transport, "shm") != 0)
-        skip(); /* it writes into shared memory's rings; tests/multi/test_rc.c has the frames' part */
+        skip(); /* this test writes into rings of shared memory; tests/multi/test_rc.c does the same for frames */
     (void)state;
     for (int how = 0; how < 2; how++) {
         int status[NODES_MAX];
@@ -398,14 +399,14 @@ static void on_leaving(weft_node *w, uint64_t epoch, uint32_t node, bool died, v
     }
 }
 
-/* In a process of its own: node 0 may have ended by then. */
+/* Runs in a separate process, because node 0 may have ended by then. */
 static void resume_later(pid_t pid)
 {
     pid_t child = fork();
     CHECK(child >= 0);
     if (child > 0)
         return;
-    usleep(200000); /* node 0 is closing */
+    usleep(200000); /* by then node 0 is closing */
     kill(pid, SIGCONT);
     _exit(0);
 }

@@ -72,7 +72,7 @@ static void atomics(weft_node *w, void *arg)
     uint64_t old, before = 0;
     for (uint32_t i = 0; i < ADDS; i++) {
         OK(weft_fetch_add_blocking(w, sum, 3, &old));
-        CHECK(i == 0 || old > before); /* it only grows */
+        CHECK(i == 0 || old > before); /* the word only grows */
         before = old;
         OK(weft_fetch_add(w, seen, 1, NULL, NULL));
     }
@@ -85,7 +85,7 @@ static void atomics(weft_node *w, void *arg)
             expected = old;
         }
     }
-    /* A token of value 1 handed round by swaps: the sum of what everybody holds stays 1 at the end. */
+    /* A token of value 1 is passed around by swaps: at the end the sum of what all nodes hold is 1. */
     uint64_t mine = me == 0;
     for (uint32_t i = 0; i < ADDS / 4; i++)
         OK(weft_swap_blocking(w, token, mine, &mine));
@@ -196,7 +196,7 @@ static void on_stream(weft_node *w, uint32_t from, const void *header, size_t he
     uint64_t number;
     memcpy(&number, header, 8);
     s->wrong += header_len != 8 || number != s->next[from]++ || payload_len != len || memcmp(payload, expected, len) != 0;
-    __atomic_fetch_add(&s->total, 1, __ATOMIC_RELEASE); /* read by the main thread */
+    __atomic_fetch_add(&s->total, 1, __ATOMIC_RELEASE); /* the main thread reads it */
 }
 
 static void messages(weft_node *w, void *arg)
@@ -264,7 +264,7 @@ static void ping(weft_node *w, void *arg)
     OK(weft_handle(w, 7, on_pong, NULL));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) != 0) {
-        /* This thread sleeps: the progress thread answers. */
+        /* This thread sleeps, so the progress thread answers. */
         OK(weft_wait_until(w, on_node(done, weft_rank(w)), WEFT_EQ, 1, NULL, WEFT_TIMEOUT_DEFAULT));
         return;
     }
@@ -289,7 +289,7 @@ static void test_handlers(void **state)
     assert_int_equal(nodes_failed(2, ping, NULL), 0);
 }
 
-/* A message for a handler that is installed later is not lost, nor does it overtake. */
+/* A message whose handler is installed later is not lost, and does not overtake others. */
 static void late_handler(weft_node *w, void *arg)
 {
     (void)arg;
@@ -312,8 +312,7 @@ static void late_handler(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
-/* What was sent stays, also when its sender has left before the handler came; and weft's own messages do not wait
- * behind the program's. */
+/* A message stays, even if its sender leaves before the handler is installed. And weft's own messages do not wait behind the program's. */
 static void late_and_gone(weft_node *w, void *arg)
 {
     (void)arg;
@@ -331,12 +330,12 @@ static void late_and_gone(weft_node *w, void *arg)
             OK(weft_send(w, 0, 11, &k, 8, payload, len, NULL));
         }
         for (int i = 0; i < 3; i++) {
-            OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL)); /* taken: by message to node 0 */
+            OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL)); /* the lock is taken, so this sends a message to node 0 */
             OK(weft_unlock(w, lock));
         }
         return;
     }
-    /* Until node 1 is in line: that is the word's highest bit, see src/sync/lock.c. */
+    /* Wait until node 1 waits for the lock: the highest bit of the word shows that, see src/sync/lock.c. */
     const uint64_t *word = weft_ptr(w, lock, 8);
     while (!(__atomic_load_n(word, __ATOMIC_ACQUIRE) >> 63))
         usleep(1000);
@@ -391,7 +390,7 @@ static void refusals(weft_node *w, void *arg)
         CHECK(weft_put_signal(w, wrong[i], &word, 8, on_node(a, 1), 1, NULL) == -EFAULT);
         CHECK(weft_ptr(w, wrong[i], 8) == NULL);
     }
-    CHECK(weft_put(w, on_node(a, 1), &word, (size_t)-1, &op) == -EFAULT); /* would wrap */
+    CHECK(weft_put(w, on_node(a, 1), &word, (size_t)-1, &op) == -EFAULT); /* the end of the range would overflow */
     CHECK(weft_get(w, &word, on_node(a, 1), 64u << 20, &op) == -EFAULT);
     CHECK(weft_ptr(w, on_node(a, 1), (size_t)-8) == NULL);
     CHECK(weft_fetch_add(w, on_node(a, 1) + 4, 1, &word, &op) == -EINVAL);
@@ -475,7 +474,7 @@ static void threads(weft_node *w, void *arg)
     for (uint32_t i = 0; i < weft_size(w); i++)
         OK(weft_flush(w, i, WEFT_TIMEOUT_DEFAULT));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
-    /* Every add counted, every message heard, somewhere. */
+    /* Every addition was counted, and every message was handled on some node. */
     int64_t end = now_ns() + 40 * WEFT_SECOND;
     uint64_t here, sum = 0, all = (uint64_t)weft_size(w) * THREADS * THREAD_ROUNDS;
     OK(weft_get_blocking(w, &here, on_node(shared.words, weft_rank(w)), 8));
@@ -525,7 +524,7 @@ static void backpressure(weft_node *w, void *arg)
         CHECK(rc == -EAGAIN);
         rc = 0;
         const int64_t deadline_ns = w->options.deadline_ns;
-        w->options.deadline_ns = 500 * WEFT_MS; /* for what cannot be in time; all else may take as long as ever */
+        w->options.deadline_ns = 500 * WEFT_MS; /* for the operations that time out; all others may take as long as before */
         for (int i = 0; i < 2000 && rc == 0; i++)
             rc = weft_send(w, 1, 4, NULL, 0, payload, sizeof payload, NULL);
         w->options.deadline_ns = deadline_ns;

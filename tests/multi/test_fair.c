@@ -21,16 +21,16 @@
 enum { VICTIM, FLOODER, OTHER, NODES };
 enum { FLOOD = 1, WORD };
 
-/* No thread of weft's wakes node 1's in some of these tests: it is to go on all the same. */
+/* In some of these tests no thread of weft wakes node 1: it must go on anyway. */
 static const char *const SPINNING[] = {"WEFT_SPIN=1s", NULL};
 
 struct fair {
     _Atomic uint32_t here, over, flooded, heard;
     _Atomic bool blocked;
-    uint32_t takes_us; /* the handler of what node 1 sends */
+    uint32_t takes_us; /* how long the handler of node 1's messages takes */
 };
 
-/* A handler that takes longer than its message took to send: what node 1 sends has no end. */
+/* A handler that takes longer than its message took to send: node 1's messages never end. */
 static void slow(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct fair *f = arg;
@@ -46,7 +46,7 @@ static void hear(weft_node *w, uint32_t from, const void *header, size_t header_
     atomic_fetch_add(&f->heard, 1);
 }
 
-/* From now on no thread of weft's looks after this node: it does what it likes. */
+/* From now on no thread of weft controls this node: it sends what it likes. */
 static int64_t block(weft_node *w, int64_t now, void *arg)
 {
     struct fair *f = arg;
@@ -66,7 +66,7 @@ static void stop_progress(weft_node *w, struct fair *f)
     }
 }
 
-/* While node 1 goes on. */
+/* Whether node 2's word arrives while node 1 goes on sending. */
 static bool heard_meanwhile(const struct fair *f)
 {
     for (int64_t end = now_ns() + patience_ns(10); !atomic_load(&f->heard) && now_ns() < end;)
@@ -74,17 +74,17 @@ static bool heard_meanwhile(const struct fair *f)
     return atomic_load(&f->heard) > 0;
 }
 
-/* Node 2 has a word for node 0 once that has much to do; and then its device always has something of node 2's. */
+/* Node 2 puts a word to node 0 once node 0 is busy. After that, node 0's device always has something from node 2. */
 static void say_word(weft_node *w, struct fair *f, weft_gaddr to)
 {
-    static const uint64_t value; /* it belongs to weft until the puts are complete, which is after this call */
+    static const uint64_t value; /* static, because the value belongs to weft until the puts are complete, which is after this call */
     wait_for(&f->flooded, 64);
     OK(weft_send(w, VICTIM, WORD, NULL, 0, NULL, 0, NULL));
     while (!atomic_load(&f->over))
         OK(weft_put(w, to, &value, sizeof value, NULL));
 }
 
-/* Those that are left go on together. */
+/* The nodes that are left continue together. */
 static void go_on(weft_node *w)
 {
     int rc;
@@ -135,7 +135,7 @@ static void two_threads(weft_node *w, void *arg)
     } else {
         say_word(w, f, to);
     }
-    OK(weft_barrier(w, 100 * WEFT_SECOND)); /* behind all that node 1 has sent */
+    OK(weft_barrier(w, 100 * WEFT_SECOND)); /* the barrier comes after everything that node 1 has sent */
 }
 
 static void test_two_threads(void **state)
@@ -206,7 +206,7 @@ static void talks(weft_node *w, void *arg)
         int fd = w->links[FLOODER].side_fd;
         bool died;
         CHECK(ioctl(fd, FIONREAD, &before) == 0 && before > (int)sizeof words);
-        (void)fab_side_read(w, &w->links[FLOODER], 64, &died); /* as the progress thread does, which waits */
+        (void)fab_side_read(w, &w->links[FLOODER], 64, &died); /* reads as the progress thread does, which is stopped here */
         CHECK(ioctl(fd, FIONREAD, &after) == 0 && after > 0 && after < before);
         atomic_store(&f->over, 1);
     }

@@ -37,8 +37,9 @@ static weft_gpu *open_host(weft_node *w, uint32_t rings, uint32_t slots)
 }
 
 struct job {
-    weft_gaddr at;   /* a page at the same place of every node: its first words are shared by all, then each block of each node has some */
-    weft_gaddr mine; /* memory of this node for each block */
+    /* a page at the same offset on every node: its first words are shared by all; then each block of each node has some words */
+    weft_gaddr at;
+    weft_gaddr mine; /* memory of this node, some for each block */
     uint32_t rounds;
     uint32_t handled; /* unused by kernels */
 };
@@ -48,7 +49,7 @@ static weft_gaddr place(const weft_device *d, const struct job *j, uint32_t node
     return on_node(j->at, node) + 8 * WORDS * (1 + d->rank * BLOCKS + block);
 }
 
-/* Put, get and value puts to every node, read back. */
+/* Puts, puts of values and gets to every node; the results are read back. */
 static void put_and_get(const weft_device *d, void *arg)
 {
     const struct job *j = arg;
@@ -97,7 +98,7 @@ static void test_put_and_get(void **state)
     assert_int_equal(nodes_failed(3, node_put_and_get, NULL), 0);
 }
 
-/* Atomics of kernels of all nodes, and of the nodes' own processors, on words of every node: nothing is lost. */
+/* Kernels of all nodes and the nodes' processors change words of every node by atomics: no change is lost. */
 static void atomics(const weft_device *d, void *arg)
 {
     const struct job *j = arg;
@@ -194,7 +195,7 @@ static void node_ping_pong(weft_node *w, void *arg)
     for (int64_t until = (int64_t)time(NULL) + 60; heard < j.rounds && (int64_t)time(NULL) < until;)
         weft_progress(w);
     CHECK(heard == j.rounds);
-    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT)); /* the other's kernel may still flush towards this node */
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT)); /* the other node's kernel may still flush towards this node */
     OK(weft_gpu_close(g));
 }
 
@@ -204,7 +205,7 @@ static void test_ping_pong(void **state)
     assert_int_equal(nodes_failed(2, node_ping_pong, NULL), 0);
 }
 
-/* More messages than their node takes at once: they wait for room, none is lost, none overtakes another. */
+/* More messages than the target node accepts at once: they wait for room; none is lost, and none overtakes another. */
 #define FLOOD_BYTES 2000u
 static void flood(const weft_device *d, void *arg)
 {
@@ -222,7 +223,7 @@ static void on_flood(weft_node *w, uint32_t from, const void *header, size_t hea
     memcpy(&number, header, 8);
     CHECK(number == heard);
     if (number == 0)
-        usleep((useconds_t)(patience_ns(1) / 5000)); /* all that is kept for this node is full by then */
+        usleep((useconds_t)(patience_ns(1) / 5000)); /* by then everything that is queued for this node is full */
     heard++;
 }
 
@@ -254,7 +255,7 @@ static void test_flood(void **state)
     assert_int_equal(nodes_failed(2, node_flood, NULL), 0);
 }
 
-/* What is wrong: errors come back, by answer or by flush, and nothing else suffers. */
+/* Invalid requests: the error comes by the answer or by the next flush, and other requests are not affected. */
 static void wrong(const weft_device *d, void *arg)
 {
     const struct job *j = arg;
@@ -264,13 +265,13 @@ static void wrong(const weft_device *d, void *arg)
     CHECK(weft_device_fetch_add(d, weft_gaddr_make(77, 0, 1 << 20), 1, &old) == -EFAULT);
     CHECK(weft_device_fetch_add(d, good + 4, 1, &old) == -EINVAL);
     CHECK(weft_device_fetch_add(d, weft_gaddr_make(d->rank, 3, 1 << 20), 1, &old) == -EFAULT);
-    CHECK(weft_device_put(d, good, 16, 8, &op) == 0 && weft_device_wait(d, &op) == -EFAULT); /* a source in no heap */
+    CHECK(weft_device_put(d, good, 16, 8, &op) == 0 && weft_device_wait(d, &op) == -EFAULT); /* the source is in no heap */
     CHECK(weft_device_put(d, good, j->mine, 1ull << 40, &op) == 0 && weft_device_wait(d, &op) == -EFAULT);
     CHECK(weft_device_put_signal(d, good, j->mine, 8, weft_gaddr_make(d->rank + 1, 0, 8), 1, NULL) == -EINVAL);
     CHECK(weft_device_send(d, 0, 5000, 1, j->mine, 8, &op) == 0 && weft_device_wait(d, &op) == -EINVAL);
     CHECK(weft_device_send(d, 0, 5, 1, j->mine, 5000, &op) == 0 && weft_device_wait(d, &op) == -EMSGSIZE);
     CHECK(weft_device_put_value(d, 0, 1, NULL) == 0);
-    CHECK(weft_device_flush(d, 0) == -EFAULT); /* once */
+    CHECK(weft_device_flush(d, 0) == -EFAULT); /* reported once */
     CHECK(weft_device_flush(d, 0) == 0);
     CHECK(weft_device_flush(d, 9) == -EFAULT);
     CHECK(weft_device_ptr(d, 77ull << 48, 8) == NULL && weft_device_ptr(d, good, 1ull << 40) == NULL);
@@ -319,7 +320,7 @@ static void node_wrong(weft_node *w, void *arg)
     OK(weft_gpu_close(g));
     CHECK(weft_gpu_close(g) == -EINVAL && strstr(weft_error(), "closed already"));
     OK(weft_gpu_close(NULL));
-    g = open_host(w, 1, 8); /* the same GPU twice */
+    g = open_host(w, 1, 8); /* opens the same GPU twice */
     weft_gpu *again = open_host(w, 1, 8);
     OK(weft_gpu_run(g, add_one, 1, &j));
     OK(weft_gpu_close(g));
@@ -335,7 +336,7 @@ static void test_wrong(void **state)
     assert_int_equal(nodes_failed_with(1, node_wrong, NULL, environment), 0);
 }
 
-/* Answers that are not looked at: who needs their place waits for it, or is told; nobody else does. */
+/* Answers that are not read: a request that needs such an answer's place waits for it, or fails; other requests do not. */
 static void full(const weft_device *d, void *arg)
 {
     const struct job *j = arg;

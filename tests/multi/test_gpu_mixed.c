@@ -117,7 +117,7 @@ static void *processor(void *arg)
     return NULL;
 }
 
-/* The places: pools, then arenas, each at the same offset everywhere. */
+/* Allocates the places: first in pools, then in arenas, each at the same offset everywhere. */
 static void lay_out(weft_node *w, weft_gpu *g, weft_gaddr place[PLACES])
 {
     const size_t bytes = WORDS + (size_t)NODES * CALLERS * AREA;

@@ -21,7 +21,7 @@
 #define TASKS  600u
 #define BATCH  7u
 
-/* What a block works with, in its node's pool. */
+/* The memory of one block, in its node's pool. */
 struct desk {
     weft_task tasks[BATCH];
     uint64_t ids[BATCH];
@@ -33,9 +33,9 @@ struct desk {
 struct farm {
     weft_gpu *g;
     weft_queue *q;
-    uint32_t number;                     /* of the queue, to kernels */
+    uint32_t number;                     /* the number by which kernels name the queue */
     weft_gaddr desks, counts, elsewhere; /* counts: at node 0, how often each task was done */
-    uint64_t id[TASKS];                  /* what the submitting block was told */
+    uint64_t id[TASKS];                  /* the ids that the submitting block was given */
     _Atomic uint32_t ended;
 };
 
@@ -150,12 +150,12 @@ static void node_farm(weft_node *w, void *arg)
 static void test_farm(void **state)
 {
     (void)state;
-    uint32_t near = 0, far = QUEUE_REMOTE | QUEUE_SPREAD; /* far: other nodes' shards by the fabric, which is waited for */
+    uint32_t near = 0, far = QUEUE_REMOTE | QUEUE_SPREAD; /* far: uses other nodes' shards through the fabric, which takes waiting */
     assert_int_equal(nodes_failed(2, node_farm, &near), 0);
     assert_int_equal(nodes_failed(2, node_farm, &far), 0);
 }
 
-/* One call that looks once, and its end. */
+/* Waits for the result of a call that tries once. */
 static int once(const weft_device *d, int rc, weft_device_op *op)
 {
     return rc ? rc : weft_device_wait(d, op);
@@ -182,10 +182,10 @@ static void lie_about_memory(const weft_device *d, struct farm *f)
     for (uint32_t i = 0; i < 4; i++)
         CHECK(weft_device_claim(d, queues[i], here, 1) == -ENOENT);
     CHECK(weft_device_submit_start(d, f->number, f->elsewhere, 1, 0, true, NULL) == 0);
-    CHECK(weft_device_flush(d, weft_gaddr_node(f->elsewhere)) == -EFAULT); /* who has no op learns it here */
+    CHECK(weft_device_flush(d, weft_gaddr_node(f->elsewhere)) == -EFAULT); /* a call without an op gets its error here */
 }
 
-/* Claims that nobody has: the queue refuses them, and lives. */
+/* Completes claims that do not exist: the queue refuses them, and goes on working. */
 static void lie_about_claims(const weft_device *d, struct farm *f, struct desk *mine)
 {
     uint64_t bits = 1, x = 88172645463325252ull;
@@ -198,23 +198,24 @@ static void lie_about_claims(const weft_device *d, struct farm *f, struct desk *
         int n = weft_device_complete(d, f->number, OF(0, leases), OF(0, results), 2, &bits);
         CHECK(n == 0 && bits == 0);
     }
-    /* A true one, changed in each bit of what is private. */
+    /* A real claim, with each bit of its private words inverted in turn. */
     weft_device_op op;
     mine->tasks[0] = (weft_task){.tag = 5};
     CHECK(weft_device_submit(d, f->number, OF(0, tasks), 1, 0) == 1);
     CHECK(once(d, weft_device_claim_start(d, f->number, OF(0, leases), 3, true, &op), &op) == 0 && op.value == 1);
     weft_lease good = mine->leases[0];
-    for (uint32_t bit = 0; bit < 128; bit++) { /* of the slot's address and its state */
+    for (uint32_t bit = 0; bit < 128; bit++) { /* the bits of the slot's address and state */
         mine->leases[0] = good;
         mine->leases[0].private_[bit / 64] ^= 1ull << (bit % 64);
         CHECK(weft_device_complete(d, f->number, OF(0, leases), OF(0, results), 1, &bits) == 0);
     }
     mine->leases[0] = mine->leases[1] = good;
-    CHECK(weft_device_complete(d, f->number, OF(0, leases), OF(0, results), 2, &bits) == 1 && bits == 1); /* once */
+    /* a second completion is refused */
+    CHECK(weft_device_complete(d, f->number, OF(0, leases), OF(0, results), 2, &bits) == 1 && bits == 1);
     CHECK(once(d, weft_device_claim_start(d, f->number, OF(0, leases), 1, true, &op), &op) == -WEFT_DEVICE_EAGAIN);
 }
 
-/* Every place of the ring is somebody's: who does not want to wait is told. */
+/* Every place of the ring is taken: a call that does not wait fails with EAGAIN. */
 static void fill_ring(const weft_device *d, struct farm *f)
 {
     weft_device_op op[8], more;
@@ -233,7 +234,8 @@ static void lie(const weft_device *d, void *arg)
     lie_about_memory(d, f);
     lie_about_claims(d, f, mine);
     fill_ring(d, f);
-    CHECK(weft_device_claim(d, f->number, OF(0, leases), 1) == -WEFT_DEVICE_ETIMEDOUT); /* nothing comes: it ends */
+    /* no task comes, so the call ends at its deadline */
+    CHECK(weft_device_claim(d, f->number, OF(0, leases), 1) == -WEFT_DEVICE_ETIMEDOUT);
 }
 
 static void closed(const weft_device *d, void *arg)

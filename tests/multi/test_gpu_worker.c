@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* Blocks draw numbers by addition as soon as there is a task: so some wait with the number of a task that has not come. */
+/* Blocks draw numbers by addition as soon as there is a task. So some blocks wait with the number of a task that has not come. */
 #define WEFT_DEVICE_TASKS_SURE 0
 #include "cluster_test.h"
 
@@ -26,9 +26,9 @@ struct farm {
     weft_gpu *g;
     weft_gpu_worker *k;
     weft_gaddr counts; /* at node 0: how often each task was done */
-    uint64_t *first;   /* `counts`: blocks begin when those of another node have done a task; or NULL */
+    uint64_t *first;   /* points to `counts`: blocks begin when blocks of another node have done a task; or NULL */
     const weft_device_worker *there;
-    _Atomic bool hang; /* the first block to see it hangs */
+    _Atomic bool hang; /* the first block that sees this flag hangs */
     _Atomic bool over;
     _Atomic uint32_t ended; /* blocks that were told that there are no more tasks */
 };
@@ -69,7 +69,7 @@ static void work(const weft_device *d, void *arg)
     atomic_fetch_add(&f->ended, 1);
 }
 
-/* Submits all, and reaps all: each comes back once, with what its block said. */
+/* Submits all tasks, and reaps all: each comes back once, with the result of its block. */
 static void farm_out(weft_queue *q, uint32_t tasks)
 {
     static bool seen[TASKS];
@@ -98,7 +98,7 @@ static void *submitter(void *arg)
     return NULL;
 }
 
-/* Full rings: few places for tasks, and for requests. */
+/* Small rings that are full: few places for tasks, and for requests. */
 static void node_once(weft_node *w, void *arg)
 {
     (void)arg;
@@ -108,7 +108,7 @@ static void node_once(weft_node *w, void *arg)
     pthread_t thread;
     if (weft_rank(w) == 0)
         CHECK(pthread_create(&thread, NULL, submitter, q) == 0);
-    OK(weft_gpu_run(f.g, work, BLOCKS, &f)); /* until the queue ends */
+    OK(weft_gpu_run(f.g, work, BLOCKS, &f)); /* runs until the queue is shut down */
     if (weft_rank(w) == 0)
         pthread_join(thread, NULL);
     CHECK(f.ended == BLOCKS);
@@ -174,7 +174,7 @@ static void *run_blocks(void *arg)
     return NULL;
 }
 
-/* A block hangs with a task: the others do it; what the block says in the end is refused. */
+/* A block hangs while it has a task: another block does the task, and the first block's late result is refused. */
 static void node_hang(weft_node *w, void *arg)
 {
     (void)arg;
@@ -191,7 +191,7 @@ static void node_hang(weft_node *w, void *arg)
     OK(weft_gpu_worker_close(f.k));
     OK(weft_gpu_worker_stat(f.k, &stats, sizeof stats));
     CHECK(stats.taken_back == 1 && stats.done == 200 && stats.claimed == 201);
-    for (int i = 0; i < 1000; i++) { /* the last request is on its way */
+    for (int i = 0; i < 1000; i++) { /* the last request has not arrived yet */
         OK(weft_gpu_stat(f.g, &requests, sizeof requests));
         if (requests.failed)
             break;
@@ -238,7 +238,7 @@ static void test_idle(void **state)
     assert_int_equal(nodes_failed(1, node_idle, NULL), 0);
 }
 
-/* Results of tasks that nobody has, for workers that there are not. */
+/* Sends results of tasks that no block has, for workers that do not exist. */
 static void lie(const weft_device *d, void *arg)
 {
     struct farm *f = arg;
@@ -279,7 +279,7 @@ static void at_once(weft_node *w, void *record, weft_gpu_call *call, void *arg)
     OK(weft_gpu_answer(call, words[0] == 13 ? -ENOSPC : 0, words[0] * 2));
 }
 
-/* A kernel that writes whatever it can: its node does what can be done of it, and goes on. */
+/* A kernel that writes wherever it can: its node does the requests that are valid, and goes on. */
 struct vandal {
     struct farm f;
     uint32_t queue;
@@ -341,7 +341,7 @@ static void vandalise(const weft_device *d, void *arg)
     weft_device_tell((uint64_t *)(uintptr_t)k->ended, 1);
 }
 
-/* Do one task that is ready, if there is one. */
+/* Does one task, if one is ready. */
 static void do_one(weft_queue *q)
 {
     weft_lease lease;
@@ -349,7 +349,7 @@ static void do_one(weft_queue *q)
         CHECK(weft_complete(q, &lease, &(weft_result){.status = 3}, 1, NULL) >= 0);
 }
 
-/* A task that is submitted now is done, whatever the kernel has submitted, has claimed and keeps, and has made of the worker's ring. */
+/* A task that is submitted now is done, whatever the kernel has submitted, has claimed and keeps, or has written into the worker's ring. */
 static void still_works(weft_queue *q)
 {
     weft_task task = {.tag = 4711};
@@ -436,7 +436,7 @@ static void ask(const weft_device *d, void *arg)
     CHECK(weft_device_ask(d, 3, record + 1, NULL) == -EINVAL);
     CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank, 0, 1ull << 43), NULL) == -EFAULT);
     CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank + 1, 0, 4096), NULL) == -EFAULT);
-    /* What the processor reads lies in the pool: an arena's memory may be the GPU's alone. */
+    /* The processor reads the record, so it must be in the pool: an arena's memory may be accessible to the GPU only. */
     CHECK(weft_device_ask(d, 3, all->arena, NULL) == -EFAULT);
     CHECK(weft_device_send(d, d->rank, 1, 0, all->arena, 64, &op) == 0 && weft_device_wait(d, &op) == -EFAULT);
     CHECK(weft_device_ask_start(d, 6, record, NULL) == 0);
@@ -462,7 +462,7 @@ static void node_services(weft_node *w, void *arg)
     OK(weft_gpu_alloc(g, space, WEFT_DEVICE_RECORD_BYTES, &record.arena));
     OK(weft_gpu_run(g, ask, 1, &record));
     pthread_join(thread, NULL);
-    OK(weft_gpu_close(g)); /* within the deadline */
+    OK(weft_gpu_close(g)); /* ends within the deadline */
     CHECK(never.call);
 }
 
@@ -473,7 +473,7 @@ static void test_services(void **state)
     assert_int_equal(nodes_failed_with(1, node_services, NULL, environment), 0);
 }
 
-/* A node is killed while its blocks work: the other's do its tasks. */
+/* A node is killed while its blocks work: the other node's blocks do its tasks. */
 static void node_killed(weft_node *w, void *arg)
 {
     (void)arg;

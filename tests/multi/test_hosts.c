@@ -31,7 +31,7 @@ static bool own_host(void)
     return unshare(CLONE_NEWIPC) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWIPC) == 0;
 }
 
-/* A port that was free a moment ago, on every address. */
+/* Finds a port that was free a moment ago, on every address. */
 static void new_coord(struct place *p, const char *host)
 {
     struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
@@ -76,7 +76,7 @@ static bool can_have_hosts(void)
 static void prepare(struct place *p, const char *host)
 {
     if (!can_have_hosts())
-        skip(); /* no namespaces for us here */
+        skip(); /* namespaces are not permitted here */
     unsetenv("WEFT_TRANSPORT");
     new_coord(p, host);
 }
@@ -102,7 +102,7 @@ static void test_works(void **state)
     struct place p = {.host_b = 2, .size = 4};
     prepare(&p, "127.0.0.1");
     assert_int_equal(processes_failed(p.size, works, &p), 0);
-    new_coord(&p, "0.0.0.0"); /* node 0 listens everywhere: the others know where they found it */
+    new_coord(&p, "0.0.0.0"); /* node 0 listens on all addresses: the others know the address at which they found it */
     p.host_b = 1;
     p.size = 3;
     assert_int_equal(processes_failed(p.size, works, &p), 0);
@@ -140,7 +140,7 @@ static void sleep_long(weft_node *w, uint32_t from, const void *header, size_t h
 {
     _Atomic int *done = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
-    usleep(6000000); /* longer than a process that is stopped would have */
+    usleep(6000000); /* longer than a stopped process may be silent */
     *done = 1;
 }
 
@@ -162,7 +162,7 @@ static int ends(int rank, void *arg)
             while (!p->shared->stopped)
                 usleep(1000);
             p->shared->goes_on = 1;
-            /* Stopped and continued by node 0: by now it is dead to the others, and hears of it. */
+            /* Node 0 has stopped and continued this node: by now the others consider it dead, and it learns that. */
             int64_t end = now_ns() + patience_ns(40);
             while (weft_alive(w, 0) || weft_alive(w, 1)) {
                 CHECK(now_ns() < end);
@@ -172,7 +172,7 @@ static int ends(int rank, void *arg)
             return 0;
         }
     }
-    if (p->how == SLOW_HANDLER) { /* a node whose progress thread is busy is none the less alive */
+    if (p->how == SLOW_HANDLER) { /* a node whose progress thread is busy is still alive */
         if (rank == 0)
             OK(weft_send(w, 2, 3, "", 0, NULL, 0, NULL));
         if (rank == 2)
@@ -180,7 +180,7 @@ static int ends(int rank, void *arg)
                 usleep(1000);
         OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
         CHECK(weft_alive_count(w) == 3);
-        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT)); /* nobody leaves before all have looked */
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT)); /* no node leaves before all have checked */
     } else {
         if (rank == 0 && p->how == STOPPED) {
             while (!p->shared->pid)
@@ -189,7 +189,7 @@ static int ends(int rank, void *arg)
             p->shared->stopped = 1;
         }
         int64_t end = now_ns() + patience_ns(40);
-        /* Nothing is sent to it: only its silence tells. The epoch is raised last, when its operations have failed. */
+        /* Nothing is sent to it: only its silence shows its death. The epoch is raised last, when its operations have failed. */
         while (weft_alive(w, 2) || weft_epoch(w) == 1) {
             CHECK(now_ns() < end);
             usleep(1000);

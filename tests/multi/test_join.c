@@ -33,14 +33,14 @@ static void new_coord(void)
     unsetenv("WEFT_SECRET");
 }
 
-/* A port of this test's own, below those that the system gives to connections. */
+/* A port for this test, below the range that the system uses for connections. */
 static int port(void)
 {
     static int number;
     return 20000 + ((int)getpid() * 8 + number++) % 12000;
 }
 
-/* Open as `rank` of `size`; what came of it, and what was said. */
+/* Opens as `rank` of `size`. Returns the result; weft_error() has the sentence. */
 static int attempt(uint32_t rank, uint32_t size, int64_t timeout, const char *secret)
 {
     weft_node *w;
@@ -61,10 +61,10 @@ static int missing(int rank, void *arg)
 {
     (void)arg;
     static const uint32_t ranks[] = {0, 2, 4};
-    /* Node 0 waits long enough for the two that come, and tells them. */
+    /* Node 0 waits long enough for the two nodes that come, and tells them which nodes are missing. */
     int rc = attempt(ranks[rank], 5, (rank == 0 ? 4 : 40) * WEFT_SECOND, NULL);
     CHECK(rc == -ETIMEDOUT);
-    CHECK(strstr(weft_error(), "nodes 1 and 3 of 5") != NULL); /* all of them know who */
+    CHECK(strstr(weft_error(), "nodes 1 and 3 of 5") != NULL); /* all of them name the missing nodes */
     return 0;
 }
 
@@ -75,7 +75,7 @@ static void test_missing(void **state)
     assert_int_equal(processes_failed(3, missing, NULL), 0);
 }
 
-/* One fails after all have met: the others are told at once, and by whom, although all would wait for it for long. */
+/* One node fails after all have met: the others are told at once which one failed, although their time-out is long. */
 static int fails_half_way(int rank, void *arg)
 {
     const int *failing = arg;
@@ -86,7 +86,7 @@ static int fails_half_way(int rank, void *arg)
     int rc = attempt((uint32_t)rank, 4, 300 * WEFT_SECOND, NULL);
     char who[32];
     snprintf(who, sizeof who, "node %d (pid ", *failing);
-    CHECK(strstr(weft_error(), "/nonexistent/libibverbs.so")); /* why */
+    CHECK(strstr(weft_error(), "/nonexistent/libibverbs.so")); /* the reason */
     if (rank == *failing)
         CHECK(rc == -EHOSTUNREACH);
     else
@@ -110,8 +110,8 @@ struct held_up {
     _Atomic uint32_t opened, killed;
     bool dies;
 };
-static struct held_up *held_up; /* in node 2 */
-static _Atomic int to_drop;     /* side connections that this process drops as it takes them */
+static struct held_up *held_up; /* used in node 2 */
+static _Atomic int to_drop;     /* how many side connections this process accepts and drops */
 
 int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
 {
@@ -133,7 +133,7 @@ int accept4(int fd, struct sockaddr *address, socklen_t *len, int flags)
     return got;
 }
 
-/* Of a table of nodes only half goes into the socket, and no more until then: its node reads no faster. */
+/* Only half of a table of nodes is sent until this time, as if the node read no faster. */
 static int64_t table_until;
 
 ssize_t send(int fd, const void *bytes, size_t len, int flags)
@@ -150,7 +150,7 @@ ssize_t send(int fd, const void *bytes, size_t len, int flags)
     return syscall(SYS_sendto, fd, bytes, len, flags, NULL, 0);
 }
 
-/* A node that does not read for a while gets all of its table, */
+/* A node that does not read for a while still gets all of its table. */
 static int table_late(int rank, void *arg)
 {
     (void)arg;
@@ -159,7 +159,7 @@ static int table_late(int rank, void *arg)
     return 0;
 }
 
-/* and of one that does not until node 0 gives up, all know that; it has no reason to take the secret for wrong. */
+/* If a node does not read until node 0 gives up, all nodes are told that; the node itself must not conclude that the secret is wrong. */
 static int table_never(int rank, void *arg)
 {
     _Atomic uint32_t *cut = arg;
@@ -209,7 +209,8 @@ static void test_one_connects_late(void **state)
     assert_int_equal(processes_failed(4, one_connects_late, shared_words(64)), 0);
 }
 
-/* A node whose connection is closed before it has shown whose it is, as that of a stranger is where descriptors run out, calls again. */
+/* A node connects again if its connection is closed before it has authenticated itself. This happens to strangers when descriptors run
+   out. */
 static int dropped(int rank, void *arg)
 {
     (void)arg;
@@ -226,7 +227,7 @@ static void test_dropped(void **state)
     assert_int_equal(processes_failed(3, dropped, NULL), 0);
 }
 
-/* And when it dies, all others say so, those that had connected with it included. */
+/* When it dies, all other nodes report that, including those that had connected with it. */
 static void test_dies_connecting(void **state)
 {
     (void)state;
@@ -240,7 +241,7 @@ static void test_dies_connecting(void **state)
 }
 #endif
 
-/* Too few descriptors for all that come: node 0 says so at once, and does not take it for somebody's absence. */
+/* Too few descriptors for all nodes that connect: node 0 reports that at once, and does not report nodes as missing. */
 static int few_files(int rank, void *arg)
 {
     _Atomic uint32_t *failed = arg;
@@ -255,7 +256,7 @@ static int few_files(int rank, void *arg)
               strstr(weft_error(), "ulimit -n"));
         return 0;
     }
-    /* Nodes all of them: a stranger would make room for the next. */
+    /* All connections are nodes: a stranger would be closed to make room for the next. */
     while (!*failed)
         (void)attempt((uint32_t)rank, 64, 2 * WEFT_SECOND, NULL);
     return 0;
@@ -276,7 +277,7 @@ static void test_no_coordinator(void **state)
     assert_non_null(strstr(weft_error(), "node 0 did not answer"));
 }
 
-/* The last to come waits until the others have had their answer: node 0 stops listening when all are there. */
+/* The last node waits until the others have got their answer, because node 0 stops listening when all have arrived. */
 static void wait_refused(const _Atomic int *refused, int count)
 {
     while (*refused < count)
@@ -309,7 +310,7 @@ static void test_secret(void **state)
 
 static int twice(int rank, void *arg)
 {
-    _Atomic int *refused = arg; /* the second of 1 and 3, which both want to be node 1 */
+    _Atomic int *refused = arg; /* the second of nodes 1 and 3, which both claim number 1 */
     if (rank == 2)
         wait_refused(refused, 1);
     int rc = attempt(rank == 3 ? 1 : (uint32_t)rank, 3, 40 * WEFT_SECOND, NULL);
@@ -332,7 +333,7 @@ static void test_rank_twice(void **state)
 
 static int sizes(int rank, void *arg)
 {
-    _Atomic int *refused = arg; /* the one that comes for a cluster of another size */
+    _Atomic int *refused = arg; /* the node that expects a cluster of another size */
     if (rank == 1)
         wait_refused(refused, 1);
     int rc = attempt(rank == 0 ? 0 : 1, rank < 2 ? 2 : 3, 40 * WEFT_SECOND, NULL);
@@ -382,7 +383,7 @@ static int strangers(int rank, void *arg)
             (void)!write(fd, junk, random_next(&seed) % sizeof junk);
         }
         if (i % 3 == 0)
-            close(fd); /* else it stays open and says nothing more */
+            close(fd); /* otherwise the connection stays open, and sends nothing more */
     }
     visit->visited++;
     wait_for(&visit->left, 1);
@@ -397,7 +398,7 @@ static void test_strangers(void **state)
     assert_int_equal(processes_failed(4, strangers, shared_words(4096)), 0);
 }
 
-/* Who says nothing is sent away, though node 0 waits on. */
+/* A connection that sends nothing is closed while node 0 still waits for its nodes. */
 static int silent(int rank, void *arg)
 {
     _Atomic int *dismissed = arg;
@@ -437,7 +438,8 @@ static int too_many(int rank, void *arg)
         OK(rank ? 0 : setrlimit(RLIMIT_NOFILE, &limit));
         if (rank)
             wait_for(connected, 1);
-        OK(attempt((uint32_t)rank, 2, 20 * WEFT_SECOND, NULL)); /* two seconds for each thirty strangers were too many */
+        /* if thirty strangers together took two seconds, this would not be enough time */
+        OK(attempt((uint32_t)rank, 2, 20 * WEFT_SECOND, NULL));
         *connected = 2;
         return 0;
     }
@@ -455,7 +457,7 @@ static void test_too_many(void **state)
     assert_int_equal(processes_failed(3, too_many, shared_words(4096)), 0);
 }
 
-/* The address at which a process takes side connections of its host. False: it does not listen yet. */
+/* Finds the address at which a process accepts side connections of its host. False: it does not listen yet. */
 static bool side_address(int pid, char address[128])
 {
     char path[64], link[64], line[256], name[108];
@@ -480,7 +482,7 @@ static bool side_address(int pid, char address[128])
     return false;
 }
 
-/* Strangers that say nothing where side connections are taken: they are not waited for, one after the other. */
+/* Strangers connect where side connections are accepted, and send nothing: they are not waited for one after the other. */
 struct at_the_side {
     _Atomic uint32_t pid, connected, joined;
 };
@@ -494,7 +496,7 @@ static int silent_at_the_side(int rank, void *arg)
             s->pid = (uint32_t)getpid();
         else
             wait_for(&s->connected, 1);
-        OK(attempt((uint32_t)rank, 2, 20 * WEFT_SECOND, NULL)); /* 40 strangers of a second each were too many */
+        OK(attempt((uint32_t)rank, 2, 20 * WEFT_SECOND, NULL)); /* if each of 40 strangers took a second, this would not be enough time */
         s->joined++;
         return 0;
     }
@@ -514,7 +516,7 @@ static void test_silent_at_the_side(void **state)
     assert_int_equal(processes_failed(3, silent_at_the_side, shared_words(4096)), 0);
 }
 
-/* Another user had the address first: a node that comes tells it nothing. */
+/* Another user listens at the address: a node that connects sends it nothing. */
 static int other_user(int rank, void *arg)
 {
     _Atomic uint32_t *step = arg; /* 1: it listens, 2: the node has been there */
@@ -542,20 +544,20 @@ static void test_other_user(void **state)
 {
     (void)state;
     if (geteuid() != 0)
-        skip(); /* only root can be two users */
+        skip(); /* only root can act as two users */
     new_coord();
     assert_int_equal(processes_failed(2, other_user, shared_words(4096)), 0);
 }
 #endif
 
-/* Node 0 says what it knows of why somebody is missing. */
+/* Node 0 reports what it knows about the reason why a node is missing. */
 static int why_missing(int rank, void *arg)
 {
     _Atomic uint32_t *refused = arg;
     if (rank == 0) {
         CHECK(attempt(0, 3, 5 * WEFT_SECOND, "right") == -ETIMEDOUT);
         CHECK(strstr(weft_error(), "nodes 1 and 2 of 3"));
-        CHECK(*refused == 2); /* else this machine was too busy for five seconds to be enough */
+        CHECK(*refused == 2); /* otherwise the machine was so busy that five seconds were not enough */
         CHECK(strstr(weft_error(), "1 connection from 127.0.0.1 was refused: wrong secret"));
         CHECK(strstr(weft_error(), "node 2 is set to 4 nodes, node 0 to 3"));
         return 0;
@@ -587,10 +589,10 @@ static void test_tcp(void **state)
     assert_int_equal(processes_failed(3, over_tcp, NULL), 0);
 }
 
-/* Nodes that are told nothing but their number and a hostfile: weft's own, MLX's, or MLX's environment. */
+/* Nodes that get only their number and a hostfile: weft's own, MLX's, or MLX's environment. */
 struct hostfile_case {
     const char *text;
-    bool mlx; /* by MLX's variables */
+    bool mlx; /* the nodes are started by MLX's variables */
     char path[64], coordinator[64];
 };
 
@@ -652,14 +654,14 @@ static void test_alone(void **state)
     weft_config c = {.bytes = sizeof c, .transport = "pigeon"};
     assert_int_equal(weft_open(&w, &c), -EINVAL);
     assert_null(w);
-    /* many times: nothing is left behind that would run out */
+    /* many times, so that anything left behind would run out */
     for (int i = 0; i < 300; i++) {
         assert_int_equal(weft_open(&w, NULL), 0);
         assert_int_equal(weft_close(w), 0);
     }
 }
 
-/* Closing: once, and while no thread waits in a call. Each kind of wait is one that weft_close() knows of. */
+/* weft_close() succeeds once, and only while no thread waits in a call. It must know each kind of wait. */
 struct closing {
     weft_node *w;
     weft_gaddr word;

@@ -14,7 +14,7 @@
 #include "liar.h"
 #include "sync/lock.h"
 
-/* When the liar has left, the others lock and meet as if it had never been there. */
+/* When the liar has left, the others lock and meet as usual. */
 static void honest_end(weft_node *w, struct told *t, weft_gaddr word)
 {
     while (weft_alive(w, LIAR))
@@ -55,7 +55,7 @@ static const struct lie_field LOCK_MESSAGE[] = {
     LIE_FIELD(struct lock_message, flag),
 };
 
-/* About a lock of the honest nodes', about one that nobody else uses, and as if the honest node waited for one of the liar's. */
+/* Lies about a lock of the honest nodes, about a lock that nobody else uses, and as if the honest node waited for a lock of the liar. */
 static void lie_by_message(weft_node *w, struct told *t, weft_gaddr area)
 {
     for (uint32_t node = 0; node < NODES - 1; node++) {
@@ -80,7 +80,8 @@ static void lock_messages(weft_node *w, void *arg)
         atomic_store(&t->over, 1);
         return;
     }
-    /* Meanwhile: a lock of theirs, which the liar may have for a moment, as it may ask for it; and one in the liar's memory. */
+    /* Meanwhile the honest nodes use a lock of their own, which the liar may hold for a moment, because it may ask for it; and a lock in
+       the liar's memory. */
     while (!t->over) {
         int rc = weft_lock(w, word, 100 * WEFT_SECOND, NULL);
         OK(rc);
@@ -101,7 +102,7 @@ static void test_lock_messages(void **state)
 
 /* --- the lock's word --- */
 
-/* As the node itself writes such words into the pools of others. */
+/* Sets a word in the same way in which a node writes such words into the pools of others. */
 static int set_word(weft_node *w, weft_gaddr at, uint64_t value)
 {
     return fab_system_set(w, weft_gaddr_node(at), weft_gaddr_offset(at), value, true);
@@ -128,7 +129,7 @@ static void lock_word(weft_node *w, void *arg)
     while (!t->over) {
         OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
         OK(weft_unlock(w, word));
-        int rc = weft_lock(w, word + 8, WEFT_MS, NULL); /* the one that is lied about */
+        int rc = weft_lock(w, word + 8, WEFT_MS, NULL); /* the lock that the lies are about */
         CHECK(rc == 0 || rc == -ETIMEDOUT);
         rc = rc ? 0 : weft_unlock(w, word + 8);
         CHECK(rc == 0 || rc == -EPERM);
@@ -155,7 +156,7 @@ static void swallow(weft_node *w, uint32_t from, const void *header, size_t head
         atomic_fetch_add(&refused, 1);
 }
 
-/* What a home keeps for one node has a bound: of requests that wait, for one lock or for many, and of requests that were taken back. */
+/* A home keeps a bounded amount for one node: of waiting requests, for one lock or for many, and of cancelled requests. */
 static void endless(weft_node *w, void *arg)
 {
     enum { MANY = 5000, WORDS = 8192 };
@@ -166,7 +167,8 @@ static void endless(weft_node *w, void *arg)
     if (weft_rank(w) == 0)
         for (uint64_t i = 0; i < WORDS; i++)
             *(uint64_t *)weft_ptr(w, words + 8 * i, 8) = lock_value(1, 1); /* all of them are held */
-    base_spin_lock(&w->progress);                                          /* for the thread sanitizer alone: handlers run with this lock */
+    /* only for the thread sanitizer: handlers run with this lock held */
+    base_spin_lock(&w->progress);
     base_spin_unlock(&w->progress);
     meet(&t->here, NODES);
     if (weft_rank(w) == LIAR) {
@@ -211,7 +213,7 @@ static void barrier_words(weft_node *w, struct told *t, bool exchange)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     meet(&t->here, NODES);
     if (weft_rank(w) == LIAR) {
-        /* The set that the honest ones are in, and the next of their barriers: what the truth would be. */
+        /* The set of the honest nodes, and the number of their next barrier: true values. */
         const struct sync *s = w->sync;
         for (uint32_t node = 0; node < NODES - 1; node++)
             for (uint32_t i = 0; i < (exchange ? GIVEN_WORDS : LINE_WORDS); i++) {

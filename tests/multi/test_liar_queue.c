@@ -17,8 +17,8 @@
 #include "liar.h"
 #include "queue/queue.h"
 
-enum { SLOTS = 64, SLOT_BITS = 7 /* as messages say it */, KEEP = 512 };
-enum { OPENED, DONE_ALL, CLOSED }; /* where the honest ones meet */
+enum { SLOTS = 64, SLOT_BITS = 7 /* as messages contain it */, KEEP = 512 };
+enum { OPENED, DONE_ALL, CLOSED }; /* points at which the honest nodes meet */
 
 static bool borne(int rc)
 {
@@ -27,7 +27,7 @@ static bool borne(int rc)
 
 /* --- what the honest ones do --- */
 
-/* Tasks as usual, whatever comes of them; never more than KEEP that are outstanding. */
+/* Submits and does tasks as usual, whatever happens to them; at most KEEP are outstanding. */
 static void work_meanwhile(weft_queue *q, uint64_t *tag)
 {
     weft_task tasks[8];
@@ -53,7 +53,7 @@ static void work_meanwhile(weft_queue *q, uint64_t *tag)
     CHECK(borne(weft_drain(q, 0)));
 }
 
-/* All of it, once. */
+/* All tasks are done, each once. */
 static void work_afterwards(weft_node *w, struct told *t)
 {
     enum { TASKS = 300 };
@@ -86,10 +86,10 @@ static void work_afterwards(weft_node *w, struct told *t)
     OK(weft_queue_close(q));
 }
 
-/* Wherever the liar says that its shard is, those that are used lie in its pool. */
+/* Wherever the liar claims its shard to be, the shards that are used are in its pool. */
 static void check_views(weft_node *w, weft_queue *q, const struct told *t)
 {
-    base_spin_lock(&w->progress); /* handlers run with it */
+    base_spin_lock(&w->progress); /* handlers run with this lock held */
     const struct queue_view *next = q->retired;
     for (const struct queue_view *v = atomic_load(&q->views[LIAR]); v; v = next, next = v ? v->retired : NULL) {
         uint64_t offset = weft_gaddr_offset(v->at), bytes = slot_shard_bytes(v->shard.slots), pool = w->links[LIAR].pool_bytes;
@@ -116,7 +116,7 @@ static void with_queue(weft_node *w, struct told *t, liar_fn lie)
                 usleep(1000);
         lie(w, t, q);
         atomic_store(&t->over, 1);
-        return; /* with its queue open, and all that it has said standing */
+        return; /* its queue stays open, and its lies are not taken back */
     }
     for (uint64_t tag = 0; !t->over;)
         work_meanwhile(q, &tag);
@@ -320,7 +320,7 @@ static void opened_anew(weft_node *w, void *arg)
         usleep(1000);
     if (weft_rank(w) == 0) {
         uint32_t views = 1;
-        base_spin_lock(&w->progress); /* handlers run with it */
+        base_spin_lock(&w->progress); /* handlers run with this lock held */
         for (const struct queue_view *v = q->retired; v; v = v->retired)
             views++;
         base_spin_unlock(&w->progress);

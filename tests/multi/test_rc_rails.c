@@ -584,7 +584,7 @@ static void test_unheard(void **state)
 
 static const struct rail_call nonsense[] = {
     {.kind = 7, .generation = 1}, {.kind = 0}, {.kind = 5, .track = 3}, {.kind = 6, .track = UINT32_MAX},
-    {.kind = 1, .generation = 2}, /* an offer by the one that does not lead, */
+    {.kind = 1, .generation = 2}, /* an offer by the node that does not lead, */
     {.kind = 2, .generation = 1}, /* and an acceptance without an address */
 };
 

@@ -641,7 +641,7 @@ static void check_economy(struct world *w)
 {
     static const struct faults none;
     if (memcmp(&w->c.faults, &none, sizeof none) != 0 || !w->c.credits || w->c.heat ||
-        w->c.nodes > 2) /* a middle node without room drops */
+        w->c.nodes > 2) /* a forwarding node without room drops the frame */
         return;
     for (uint32_t i = 0; i < w->c.nodes; i++)
         for (uint32_t j = 0; j < w->c.nodes; j++) {

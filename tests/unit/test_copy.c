@@ -19,7 +19,7 @@
 
 #define MIB ((size_t)1 << 20)
 
-/* Bytes that tell their place and the copy, so that a piece of another place or of an earlier copy is seen. */
+/* Fills with bytes that depend on the position and the copy, so that a piece from another position or an earlier copy is detected. */
 static void fill(uint8_t *p, size_t len, uint32_t seed)
 {
     for (size_t i = 0; i < len; i++)
@@ -35,7 +35,7 @@ static void *memory(size_t len)
 
 /* --- the ways --- */
 
-#define EDGE 256u /* bytes on both sides that nobody may write */
+#define EDGE 256u /* bytes on both sides that must not change */
 
 static void copies_exactly(const struct copy_way *way, uint8_t *dst, size_t dst_at, const uint8_t *src, size_t src_at, size_t len)
 {
@@ -69,7 +69,7 @@ static void every_way_copies_exactly(void **state)
             for (size_t d = 0; d < sizeof offsets / sizeof *offsets; d++)
                 for (size_t s = 0; s < sizeof offsets / sizeof *offsets; s++)
                     copies_exactly(way, dst, offsets[d], src, offsets[s], lengths[l]);
-        for (size_t at = 0; at < 64; at++) /* every place in a line, and every length of what is left over */
+        for (size_t at = 0; at < 64; at++) /* every position in a cache line, and every length of the remainder */
             for (size_t more = 0; more < 128; more++)
                 copies_exactly(way, dst, at, src, 64 - at, 16384 + more);
     }
@@ -95,7 +95,7 @@ static void classes_are_octaves(void **state)
         assert_int_equal(copy_class(copy_class_bytes(c)), c);
 }
 
-/* The table's first way that streams, or 0. */
+/* The first way in the table that uses streaming stores, or 0. */
 static unsigned first_stream(void)
 {
     for (unsigned i = 0; copy_ways[i].name; i++)
@@ -109,9 +109,9 @@ static void the_fastest_is_chosen(void **state)
     (void)state;
     unsigned s = first_stream();
     if (s < 2)
-        skip(); /* this processor has one way only */
+        skip(); /* this processor has only one way */
     uint64_t none[COPY_WAYS_MAX] = {0};
-    assert_int_equal(copy_choose(none), 0); /* nothing measured: the C library's */
+    assert_int_equal(copy_choose(none), 0); /* nothing was measured, so the C library's copy is used */
     uint64_t only_second[COPY_WAYS_MAX] = {[1] = 900};
     assert_int_equal(copy_choose(only_second), 1);
 
@@ -123,7 +123,7 @@ static void the_fastest_is_chosen(void **state)
     uint64_t stream_faster[COPY_WAYS_MAX] = {1000, 1000, [2] = 0};
     stream_faster[s] = 700;
     assert_int_equal(copy_choose(stream_faster), s);
-    stream_faster[s] = 965; /* not enough for what readers lose */
+    stream_faster[s] = 965; /* the gain is less than readers lose */
     assert_int_equal(copy_choose(stream_faster), 0);
     stream_faster[s] = 950;
     assert_int_equal(copy_choose(stream_faster), s);
@@ -133,7 +133,7 @@ static void the_fastest_is_chosen(void **state)
     if (!copy_ways[s + 1].name)
         return;
     uint64_t streams[COPY_WAYS_MAX] = {1000, 1000};
-    streams[s] = 820, streams[s + 1] = 700; /* the first that streams, which gains with size */
+    streams[s] = 820, streams[s + 1] = 700; /* the first streaming way, which gains with size */
     assert_int_equal(copy_choose(streams), s);
     streams[s] = 850;
     assert_int_equal(copy_choose(streams), s + 1);
@@ -157,15 +157,15 @@ static void measures_what_may_serve(void **state)
     assert_true(ns[copy_choose(ns)] != 0);
 }
 
-/* Whatever is chosen when, bytes arrive: enough copies for classes to be measured meanwhile. */
+/* Whichever way is chosen, the bytes arrive: enough copies that classes are measured meanwhile. */
 static void large_copies_copy(void **state)
 {
     (void)state;
-    size_t most = 2 * MIB + 101; /* the last one, a place further, and a byte behind it */
+    size_t most = 2 * MIB + 101; /* the largest size, an offset, and a byte behind the copy */
     uint8_t *src = memory(most), *dst = memory(most);
     static const size_t lengths[] = {32 << 10, (32 << 10) + 1, 100000, 512 << 10, 2 * MIB + 99};
     for (uint32_t k = 0; k < sizeof lengths / sizeof *lengths; k++)
-        for (uint32_t i = 0; i < 17; i++) { /* at the 16th a class is measured */
+        for (uint32_t i = 0; i < 17; i++) { /* a class is measured at its 16th copy */
             fill(src, lengths[k], k * 17 + i);
             memset(dst, 0, lengths[k] + 2);
             copy_bytes(dst + i % 2, src, lengths[k]);
@@ -182,7 +182,7 @@ static void how_many_by_default(void **state)
 {
     (void)state;
     assert_int_equal(copy_team_default(1, 1), 1);
-    assert_int_equal(copy_team_default(2, 1), 1); /* the other processor is the other node's, or the program's */
+    assert_int_equal(copy_team_default(2, 1), 1); /* the other processor is for the other node, or for the program */
     assert_int_equal(copy_team_default(2, 2), 1);
     assert_int_equal(copy_team_default(4, 2), 2);
     assert_int_equal(copy_team_default(16, 2), 6);
@@ -211,7 +211,7 @@ static void threads_copy_all_of_it(void **state)
             for (size_t i = 0; i < EDGE; i++)
                 assert_true(dst[at - 1 - i] == 0xa5 && dst[at + lengths[k] + i] == 0xa5);
             if (k % 2)
-                usleep(500); /* the helpers sleep when the next one comes */
+                usleep(500); /* by the next copy the helpers are asleep */
         }
         copy_team_free(t);
     }
@@ -244,7 +244,7 @@ static void *copies_again_and_again(void *arg)
     return NULL;
 }
 
-/* One caller has the helpers, the others go alone: and each has its own bytes when its call returns. */
+/* One caller gets the helpers, and the others copy alone. Each has its own bytes when its call returns. */
 static void several_callers_share_a_team(void **state)
 {
     (void)state;

@@ -47,14 +47,14 @@ static void they_arrive(void **state)
     assert_true(same(got[0], p[0]) && same(got[1], p[1]));
     assert_true(fcntl(got[0], F_GETFD) & FD_CLOEXEC);
     close(got[0]), close(got[1]);
-    /* Fewer than there is room for, and in pieces. */
+    /* Fewer descriptors than there is room for, and bytes that arrive in pieces. */
     assert_int_equal(base_send_fds(s[0], "on", 2, p, 1), 0);
     assert_int_equal(base_send_fds(s[0], "e", 1, NULL, 0), 0);
     assert_int_equal(base_receive_fds(s[1], text, 3, got, 2, SOON), 0);
     assert_true(same(got[0], p[0]));
     assert_int_equal(got[1], -1);
     close(got[0]);
-    /* More than are wanted. */
+    /* More descriptors than the receiver expects. */
     assert_int_equal(base_send_fds(s[0], "more", 4, p, 2), 0);
     assert_int_equal(base_receive_fds(s[1], text, 4, got, 1, SOON), 0);
     close(got[0]);
@@ -74,7 +74,7 @@ static void an_end_and_a_deadline(void **state)
     assert_int_equal(base_send_fds(s[0], "half", 2, p, 1), 0);
     close(s[0]);
     assert_int_equal(base_receive_fds(s[1], text, 4, got, 2, SOON), -ECONNRESET);
-    assert_int_equal(got[0], -1); /* that came with the first half */
+    assert_int_equal(got[0], -1); /* the descriptor that came with the first half was closed */
     assert_int_equal(open_descriptors(), before - 1);
     close(s[1]), close(p[0]), close(p[1]);
 }
@@ -91,7 +91,7 @@ static void no_room_for_them(void **state)
     assert_int_equal(base_send_fds(s[0], "both", 4, p, 2), 0);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
     none = limit;
-    none.rlim_cur = 1; /* 0 is open; poll() wants room for the one that it is given */
+    none.rlim_cur = 1; /* descriptor 0 is open; poll() needs room for the one that it is given */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     int rc = base_receive_fds(s[1], text, 4, got, 2, SOON);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -101,7 +101,7 @@ static void no_room_for_them(void **state)
 }
 
 #if defined(__linux__)
-/* By a name, which ends with its place; who is another user is refused at both ends. */
+/* Descriptors are sent to a place by its name, which is invalid once the place is closed. Both ends refuse another user. */
 static void to_a_place(void **state)
 {
     (void)state;

@@ -23,7 +23,7 @@ enum { MOST = 12, REFUSED = -1 };
 static const struct {
     const char *what;
     const char *table[MOST]; /* NULL ends it; "" is a zero entry */
-    int kinds[MOST];         /* 0: not known */
+    int kinds[MOST];         /* 0: unknown */
     int wanted, chosen;
     bool infiniband;
     const char *why;
@@ -92,7 +92,7 @@ static void chooses(void **state)
             fail_msg("%s: returned %d, index %u (%s)", cases[i].what, rc, c.gid.index, said);
         if (cases[i].why && !strstr(said, cases[i].why))
             fail_msg("%s: '%s' is not in '%s'", cases[i].what, cases[i].why, said);
-        /* What helps: another entry where one was asked for and others are set, else an address. */
+        /* The remedy: another entry, if an entry was asked for and others are set; otherwise an address. */
         bool helps = cases[i].wanted >= 0 ? strstr(said, "Choose an entry that is set, or none") != NULL
                                           : strstr(said, " en5") && strstr(said, "IPv4 address");
         if (rc && (!strstr(said, "rdma_en5: ") || !helps))

@@ -19,7 +19,7 @@
 
 static char root[200];
 
-/* Folders above it are made, too. */
+/* Makes the path of a file, and the folders above it. */
 static void place(const char *path, char out[600])
 {
     snprintf(out, 600, "%s/%s", root, path);
@@ -47,7 +47,7 @@ static void link_to(const char *path, const char *target)
     assert_int_equal(symlink(target, at), 0);
 }
 
-/* A device at `where` below sys/devices: a file for each "name=value". */
+/* Makes a device at `where` below sys/devices: a file for each "name=value". */
 static void device(const char *where, const char *const *facts)
 {
     char path[400], target[400];
@@ -112,8 +112,10 @@ static void test_links(void **state)
         "removable=fixed");
     device("pci0000:00/0000:00:09.0/0000:05:00.0",
            (const char *const[]){"class=0x030000", "vendor=0x1002", LINK("8.0", "255"), "driver=amdgpu", NULL});
-    device("pci0000:00/0000:00:0a.0/0000:06:00.0", (const char *const[]){"class=0x030000", "vendor=0x1a03", NULL}); /* of the board */
-    device("pci0000:c0/0000:c0:01.0/0000:c1:00.1", (const char *const[]){"class=0x040300", "vendor=0x10de", NULL}); /* its sound */
+    /* the display controller of the mainboard */
+    device("pci0000:00/0000:00:0a.0/0000:06:00.0", (const char *const[]){"class=0x030000", "vendor=0x1a03", NULL});
+    /* the GPU's sound device */
+    device("pci0000:c0/0000:c0:01.0/0000:c1:00.1", (const char *const[]){"class=0x040300", "vendor=0x10de", NULL});
     assert_int_equal(gpu_pci_list(root, all, 8), 4);
     assert_string_equal(all[0].address, "0000:03:00.0");
     assert_true(all[0].external);
@@ -151,15 +153,15 @@ static void test_distance(void **state)
     GPU("pci0000:80/0000:80:01.0/0000:81:00.0", "numa_node=0");
     GPU("pci0000:c0/0000:c0:01.0/0000:c1:00.0", "numa_node=1");
     nearest("0000:19:00.0", "", WEFT_GPU_NO_RDMA);
-    file("sys/devices/virtual/infiniband/rxe0/node_guid", "0\n"); /* on no bus */
+    file("sys/devices/virtual/infiniband/rxe0/node_guid", "0\n"); /* a device on no bus */
     link_to("sys/class/infiniband/rxe0", "../../devices/virtual/infiniband/rxe0");
     nearest("0000:19:00.0", "", WEFT_GPU_NO_RDMA);
-    nic("mlx5_9", "pci0000:16/0000:16:02.0/0000:20:00.0"); /* of the same host bridge only */
+    nic("mlx5_9", "pci0000:16/0000:16:02.0/0000:20:00.0"); /* shares only the host bridge */
     nearest("0000:19:00.0", "mlx5_9", WEFT_GPU_SAME_ROOT);
     nic("mlx5_3", "pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:02.0/0000:1b:00.0/0000:1c:00.0");
     nearest("0000:19:00.0", "mlx5_3", WEFT_GPU_SAME_SWITCH);
-    nic("mlx5_4", "pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:01.0/0000:1a:00.0"); /* fewer bridges away */
-    nic("mlx5_5", "pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:03.0/0000:1d:00.0"); /* as far: the first name */
+    nic("mlx5_4", "pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:01.0/0000:1a:00.0"); /* fewer bridges away than the others */
+    nic("mlx5_5", "pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:03.0/0000:1d:00.0"); /* equally far: the first by name is chosen */
     nearest("0000:19:00.0", "mlx5_4", WEFT_GPU_SAME_SWITCH);
     nearest("0000:81:00.0", "mlx5_9", WEFT_GPU_SAME_NODE);
     nearest("0000:c1:00.0", "mlx5_9", WEFT_GPU_OTHER_NODE);
@@ -180,7 +182,7 @@ static void test_log(void **state)
                "6,1,1,-;pci 0000:03:00.0: BAR 1 failed\n" STAMP "NVRM: GPU 0000:17:00.0: RmInitAdapter failed! (0x26:0x56:1)\n" STAMP
                "NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.\n");
     gpu_pci_log(root, THIS, said);
-    assert_string_equal(said, "loading NVIDIA UNIX Open Kernel Module  580.159  GSP"); /* names no device */
+    assert_string_equal(said, "loading NVIDIA UNIX Open Kernel Module  580.159  GSP"); /* this line names no device */
     file("dev/kmsg", STAMP "NVRM: GPU 0000:03:00.0: RmInitAdapter failed! (0x62:0x40:2142)\n" STAMP
                            "NVRM: GPU 0000:03:00.0: rm_init_adapter failed, device minor number 0\n");
     gpu_pci_log(root, THIS, said);
@@ -191,7 +193,7 @@ static void test_log(void **state)
     assert_string_equal(said, "RmInitAdapter: Cannot initialize GSP firmware RM");
 }
 
-/* The sentences for a GPU that was found so. */
+/* The sentences for a GPU with these properties. */
 static weft_gpu_info explained(const char *const *facts, const char *said, const char *cuda, const char *visible)
 {
     weft_gpu_info info = {0};
@@ -211,7 +213,7 @@ static void test_why(void **state)
     static const char no_driver[] = "there is no CUDA driver (libcuda.so.1)";
     char said[PCI_SAID] = "";
     (void)state;
-    /* The external GPU whose link trains and whose firmware refuses. */
+    /* An external GPU whose link is up and whose firmware does not start. */
     gpu_pci_log_line("NVRM: GPU 0000:03:00.0: _kgspBootGspRm: GSP boot failed, RPC 4097 result 101", THIS, said);
     weft_gpu_info i = explained(FACTS(EXTERNAL, "driver=nvidia"), said, "CUDA's driver knows of no GPU", NULL);
     assert_non_null(strstr(i.why, "external; its link is up (PCIe 4 x4), but its firmware refuses to start: "));

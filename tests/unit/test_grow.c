@@ -30,9 +30,9 @@ static void config_sizes(void **state)
     struct later_config later = {.now = {.bytes = sizeof later, .size = 1, .pool_bytes = 4 << 20}};
     assert_int_equal(weft_open(&w, &none), -EINVAL);
     assert_non_null(strstr(weft_error(), "sizeof(weft_config)"));
-    none.bytes = SIZE_MAX / 2; /* as memory that was not set may be */
+    none.bytes = SIZE_MAX / 2; /* like memory that was not initialized */
     assert_int_equal(weft_open(&w, &none), -EINVAL);
-    later.new_field = 1; /* this library cannot do what it asks */
+    later.new_field = 1; /* this library does not know the new field */
     assert_int_equal(weft_open(&w, &later.now), -E2BIG);
     later.new_field = 0;
     assert_int_equal(weft_open(&w, &later.now), 0);
@@ -47,9 +47,10 @@ static void config_sizes(void **state)
     assert_int_equal(s.now.reserved_bytes, 4 << 20);
     assert_int_equal(s.new_field, 0);
     memset(&s, 0xff, sizeof s);
-    assert_int_equal(weft_pool_stat(w, &s.now, offsetof(weft_pool_stats, live_bytes)), 0); /* older: it has one field */
+    /* an older program, whose struct has one field */
+    assert_int_equal(weft_pool_stat(w, &s.now, offsetof(weft_pool_stats, live_bytes)), 0);
     assert_int_equal(s.now.reserved_bytes, 4 << 20);
-    assert_int_equal(s.now.live_bytes, UINT64_MAX); /* not touched */
+    assert_int_equal(s.now.live_bytes, UINT64_MAX); /* unchanged */
     weft_queue_stats qs;
     memset(&qs, 0xff, sizeof qs);
     assert_int_equal(weft_queue_stat(q, &qs, sizeof qs.submitted), 0);

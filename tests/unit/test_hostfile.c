@@ -149,7 +149,7 @@ static void names_line_and_field(void **state)
                "of devices, found a list of 1");
 }
 
-/* The position finder must not be led astray by brackets and quotes inside strings. */
+/* Brackets and quotes inside strings must not confuse the search for a position. */
 static void finds_lines_behind_strings(void **state)
 {
     (void)state;
@@ -201,7 +201,7 @@ static void reads_files(void **state)
     cluster_hostfile_free(h);
     assert_int_equal(cluster_hostfile_read(&h, dir), -EINVAL);
     assert_int_equal(mkfifo(pipe_path, 0600), 0);
-    assert_int_equal(cluster_hostfile_read(&h, pipe_path), -EINVAL); /* and does not wait for a writer */
+    assert_int_equal(cluster_hostfile_read(&h, pipe_path), -EINVAL); /* the read fails and does not wait for a writer */
     assert_int_equal(truncate(path, 5 << 20), 0);
     assert_int_equal(cluster_hostfile_read(&h, path), -EINVAL);
     assert_non_null(strstr(base_error(), "at most 4 MiB"));

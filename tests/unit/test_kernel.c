@@ -37,7 +37,7 @@ static uint64_t next(void)
     return seed;
 }
 
-/* Bytes where every kind is frequent: spaces of all sorts, letters, unprintables. */
+/* Fills with bytes of every kind: white space of all sorts, letters, unprintable bytes. */
 static void fill(uint8_t *p, size_t len)
 {
     static const uint8_t kinds[] = " \t\n\v\f\rabcXYZ~!\x01\x7f\x80\xff\x1f\x0e\x08";
@@ -45,7 +45,7 @@ static void fill(uint8_t *p, size_t len)
         p[i] = next() % 7 == 0 ? (uint8_t)next() : kinds[next() % (sizeof kinds - 1)];
 }
 
-/* Run a kernel over `p` in pieces of random lengths and fold (or concatenate) the outputs. */
+/* Runs a kernel over `p` in pieces of random lengths, and folds (or concatenates) the outputs. */
 static void run(const weft_kernel *k, const char *arg, const uint8_t *p, size_t len, bool cut, struct text *result)
 {
     _Alignas(16) uint8_t state[4096] = {0};
@@ -99,7 +99,7 @@ static void wc_counts(void **unused)
     }
 }
 
-/* A word at the end of one input does not go on in the next. */
+/* A word at the end of one input does not continue in the next. */
 static void wc_inputs(void **unused)
 {
     (void)unused;
@@ -138,7 +138,7 @@ static void histogram_counts(void **unused)
     }
 }
 
-/* Against a line-by-line search; needles of all lengths, hits at all places. */
+/* Compares with a line-by-line search, for texts of all lengths, and matches at all positions. */
 static void grep_lines(void **unused)
 {
     (void)unused;
@@ -209,7 +209,7 @@ static void names(void **unused)
     assert_int_equal(count, -1);
 }
 
-/* What a program may get wrong. */
+/* Kernels with invalid fields. */
 static void wrong_kernels(void **unused)
 {
     (void)unused;
@@ -221,7 +221,7 @@ static void wrong_kernels(void **unused)
     bad[3].run = NULL;
     bad[4].help = NULL;
     bad[5].finish = (int (*)(const void *, weft_out *))(void (*)(void))run_nothing; /* and no fold */
-    bad[6].bytes = SIZE_MAX / 3;                                                    /* a function by that name, say */
+    bad[6].bytes = SIZE_MAX / 3;                                                    /* as if the symbol were a function */
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(weft_kernel_register(&bad[i]), -EINVAL);
     const weft_kernel *k = NULL;

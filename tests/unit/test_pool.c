@@ -25,7 +25,7 @@ static inline uint64_t word_of(uint64_t buffer, uint64_t word)
 
 static void fill_and_check(uint64_t count, uint64_t size)
 {
-    /* Beside the buffers only the extent below the heap: 512 KiB is 8 extents, and all books are private. */
+    /* Besides the buffers the pool has only the extent below the heap: 512 KiB is 8 extents, and all records are private. */
     struct mem_pool *p = open_pool(count * size);
     uint64_t *at = calloc(count, sizeof *at);
     for (uint64_t i = 0; i < count; i++) {
@@ -65,7 +65,7 @@ static void buffers_256_of_128_mib(void **state)
 static void buffers_4096_of_2_gib(void **state)
 {
     (void)state;
-    /* The thread sanitizer shadows each byte with four: there 512 MiB must do. */
+    /* The thread sanitizer needs four bytes for each byte, so 512 MiB must do there. */
     fill_and_check(UNDER_TSAN ? 1024 : 4096, 512 * KIB);
 }
 
@@ -86,14 +86,14 @@ static void exhaustion(void **state)
         uint64_t used = n * mem_size(p, at[0]);
         if (used < 8 * MIB * 85 / 100)
             fail_msg("full with %llu buffers of %llu bytes only", (unsigned long long)n, (unsigned long long)sizes[i]);
-        /* All stays usable: what is freed can be had again. */
+        /* The pool stays usable: freed memory can be allocated again. */
         uint64_t again;
         put_back(p, at[n / 2]);
         assert_int_equal(mem_alloc(p, sizes[i], 0, &again), 0);
         assert_int_equal(again, at[n / 2]);
         for (uint64_t k = 0; k < n; k++)
             put_back(p, at[k]);
-        /* Also what lies in this thread's cache: the next takes the whole heap. */
+        /* Memory in this thread's cache can be used, too: the next allocation takes the whole heap. */
         uint64_t whole = get(p, 8 * MIB);
         assert_int_equal(mem_size(p, whole), 8 * MIB);
         put_back(p, whole);
@@ -133,16 +133,16 @@ static void wrong_frees(void **state)
         assert_refused(p, at + size - 1, -EINVAL, "inside the buffer");
         assert_int_equal(mem_size(p, at + 1), 0);
         put_back(p, at);
-        /* Now it is in this thread's cache, if it is small. */
+        /* A small block is now in this thread's cache. */
         base_error_clear();
         assert_int_equal(mem_free(p, at), -EALREADY);
         assert_says("freed before");
-        assert_refused(p, at, -EALREADY, "freed before"); /* and now back in its slab: mem_stat() emptied the cache */
+        assert_refused(p, at, -EALREADY, "freed before"); /* it is back in its slab now: mem_stat() emptied the cache */
         if (size > 16)
             assert_refused(p, at + 16, -EALREADY, "no buffer starts there");
         put_back(p, keep);
         assert_refused(p, keep, -EALREADY, "freed before");
-        /* Never does a refused free make a block come out twice. */
+        /* After a refused free, no block is allocated twice. */
         uint64_t one = get(p, sizes[i]), two = get(p, sizes[i]);
         assert_int_not_equal(one, two);
         put_back(p, one);
@@ -211,7 +211,7 @@ static void sizes_and_waste(void **state)
     for (uint64_t bytes = 1; bytes <= 32 * KIB; bytes++) {
         uint64_t at = get(p, bytes), size = mem_size(p, at);
         assert_true(size >= bytes);
-        /* To the next 16, or cache line from 64 on; an eighth at most where that is more. */
+        /* Sizes are rounded up to the next multiple of 16, or of a cache line from 64 on; by an eighth at most, where that is more. */
         uint64_t line = bytes < 64 ? 16 : 64, rounded = base_round_up(bytes, line);
         if (size > rounded && size - bytes > size / 8)
             fail_msg("%llu bytes take %llu", (unsigned long long)bytes, (unsigned long long)size);

@@ -79,7 +79,7 @@ static void others_can_map_it(void **state)
     assert_int_equal(other[at + 99], 0x5a);
     munmap(other, 1 * MIB);
 
-    /* Prefaulted: every page is there. */
+    /* The pool is prefaulted: every page is in memory. */
     long page = sysconf(_SC_PAGESIZE);
     unsigned char *seen = calloc(1 * MIB / (uint64_t)page, 1);
     assert_int_equal(mincore(mem_base(p), 1 * MIB, seen), 0);
@@ -120,9 +120,9 @@ static void locked_memory(void **state)
             fail_msg("%s", base_error());
         mem_pool_destroy(p);
     }
-    if (UNDER_SANITIZER) /* they make mlock() do nothing */
+    if (UNDER_SANITIZER) /* with sanitizers mlock() does nothing */
         return;
-    /* Refused in a process that has neither the right nor the limit. */
+    /* A process that has neither the permission nor the limit is refused. */
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {

@@ -31,7 +31,7 @@ struct world {
     uint8_t *shadow; /* a byte for each 16 of the pool: who owns it */
     unsigned threads;
     pthread_mutex_t lock;
-    struct buffer *passed; /* to be freed by whoever comes */
+    struct buffer *passed; /* buffers that any thread may free */
     unsigned passed_count;
     _Atomic unsigned no_room;
 };
@@ -43,7 +43,7 @@ struct walker {
     const char *wrong; /* cmocka's asserts are for the main thread only */
 };
 
-/* As repeats() of cluster_test.h: fewer where every step is slow. */
+/* Like repeats() of cluster_test.h: fewer rounds where every step is slow. */
 static unsigned often(unsigned n)
 {
     const char *by = getenv("TEST_DIVIDE");
@@ -99,7 +99,7 @@ static const char *drop(struct walker *me, const struct buffer *b)
     memset(shadow, 0, size / SHADOW_GRAIN);
     if (mem_free(w->pool, b->at))
         return "a live buffer was not freed";
-    /* With other threads about, the address may be somebody's again. */
+    /* If other threads run, the address may have been allocated again. */
     if (w->threads == 1 && mem_free(w->pool, b->at) != -EALREADY)
         return "a double free was not refused";
     if (w->threads == 1 && mem_size(w->pool, b->at) != 0)
@@ -116,7 +116,7 @@ static void *walk(void *arg)
     uint64_t r = me->seed;
     for (unsigned step = 0; step < me->steps && !me->wrong; step++) {
         uint64_t dice = next_random(&r);
-        /* Waves: for a time more is allocated than freed, then the other way. */
+        /* Allocates more than it frees for a time, then the other way round. */
         bool grow = dice % 100 < ((step / 4096) % 2 ? 35u : 65u);
         if (grow && count < LIVE_MAX) {
             struct buffer b = {.bytes = random_size(next_random(&r)), .pattern = (uint8_t)(dice >> 8 | 1)};
@@ -135,7 +135,7 @@ static void *walk(void *arg)
             atomic_fetch_add_explicit(&w->no_room, 1, memory_order_relaxed);
         }
         if (count && w->threads > 1 && dice >> 62 == 0) {
-            /* Give one away, and free what another gave. */
+            /* Passes a buffer to another thread, and frees one that another thread has passed. */
             struct buffer other = {0};
             unsigned k = (unsigned)(next_random(&r) % count);
             pthread_mutex_lock(&w->lock);
@@ -161,7 +161,7 @@ static void *walk(void *arg)
     return NULL;
 }
 
-/* Returns how often there was no room. */
+/* Returns how many allocations found no room. */
 static unsigned walk_all(unsigned threads, unsigned steps, uint64_t pool_bytes)
 {
     enum { MAX = 8 };
@@ -209,11 +209,11 @@ static void random_four_threads(void **state)
 static void random_in_a_pool_too_small(void **state)
 {
     (void)state;
-    /* Most of the time there is no room for large buffers: the slow paths of exhaustion under traffic. */
+    /* Usually there is no room for large buffers: this tests the slow paths of exhaustion under load. */
     assert_true(walk_all(4, 200000, 4 * MIB) > 100);
 }
 
-/* What a thread keeps in its cache while it does nothing is bounded. */
+/* The cache of an idle thread is bounded. */
 struct hoarder {
     struct mem_pool *pool;
     pthread_mutex_t lock;
@@ -257,7 +257,7 @@ static void hoards_are_bounded(void **state)
         pthread_cond_wait(&h.changed, &h.lock);
     pthread_mutex_unlock(&h.lock);
 
-    /* In 32 KiB blocks, so that extents broken by a few hoarded blocks lose at most their own. */
+    /* In blocks of 32 KiB, so that an extent with a few hoarded blocks loses only these. */
     uint64_t at[512];
     unsigned n = 0;
     while (n < 512 && mem_alloc(h.pool, 32 * KIB, 0, &at[n]) == 0)
@@ -265,7 +265,7 @@ static void hoards_are_bounded(void **state)
     struct mem_stats s;
     mem_stat(h.pool, &s);
     assert_int_equal(s.live_buffers, n);
-    /* An eighth may be hoarded; blocks of other classes break extents, an eighth more is ample for that. */
+    /* Up to an eighth may be hoarded. Blocks of other classes occupy parts of extents, for which another eighth is ample. */
     if (n < 512 * 3 / 4)
         fail_msg("an idle thread leaves others %u of 512 blocks", n);
     for (unsigned k = 0; k < n; k++)
@@ -276,7 +276,7 @@ static void hoards_are_bounded(void **state)
     pthread_cond_broadcast(&h.changed);
     pthread_mutex_unlock(&h.lock);
     pthread_join(thread, NULL);
-    assert_empty(h.pool); /* the thread's end gave its cache back */
+    assert_empty(h.pool); /* the thread's cache was freed when it ended */
     pthread_cond_destroy(&h.changed);
     pthread_mutex_destroy(&h.lock);
     mem_pool_destroy(h.pool);
@@ -321,7 +321,7 @@ static void freed_by_another(void **state)
     pthread_mutex_init(&q.lock, NULL);
     pthread_cond_init(&q.changed, NULL);
     assert_int_equal(pthread_create(&thread, NULL, consume, &q), 0);
-    /* Many times the pool goes through; one thread only allocates, the other only frees. */
+    /* Many times the size of the pool passes through: one thread only allocates, the other only frees. */
     for (unsigned i = 0; i < 100000; i++) {
         uint64_t at = get(q.pool, 16 + i % 3000);
         pthread_mutex_lock(&q.lock);
@@ -368,11 +368,11 @@ static void two_pools_in_turns(void **state)
     mem_pool_destroy(p[1]);
 }
 
-/* A thread outlives pools that it has caches of. */
+/* A thread outlives pools for which it has caches. */
 struct visitor {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct mem_pool *pool; /* to be visited; NULL: done */
+    struct mem_pool *pool; /* the pool to use next; NULL: no more */
     bool end;
 };
 

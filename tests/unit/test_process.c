@@ -46,7 +46,7 @@ static void make_file(const char *name, const char *text, mode_t mode)
     close(fd);
 }
 
-/* What `sh -c line` with these settings writes to its standard output; `how` is its status. */
+/* Returns what `sh -c line` with these settings writes to its standard output; `how` gets its status. */
 static char *output_of(struct base_process *p, const char *line, int *how)
 {
     static char text[4096];
@@ -94,7 +94,7 @@ static void finds_programs_as_a_shell(void **state)
     assert_int_equal(base_process_find(dir, out, sizeof out), -EISDIR);
     assert_int_equal(base_process_find("./nothing", out, sizeof out), -ENOENT);
     assert_int_equal(base_process_find("/bin/sh", out, 4), -ENAMETOOLONG);
-    /* An empty folder is the current one; the last one, too. */
+    /* An empty entry of PATH is the current folder; so is an empty last one. */
     char *here = getcwd(NULL, 0);
     assert_int_equal(chdir(dir), 0);
     setenv("PATH", "/nonexistent:", 1);
@@ -163,7 +163,7 @@ static void places_descriptors(void **state)
     char text[64];
     const char *argv[] = {"sh", "-c", "read x; echo out $x; echo err >&2", NULL};
     pid_t pid;
-    /* Those that are to become 1 and 2 stand at 2 and 1, and what becomes 0 at 0, close-on-exec. */
+    /* The descriptors that become 1 and 2 are at 2 and 1, and the one that becomes 0 is at 0 already, close-on-exec. */
     int keep_in = dup(0);
     assert_int_equal(base_pipe(a, 0), 0);
     assert_int_equal(base_pipe(b, 0), 0);
@@ -205,8 +205,8 @@ static void passes_nothing_else_on(void **state)
     assert_int_equal(sscanf(list, "/dev/null %d", &open_there), 1);
     int inherited = 0;
     for (int fd = 3; fd < 1024; fd++)
-        inherited += fcntl(fd, F_GETFD) == 0;        /* open, and not close-on-exec: our starter's */
-    assert_int_equal(open_there, 3 + inherited + 1); /* and ls has the folder open */
+        inherited += fcntl(fd, F_GETFD) == 0;        /* open and not close-on-exec: inherited from the process that started the test */
+    assert_int_equal(open_there, 3 + inherited + 1); /* ls itself has the folder open */
 }
 
 static volatile sig_atomic_t handled;
@@ -240,7 +240,7 @@ static void gives_signals_back(void **state)
     assert_true(blocked >> (SIGUSR2 - 1) & 1);
     assert_false(ignored >> (SIGUSR1 - 1) & 1);
     assert_false(ignored >> (SIGPIPE - 1) & 1);
-    assert_true(ignored >> (SIGWINCH - 1) & 1); /* was not asked for */
+    assert_true(ignored >> (SIGWINCH - 1) & 1); /* this signal was not asked for */
     assert_false(caught >> (SIGALRM - 1) & 1);
     sigset_t none;
     sigemptyset(&none);
@@ -259,7 +259,7 @@ static void leads_a_group_or_a_session(void **state)
 {
     (void)state;
     int how, pid, group, session, parent;
-    /* Shared, for where a new process does not have our memory. */
+    /* Shared memory, for systems on which a new process does not share the test's memory. */
     _Atomic int32_t *number = mmap(NULL, sizeof *number, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(number != MAP_FAILED);
     static const char line[] = "read pid comm state parent group session rest </proc/$$/stat; echo $pid $parent $group $session";
@@ -278,7 +278,7 @@ static void leads_a_group_or_a_session(void **state)
     p = (struct base_process){.group = BASE_SESSION_OWN, .orphan = true};
     assert_int_equal(sscanf(output_of(&p, line, &how), "%d %d %d %d", &pid, &parent, &group, &session), 4);
     assert_int_not_equal(parent, getpid());
-    assert_int_not_equal(session, pid); /* it can get no terminal */
+    assert_int_not_equal(session, pid); /* the new process is no session leader, so it can get no terminal */
     assert_int_not_equal(session, getsid(0));
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
     assert_int_equal(errno, ECHILD);
@@ -306,14 +306,14 @@ static void follows_and_ends(void **state)
     kill(pid, SIGTERM);
     while (!base_process_ended(pid, &info))
         usleep(1000);
-    assert_true(base_process_ended(pid, &info)); /* still not reaped */
+    assert_true(base_process_ended(pid, &info)); /* the process has still not been reaped */
     assert_int_equal(info.si_status, SIGTERM);
     assert_int_equal(kill(grandchild, 0), 0);
     int how = base_process_kill_group(pid);
     assert_int_equal(base_process_status(how), 128 + SIGTERM);
-    assert_int_equal(read(out[0], text, 1), 0); /* the end: what it has started is gone, too */
+    assert_int_equal(read(out[0], text, 1), 0); /* end of file: the processes that it started have ended, too */
     close(out[0]);
-    assert_int_equal(base_process_reap(pid), 0); /* nobody's child any more */
+    assert_int_equal(base_process_reap(pid), 0); /* the process is no child any more */
     struct base_process q = {.group = BASE_GROUP_OWN};
     output_of(&q, "exit 3", &how);
     assert_int_equal(base_process_status(how), 3);

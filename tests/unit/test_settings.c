@@ -77,12 +77,12 @@ static void alone_by_default(void **state)
     assert_int_equal(s.pool.bytes, 256u << 20);
     assert_false(s.pool.huge || s.pool.lock || s.pool.prefault);
     assert_int_equal(s.fabric.deadline_ns, 30 * WEFT_SECOND);
-    assert_false(s.fabric.bounded); /* nobody has set the deadline */
+    assert_false(s.fabric.bounded); /* the deadline was not set */
     assert_int_equal(s.fabric.say_after_ns, 30 * WEFT_SECOND);
     assert_int_equal(s.join_timeout_ns, 30 * WEFT_SECOND);
     assert_int_equal(s.fabric.spin_ns, 20 * WEFT_US);
     cluster_settings_clear(&s);
-    setenv("WEFT_POOL", "", 1); /* as good as not set */
+    setenv("WEFT_POOL", "", 1); /* an empty value counts as not set */
     s = good(NULL);
     cluster_settings_clear(&s);
 }
@@ -163,7 +163,7 @@ static void place_in_the_cluster(void **state)
     assert_string_equal(s.coord, "unix:/tmp/x");
     assert_int_equal(s.join_timeout_ns, 30 * WEFT_SECOND);
     cluster_settings_clear(&s);
-    setenv("WEFT_SIZE", "1024", 1); /* many nodes have more time by themselves */
+    setenv("WEFT_SIZE", "1024", 1); /* with many nodes the default is longer */
     s = good(NULL);
     assert_int_equal(s.join_timeout_ns, 187 * WEFT_SECOND);
     cluster_settings_clear(&s);
@@ -215,17 +215,17 @@ static void understands_mlx(void **state)
     assert_string_equal(s.coord, "10.0.0.7:1234");
     assert_string_equal(s.hosts->hosts[0].rdma[1], "rdma_en5");
     cluster_settings_clear(&s);
-    setenv("JACCL_RANK", "1", 1); /* before MLX_RANK */
+    setenv("JACCL_RANK", "1", 1); /* comes before MLX_RANK */
     setenv("JACCL_COORDINATOR", "10.0.0.8:1234", 1);
     s = good(NULL);
     assert_int_equal(s.rank, 1);
     assert_string_equal(s.coord, "10.0.0.8:1234");
     cluster_settings_clear(&s);
-    setenv("WEFT_RANK", "0", 1); /* before both */
+    setenv("WEFT_RANK", "0", 1); /* comes before both */
     s = good(NULL);
     assert_int_equal(s.rank, 0);
     cluster_settings_clear(&s);
-    setenv("WEFT_SIZE", "5", 1); /* launched in weft's own words: MLX's files are about something else */
+    setenv("WEFT_SIZE", "5", 1); /* if weft's own variables are set, MLX's files are ignored */
     s = good(NULL);
     assert_int_equal(s.size, 5);
     assert_null(s.hosts);
@@ -300,7 +300,7 @@ static void secrets(void **state)
     assert_memory_equal(s.secret, "word", 4);
     cluster_settings_clear(&s);
     assert_null(s.secret);
-    write_file(secret, "two\n\n", 0600); /* one newline is the editor's, another is the secret's */
+    write_file(secret, "two\n\n", 0600); /* the last newline was added by the editor; another one belongs to the secret */
     s = good(NULL);
     assert_int_equal(s.secret_len, 4);
     cluster_settings_clear(&s);
@@ -374,7 +374,7 @@ static void threads_that_copy(void **state)
 {
     (void)state;
     struct cluster_settings s = good(NULL);
-    assert_int_equal(s.fabric.copy_threads, 0); /* by the processors */
+    assert_int_equal(s.fabric.copy_threads, 0); /* chosen by the number of processors */
     cluster_settings_clear(&s);
     setenv("WEFT_COPY_THREADS", "4", 1);
     s = good(NULL);

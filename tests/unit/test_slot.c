@@ -69,7 +69,7 @@ static void test_a_task_s_way(void **state)
     assert_int_equal(slot_attempt(c.word), 0);
     assert_int_equal(slot_backlog(&s), 0);
     assert_int_equal(slot_complete(&s, c.slot, c.word, &done), 0);
-    assert_int_equal(slot_complete(&s, c.slot, c.word, &done), -ESTALE); /* once */
+    assert_int_equal(slot_complete(&s, c.slot, c.word, &done), -ESTALE); /* a task can be completed only once */
     assert_int_equal(slot_free(&s, c.slot, c.word), -ESTALE);
     assert_int_equal(slot_free(&s, c.slot, done), 0);
     assert_int_equal(slot_free(&s, c.slot, done), -ESTALE);
@@ -88,12 +88,12 @@ static void test_full_and_positions(void **state)
         assert_int_equal(submit(&s, 0, i), 1);
     assert_int_equal(submit(&s, 0, 4), 0);
     assert_false(slot_room(&s));
-    assert_int_equal(slot_claim(&s, 1, NODES, c, 4, true), 2); /* a thief leaves half */
-    assert_int_equal(submit(&s, 0, 4), 0);                     /* claimed is not free */
+    assert_int_equal(slot_claim(&s, 1, NODES, c, 4, true), 2); /* a thief takes only half of the tasks */
+    assert_int_equal(submit(&s, 0, 4), 0);                     /* a claimed slot is not free */
     assert_int_equal(slot_complete(&s, c[1].slot, c[1].word, &done), 0);
-    assert_int_equal(submit(&s, 0, 4), 0); /* nor is done */
+    assert_int_equal(submit(&s, 0, 4), 0); /* a done slot is not free either */
     assert_int_equal(slot_free(&s, c[1].slot, done), 0);
-    assert_int_equal(submit(&s, 0, 4), 1); /* it goes past the slot in use at tail */
+    assert_int_equal(submit(&s, 0, 4), 1); /* submitting skips the slot at tail, which is in use */
     assert_int_equal(atomic_load(&s.mem[SLOT_TAIL]), 6);
     assert_int_equal(slot_claim(&s, 1, NODES, c + 1, 3, false), 3);
     assert_int_equal(c[1].id, 2);
@@ -132,16 +132,16 @@ static void test_stale_owner(void **state)
     uint64_t now;
     assert_int_equal(submit(&s, 0, 5), 1);
     assert_int_equal(claim(&s, 1, &old), 1);
-    assert_int_equal(slot_expire(&s, &watch, 1000, 1000, 100), 0); /* first seen */
+    assert_int_equal(slot_expire(&s, &watch, 1000, 1000, 100), 0); /* the lease is seen for the first time */
     assert_int_equal(slot_expire(&s, &watch, 1099, 1099, 100), 0);
     assert_int_equal(slot_renew(&s, old.slot, old.word, &old.word), 0);
-    assert_int_equal(slot_expire(&s, &watch, 1100, 1100, 100), 0); /* renewed: seen anew */
-    assert_int_equal(slot_expire(&s, &watch, 1120, 1500, 100), 0); /* the home itself was stopped: of that time, 20 count */
+    assert_int_equal(slot_expire(&s, &watch, 1100, 1100, 100), 0); /* the lease was renewed, so it counts as new */
+    assert_int_equal(slot_expire(&s, &watch, 1120, 1500, 100), 0); /* the home itself was stopped: only 20 of that time count */
     assert_int_equal(slot_expire(&s, &watch, 1579, 1579, 100), 0);
     assert_int_equal(slot_expire(&s, &watch, 1580, 1580, 100), 1);
-    assert_int_equal(slot_backlog(&s), 1); /* head is back at it */
+    assert_int_equal(slot_backlog(&s), 1); /* head points to the slot again */
     assert_int_equal(slot_complete(&s, old.slot, old.word, &now), -ESTALE);
-    assert_int_equal(claim(&s, 1, &c), 1); /* the same node, another claim */
+    assert_int_equal(claim(&s, 1, &c), 1); /* the same node claims it again */
     assert_int_equal(slot_attempt(c.word), 1);
     assert_int_equal(slot_complete(&s, old.slot, old.word, &now), -ESTALE);
     assert_int_equal(slot_renew(&s, old.slot, old.word, &now), -ESTALE);
@@ -150,7 +150,7 @@ static void test_stale_owner(void **state)
     assert_int_equal(claim(&s, 3, &c), 1);
     assert_int_equal(slot_attempt(c.word), 2);
     assert_int_equal(slot_complete(&s, c.slot, c.word, &now), 0);
-    assert_int_equal(slot_expire(&s, &watch, 9999, 9999, 100), 0); /* done is not a lease */
+    assert_int_equal(slot_expire(&s, &watch, 9999, 9999, 100), 0); /* a done task has no lease */
     assert_int_equal(slot_free(&s, c.slot, now), 0);
     assert_int_equal(slot_expire(&s, &watch, 19999, 19999, 100), 0);
     assert_true(watch.empty);
@@ -159,7 +159,7 @@ static void test_stale_owner(void **state)
     drop(&s);
 }
 
-/* A long ring is looked at less often than every two leases, a busy home looks late every time: leases end all the same. */
+/* A long ring is checked less often than every two leases, and a busy home is late every time: leases end anyway. */
 static void test_looks_far_apart(void **state)
 {
     (void)state;
@@ -193,7 +193,7 @@ static void test_nodes_gone(void **state)
     assert_int_equal(claim(&s, 5, &c), 1);
     assert_int_equal(slot_complete(&s, c.slot, c.word, &done), 0);
     assert_int_equal(claim(&s, 6, &c), 1);
-    /* 2 dies writing into slot 4 */
+    /* Node 2 dies while it writes into slot 4. */
     atomic_store(&s.mem[SLOT_HEADER_WORDS + 4 * SLOT_WORDS], slot_next(0, 2, 0, SLOT_WRITING));
     assert_int_equal(slot_gone(&s, 2), 0);
     for (uint32_t i = 2; i < 5; i++)
@@ -209,7 +209,7 @@ static void test_nodes_gone(void **state)
     drop(&s);
 }
 
-/* A maker died between making a slot ready and lowering head: the home's upkeep finds it. */
+/* A node died after it made a slot ready and before it lowered head: the home's upkeep finds the slot. */
 static void test_ready_behind_head(void **state)
 {
     (void)state;
@@ -227,7 +227,7 @@ static void test_ready_behind_head(void **state)
     drop(&s);
 }
 
-/* What another process may have written there. */
+/* Values that another process may have written into the shard. */
 static void test_nonsense(void **state)
 {
     (void)state;
@@ -266,11 +266,11 @@ struct message {
 
 struct rig {
     struct slot_shard s;
-    /* To each submitter, from all workers; a lock in place of the fabric. */
+    /* Completions of all workers for each submitter; a lock replaces the fabric. */
     pthread_mutex_t lock[SUBMITTERS];
     struct message *box[SUBMITTERS];
     uint32_t in_box[SUBMITTERS];
-    uint32_t each; /* tasks a submitter */
+    uint32_t each; /* tasks of each submitter */
     _Atomic uint32_t left;
     _Atomic uint64_t ran, refused, requeued;
 };
@@ -310,7 +310,7 @@ static void *submitter_thread(void *arg)
         for (uint32_t i = 0; i < m; i++) {
             uint32_t k = (uint32_t)got[i].id;
             if (k >= r->each || got[i].id >> 32 != t->me || seen[k]++)
-                abort(); /* nobody dies here, so nothing may come twice */
+                abort(); /* no node dies here, so no completion may come twice */
             if (slot_free(&r->s, got[i].slot, got[i].word))
                 abort();
             back++;
@@ -336,7 +336,7 @@ static void *worker_thread(void *arg)
         for (int i = 0; i < n; i++) {
             for (uint32_t w = 0; w < SLOT_TASK_WORDS; w++)
                 if (c[i].task[w] != c[i].id * 100 + w)
-                    abort(); /* torn */
+                    abort(); /* the payload is torn */
             uint32_t to = slot_user_node(c[i].submitter);
             if (to >= SUBMITTERS || c[i].id >> 32 != to)
                 abort();
@@ -364,8 +364,8 @@ static void *worker_thread(void *arg)
     return NULL;
 }
 
-/* Leases that end after a few looks: many claims are taken back from workers that are still at it. Not for ever: on a
- * busy machine a worker might never be fast enough. */
+/* Leases end after a few checks, so many claims are taken back from workers that are still working. This stops after a time, because on a
+   busy machine a worker might never be fast enough. */
 static void *home_thread(void *arg)
 {
     struct rig *r = arg;
@@ -412,7 +412,7 @@ static void run_threads(uint32_t slots, uint32_t each)
 static void test_threads(void **state)
 {
     (void)state;
-    run_threads(2, MOST / 8); /* a small ring means a change of threads a task */
+    run_threads(2, MOST / 8); /* with a small ring threads must be switched for each task */
     run_threads(8, MOST / 2);
     run_threads(256, MOST);
 }

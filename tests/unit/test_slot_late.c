@@ -27,7 +27,7 @@ static struct world {
     uint64_t seed, order;
     struct slot_shard home, remote;
     struct pending pending[PENDING];
-    uint32_t numbers, pendings, lost; /* lost: how many answers in 1000 */
+    uint32_t numbers, pendings, lost; /* lost: how many answers of 1000 are lost */
     bool settles;
     uint8_t submitted[TASKS], completed[TASKS];
 } world;
@@ -53,7 +53,7 @@ static void do_pending(uint32_t i)
         slot_settle(&world.home, p.word, p.expected, p.desired, (enum slot_status)p.count);
 }
 
-/* One of those under way; a settlement only when no store is that was begun before it. */
+/* Lets one of the operations under way happen. A settlement happens only after the stores that were begun before it. */
 static void some_pending(void)
 {
     uint32_t i = drawn(world.pendings);
@@ -61,7 +61,7 @@ static void some_pending(void)
         if (world.pending[k].kind == STORE && world.pending[k].order < world.pending[i].order)
             i = k;
     if (world.pending[i].kind == SWAP && drawn(4) == 0)
-        world.pending[i] = world.pending[--world.pendings]; /* never */
+        world.pending[i] = world.pending[--world.pendings]; /* the operation never happens */
     else
         do_pending(i);
 }
@@ -75,7 +75,7 @@ static struct pending *later(void)
     return p;
 }
 
-/* False: the operation's answer does not come. */
+/* False: the answer of the operation is lost. */
 static bool answered(void)
 {
     while (world.pendings && (drawn(3) == 0 || world.pendings > PENDING / 2))
@@ -147,7 +147,7 @@ static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, 
 
 static const struct slot_remote lossy = {remote_load, remote_store, remote_swap, remote_number, remote_settle};
 
-/* A few steps of a worker: claim, perhaps renew or give back, complete, and tell the submitter, which frees. */
+/* Does a few steps of a worker: claims, perhaps renews or releases, completes, and tells the submitter, which frees the slot. */
 static void act_as_worker(uint32_t node)
 {
     struct slot_claim c[3];
@@ -155,7 +155,7 @@ static void act_as_worker(uint32_t node)
     int n = slot_claim(&world.remote, slot_user(node, 1), NODES, c, 1 + drawn(3), drawn(2));
     for (int i = 0; i < n; i++) {
         assert_int_equal(c[i].task[0], c[i].id);
-        assert_true(world.submitted[c[i].id] == 1); /* what was not submitted never runs */
+        assert_true(world.submitted[c[i].id] == 1); /* only submitted tasks run */
         while (drawn(3) == 0)
             slot_renew(&world.remote, c[i].slot, c[i].word, &c[i].word);
         if (drawn(8) == 0) {
@@ -164,7 +164,7 @@ static void act_as_worker(uint32_t node)
         }
         if (slot_complete(&world.remote, c[i].slot, c[i].word, &done))
             continue;
-        assert_int_equal(world.completed[c[i].id]++, 0); /* accepted once */
+        assert_int_equal(world.completed[c[i].id]++, 0); /* a completion is accepted only once */
         slot_free(&world.remote, c[i].slot, done);
     }
 }
@@ -182,7 +182,7 @@ static bool run_world(uint64_t seed, bool settles)
         uint32_t count = 1 + drawn(3);
         for (uint32_t i = 0; i < count; i++) {
             ids[i] = tasks[i * SLOT_TASK_WORDS] = next + i;
-            world.submitted[next + i] = 1; /* while it is under way others may see it */
+            world.submitted[next + i] = 1; /* other nodes may see the task while the call is under way */
         }
         int placed = step < 400 ? slot_submit(&world.remote, slot_user(0, 1), 0, tasks, ids, count) : 0;
         for (uint32_t i = placed < 0 ? 0 : (uint32_t)placed; i < count; i++)
@@ -190,7 +190,7 @@ static bool run_world(uint64_t seed, bool settles)
         next += count;
         act_as_worker(1 + drawn(3));
     }
-    /* All answers come now. */
+    /* From now on all answers arrive. */
     world.lost = 0;
     while (world.pendings)
         some_pending();
@@ -217,7 +217,7 @@ static void test_lost_answers(void **state)
             fail_msg("seed %lu: a task or a slot is lost", (unsigned long)seed);
 }
 
-/* The worlds see what is looked for: without settlements tasks and slots are lost. */
+/* Shows that the test detects failures: without settlements, tasks and slots are lost. */
 static void test_unsettled(void **state)
 {
     (void)state;

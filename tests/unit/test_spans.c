@@ -45,7 +45,7 @@ static uint64_t next(void)
     return seed;
 }
 
-/* Words, and bytes of all kinds. */
+/* Fills with words, or with bytes of all kinds. */
 static void fill(uint8_t *p, size_t len, bool words)
 {
     static const char kinds[] = "abc def\nabab needle \t\v";
@@ -72,7 +72,7 @@ static int read_bytes(void *arg, uint64_t at, void *to, size_t len)
 
 enum where { PRIVATE, ATTACHED, READ_WHOLE, READ_PARTS, WHERES };
 
-static uint8_t *pool; /* attached: the pass's memory, then room for a span */
+static uint8_t *pool; /* the attached memory: first the pass's, then room for a span */
 static uint8_t *own;
 
 static int run(struct gpu_pass *p, enum where where, size_t len, uint64_t offset, uint64_t fails_at, struct text *result)
@@ -190,7 +190,7 @@ static void grep_as_on_the_host(void **unused)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         like_the_host(&kernel_grep, texts[i], true);
     like_the_host(&kernel_grep, "\xff\x80", false);
-    /* Long texts, of which the GPU sees the start alone; and one at every place around the border of two chunks. */
+    /* Long texts, of which the GPU compares only the start; and a text at every position around the border of two chunks. */
     struct text got = {0}, wanted = {0};
     for (size_t i = 0; i < 40; i++) {
         const char *text = i % 3 ? much : i % 2 ? all : "needle";
@@ -213,7 +213,7 @@ static void grep_as_on_the_host(void **unused)
     free(wanted.bytes);
 }
 
-/* An input that cannot be read, wherever that is: the run fails, the GPU has not, and the pass goes on. */
+/* An input that cannot be read, at any position: the run fails, the GPU does not count as failed, and the pass can be used again. */
 static void an_input_that_fails(void **unused)
 {
     (void)unused;
@@ -251,7 +251,7 @@ static void what_is_refused(void **unused)
     assert_int_equal(gpu_spans_attach(s, pool, gpu_pass_bytes() - 1), 0);
     assert_int_equal(gpu_pass_open(s, pool, &p), -EINVAL);
     gpu_spans_close(s);
-    if (gpu_spans_look(0, name, &count)) { /* this machine has none */
+    if (gpu_spans_look(0, name, &count)) { /* this machine has no GPU */
         assert_int_equal(count, 0);
         assert_true(weft_error()[0]);
     }

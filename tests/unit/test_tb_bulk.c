@@ -24,7 +24,7 @@ static struct {
     uint8_t *pool, *frames;
     bool full; /* the device takes no frame */
     uint32_t came, receives;
-    struct tb_words said[64]; /* in the frames that left */
+    struct tb_words said[64]; /* the records in the frames that left */
     uint32_t said_count;
 } t;
 
@@ -154,7 +154,7 @@ static uint32_t said(enum tb_record_kind kind)
     return n;
 }
 
-/* No frame leaves any more, and all that may be under way are. */
+/* Stops frames from leaving, and fills the window of frames under way. */
 static void fill_stream(void)
 {
     static const struct tb_record filler = {.kind = TB_SIGNAL, .length = sizeof(struct tb_words)};
@@ -167,7 +167,7 @@ static void fill_stream(void)
     }
 }
 
-/* One that came whole, whose DONE finds no room. */
+/* A transfer that has arrived completely, and whose DONE finds no room. */
 static void come_whole(uint32_t id)
 {
     assert_int_equal(hear(TB_OPEN, id, 1, &(struct tb_words){.offset = AT, .a = MESSAGE}), 0);
@@ -190,7 +190,7 @@ static void leave_all(void)
             tb_stream_left(&t.stream, i);
 }
 
-/* What is under way arrives, and there is room again. */
+/* Frames under way arrive, so there is room again. */
 static void drain(void)
 {
     t.full = false;
@@ -213,7 +213,7 @@ static void test_number_used_again_before_done_was_said(void **state)
     assert_int_equal(hear(TB_DROP, 3, 1, &(struct tb_words){0}), 0);
     assert_int_equal(hear(TB_OPEN, 3, 2, &(struct tb_words){.offset = AT, .a = MESSAGE}), 0);
     drain();
-    assert_int_equal(said(TB_DONE), 0); /* the second has not come */
+    assert_int_equal(said(TB_DONE), 0); /* the second transfer has not arrived */
     assert_int_equal(said(TB_DROPPED), 1);
     assert_int_equal(said(TB_READY), 2);
     tb_bulk_landed(&t.bulk, 0, 1);
@@ -231,14 +231,14 @@ static void test_done_is_said_when_there_is_room(void **state)
 {
     (void)state;
     come_whole(3);
-    /* Until then its number is taken: who uses it again without having given it up makes no sense. */
+    /* Until then its number is in use: a peer that uses it again without having dropped the transfer is invalid. */
     assert_int_equal(hear(TB_OPEN, 4, 2, &(struct tb_words){.offset = AT, .a = MESSAGE}), 0);
     assert_true(hear(TB_OPEN, 4, 3, &(struct tb_words){.offset = AT, .a = MESSAGE}) < 0);
     drain();
     assert_int_equal(said(TB_DONE), 1);
 }
 
-/* Half a lane's pieces are told of before all have left. */
+/* The sums of half a lane's pieces are announced before all of them have left. */
 static void test_half_is_told_of(void **state)
 {
     (void)state;
@@ -250,7 +250,7 @@ static void test_half_is_told_of(void **state)
     assert_int_equal(hear(TB_READY, 0, t.bulk.lanes[0].generation, &m), 0);
     pump();
     assert_int_equal(said(TB_SUM), 4);
-    assert_int_equal(t.stream.order - before, 2); /* frames */
+    assert_int_equal(t.stream.order - before, 2); /* the number of frames */
 }
 
 int main(void)

@@ -15,7 +15,7 @@
 
 #define THREE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
 
-/* Apple's Thunderbolt device: transport 100, and figures of its own that are not to be believed. */
+/* Apple's Thunderbolt device: transport 100, and it reports some limits wrongly. */
 static void thunderbolt(void **state)
 {
     (void)state;
@@ -51,7 +51,7 @@ static void thunderbolt(void **state)
     assert_int_equal(t.mtu, IBV_MTU_4096);
 }
 
-/* One that answers with nothing but zeros, or with less than is known: what it says is kept where it is less. */
+/* A device that reports only zeros, or less than is known: a smaller limit that it reports is kept. */
 static void thunderbolt_of_another_version(void **state)
 {
     (void)state;
@@ -71,7 +71,7 @@ static void thunderbolt_of_another_version(void **state)
     assert_int_equal(t.qps, 4);
     assert_int_equal(t.regions, 50);
     assert_int_equal(t.depth, 1023);
-    device.max_mr = 4096; /* a later driver may have more; the limit that was measured stays until it is probed */
+    device.max_mr = 4096; /* a later driver may allow more; the measured limit stays until it is probed */
     verbs_traits_from(&t, 100, &device, &port, false);
     assert_int_equal(t.regions, 100);
 }
@@ -106,7 +106,7 @@ static void infiniband(void **state)
     verbs_traits_from(&t, IBV_TRANSPORT_IB, &device, &port, true);
     assert_int_equal(t.link, VERBS_INFINIBAND);
     assert_true(t.rc && t.uc && t.ud && t.write && t.read && t.srq && t.atomics && t.acknowledges && t.heap && t.dmabuf);
-    assert_false(t.atomics_with_cpu); /* among its own operations only */
+    assert_false(t.atomics_with_cpu); /* atomic only among operations of the device itself */
     assert_int_equal(t.region_bytes, UINT64_C(1) << 30);
     assert_int_equal(t.message_bytes, UINT64_C(1) << 30);
     assert_int_equal(t.rd_atomic, 16);
@@ -181,7 +181,7 @@ static void iwarp(void **state)
     assert_int_equal(t.access_else, 0);
 }
 
-/* Neither RC nor UC that verbs programs could use. */
+/* Devices without RC and UC for verbs programs. */
 static void others(void **state)
 {
     (void)state;
@@ -193,7 +193,7 @@ static void others(void **state)
         verbs_traits_from(&t, transports[i], &device, &port, true);
         assert_int_equal(t.link, VERBS_OTHER);
         assert_true(!t.rc && !t.uc && t.ud && !t.write && !t.read && !t.atomics && !t.atomics_with_cpu);
-        assert_int_equal(t.qps, 0); /* what is negative is nothing */
+        assert_int_equal(t.qps, 0); /* a negative limit counts as 0 */
         assert_int_equal(t.gids, 0);
         assert_int_equal(t.access, IBV_ACCESS_LOCAL_WRITE);
     }
@@ -217,7 +217,7 @@ static void no_library(void **state)
     assert_null(l);
 }
 
-/* What a verb gives back: the code, or -1 and errno; macOS's numbers on a Thunderbolt device. */
+/* The result of a verb: the code, or -1 and errno; macOS's numbers on a Thunderbolt device. */
 static void codes(void **state)
 {
     (void)state;
@@ -253,13 +253,13 @@ static void addresses(void **state)
     a = good, a.global = 2;
     assert_false(verbs_address_valid(&a));
     a = good, a.global = 0;
-    assert_false(verbs_address_valid(&a)); /* no LID */
+    assert_false(verbs_address_valid(&a)); /* it has no LID */
     a.lid = 3;
     assert_true(verbs_address_valid(&a));
     a = good, memset(a.gid, 0, 16);
     assert_false(verbs_address_valid(&a));
     a = good, memset(a.device, 'x', sizeof a.device);
-    assert_false(verbs_address_valid(&a)); /* has no end */
+    assert_false(verbs_address_valid(&a)); /* the name has no terminating zero */
     a = good, a.device[2] = '\n';
     assert_false(verbs_address_valid(&a));
 }

@@ -259,7 +259,7 @@ static void limit_event(struct t *t, long arg)
     want(t, event.element.srq == srq);
     if (arg == 0)
         return;
-    /* Having been told, it is off. */
+    /* After the event the limit is off. */
     want_ok(t, ibv_query_srq(srq, &attr));
     want_eq(t, attr.srq_limit, 0);
     say(t, &p, 4);
