@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Requests of a GPU's kernels to their node, beside the bare thing: two words in host memory, rings that a thread only reads. Tasks done by
-a kernel that stays, beside a kernel launched for each."""
-from rig import Ours, Row, Side, nodes, scaled, values
+a kernel that stays, beside a kernel launched for each. `weft map --gpu`, beside a bare copy to the GPU and the processor's kernels."""
+import json
+import os
+import tempfile
+
+from rig import OUT, Ours, Row, Side, nodes, run, scaled, values
 
 NAME = "gpu"
 TITLE = "requests of a GPU's kernels to their node (needs a CUDA GPU)"
@@ -11,6 +15,11 @@ TESTS = {"request": ("request_lat", "bare_lat", 0, 20000, 1000), "put": ("put_la
          "requests 8": ("requests", "bare_rate", 8, 20000000, 1), "requests 64": ("requests", "bare_rate", 64, 20000000, 1),
          "puts 8": ("puts", "bare_rate", 8, 5000000, 1), "puts 64": ("puts", "bare_rate", 64, 5000000, 1),
          "tasks": ("tasks", None, 64, 2000000, 1)}
+# Kernels of weft map, on text: in memory, and of a file that is in the page cache. Iterations are MiB of a bare copy.
+KERNELS = {"histogram": "histogram", "wc": "wc", "grep": "grep:needle", "xxh64": "xxh64"}
+COPY = ("bare_copy", 65536, 4096)
+SPANS = (8, 16384, 1024)  # threads, and pieces of 4 MiB
+FILE_BYTES = 8_000_000_000
 
 
 def rows(context):
@@ -18,11 +27,41 @@ def rows(context):
             Row("put", "put of 8 B to another node's pool, complete", "us", "lower"),
             *[Row(f"requests {n}", f"empty requests, {n} blocks on 8 rings", "M/s", "higher") for n in (8, 64)],
             *[Row(f"puts {n}", f"puts of 8 B to another node's pool, {n} blocks", "M/s", "higher") for n in (8, 64)],
-            Row("tasks", "tasks submitted, done by 64 blocks, and reaped", "M/s", "higher", 1.0, ["a launch a task"])]
+            Row("tasks", "tasks submitted, done by 64 blocks, and reaped", "M/s", "higher", 1.0, ["a launch a task"]),
+            *[Row(f"spans {k}", f"kernel {k}, bytes in memory", "GB/s", "higher", *wanted(k)) for k in KERNELS],
+            *[Row(f"map {k}", f"weft map --gpu --kernel {k}, a file in the page cache", "GB/s", "higher", *wanted(k)) for k in KERNELS]]
+
+
+def wanted(kernel):
+    return (0.9, ["bare"]) if kernel == "histogram" else ()
 
 
 def groups(context):
-    return list(TESTS)
+    return list(TESTS) + [f"{what} {k}" for what in ("spans", "map") for k in KERNELS]
+
+
+def text(scale):
+    """A file of lines of words, in the page cache or in memory; the same every time."""
+    size, memory = int(FILE_BYTES * scale), "/dev/shm"
+    where = memory if os.path.isdir(memory) and os.statvfs(memory).f_bavail * os.statvfs(memory).f_frsize > 2 * size else OUT
+    path = os.path.join(where, f"weft-bench-gpu-{size // 1_000_000}MB")
+    if not os.path.exists(path) or os.path.getsize(path) != size:
+        os.makedirs(OUT, exist_ok=True)
+        block = b"".join(b"%x word %d of a line\n" % (i * 2654435761 % 2**32, i % 1000) for i in range(2_000_000))
+        with open(path + ".part", "wb") as f:
+            for at in range(0, size, len(block)):
+                f.write(block[:size - at])
+        os.replace(path + ".part", path)
+    return path
+
+
+def map_rate(weft, options, kernel, scale):
+    """Gigabytes a second of a whole job, without what it takes to start its nodes and to open the GPU."""
+    path = text(scale)
+    with tempfile.NamedTemporaryFile(suffix=".json") as stats:
+        run([weft, "map", *options, "--kernel", KERNELS[kernel], "--stats-file", stats.name, path])
+        s = json.load(stats)
+    return s["bytes_in"] / 1e9 / (s["seconds"] - s["start_seconds"])
 
 
 def word(group, scale, name):
@@ -35,14 +74,58 @@ class Weft(Ours):
     WHICH = 0
 
     def measure(self, group, scale):
+        if group not in TESTS:
+            return self.measure_map(*group.split(" "), scale)
         name = TESTS[group][self.WHICH]
         return values(nodes(2, [self.program, word(group, scale, name)]), lambda line: group) if name else {}
+
+
+    def weft(self):
+        return os.path.join(self.context.build, "src", "cli", "weft")
+
+    def measure_map(self, what, kernel, scale):
+        group = f"{what} {kernel}"
+        if what == "map":
+            return {group: map_rate(self.weft(), ["--gpu"], kernel, scale)}
+        threads, pieces, warm = SPANS
+        word = f"{kernel}:{threads}:{scaled(pieces, scale)}:{scaled(warm, scale)}"
+        return values(run([self.context.program("bench_gpu_spans"), word]), lambda line: group)
+
+    def finish(self):
+        for scale in (1, 0.1):
+            for where in ("/dev/shm", OUT):
+                path = os.path.join(where, f"weft-bench-gpu-{int(FILE_BYTES * scale) // 1_000_000}MB")
+                if os.path.exists(path):
+                    os.unlink(path)
 
 
 class Bare(Weft, Side):
     peer = "bare"
     limit = True
     WHICH = 1
+
+    def measure_map(self, what, kernel, scale):
+        test, copied, warm = COPY
+        word = f"{test}:0:{scaled(copied, scale)}:{scaled(warm, scale)}"
+        return values(nodes(2, [self.program, word]), lambda line: f"{what} {kernel}")
+
+    def finish(self):
+        pass
+
+
+class Processor(Weft, Side):
+    """The same kernels on all processors: one node with a slot for each."""
+    peer = "processor"
+
+    def measure(self, group, scale):
+        return super().measure(group, scale) if group.startswith("map ") else {}
+
+    def measure_map(self, what, kernel, scale):
+        options = ["--nodes", "1", "--slots", str(len(self.context.cores))]
+        return {f"{what} {kernel}": map_rate(self.weft(), options, kernel, scale)}
+
+    def finish(self):
+        pass
 
 
 class Launch(Weft, Side):
@@ -56,4 +139,4 @@ class Launch(Weft, Side):
 
 
 def sides(context):
-    return [Weft(context), Bare(context), Launch(context)]
+    return [Weft(context), Bare(context), Processor(context), Launch(context)]

@@ -37,6 +37,8 @@ static const char help[] =
 
 static const char help_more[] =
     "  --kernel-from OBJECT.so:NAME   the same with your own weft_kernel, which a shared object defines\n"
+    "  --gpu[=N|host]     run the built-in kernel on GPUs: each node on one of them, or all on number N; host: in the\n"
+    "                     same form on the processor\n"
     "  --nodes N          nodes that share the work, including this process (2 to 4, depending on the processors)\n"
     "  --slots N          commands at once on a node (processors / nodes)\n"
     "  --memory SIZE      memory of all nodes together (1G, but at most an eighth of the host's); data that does not\n"
@@ -79,6 +81,8 @@ static int cli_map_print_help(void)
     return cli_flush("map");
 }
 
+#define GPU_NUMBER_MAX 63u
+
 enum {
     BLOCK = 256,
     SEPARATOR,
@@ -86,6 +90,7 @@ enum {
     DRY_RUN,
     KERNEL,
     KERNEL_FROM,
+    GPU,
     NODES,
     SLOTS,
     MEMORY,
@@ -112,6 +117,7 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {"dry-run", no_argument, NULL, DRY_RUN},
                                       {"kernel", required_argument, NULL, KERNEL},
                                       {"kernel-from", required_argument, NULL, KERNEL_FROM},
+                                      {"gpu", optional_argument, NULL, GPU},
                                       {"nodes", required_argument, NULL, NODES},
                                       {"slots", required_argument, NULL, SLOTS},
                                       {"memory", required_argument, NULL, MEMORY},
@@ -232,6 +238,13 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
         o->kernel_file = NULL;
         return 0;
     case KERNEL_FROM: return kernel_from(o, optarg);
+    case GPU: {
+        int64_t n;
+        if (optarg && strcmp(optarg, "host") && base_parse_number(optarg, 0, GPU_NUMBER_MAX, &n))
+            return cli_usage("map", "--gpu=%s: expected the number of a GPU, from 0 to %u, or host", optarg, GPU_NUMBER_MAX);
+        o->gpu = optarg ? optarg : "";
+        return 0;
+    }
     case LITERAL: o->literal = true; return 0;
     case OUTPUT: o->output = strcmp(optarg, "-") ? optarg : NULL; return 0;
     case UNORDERED: o->unordered = true; return 0;
@@ -340,6 +353,8 @@ int cli_map(int argc, char **argv)
         o.command = ours + 1 < argc ? argv + ours + 1 : NULL;
         if (o.file_count == 0)
             status = cli_usage("map", "no FILE given; - is standard input");
+        else if (o.gpu && !o.kernel)
+            status = cli_usage("map", "--gpu runs kernels, not commands: give --kernel instead of a COMMAND");
         else if (o.kernel && o.command)
             status = cli_usage("map", "--kernel and a COMMAND exclude each other");
         else if (!o.kernel && !o.command && !o.dry_run)

@@ -17,7 +17,7 @@
 #define RESULT_BYTES (64u << 10)
 #define LINE_BYTES   (SPAN_CHUNK_BYTES + SPAN_SLACK_BYTES) /* of memory of the pass: a chunk and what follows it */
 #define GPU_WAIT     (30 * WEFT_SECOND)                    /* a chunk takes microseconds; others may use the GPU, too */
-#define LOOKS        64u                                   /* at the GPU, before the thread sleeps between looks */
+#define LOOKS        16u                                   /* at the GPU, before the thread sleeps between looks */
 #define NAP          (20 * WEFT_US)
 
 #define PLAY(name)                                             \

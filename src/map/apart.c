@@ -76,6 +76,7 @@ static int give_order(struct map_job *job)
                               .argc = argc,
                               .kernel = o->command ? NULL : o->kernel,
                               .kernel_file = o->kernel_file,
+                              .gpu = o->gpu,
                               .argv = (char **)(uintptr_t)o->command,
                               .name = name};
     void *bytes = NULL;
@@ -147,6 +148,9 @@ static uint64_t take_tally(struct map_job *job, uint32_t node, bool alive)
     atomic_store_explicit(&line->pieces, t.pieces, memory_order_relaxed);
     atomic_store_explicit(&line->busy_ns, t.busy_ns, memory_order_relaxed);
     atomic_store_explicit(&line->command_ns, t.command_ns, memory_order_relaxed);
+    uint32_t fine = MAP_GPU_FINE;
+    if (t.gpu_failed)
+        atomic_compare_exchange_strong_explicit(&job->board->gpu[node], &fine, MAP_GPU_FAILED, memory_order_relaxed, memory_order_relaxed);
     return t.spilled;
 }
 
@@ -192,6 +196,7 @@ void map_apart_check(struct map_job *job, map_unsure_fn unsure)
                 a->out_of_reach >> node & 1 ? "cannot be reached any more" : "is gone");
     }
     job->counts.spilled_apart = spilled;
+    map_gpu_report(job);
 }
 
 void map_apart_printing(struct map_job *job, bool printing)

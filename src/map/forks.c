@@ -91,6 +91,7 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
         _exit(1);
     }
     map_slots_join(job);
+    map_gpu_close(job);
     weft_queue_close(job->queue);
     weft_close(job->w);
     _exit(0);
@@ -166,6 +167,7 @@ int map_forks_start(struct map_job *job)
 
 void map_forks_check(struct map_job *job)
 {
+    map_gpu_report(job);
     for (uint32_t node = 1; node < job->nodes; node++) {
         int32_t pid = atomic_load_explicit(&job->board->pids[node], memory_order_relaxed);
         int status;

@@ -15,6 +15,7 @@
  *   capture.c       the output of one piece
  *   carry.c         bytes that only another node can read
  *   command.c       runs one command on one piece
+ *   gpu.c           runs the kernel on the node's GPU
  *   worker.c        the slots of a node
  *   nodes.c         the board, signals, ending all nodes and commands
  *   forks.c         nodes on this machine
@@ -113,6 +114,12 @@ void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len
 
 /* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node that is apart shares a board
  * only with its guardian, and that board has only its own lines --- */
+enum map_gpu {
+    MAP_GPU_FINE,
+    MAP_GPU_FAILING,
+    MAP_GPU_FAILED,
+    MAP_GPU_SAID
+};                                                   /* or there is none; the reason is being written; it is there */
 struct map_line {                                    /* one for each slot; written by that slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
     _Atomic uint32_t busy;
@@ -125,8 +132,9 @@ struct map_board {
     _Atomic uint32_t printing;                 /* the owner is writing output, so memory will come free */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes; /* bytes of the spill file that were handed out */
     _Atomic int32_t pids[MAP_NODES_MAX];                    /* process ids of the nodes; 0: the process has ended */
+    _Atomic uint32_t gpu[MAP_NODES_MAX];                    /* enum map_gpu */
     _Atomic uint64_t given; /* address of [MAP_WINDOW] words at the owner: how many times each piece was passed on to another node */
-    char errors[MAP_NODES_MAX][256]; /* why a node could not start; read after its end */
+    char errors[MAP_NODES_MAX][256]; /* why a node could not start, read after its end; or why it does without its GPU */
     struct map_line lines[];         /* [nodes * slots] */
 };
 int map_board_create(struct map_job *job, size_t lines);
@@ -160,6 +168,7 @@ void map_guardian_end(struct map_job *job);
 /* --- tally.c: what a node that is apart has done --- */
 struct map_tally { /* lies in the owner's pool; the node writes it */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
+    uint64_t gpu_failed; /* 0 or 1 */
 };
 struct map_telling { /* the node's side: the copy that it sends */
     pthread_mutex_t lock;
@@ -298,6 +307,9 @@ struct map_mapped {
 int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t length);
 bool map_mapped_close(struct map_mapped *m); /* true: the file was truncated, so the bytes read may be wrong */
 
+struct gpu_spans;
+struct gpu_pass;
+
 /* --- worker.c --- */
 struct map_slot {
     struct map_job *job;
@@ -314,11 +326,25 @@ struct map_slot {
     uint64_t buffer_bytes;
     weft_gaddr window, words;     /* for fetching pieces from other nodes: MAP_BRING_DEPTH chunks, and an answer word for each */
     uint64_t brought_at, brought; /* offset and length in the spill file of a fetched piece that is too large for memory */
+    struct gpu_pass *pass;        /* buffers of the GPU, from the first piece on; NULL: none */
+    weft_gaddr pass_memory;       /* pool memory for them */
+    bool entered;                 /* they were asked for */
     struct map_held held;         /* the input of the last piece */
     pthread_t thread;
 };
-int map_slots_start(struct map_job *job); /* start the first slot of this node; slots start further ones while there are pieces */
+int map_slots_start(struct map_job *job); /* open the node's GPU, if the job is for GPUs; start the first slot of this node; slots start
+                                             further ones while there are pieces */
 void map_slots_join(struct map_job *job);
+
+/* --- gpu.c: kernels on the node's GPU --- */
+/* Owner only, before it has nodes or threads: can the job run on GPUs? Counts them. -EINVAL: the options are wrong. */
+int map_gpu_check(struct map_job *job);
+int map_gpu_open(struct map_job *job); /* of a node that has joined; does nothing if the job is not for GPUs */
+void map_gpu_close(struct map_job *job);
+/* Run the kernel on a piece, whose bytes start at `offset` of their input. False: the piece is to be run on the processor. */
+bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);
+void map_gpu_leave(struct map_slot *slot); /* give its buffers back */
+void map_gpu_report(struct map_job *job);  /* owner only: say which nodes do without their GPU */
 
 /* --- emit.c: the output --- */
 struct map_emit {
@@ -383,6 +409,8 @@ struct map_job {
     struct map_command command;
     const weft_kernel *kernel;
     const char *kernel_arg;
+    uint32_t gpus;         /* of this machine that run kernels, counted by the owner; 0: none is needed */
+    struct gpu_spans *gpu; /* this node's; NULL: none */
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;
@@ -432,10 +460,7 @@ int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
 
 /* How many bytes of its node's pool a slot needs. */
-static inline uint64_t map_slot_memory(bool apart)
-{
-    return (2 + (apart ? MAP_BRING_DEPTH : 0)) * (uint64_t)MAP_CHUNK_BYTES;
-}
+uint64_t map_slot_memory(const struct map_options *o);
 
 /* Whether this node is apart: it has neither the owner's open files nor its board. */
 static inline bool map_is_apart(const struct map_job *job)

@@ -10,7 +10,7 @@
  * fetches a piece's whole output before it prints any of it.
  *
  *      owner.c   feeder thread: cut.c (files), stream.c (pipes)  ->  queue
- *      worker.c  slot threads of every node: claim -> command.c (spawn.c) or a kernel -> capture.c -> complete
+ *      worker.c  slot threads of every node: claim -> command.c (spawn.c) or a kernel (gpu.c) -> capture.c -> complete
  *      owner.c   main thread: reap -> retry, or emit.c in order -> release
  *      nodes.c   opens nodes, records the running commands on the board, and ends everything at once
  *      apart.c   nodes on other hosts: order.c (command and limits), carry.c (bytes that one node reads for another),
@@ -32,9 +32,10 @@ struct map_options {
     char *const *command;    /* NULL-terminated; NULL: a kernel */
     const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */
     const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */
-    uint32_t nodes, slots;   /* 0: chosen from the number of processors */
-    uint64_t memory_bytes;   /* of all pools together; 0: chosen from the machine's memory */
-    const char *memory;      /* the option's text, for messages */
+    const char *gpu;       /* run the kernel on GPUs: "", each node on one; a number, all on that one; "host", on the processor; NULL: no */
+    uint32_t nodes, slots; /* 0: chosen from the number of processors */
+    uint64_t memory_bytes; /* of all pools together; 0: chosen from the machine's memory */
+    const char *memory;    /* the option's text, for messages */
     uint64_t block_bytes;
     enum map_cut cut;
     const char *separator;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serializes and parses the order. It is a head, then zero-terminated strings: the kernel, with its file if it has one, or the words of the
- * command; then the names of the inputs.
+ * Serializes and parses the order. It is a head, then zero-terminated strings: the kernel, with its file and the GPU if it has them, or the
+ * words of the command; then the names of the inputs.
  */
 #include "map/order.h"
 
@@ -16,8 +16,9 @@ struct head {
     uint32_t slots, retries, inputs, names, argc, literal, kernel; /* literal: 0 or 1; kernel: number of strings for the kernel, 0 to 2 */
     int64_t timeout_ns, lease_ns;
     uint64_t given, tallies;
+    uint32_t gpu, zero; /* gpu: 0 or 1 */
 };
-static const char order_magic[8] = {'w', 'e', 'f', 't', 'm', 'a', 'p', '1'};
+static const char order_magic[8] = {'w', 'e', 'f', 't', 'm', 'a', 'p', '2'};
 
 static void put(char **at, const char *text)
 {
@@ -28,7 +29,8 @@ static void put(char **at, const char *text)
 
 int map_order_write(const struct map_order *o, void **out, size_t *len)
 {
-    uint64_t bytes = (o->kernel ? strlen(o->kernel) + 1 : 0) + (o->kernel && o->kernel_file ? strlen(o->kernel_file) + 1 : 0);
+    uint64_t bytes = (o->kernel ? strlen(o->kernel) + 1 : 0) + (o->kernel && o->kernel_file ? strlen(o->kernel_file) + 1 : 0) +
+                     (o->kernel && o->gpu ? strlen(o->gpu) + 1 : 0);
     for (uint32_t i = 0; i < o->argc; i++)
         bytes += strlen(o->argv[i]) + 1;
     for (uint32_t i = 0; i < o->names; i++)
@@ -49,7 +51,8 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
                      .timeout_ns = o->timeout_ns,
                      .lease_ns = o->lease_ns,
                      .given = o->given,
-                     .tallies = o->tallies};
+                     .tallies = o->tallies,
+                     .gpu = o->kernel && o->gpu};
     memcpy(h.magic, order_magic, sizeof h.magic);
     *len = sizeof h + bytes;
     char *at = *out = malloc(*len);
@@ -61,6 +64,8 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
         put(&at, o->kernel);
     if (o->kernel && o->kernel_file)
         put(&at, o->kernel_file);
+    if (h.gpu)
+        put(&at, o->gpu);
     for (uint32_t i = 0; i < o->argc; i++)
         put(&at, o->argv[i]);
     for (uint32_t i = 0; i < o->names; i++)
@@ -90,9 +95,9 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     char *text = bytes + sizeof h;
     for (size_t i = 0; i < len - sizeof h; i++)
         strings += text[i] == '\0';
-    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.argc + h.names || (h.bytes && text[h.bytes - 1] != '\0') ||
-        h.kernel > 2 || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) || h.slots > MAP_SLOTS_MAX || h.inputs == 0 ||
-        (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
+    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.gpu + h.argc + h.names || (h.bytes && text[h.bytes - 1] != '\0') ||
+        h.kernel > 2 || h.gpu > (h.kernel != 0) || h.zero || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) ||
+        h.slots > MAP_SLOTS_MAX || h.inputs == 0 || (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
         return base_fail(-EPROTO, "the order of node 0 is invalid");
     o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
     o->name = h.names ? calloc(h.names, sizeof *o->name) : NULL;
@@ -100,12 +105,14 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
         map_order_free(o);
         return base_fail(-ENOMEM, "no memory for the order of node 0");
     }
-    char *kernel[2] = {NULL, NULL};
+    char *kernel[2] = {NULL, NULL}, *gpu = NULL;
     text = order_take(text, kernel, h.kernel);
+    text = order_take(text, &gpu, h.gpu);
     text = order_take(text, o->argv, h.argc);
     order_take(text, o->name, h.names);
     o->kernel = kernel[0];
     o->kernel_file = kernel[1];
+    o->gpu = gpu;
     o->slots = h.slots;
     o->retries = h.retries;
     o->inputs = h.inputs;

@@ -343,9 +343,9 @@ int map_owner_run(struct map_job *job)
         rc = make_given(o);
     if (!rc && job->apart && !(rc = home_open(o)))
         rc = map_apart_order(job);
-    job->counts.open_ns = base_now_ns();
     if (!rc)
         rc = map_slots_start(job);
+    job->counts.open_ns = base_now_ns();
     if (!rc) {
         pthread_t feeder; /* not joined: its last action sets job->fed, which main_loop() sees */
         rc = -pthread_create(&feeder, NULL, feeder_main, o);
@@ -376,6 +376,7 @@ int map_owner_run(struct map_job *job)
     job->over = true;
     weft_queue_shutdown(job->queue);
     map_slots_join(job);
+    map_gpu_close(job);
     if (job->apart)
         map_apart_wait(job, home_unsure);
     else

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define GPU_SLOTS    3u                    /* at least: while the GPU works for one, others read */
 #define KERNEL_BLOCK (UINT64_C(256) << 20) /* a kernel may run for long on a larger piece, so claims get a longer lease */
 
 /* Whether a file is empty. It must be read, since stat() reports the size 0 for files of /proc as well. */
@@ -146,15 +147,38 @@ int map_choose_kernel(struct map_job *job)
                      names);
 }
 
+static int prepare_kernel(struct map_job *job)
+{
+    const struct map_options *o = job->options;
+    if (o->kernel) {
+        int rc = map_choose_kernel(job);
+        if (rc)
+            return rc;
+        if (!job->kernel->takes_arg && job->kernel_arg)
+            return base_fail(-EINVAL, "kernel %s takes no argument", job->kernel->name);
+        if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))
+            return base_fail(-EINVAL, "kernel %s needs an argument: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
+        if (job->kernel->whole_lines && o->cut != MAP_CUT_LINES)
+            return base_fail(-EINVAL, "kernel %s needs whole lines; leave out --exact and --separator", job->kernel->name);
+    }
+    return map_gpu_check(job);
+}
+
 static int job_prepare(struct map_job *job)
 {
     const struct map_options *o = job->options;
     unsigned cpus = base_cpus();
-    job->nodes = o->nodes ? o->nodes : cpus < 2 ? 2 : cpus > 4 ? 4 : cpus;
+    int rc = prepare_kernel(job);
+    if (rc)
+        return rc;
+    /* A node for each GPU: several processes on one would take turns there. */
+    job->nodes = o->nodes ? o->nodes : job->gpus ? job->gpus : cpus < 2 ? 2 : cpus > 4 ? 4 : cpus;
     uint32_t share = o->apart && !o->emulated ? 1 : job->nodes;
     job->slots = o->slots ? o->slots : cpus > share ? cpus / share : 1;
+    if (job->gpus && !o->slots && job->slots < GPU_SLOTS)
+        job->slots = GPU_SLOTS;
     uint64_t memory = o->memory_bytes;
-    uint64_t least = MAP_POOL_MIN + job->slots * map_slot_memory(o->apart) + (o->apart ? MAP_HOME_BYTES : 0);
+    uint64_t least = MAP_POOL_MIN + job->slots * map_slot_memory(o) + (o->apart ? MAP_HOME_BYTES : 0);
     if (!memory) {
         memory = base_memory_total() / 8;
         if (memory > UINT64_C(1) << 30)
@@ -173,7 +197,7 @@ static int job_prepare(struct map_job *job)
                          job->nodes == 1 ? "s" : "", most);
     }
     if (o->stats_file) {
-        int rc = check_stats_file(o);
+        rc = check_stats_file(o);
         if (rc)
             return rc;
     }
@@ -182,17 +206,6 @@ static int job_prepare(struct map_job *job)
     job->separator = o->cut == MAP_CUT_SEPARATOR ? (const uint8_t *)o->separator : &newline;
     job->separator_len = o->cut == MAP_CUT_EXACT ? 0 : o->cut == MAP_CUT_LINES ? 1 : o->separator_len;
     job->progress = o->progress == MAP_ALWAYS || (o->progress == MAP_AUTO && isatty(STDERR_FILENO));
-    if (o->kernel) {
-        int rc = map_choose_kernel(job);
-        if (rc)
-            return rc;
-        if (!job->kernel->takes_arg && job->kernel_arg)
-            return base_fail(-EINVAL, "kernel %s takes no argument", job->kernel->name);
-        if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))
-            return base_fail(-EINVAL, "kernel %s needs an argument: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
-        if (job->kernel->whole_lines && o->cut != MAP_CUT_LINES)
-            return base_fail(-EINVAL, "kernel %s needs whole lines; leave out --exact and --separator", job->kernel->name);
-    }
     return 0;
 }
 

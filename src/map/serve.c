@@ -135,6 +135,7 @@ static int follow_order(struct map_job *job)
                                       .literal = o->literal,
                                       .kernel = o->kernel,
                                       .kernel_file = o->kernel_file,
+                                      .gpu = o->gpu,
                                       .command = o->kernel ? NULL : o->argv,
                                       .apart = true};
     job->options = &f->options;
@@ -148,7 +149,7 @@ static int follow_order(struct map_job *job)
         return rc;
     job->pool_bytes = pool.reserved_bytes;
     job->slots = o->slots ? o->slots : base_cpus();
-    const uint64_t each = map_slot_memory(true);
+    const uint64_t each = map_slot_memory(job->options);
     if (job->slots > MAP_SLOTS_MAX)
         job->slots = MAP_SLOTS_MAX;
     if (job->pool_bytes > MAP_POOL_MIN && job->slots > (job->pool_bytes - MAP_POOL_MIN) / each)
@@ -200,6 +201,7 @@ static int serve_run(struct map_job *job)
         (rc = map_slots_start(job)))
         return rc;
     map_slots_join(job);
+    map_gpu_close(job);
     pthread_mutex_lock(&f->lock);
     f->leaving = true;
     pthread_mutex_unlock(&f->lock);

@@ -21,6 +21,7 @@ void map_tally_tell(struct map_job *job)
         now.command_ns += atomic_load_explicit(&line->command_ns, memory_order_relaxed);
     }
     now.spilled = atomic_load_explicit(&job->board->spill_bytes, memory_order_relaxed);
+    now.gpu_failed = atomic_load_explicit(&job->board->gpu[job->rank], memory_order_relaxed) >= MAP_GPU_FAILED;
     t->tally = now;
     t->sent = weft_put(job->w, job->tallies + job->rank * sizeof now, &t->tally, sizeof now, &t->op) == 0;
     pthread_mutex_unlock(&t->lock);

@@ -145,13 +145,16 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
 {
     struct map_job *job = slot->job;
     struct map_mapped mapped = {0};
+    uint64_t offset = piece->offset - (piece->place == MAP_IN_FILE ? piece->at : 0);
+    if (job->options->gpu && map_gpu_run(slot, in, offset, kind, code))
+        return;
     const uint8_t *bytes = worker_load(slot, in, &mapped);
     if (!bytes) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
         return;
     }
-    weft_span span = {bytes, in->length, piece->offset - (piece->place == MAP_IN_FILE ? piece->at : 0)};
+    weft_span span = {bytes, in->length, offset};
     weft_out out = {map_capture_write, &slot->capture};
     int rc = job->kernel->run(&span, job->kernel_arg, &out);
     *kind = rc ? MAP_NO_RESULT : MAP_OK;
@@ -376,6 +379,7 @@ static void *slot_main(void *arg)
         pause();
     map_capture_close(&slot->capture);
     map_held_close(&slot->held);
+    map_gpu_leave(slot);
     weft_free(job->w, slot->buffer);
     weft_free(job->w, slot->window);
     weft_free(job->w, slot->words);
@@ -416,13 +420,16 @@ fail:
 
 int map_slots_start(struct map_job *job)
 {
+    int rc = map_gpu_open(job);
+    if (rc)
+        return rc;
     job->slot = calloc(job->slots, sizeof *job->slot);
     if (!job->slot)
         return base_fail(-ENOMEM, "no memory for %u slots", job->slots);
     pthread_mutex_init(&job->turn_lock, NULL);
     pthread_cond_init(&job->turn, NULL);
     pthread_mutex_lock(&job->turn_lock);
-    int rc = start_slot(job);
+    rc = start_slot(job);
     pthread_mutex_unlock(&job->turn_lock);
     return rc;
 }
