@@ -120,6 +120,8 @@ static void watch_take_back(struct ofi *o)
 
 void ofi_renew(struct ofi *o)
 {
+    if (!o->ep)
+        return; /* an earlier one was refused: the links are broken */
     base_spin_lock(&o->calls);
     fi_close(&o->ep->fid);
     o->ep = NULL;
