@@ -7,9 +7,11 @@
 #include <string.h>
 
 #include "cli/device_words.h"
+#include "cli/networks.h"
 
 static const char help[] =
     "Usage: weft devices [-v] [--json] [--gid-index N] [DEVICE...]\n"
+    "       weft devices --networks [--json]\n"
     "\n"
     "Shows the RDMA devices of this host, a line for each port: its state, the kind and speed of the link, the address\n"
     "(GID) that weft would use and its index in the device's table, how many queue pairs and memory regions are in use and\n"
@@ -18,6 +20,8 @@ static const char help[] =
     "\n"
     "  -v, --verbose    print all that is known of each device, its GID table, and why weft would use this GID\n"
     "  --gid-index N    show how weft would use the devices with this entry of the GID table; default: WEFT_GID_INDEX, or weft chooses\n"
+    "  --networks       instead, the providers of libfabric (TCP and other networks), and what the transport `ofi` would do\n"
+    "                   with each\n"
     "  --json           everything, for programs\n"
     "  --help           this text\n"
     "\n"
@@ -177,7 +181,9 @@ static int print(const struct verbs_device *const *shown, uint32_t count, bool a
         return cli_json_print("devices", list);
     }
     if (count == 0) {
-        fputs("This host has no RDMA device. Nodes on this host can still use shared memory.\n", stderr);
+        fputs("This host has no RDMA device. Its nodes can still use shared memory, and TCP to other hosts\n"
+              "(`weft devices --networks`).\n",
+              stderr);
         return 0;
     }
     return verbose ? print_blocks(shown, count) : print_lines(shown, count);
@@ -185,15 +191,13 @@ static int print(const struct verbs_device *const *shown, uint32_t count, bool a
 
 int cli_devices(int argc, char **argv)
 {
-    static const struct option longs[] = {{"json", no_argument, NULL, 'j'},
-                                          {"verbose", no_argument, NULL, 'v'},
-                                          {"gid-index", required_argument, NULL, 'g'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option longs[] = {
+        {"json", no_argument, NULL, 'j'},     {"verbose", no_argument, NULL, 'v'}, {"gid-index", required_argument, NULL, 'g'},
+        {"networks", no_argument, NULL, 'n'}, {"help", no_argument, NULL, 'h'},    {0}};
     const struct verbs_device *shown[VERBS_DEVICES_MAX];
     struct verbs_device *all;
     uint32_t there, count = 0;
-    bool as_json = false, verbose = false, started = false;
+    bool as_json = false, verbose = false, networks = false, started = false;
     const char *index = NULL;
     int c, wanted = -1;
     while ((c = cli_option("devices", argc, argv, "vh", longs, &started)) != -1) {
@@ -201,10 +205,15 @@ int cli_devices(int argc, char **argv)
         case 'j': as_json = true; break;
         case 'v': verbose = true; break;
         case 'g': index = optarg; break;
+        case 'n': networks = true; break;
         case 'h': fputs(help, stdout); return cli_flush("devices");
         default: return CLI_USAGE;
         }
     }
+    if (networks && (verbose || index || optind < argc))
+        return cli_usage("devices", "--networks goes with --json alone");
+    if (networks)
+        return cli_networks(as_json);
     if (index) {
         int64_t n;
         if (base_parse_number(index, -1, 255, &n))

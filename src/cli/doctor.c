@@ -43,7 +43,7 @@ static int print_people(const struct doctor_finding *all, unsigned count, unsign
         return cli_flush("doctor");
     }
     printf("%s%u RDMA device%s can be used.%s\n", count ? "\n" : "", usable, usable == 1 ? "" : "s",
-           usable ? "" : " Nodes on this host can still use shared memory.");
+           usable ? "" : " Nodes on this host can still use shared memory, and TCP to other hosts, which is slower.");
     return cli_flush("doctor");
 }
 

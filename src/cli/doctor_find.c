@@ -183,8 +183,8 @@ static void check_thunderbolt(struct doctor *d)
             ? "; rdma_ctl reports \"enabled\", but that does not help"
             : "");
     SAY(f->remedy,
-        "No setting changes this: RDMA needs Thunderbolt 5. Nodes on this Mac can still use shared memory; weft has no transport "
-        "to other hosts yet that works without RDMA");
+        "No setting changes this: RDMA needs Thunderbolt 5. Nodes on this Mac can still use shared memory, and TCP to other hosts, "
+        "which is slower (`weft devices --networks`)");
 }
 
 static void check_enabled(struct doctor *d)
@@ -233,7 +233,8 @@ static void check_presence(struct doctor *d)
         SAY(f->remedy,
             "If it has an RDMA adapter, check that its driver is loaded (mlx5_ib, irdma, bnxt_re, ...; `lsmod`, `dmesg`). With plain "
             "Ethernet, use the kernel's software device: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev "
-            "INTERFACE. Without either, nodes on this host can still use shared memory");
+            "INTERFACE. Without either, nodes on this host can still use shared memory, and TCP to other hosts, which is slower (`weft "
+            "devices --networks`)");
 }
 
 static void check_port(struct doctor *d, const json_t *device)

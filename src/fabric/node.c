@@ -72,6 +72,7 @@ struct offer {
 int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline)
 {
     char why[700] = "", there[64] = "";
+    const char *fast = NULL; /* who could use a better transport */
     for (uint8_t i = 0; w->transports[i]; i++) {
         const struct fab_transport *t = w->transports[i];
         base_error_clear();
@@ -85,8 +86,14 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
             return base_fail(err, "agreeing with node %u on a transport: %s", l->node, base_strerror(err));
         if (theirs.index != i || theirs.can > 1)
             return base_fail(-EPROTO, "node %u has other transports than this one: both must be of one version of weft", l->node);
-        if (mine.can && theirs.can)
+        if (mine.can && theirs.can) {
+            if (fast) /* nobody should wonder why it is slow */
+                base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
+                         why[0] ? why : "`weft doctor` there says why its own cannot be used");
             return t->connect(w, l, side_fd, deadline);
+        }
+        if (t->rdma && mine.can != theirs.can && !fast)
+            fast = mine.can ? "this node" : "that node";
         size_t n = strlen(there);
         if (theirs.can)
             snprintf(there + n, sizeof there - n, "%s%s", n ? ", " : "", t->name);

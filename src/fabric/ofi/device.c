@@ -117,6 +117,30 @@ void ofi_receive_owed_locked(struct ofi *o)
     }
 }
 
+static int device_queue(struct ofi *o)
+{
+    struct fi_cq_attr attr = {.size = o->receives_count + o->requests_count + 16, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD};
+    o->fd = -1;
+    int rc = fi_cq_open(o->domain, &attr, &o->cq, NULL);
+    if (rc == 0 && fi_control(&o->cq->fid, FI_GETWAIT, &o->fd) == 0)
+        return 0;
+    if (rc == 0)
+        fi_close(&o->cq->fid);
+    o->cq = NULL;
+    o->fd = -1;
+    attr.wait_obj = FI_WAIT_NONE;
+    return fi_cq_open(o->domain, &attr, &o->cq, NULL);
+}
+
+int ofi_queue_renew(struct ofi *o)
+{
+    fi_close(&o->cq->fid);
+    o->cq = NULL;
+    o->armed = false;
+    int rc = device_queue(o);
+    return rc ? device_failed(o, rc, "fi_cq_open") : 0;
+}
+
 /* --- the endpoint --- */
 
 int ofi_endpoint_open(struct ofi *o)
@@ -144,21 +168,6 @@ int ofi_endpoint_open(struct ofi *o)
     for (uint32_t i = 0; i < o->receives_count; i++)
         ofi_receive_again_locked(o, &o->receives[i]);
     return 0;
-}
-
-static int device_queue(struct ofi *o)
-{
-    struct fi_cq_attr attr = {.size = o->receives_count + o->requests_count + 16, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD};
-    o->fd = -1;
-    int rc = fi_cq_open(o->domain, &attr, &o->cq, NULL);
-    if (rc == 0 && fi_control(&o->cq->fid, FI_GETWAIT, &o->fd) == 0)
-        return 0;
-    if (rc == 0)
-        fi_close(&o->cq->fid);
-    o->cq = NULL;
-    o->fd = -1;
-    attr.wait_obj = FI_WAIT_NONE;
-    return fi_cq_open(o->domain, &attr, &o->cq, NULL);
 }
 
 static int device_memory(struct ofi *o)

@@ -125,6 +125,7 @@ int ofi_register(struct ofi *o, struct ofi_regions *r); /* the pool, with new ke
 void ofi_unregister(struct ofi_regions *r);
 void *ofi_descriptor(const struct ofi *o, const void *at);           /* of local memory, where the provider wants one */
 int ofi_endpoint_open(struct ofi *o);                                /* a new endpoint, in place of none; receives are posted */
+int ofi_queue_renew(struct ofi *o);                                  /* a new completion queue, while there is no endpoint */
 void ofi_receive_again_locked(struct ofi *o, struct ofi_request *q); /* posts a receive, or keeps it for later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);
 /* NULL: all are under way. Under `calls`, as the next one */

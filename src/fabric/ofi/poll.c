@@ -201,8 +201,8 @@ bool ofi_idle(struct weft_node *w)
         return false;
     struct fid *queue = &o->cq->fid;
     base_spin_lock(&o->calls);
-    bool quiet = o->fd < 0 || o->fabric->ops->trywait(o->fabric, &queue, 1) == 0;
-    o->armed = quiet && o->fd >= 0;
+    bool quiet = !o->ep || o->fd < 0 || o->fabric->ops->trywait(o->fabric, &queue, 1) == 0;
+    o->armed = quiet && o->ep && o->fd >= 0;
     base_spin_unlock(&o->calls);
     base_spin_unlock(&o->receiving);
     return quiet && poll_no_messages(o);

@@ -68,7 +68,7 @@ static struct fi_info *provider_hints(const struct ofi_library *lib, const char 
     h->ep_attr->type = FI_EP_RDM;
     h->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
     h->domain_attr->threading = FI_THREAD_DOMAIN;
-    h->domain_attr->data_progress = h->domain_attr->control_progress = FI_PROGRESS_UNSPEC;
+    h->domain_attr->data_progress = h->domain_attr->control_progress = FI_PROGRESS_MANUAL;
     h->domain_attr->resource_mgmt = FI_RM_ENABLED;
     h->domain_attr->av_type = FI_AV_UNSPEC;
     if (*provider && !(h->fabric_attr->prov_name = strdup(provider))) {

@@ -120,18 +120,16 @@ static void watch_take_back(struct ofi *o)
 
 void ofi_renew(struct ofi *o)
 {
-    struct fi_cq_msg_entry entry;
-    struct fi_cq_err_entry wrong = {0};
-    ssize_t n;
+    if (!o->ep)
+        return; /* an earlier one was refused: the links are broken */
     base_spin_lock(&o->calls);
     fi_close(&o->ep->fid);
     o->ep = NULL;
-    while ((n = fi_cq_read(o->cq, &entry, 1)) > 0 || (n == -FI_EAVAIL && fi_cq_readerr(o->cq, &wrong, 0) == 1))
-        ; /* of the old endpoint: all its requests are taken back now */
     base_spin_unlock(&o->calls);
     watch_take_back(o);
     base_spin_lock(&o->calls);
-    int rc = ofi_endpoint_open(o);
+    int rc = ofi_queue_renew(o); /* with it go the completions of the old endpoint; and libfabric 1.17 keeps that in its queue */
+    rc = rc ? rc : ofi_endpoint_open(o);
     base_spin_unlock(&o->calls);
     base_log(BASE_LOG_WARN, "%s: a new endpoint, at %s%s%s", o->info->fabric_attr->prov_name, rc ? "no address: " : o->name,
              rc ? base_error() : "", "");

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a peer of the ofi transport tells about itself when it joins (connect.c), and later of its endpoint (watch.c). What counts as valid
+ * is within all bounds that its users rely on. The frames themselves: fuzz_frames.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fabric/ofi/ofi.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void must(bool holds)
+{
+    if (!holds)
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ofi_hello h = {0};
+    memcpy(&h, data, size < sizeof h ? size : sizeof h);
+    if (ofi_hello_valid(&h, 1, 2, 1 << 16)) {
+        must(h.rank == 1 && h.pool_bytes >= 1 << 16 && h.pool_bytes <= WEFT_MAX_POOL_BYTES);
+        must(h.address_bytes && h.address_bytes <= sizeof h.address && strlen(h.provider) < sizeof h.provider);
+        /* a key for every byte of the pool, and no more of them than memory can be had for */
+        must(!h.keys || (h.pool_bytes - 1) >> h.shift == h.keys - 1);
+        must((uint64_t)h.keys * sizeof(uint64_t) <= UINT64_C(1) << 24);
+    }
+    (void)ofi_side_valid(data, size);
+    return 0;
+}

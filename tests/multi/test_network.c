@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A network that fails, under over_network.py: interfaces that go away and come back, and one over which nothing gets through any more
+ * while the nodes still hear each other. What arrives is right and in order, and every failure is bounded and has a reason.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cluster_test.h"
+
+#define WORDS 4096u
+
+/* The bridge's port that leads to a host's interface. */
+static void set_port(const char *net, int host, const char *to)
+{
+    char line[256];
+    snprintf(line, sizeof line, "nsenter --net=%s ip link set %s-%d %s", getenv("TEST_BRIDGE"), net, host, to);
+    CHECK(system(line) == 0);
+}
+
+static void fill(uint64_t *words, uint64_t round)
+{
+    for (uint64_t i = 0; i < WORDS; i++)
+        words[i] = round * WORDS + i;
+}
+
+struct plan {
+    const char *net;
+    int64_t away_ns; /* how long the interface of node 1's host is away */
+    _Atomic uint32_t *phase;
+};
+
+/* Node 0 puts, gets and adds, each round after the one before it. In the middle node 1's interface goes away for a while. */
+static void go_on(weft_node *w, void *arg)
+{
+    struct plan *p = arg;
+    weft_gaddr a = symmetric_alloc(w, (WORDS + 8) * sizeof(uint64_t));
+    uint64_t rounds = 40, old;
+    if (weft_rank(w) == 0) {
+        static uint64_t out[WORDS], in[WORDS];
+        for (uint64_t r = 0; r < rounds; r++) {
+            if (r == rounds / 2) {
+                set_port(p->net, 1, "down");
+                atomic_store(p->phase, 1);
+            }
+            fill(out, r);
+            OK(weft_put(w, on_node(a, 1), out, sizeof out, NULL));
+            OK(weft_fetch_add(w, on_node(a, 1) + WORDS * 8, 1, &old, NULL));
+            OK(weft_flush(w, 1, patience_ns(60)));
+            CHECK(old == r);
+            OK(weft_get_blocking(w, in, on_node(a, 1), sizeof in));
+            CHECK(memcmp(in, out, sizeof in) == 0);
+        }
+        atomic_store(p->phase, 2);
+    } else {
+        while (atomic_load(p->phase) == 0)
+            usleep(1000);
+        usleep((useconds_t)(p->away_ns / 1000));
+        set_port(p->net, 1, "up");
+        wait_for(p->phase, 2);
+        CHECK(((uint64_t *)weft_ptr(w, a, 8))[WORDS] == rounds);
+    }
+    OK(weft_barrier(w, patience_ns(60)));
+}
+
+static void test_away_for_a_second(void **state)
+{
+    (void)state;
+    struct plan p = {"net0", 1000000000, shared_words(64)};
+    assert_int_equal(nodes_failed(2, go_on, &p), 0);
+}
+
+/* Only what libfabric uses is away: the side connections show that both live. */
+static void test_data_away(void **state)
+{
+    (void)state;
+    static const char *const environment[] = {"WEFT_OFI_INTERFACE=net1", "WEFT_RECONNECT=60s", "WEFT_DEADLINE=100s", NULL};
+    struct plan p = {"net1", 3000000000, shared_words(64)};
+    assert_int_equal(nodes_failed_with(2, go_on, &p, environment), 0);
+}
+
+static void cut(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *phase = arg;
+    weft_gaddr a = symmetric_alloc(w, 64);
+    OK(weft_barrier(w, patience_ns(60)));
+    if (weft_rank(w) == 0) {
+        set_port("net1", 1, "down");
+        int64_t began = now_ns();
+        uint64_t old;
+        int rc = weft_fetch_add_blocking(w, on_node(a, 1), 1, &old);
+        CHECK(rc == -ECONNRESET);
+        CHECK(strstr(weft_error(), "through"));
+        CHECK(now_ns() - began < patience_ns(30));
+        atomic_store(phase, 1);
+    }
+    wait_for(phase, 1);
+}
+
+static void test_cut(void **state)
+{
+    (void)state;
+    static const char *const environment[] = {"WEFT_OFI_INTERFACE=net1", "WEFT_RECONNECT=4s", "WEFT_DEADLINE=100s", NULL};
+    int status[NODES_MAX];
+    nodes_run(2, cut, shared_words(64), environment, status);
+    set_port("net1", 1, "up");
+    assert_int_equal(status[0], 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_away_for_a_second),
+        cmocka_unit_test(test_data_away),
+        cmocka_unit_test(test_cut),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
