@@ -36,6 +36,9 @@ int fab_connect_self(struct weft_node *w, int64_t deadline)
 static bool node_may_use(const struct weft_node *w, const struct fab_transport *t)
 {
     const char *only = w->options.transport;
+    bool names_device = w->options.device[0] || w->options.rail_names[0][0];
+    if (!only[0] && names_device && !t->rdma && !t->at_once)
+        return false; /* no ordinary network in place of a device that the user has named */
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 
