@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * What a kernel calls: operations on the memory of all nodes, handed to the kernel's node over rings of requests. One source for all:
- * it compiles as C and C++, for kernels of the `host` back end, which threads play, and as CUDA.
+ * it compiles as C and C++, for kernels of the `host` back end, which threads play, as CUDA, and as Metal
+ * (weft/device.metal.h says what is different there; compiled, never run).
  *
  * A kernel is given a weft_device (weft_gpu_device(), weft/gpu.h), and is one of its threads. Addresses are those of weft/types.h; memory
  * of its own node that an operation reads or writes (`src` of a put, `dst` of a get) is named by its address, too, and lies in the pool or
@@ -25,14 +26,14 @@
 #ifndef WEFT_DEVICE_H
 #define WEFT_DEVICE_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "device_memory.h"
-#include "queue.h"
+#if !defined(WEFT_DEVICE_METAL)
+#include <stddef.h>
 
-#ifdef __cplusplus
+#include "queue.h"
+#endif
+
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 extern "C" {
 #endif
 
@@ -42,6 +43,7 @@ extern "C" {
 #define WEFT_DEVICE_EAGAIN      11  /* not now, and the caller does not wait */
 #define WEFT_DEVICE_EFAULT      14  /* no such memory */
 #define WEFT_DEVICE_EINVAL      22  /* a wrong argument */
+#define WEFT_DEVICE_ENOTSUP     95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
 #define WEFT_DEVICE_ECONNRESET  104 /* the other node is gone */
 #define WEFT_DEVICE_ESHUTDOWN   108 /* there are no more tasks */
 #define WEFT_DEVICE_ETIMEDOUT   110 /* weft_device.deadline_ns has passed */
@@ -85,9 +87,9 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_TASKS_SURE 512u
 #endif
 
-#define WEFT_DEVICE_ROUND      (1ull << 63)
+#define WEFT_DEVICE_ROUND      ((uint64_t)1 << 63)
 #define WEFT_DEVICE_KIND_SHIFT 56
-#define WEFT_DEVICE_ANSWER     (1ull << 55)
+#define WEFT_DEVICE_ANSWER     ((uint64_t)1 << 55)
 #define WEFT_DEVICE_LENGTH     (WEFT_DEVICE_ANSWER - 1)
 
 /* How many slots a request of a kind takes; 0: there is no such kind. */
@@ -110,14 +112,14 @@ WEFT_DEVICE_CALL uint64_t weft_device_round(uint64_t ticket, uint64_t mask)
  * is the kernels' own. An answer's `high` is the request's number + 1 (its low 32 bits) above the
  * status (32 bits), `low` the value. */
 typedef struct weft_device_ring {
-    weft_device_slot *slots;
-    const uint64_t *taken;           /* so many slots the node has read: they are free */
-    const weft_device_cell *answers; /* by the request's first slot */
-    uint64_t mask;                   /* slots - 1; a power of two */
-    uint64_t *next;                  /* number of the next slot; a request has the number of its first */
-    uint64_t *taken_seen;            /* `taken`, when it was last read */
-    uint64_t *guess;                 /* `next`, as a thread last left it; perhaps not the newest */
-    uint32_t *awaited;               /* by slot: 1 while the answer of its last request has not been looked at */
+    WEFT_FAR weft_device_slot *slots;
+    WEFT_FAR const uint64_t *taken;           /* so many slots the node has read: they are free */
+    WEFT_FAR const weft_device_cell *answers; /* by the request's first slot */
+    uint64_t mask;                            /* slots - 1; a power of two */
+    WEFT_FAR uint64_t *next;                  /* number of the next slot; a request has the number of its first */
+    WEFT_FAR uint64_t *taken_seen;            /* `taken`, when it was last read */
+    WEFT_FAR uint64_t *guess;                 /* `next`, as a thread last left it; perhaps not the newest */
+    WEFT_FAR uint32_t *awaited;               /* by slot: 1 while the answer of its last request has not been looked at */
 } weft_device_ring;
 
 typedef struct weft_device {
@@ -125,14 +127,15 @@ typedef struct weft_device {
     uint32_t rings;      /* a block uses the ring of its number */
     uint32_t block;      /* C: which block this is; CUDA: blockIdx.x is added to it */
     int64_t deadline_ns; /* how long a call waits at most */
-    weft_device_ring *ring;
-    const uint64_t *pool; /* [size]: where a kernel finds the node's pool; 0: it cannot reach it by loads and stores */
-    const uint64_t *pool_bytes;
-    const uint64_t *arena; /* [size][16][2]: of each space, where a kernel finds it, and its bytes; 0: it cannot reach it */
-    const uint64_t
+    WEFT_FAR weft_device_ring *ring;
+    WEFT_FAR const uint64_t *pool; /* [size]: where a kernel finds the node's pool; 0: it cannot reach it by loads and stores */
+    WEFT_FAR const uint64_t *pool_bytes;
+    WEFT_FAR const uint64_t *arena; /* [size][16][2]: of each space, where a kernel finds it, and its bytes; 0: it cannot reach it */
+    WEFT_FAR const uint64_t
         *notice; /* written by the node: word 0: not 0 when the GPU is being closed; from word 1 on a bit for each node: it is gone */
 } weft_device;
 
+#if !defined(WEFT_DEVICE_METAL)
 /* A task on its way to a worker's blocks. Written by the node: `number` is the task's + 1, and 0 while the rest changes. */
 typedef struct weft_device_task_slot {
     uint64_t number, unused[7];
@@ -145,7 +148,7 @@ typedef struct weft_device_task_slot {
 typedef struct weft_device_worker {
     uint64_t number; /* of the worker */
     uint64_t mask;   /* slots - 1; a power of two */
-    const weft_device_task_slot *slots;
+    WEFT_FAR const weft_device_task_slot *slots;
     const uint64_t *filled; /* so many tasks have been put in */
     const uint64_t *ended;  /* not 0: there will be no more */
     uint64_t *beats;        /* by block: which task it waited for last, + 1 */
@@ -158,6 +161,7 @@ typedef struct weft_device_task {
     weft_task task;
     uint64_t number; /* private */
 } weft_device_task;
+#endif
 
 /* An operation under way. Fields are private. */
 typedef struct weft_device_op {
@@ -169,7 +173,7 @@ typedef struct weft_device_op {
 #define WEFT_DEVICE_BEFORE_READS (1u << 31)
 
 /* The block that this thread is of. */
-WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
+WEFT_DEVICE_CALL uint32_t weft_device_block(WEFT_NEAR const weft_device *d)
 {
 #if defined(__CUDACC__)
     return d->block + blockIdx.x;
@@ -186,12 +190,16 @@ typedef struct weft_device_patience {
     uint32_t looks;
 } weft_device_patience;
 /* What seldom changes is not read at every look. */
-WEFT_DEVICE_CALL bool weft_device_now_and_then(const weft_device_patience *p)
+WEFT_DEVICE_CALL bool weft_device_now_and_then(WEFT_NEAR const weft_device_patience *p)
 {
     return p->looks % 16 == 0;
 }
-WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, weft_device_patience *p)
+WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_patience *p)
 {
+#if defined(WEFT_DEVICE_METAL)
+    (void)d, (void)p;
+    return true; /* nothing changes while a kernel runs */
+#else
     p->looks++;
 #if defined(__CUDACC__)
     if (p->looks <= WEFT_DEVICE_LOOKS)
@@ -202,16 +210,33 @@ WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, weft_device_patienc
         p->since = now;
     weft_device_pause();
     return now - p->since > d->deadline_ns || (weft_device_now_and_then(p) && weft_device_load(d->notice));
+#endif
 }
 
 /* Has that node left, or died? Its node tells its kernels within about 1 ms. */
-WEFT_DEVICE_CALL bool weft_device_gone(const weft_device *d, uint32_t node)
+WEFT_DEVICE_CALL bool weft_device_gone(WEFT_NEAR const weft_device *d, uint32_t node)
 {
     return node >= d->size || (weft_device_load(d->notice + 1 + node / 64) >> node % 64 & 1);
 }
 
+#if defined(WEFT_DEVICE_METAL)
+/* Take the numbers of so many slots. -WEFT_DEVICE_EAGAIN: there is no room, and there will be none while the kernel runs. The word that
+ * threads share has 32 bits: `taken`, which does not change, says of which number they are the lower half. */
+WEFT_DEVICE_CALL int weft_device_reserve(WEFT_FAR const weft_device_ring *r, uint32_t slots, WEFT_NEAR uint64_t *ticket)
+{
+    uint64_t taken = *r->taken;
+    for (;;) {
+        uint32_t low = weft_device_load_low(r->next);
+        *ticket = taken + (uint32_t)(low - (uint32_t)taken);
+        if (*ticket + slots - taken > r->mask + 1)
+            return -WEFT_DEVICE_EAGAIN;
+        if (weft_device_swap_low(r->next, low, low + slots))
+            return 0;
+    }
+}
+#else
 /* Are the slots from number `ticket` on free, as many as `slots`? */
-WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t ticket, uint32_t slots)
+WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, uint64_t ticket, uint32_t slots)
 {
     int64_t last = (int64_t)(ticket + slots), size = (int64_t)(r->mask + 1);
     if (last - (int64_t)weft_device_load_guess(r->taken_seen) <= size || last - (int64_t)weft_device_load_own(r->taken_seen) <= size)
@@ -229,8 +254,8 @@ WEFT_DEVICE_CALL bool weft_device_has_room(const weft_device_ring *r, uint64_t t
  *
  * The first number that a thread tries is a guess from a cache that other blocks do not keep up to date. A wrong guess costs nothing but
  * the time of the compare-and-swap, which fails and says what is right. */
-WEFT_DEVICE_CALL int weft_device_reserve(const weft_device *d, const weft_device_ring *r, uint32_t slots, bool wait, uint64_t *ticket,
-                                         bool *place)
+WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots, bool wait,
+                                         WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
     weft_device_patience p = {0, 0};
     uint64_t t = weft_device_load_guess(r->guess);
@@ -262,11 +287,12 @@ WEFT_DEVICE_CALL int weft_device_reserve(const weft_device *d, const weft_device
             return -WEFT_DEVICE_ETIMEDOUT;
     }
 }
+#endif
 
 #if defined(__CUDACC__)
 /* The same for all threads of a warp that come here together and want the same: one of them takes the numbers for all. */
-WEFT_DEVICE_CALL int weft_device_reserve_together(const weft_device *d, const weft_device_ring *r, uint32_t slots, bool wait,
-                                                  uint64_t *ticket, bool *place)
+WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots,
+                                                  bool wait, WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
     unsigned here = __activemask();
     if ((here & (here - 1)) == 0)
@@ -302,17 +328,17 @@ typedef struct weft_device_request {
 } weft_device_request;
 
 /* Write a slot. Its first cell says what it is, and comes last where stores arrive in order. */
-WEFT_DEVICE_CALL void weft_device_fill(const weft_device_ring *r, uint64_t ticket, uint64_t low0, uint64_t high0, uint64_t low1,
+WEFT_DEVICE_CALL void weft_device_fill(WEFT_FAR const weft_device_ring *r, uint64_t ticket, uint64_t low0, uint64_t high0, uint64_t low1,
                                        uint64_t high1)
 {
-    weft_device_cell *cell = r->slots[ticket & r->mask].cell;
+    WEFT_FAR weft_device_cell *cell = r->slots[ticket & r->mask].cell;
     uint64_t round = weft_device_round(ticket, r->mask);
     weft_device_store_cell(&cell[1], low1, round | (high1 & ~WEFT_DEVICE_ROUND));
     weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
 }
 
 /* Take the place of an answer: it is free when the one before has been looked at. */
-WEFT_DEVICE_CALL int weft_device_await(const weft_device *d, const weft_device_ring *r, uint64_t ticket, bool wait)
+WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint64_t ticket, bool wait)
 {
     weft_device_patience p = {0, 0};
     while (!weft_device_raise_flag(&r->awaited[ticket & r->mask])) {
@@ -332,16 +358,23 @@ WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 }
 
 /* Hand a request over. With an op an answer comes. */
-WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_request *q, bool wait, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, bool wait,
+                                      WEFT_NEAR weft_device_op *op)
 {
     uint32_t block = weft_device_block(d), slots = weft_device_slots(q->kind);
     uint32_t number = block < d->rings ? block : block % d->rings; /* a GPU divides slowly */
-    const weft_device_ring ring = d->ring[number], *r = &ring;     /* read once: stores of the kernel do not change it */
     uint64_t ticket;
+    bool place = false;
+#if defined(WEFT_DEVICE_METAL)
+    WEFT_FAR const weft_device_ring *r = &d->ring[number];
+    wait = false;
+    int rc = weft_device_reserve(r, slots, &ticket);
+#else
+    const weft_device_ring ring = d->ring[number], *r = &ring; /* read once: stores of the kernel do not change it */
     if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
         return -WEFT_DEVICE_EAGAIN;
-    bool place = false;
     int rc = weft_device_reserve_together(d, r, slots, wait, &ticket, op ? &place : NULL);
+#endif
     if (rc)
         return rc;
     if (op) {
@@ -365,17 +398,17 @@ WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_re
     return 0;
 }
 
-WEFT_DEVICE_CALL weft_device_ring *weft_device_ring_of(const weft_device *d, const weft_device_op *op)
+WEFT_DEVICE_CALL WEFT_FAR weft_device_ring *weft_device_ring_of(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_op *op)
 {
     return &d->ring[op->ring & ~WEFT_DEVICE_BEFORE_READS];
 }
 
 /* Is this the answer? Then take it, and its place is free. */
-WEFT_DEVICE_CALL bool weft_device_answered(const weft_device *d, weft_device_op *op, uint64_t low, uint64_t high)
+WEFT_DEVICE_CALL bool weft_device_answered(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op, uint64_t low, uint64_t high)
 {
     if ((uint32_t)(high >> 32) != (uint32_t)(op->ticket + 1))
         return false;
-    weft_device_ring *r = weft_device_ring_of(d, op);
+    WEFT_FAR weft_device_ring *r = weft_device_ring_of(d, op);
     if (op->ring & WEFT_DEVICE_BEFORE_READS)
         weft_device_follow();
     op->value = low;
@@ -385,14 +418,14 @@ WEFT_DEVICE_CALL bool weft_device_answered(const weft_device *d, weft_device_op 
 }
 
 /* The place of its answer. */
-WEFT_DEVICE_CALL const weft_device_cell *weft_device_answer_of(const weft_device *d, const weft_device_op *op)
+WEFT_DEVICE_CALL WEFT_FAR const weft_device_cell *weft_device_answer_of(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_op *op)
 {
-    const weft_device_ring *r = weft_device_ring_of(d, op);
+    WEFT_FAR const weft_device_ring *r = weft_device_ring_of(d, op);
     return &r->answers[op->ticket & r->mask];
 }
 
 /* -WEFT_DEVICE_EINPROGRESS while it is under way, else its result. */
-WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_test(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op)
 {
     if (op->status == 1) {
         uint64_t low, high;
@@ -404,11 +437,11 @@ WEFT_DEVICE_CALL int weft_device_test(const weft_device *d, weft_device_op *op)
 }
 
 /* Wait for it. -WEFT_DEVICE_ETIMEDOUT: it is still under way. */
-WEFT_DEVICE_CALL int weft_device_wait(const weft_device *d, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_wait(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op)
 {
     weft_device_patience p = {0, 0};
     if (op->status == 1) {
-        const weft_device_cell *answer = weft_device_answer_of(d, op);
+        WEFT_FAR const weft_device_cell *answer = weft_device_answer_of(d, op);
         uint64_t low, high;
         weft_device_first_look();
         for (weft_device_load_cell(answer, &low, &high); !weft_device_answered(d, op, low, high);
@@ -420,10 +453,10 @@ WEFT_DEVICE_CALL int weft_device_wait(const weft_device *d, weft_device_op *op)
 }
 
 /* Ask no more: how it ends nobody learns, and its place in the ring is free. */
-WEFT_DEVICE_CALL void weft_device_leave(const weft_device *d, weft_device_op *op)
+WEFT_DEVICE_CALL void weft_device_leave(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op)
 {
     if (op->status == 1) {
-        weft_device_ring *r = weft_device_ring_of(d, op);
+        WEFT_FAR weft_device_ring *r = weft_device_ring_of(d, op);
         op->status = -WEFT_DEVICE_ETIMEDOUT;
         weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
     }
@@ -431,55 +464,78 @@ WEFT_DEVICE_CALL void weft_device_leave(const weft_device *d, weft_device_op *op
 
 /* --- operations: as those of the same names in weft/fabric.h. --- */
 
-WEFT_DEVICE_CALL int weft_device_put(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_put(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
 /* The same, and -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
-WEFT_DEVICE_CALL int weft_device_put_nowait(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,
+                                            WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, false, op);
 }
 /* Put 8 bytes. The other calls come after all that this thread has stored before; this one does not, nor does weft_device_flush(). Where it
  * tells others of such stores, call weft_device_publish() first. */
-WEFT_DEVICE_CALL int weft_device_put_value(const weft_device *d, uint64_t dst, uint64_t value, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_put_value(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t value, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_PUT_VALUE, {dst, value, 0}, {8, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-WEFT_DEVICE_CALL int weft_device_get(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_get(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_GET, {src, dst, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
 /* `signal` is a word of the node that `dst` names. */
-WEFT_DEVICE_CALL int weft_device_put_signal(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, uint64_t signal, uint64_t add,
-                                            weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_put_signal(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, uint64_t signal,
+                                            uint64_t add, WEFT_NEAR weft_device_op *op)
 {
-    const uint64_t place = (1ull << 48) - 1; /* an address without its node */
+    const uint64_t place = ((uint64_t)1 << 48) - 1; /* an address without its node */
     if ((dst & ~place) != (signal & ~place))
         return -WEFT_DEVICE_EINVAL;
     weft_device_request q = {WEFT_DEVICE_PUT_SIGNAL, {dst, src, add}, {len, signal & place, 0}};
     return weft_device_post(d, &q, true, op);
 }
 /* A message with a header of 8 bytes; the payload is of this node's pool. */
-WEFT_DEVICE_CALL int weft_device_send(const weft_device *d, uint32_t node, uint32_t handler, uint64_t header, uint64_t payload,
-                                      uint64_t len, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_send(WEFT_NEAR const weft_device *d, uint32_t node, uint32_t handler, uint64_t header, uint64_t payload,
+                                      uint64_t len, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_SEND, {node, payload, header}, {len, handler, 0}};
     return weft_device_post(d, &q, true, op);
 }
-WEFT_DEVICE_CALL int weft_device_fence(const weft_device *d, uint32_t node)
+WEFT_DEVICE_CALL int weft_device_fence(WEFT_NEAR const weft_device *d, uint32_t node)
 {
     weft_device_request q = {WEFT_DEVICE_FENCE, {node, 0, 0}, {0, 0, 0}};
     return weft_device_post(d, &q, true, NULL);
 }
 
-/* These wait. */
-WEFT_DEVICE_CALL int weft_device_call(const weft_device *d, const weft_device_request *q, uint64_t *old)
+/* Atomics that do not wait: what was there is the op's `value`. */
+WEFT_DEVICE_CALL int weft_device_fetch_add_start(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t add, WEFT_NEAR weft_device_op *op)
 {
+    weft_device_request q = {WEFT_DEVICE_FETCH_ADD, {word, add, 0}, {8, 0, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+WEFT_DEVICE_CALL int weft_device_swap_start(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t value, WEFT_NEAR weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_SWAP, {word, value, 0}, {8, 0, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+WEFT_DEVICE_CALL int weft_device_compare_swap_start(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t expected, uint64_t desired,
+                                                    WEFT_NEAR weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
+    return weft_device_post(d, &q, true, op);
+}
+
+/* These wait. */
+WEFT_DEVICE_CALL int weft_device_call(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *old)
+{
+#if defined(WEFT_DEVICE_METAL)
+    (void)d, (void)q, (void)old;
+    return -WEFT_DEVICE_ENOTSUP;
+#else
     weft_device_op op = {0, 0, 0, 0}; /* not under way, should the request find no room */
     int rc = weft_device_post(d, q, true, &op);
     if (rc)
@@ -490,44 +546,46 @@ WEFT_DEVICE_CALL int weft_device_call(const weft_device *d, const weft_device_re
     if (rc == 0 && old)
         *old = op.value;
     return rc;
+#endif
 }
-WEFT_DEVICE_CALL int weft_device_fetch_add(const weft_device *d, uint64_t word, uint64_t add, uint64_t *old)
+WEFT_DEVICE_CALL int weft_device_fetch_add(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t add, WEFT_NEAR uint64_t *old)
 {
     weft_device_request q = {WEFT_DEVICE_FETCH_ADD, {word, add, 0}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
-WEFT_DEVICE_CALL int weft_device_swap(const weft_device *d, uint64_t word, uint64_t value, uint64_t *old)
+WEFT_DEVICE_CALL int weft_device_swap(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t value, WEFT_NEAR uint64_t *old)
 {
     weft_device_request q = {WEFT_DEVICE_SWAP, {word, value, 0}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
-WEFT_DEVICE_CALL int weft_device_compare_swap(const weft_device *d, uint64_t word, uint64_t expected, uint64_t desired, uint64_t *old)
+WEFT_DEVICE_CALL int weft_device_compare_swap(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t expected, uint64_t desired,
+                                              WEFT_NEAR uint64_t *old)
 {
     weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
 /* Hand a record of WEFT_DEVICE_RECORD_BYTES in this node's own pool to a service of this node (weft_gpu_service()). The record belongs to
  * the service until it has answered. */
-WEFT_DEVICE_CALL int weft_device_ask_start(const weft_device *d, uint32_t service, uint64_t record, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_ask_start(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
 /* And wait for its answer: its status; `value` may be NULL. */
-WEFT_DEVICE_CALL int weft_device_ask(const weft_device *d, uint32_t service, uint64_t record, uint64_t *value)
+WEFT_DEVICE_CALL int weft_device_ask(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR uint64_t *value)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
     return weft_device_call(d, &q, value);
 }
 /* All operations that this block has started towards `node` are complete and visible there. Returns the first error of those without
  * an op since the last flush of that node. Blocks that use the same ring (weft_gpu_config.rings) share this: one of them is told. */
-WEFT_DEVICE_CALL int weft_device_flush(const weft_device *d, uint32_t node)
+WEFT_DEVICE_CALL int weft_device_flush(WEFT_NEAR const weft_device *d, uint32_t node)
 {
     weft_device_request q = {WEFT_DEVICE_FLUSH, {node, 0, 0}, {0, 0, 0}};
     return weft_device_call(d, &q, NULL);
 }
 /* Nothing, there and back: for measuring. */
-WEFT_DEVICE_CALL int weft_device_nothing(const weft_device *d, bool answer)
+WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool answer)
 {
     weft_device_request q = {WEFT_DEVICE_NOTHING, {0, 0, 0}, {0, 0, 0}};
     return answer ? weft_device_call(d, &q, NULL) : weft_device_post(d, &q, true, NULL);
@@ -536,27 +594,28 @@ WEFT_DEVICE_CALL int weft_device_nothing(const weft_device *d, bool answer)
 /* The memory behind an address, where the kernel reaches it by loads and stores: the pools of this node and of others of its host, the
  * arenas of its own GPU, and those of GPUs of other nodes of its host that are mapped (weft_link_stats.arena_way). NULL where it cannot,
  * or when any of the `bytes` are outside. */
-WEFT_DEVICE_CALL void *weft_device_ptr(const weft_device *d, uint64_t addr, uint64_t bytes)
+WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
-    uint64_t offset = addr & ((1ull << 44) - 1);
+    uint64_t offset = addr & (((uint64_t)1 << 44) - 1);
     if (space != 0 && node < d->size) {
-        const uint64_t *arena = d->arena + 2 * ((uint64_t)node * 16 + space);
+        WEFT_FAR const uint64_t *arena = d->arena + 2 * ((uint64_t)node * 16 + space);
         uint64_t most = weft_device_load(arena + 1); /* written after the address */
         if (offset > most || bytes > most - offset || most == 0)
             return NULL;
-        return (void *)(uintptr_t)(weft_device_load_own(arena) + offset);
+        return weft_device_address(arena, offset);
     }
     if (node >= d->size || space != 0 || d->pool[node] == 0 || offset > d->pool_bytes[node] || bytes > d->pool_bytes[node] - offset)
         return NULL;
-    return (void *)(uintptr_t)(d->pool[node] + offset);
+    return weft_device_address(&d->pool[node], offset);
 }
 
 /* Wait until the 8-byte word, in this node's own pool or an arena of this GPU, is at least `value`: a signal or counter that `node` adds
  * to. -WEFT_DEVICE_ECONNRESET: that node is gone. */
-WEFT_DEVICE_CALL int weft_device_wait_for(const weft_device *d, uint32_t node, uint64_t word, uint64_t value, uint64_t *seen)
+WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, uint64_t value,
+                                          WEFT_NEAR uint64_t *seen)
 {
-    const uint64_t *p = (const uint64_t *)weft_device_ptr(d, word, 8);
+    WEFT_FAR const uint64_t *p = (WEFT_FAR const uint64_t *)weft_device_ptr(d, word, 8);
     weft_device_patience patience = {0, 0};
     bool gone = false;
     if (!p || (word & 7) || (word >> 48) != d->rank || node >= d->size)
@@ -576,7 +635,7 @@ WEFT_DEVICE_CALL int weft_device_wait_for(const weft_device *d, uint32_t node, u
     }
 }
 /* The same, whoever adds to it: it ends when there is enough, or late. */
-WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t word, uint64_t value, uint64_t *seen)
+WEFT_DEVICE_CALL int weft_device_wait_at_least(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t value, WEFT_NEAR uint64_t *seen)
 {
     return weft_device_wait_for(d, d->rank, word, value, seen);
 }
@@ -593,34 +652,34 @@ WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t wo
  * weft_device.deadline_ns until there is something, and as long for each answer. */
 
 /* A payload that the kernel has stored itself comes before the task; one that it has put to another node does after weft_device_flush(). */
-WEFT_DEVICE_CALL int weft_device_submit_start(const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids, bool wait,
-                                              weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_submit_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids,
+                                              bool wait, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-WEFT_DEVICE_CALL int weft_device_claim_start(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max, bool wait,
-                                             weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_claim_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max, bool wait,
+                                             WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
 /* The op's `value`: a bit for each that is held still, bit 0 for the first. */
-WEFT_DEVICE_CALL int weft_device_renew_start(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, bool wait,
-                                             weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_renew_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, bool wait,
+                                             WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
 /* The op's `value`: a bit for each that was accepted, bit 0 for the first. */
-WEFT_DEVICE_CALL int weft_device_complete_start(const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
-                                                bool wait, weft_device_op *op)
+WEFT_DEVICE_CALL int weft_device_complete_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results,
+                                                uint32_t count, bool wait, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
 /* Ask again and again until there is something. How many. */
-WEFT_DEVICE_CALL int weft_device_ask_queue(const weft_device *d, const weft_device_request *q)
+WEFT_DEVICE_CALL int weft_device_ask_queue(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q)
 {
     weft_device_patience p = {0, 0};
     for (;;) {
@@ -634,7 +693,7 @@ WEFT_DEVICE_CALL int weft_device_ask_queue(const weft_device *d, const weft_devi
 }
 /* Submits those that find room, and returns how many: the first ones, at least 1. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there was no
  * room, or no answer, and then they may have been submitted. */
-WEFT_DEVICE_CALL int weft_device_submit(const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
+WEFT_DEVICE_CALL int weft_device_submit(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
 {
     weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
     return weft_device_ask_queue(d, &q);
@@ -642,13 +701,13 @@ WEFT_DEVICE_CALL int weft_device_submit(const weft_device *d, uint32_t queue, ui
 /* Claims up to `max` tasks, and returns how many, at least 1. What takes longer than the queue's lease has to be renewed in time
  * (weft_device_renew()); a persistent worker does that by itself. -WEFT_DEVICE_ESHUTDOWN: nothing is ready, and nothing will come. A claim
  * whose answer came too late is ready again when its lease ends. */
-WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max)
+WEFT_DEVICE_CALL int weft_device_claim(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max)
 {
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
 /* How many, and which: a bit for each. */
-WEFT_DEVICE_CALL int weft_device_ask_bits(const weft_device *d, const weft_device_request *q, uint64_t *which)
+WEFT_DEVICE_CALL int weft_device_ask_bits(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *which)
 {
     uint64_t bits = 0;
     int rc = weft_device_call(d, q, &bits), n = 0;
@@ -661,30 +720,32 @@ WEFT_DEVICE_CALL int weft_device_ask_bits(const weft_device *d, const weft_devic
     return n;
 }
 /* Completes `count` claims, with as many weft_result. Returns how many were accepted; `accepted` (may be NULL) has a bit for each. */
-WEFT_DEVICE_CALL int weft_device_complete(const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
-                                          uint64_t *accepted)
+WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
+                                          WEFT_NEAR uint64_t *accepted)
 {
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
     return weft_device_ask_bits(d, &q, accepted);
 }
 /* Renews `count` claims, as weft_renew(): the leases change. Returns how many are held still; `held` (may be NULL) has a bit for each. One
  * that is not may have been lost, or its home does not answer now. */
-WEFT_DEVICE_CALL int weft_device_renew(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, uint64_t *held)
+WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
+                                       WEFT_NEAR uint64_t *held)
 {
     weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
     return weft_device_ask_bits(d, &q, held);
 }
 
 /* --- persistent workers: a kernel that does tasks until there are no more --- */
+#if !defined(WEFT_DEVICE_METAL)
 
 /* Read the task with that number. False: the node has taken it back. */
-WEFT_DEVICE_CALL bool weft_device_read_task(const weft_device_worker *k, uint64_t number, weft_device_task *out)
+WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k, uint64_t number, WEFT_NEAR weft_device_task *out)
 {
     union {
         weft_task task;
         uint64_t words[8];
     } u;
-    const weft_device_task_slot *s = &k->slots[number & k->mask];
+    WEFT_FAR const weft_device_task_slot *s = &k->slots[number & k->mask];
     if (weft_device_load(&s->number) != number + 1)
         return false;
     weft_device_load_words(s->task, 4, u.words);
@@ -694,8 +755,8 @@ WEFT_DEVICE_CALL bool weft_device_read_task(const weft_device_worker *k, uint64_
 }
 
 /* Wait until task `t` has been put in. -WEFT_DEVICE_EAGAIN: it has not yet, and this thread has drawn no number (`drawn`: it has). */
-WEFT_DEVICE_CALL int weft_device_task_is_in(const weft_device *d, const weft_device_worker *k, uint64_t t, bool drawn,
-                                            weft_device_patience *p)
+WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k, uint64_t t, bool drawn,
+                                            WEFT_NEAR weft_device_patience *p)
 {
     uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS];
     while (t >= weft_device_load_own(k->filled_seen)) {
@@ -724,7 +785,8 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(const weft_device *d, const weft_dev
  * only if the task is there: so it holds no number when its wait ends. Should more threads than WEFT_DEVICE_TASKS_SURE add at the same
  * time, one may hold the number of a task that has not come, and waits for it; if it gives up, the node gives that task back to the queue
  * after weft_gpu_worker_config.task_ns. */
-WEFT_DEVICE_CALL int weft_device_next_task(const weft_device *d, const weft_device_worker *k, weft_device_task *out)
+WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
+                                           WEFT_NEAR weft_device_task *out)
 {
     weft_device_patience p = {0, 0};
     for (;;) {
@@ -744,15 +806,17 @@ WEFT_DEVICE_CALL int weft_device_next_task(const weft_device *d, const weft_devi
 
 /* The task is done: its submitter gets `status`, `result` and `result_len` as from weft_complete(). All that this thread has stored before
  * is seen by who sees it complete; of other threads' stores, after a barrier of the block. Does not wait for the completion. */
-WEFT_DEVICE_CALL int weft_device_task_done(const weft_device *d, const weft_device_worker *k, const weft_device_task *task, int32_t status,
-                                           uint64_t result, uint64_t result_len)
+WEFT_DEVICE_CALL int weft_device_task_done(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
+                                           WEFT_NEAR const weft_device_task *task, int32_t status, uint64_t result, uint64_t result_len)
 {
     weft_device_request q = {
         WEFT_DEVICE_TASK_DONE, {task->number, result, k->number << 32 | (uint32_t)status}, {0, result_len & ~WEFT_DEVICE_ROUND, 0}};
     return weft_device_post(d, &q, true, NULL);
 }
 
-#ifdef __cplusplus
+#endif
+
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 }
 #endif
 #endif

@@ -5,7 +5,8 @@
  * A GPU is opened for a node. Its kernels find the pools of this host's nodes by the same addresses as the processor, and hand all else to
  * the node over rings; one thread of the node serves them. There is always one GPU: `host`, whose blocks are threads of this process. It
  * runs kernels that are C functions, by weft_gpu_run(). Of an NVIDIA GPU (`cuda`) the program starts the kernels itself, by CUDA, in the
- * device's primary context, and gives them weft_gpu_device().
+ * device's primary context, and gives them weft_gpu_device(). Kernels of an Apple GPU (`metal`; compiled, never run) are text, for
+ * weft_gpu_run_text().
  */
 #ifndef WEFT_GPU_H
 #define WEFT_GPU_H
@@ -57,6 +58,7 @@ typedef struct weft_gpu_config {
     const char *name; /* "cuda:0", "host"; NULL: the first that is usable */
     uint32_t rings;   /* of requests; 0: 8, at most 256. A ring for every few blocks is best */
     uint32_t slots;   /* of a ring, a power of two; 0: 4096, at most 65536. A request takes one or two */
+    uint32_t turns;   /* 1: kernels and the node take turns, as always with Metal (weft_gpu_run_text()); workers cannot be opened then */
 } weft_gpu_config;
 
 /* Open one for this node. `config` may be NULL. Closed by weft_gpu_close(), or by weft_close().
@@ -98,15 +100,31 @@ WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
  * Errors: -EINVAL 0 bytes; -EFAULT there is no such arena; -ENOMEM no room (all else stays usable). */
 WEFT_API int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out);
 
-/* Where kernels of the GPU find the memory of an address, as weft_device_ptr(); NULL if they cannot reach it. */
+/* Where kernels of the GPU find the memory of an address, as weft_device_ptr(); NULL if they cannot reach it. With Metal it is where the
+ * processor finds it: only weft_device_ptr() knows the GPU's address. */
 WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
 /* Run a kernel on the GPU `host`, and wait for its end: a thread for each of `blocks` blocks (at most 1024), with a weft_device of its own.
+ * Where kernels and the node take turns (weft_gpu_config.turns) it also does what weft_gpu_run_text() says of that, with its errors.
  * Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of blocks, or the GPU is closed; -EAGAIN so many threads cannot
  * be started (no block has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
+
+/* Compile a kernel of Metal's language from its text, run it, and wait for its end. The text needs no #include: that of
+ * weft/device.metal.h, which says how such a kernel looks, comes before it. `blocks` threadgroups of `threads` threads are run. The
+ * kernel's argument (buffer 1) is a copy of the `bytes` at `arg`, which are written back at the end. Compiled for macOS, never run.
+ *
+ * Apple allows a processor to read what a kernel writes only when the kernel has ended. So the node and kernels take turns: what a kernel
+ * asks for begins when it has ended, and this call returns when that is done, or the node's deadline has passed: then the next call waits
+ * for it first. It returns the first error of a request that had no op. On the GPU `host`, opened with weft_gpu_config.turns,
+ * weft_gpu_run() does the same. One kernel runs at a time.
+ *
+ * Errors: -ENOTSUP another kind of GPU; -EINVAL no text, no kernel of that name, or it does not compile; -ENOMEM no memory; -EIO the GPU
+ * has failed; -ETIMEDOUT not all is done; -EDEADLK called from a handler. */
+WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
+                               size_t bytes);
 
 /* --- services: what kernels ask the program for --- */
 
@@ -145,7 +163,7 @@ typedef struct weft_gpu_worker_config {
 /* Open one, on a queue that stays open longer. `config` may be NULL.
  * Errors: -EINVAL no queue, or a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know;
  * -ENOSPC the GPU has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be
- * started for it; -EDEADLK called from a handler. */
+ * started for it; -ENOTSUP its kernels take turns with the node; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out);
 
 /* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */

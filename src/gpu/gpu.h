@@ -5,6 +5,7 @@
  *
  *   host.c   the back end whose blocks are threads of this process
  *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads; cuda_lanes.c starts kernels there
+ *   metal.c  the back end over Metal, which metal_driver.c loads; compiled, never run
  *   pci.c    what the kernel says of GPUs; unusable.c: those that are on PCI, and that no back end offers
  *   look.c   which GPUs there are
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
@@ -31,6 +32,7 @@
 struct gpu_memory {
     uint8_t *base;
     uint64_t bytes;
+    uint64_t there;  /* where kernels find it */
     uint64_t handle; /* the back end's */
     int fd;          /* for other processes, and ours; -1: there is none */
 };
@@ -47,6 +49,7 @@ extern const void *const gpu_span_image;
 
 struct gpu_backend {
     const char *name;
+    bool turns; /* its kernels and the node never run at the same time (weft_gpu_config.turns) */
     /* Describes number `index` of this kind, in `*out`, which is all zeros; false: there are no more. The name, unless it sets one, is its
      * kind and number. What is usable can be opened: the functions below are there. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
@@ -84,8 +87,13 @@ struct gpu_backend {
     int (*lane_done)(void *device, void *lane); /* the last launch: 0 it has ended, -EINPROGRESS, or an error */
     /* May be NULL: kernels are started by the program itself. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
+    /* The same with a kernel of the program's text; `there` is where kernels find their weft_device. */
+    int (*run_text)(void *device, const void *there, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
+                    size_t bytes);
 };
-extern const struct gpu_backend gpu_host, gpu_cuda, gpu_unusable;
+extern const struct gpu_backend gpu_host, gpu_cuda, gpu_metal, gpu_unusable;
+
+extern const char gpu_metal_text[]; /* weft/device.metal.h as one text (metal_text.py) */
 
 /* --- look.c --- */
 /* The GPU of that name, which is usable; NULL: the first that is. -ENODEV, with a sentence: there is none. */
@@ -165,7 +173,12 @@ void gpu_tasks_end(struct gpu_workers *all);                       /* the servin
 struct gpu_server;
 /* The back end's check(), where there is one, is asked from time to time while no request comes, and what it says is logged once.
    `notice` is what kernels read (weft_device.notice): the thread writes there which nodes are gone. */
-int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count, _Atomic uint64_t *notice);
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count, _Atomic uint64_t *notice,
+              bool turns);
+/* With `turns` it looks at the rings only when it is asked, after a kernel has ended, until all is done: gpu_serve_turn(), which returns
+ * the first error of a request without an answer. The next kernel may run when gpu_serve_wait() is 0. Both by one thread at a time. */
+int gpu_serve_turn(struct gpu_server *s, int64_t deadline);
+int gpu_serve_wait(struct gpu_server *s, int64_t deadline);
 /* Does what has been asked for, at most until `deadline`, and ends. False: operations are under way still, which write to `rings`. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
