@@ -1,15 +1,32 @@
 /* SPDX-License-Identifier: MIT
  *
- * The building blocks of weft/device.h, which differ between CUDA and C: ordered loads and stores, atomics of the device, the clock, a
- * pause. "Own" memory is used by the device alone; the other memory is the host's, which the node reads or writes, too.
+ * What weft/device.h is made of, and what differs between CUDA, Metal and C: loads and stores with the order they need, atomics of the
+ * device, the clock, a pause. "Own" memory is the device's alone; the other memory is the host's, and the node reads or writes it, too.
  */
 #ifndef WEFT_DEVICE_MEMORY_H
 #define WEFT_DEVICE_MEMORY_H
 
+#if defined(__METAL_VERSION__)
+#define WEFT_DEVICE_METAL 1
+#include <metal_stdlib>
+#if !defined(NULL)
+#define NULL nullptr
+#endif
+#else
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "types.h"
+#endif
+
+/* Where a pointer leads to. Metal has to be told: memory of the GPU or the host that a thread shares, or the thread's own variables. */
+#if defined(WEFT_DEVICE_METAL)
+#define WEFT_FAR  device
+#define WEFT_NEAR thread
+#else
+#define WEFT_FAR
+#define WEFT_NEAR
+#endif
 
 #if defined(__CUDACC__)
 #define WEFT_DEVICE_CALL static __device__ __forceinline__
@@ -17,7 +34,7 @@
 #define WEFT_DEVICE_CALL static inline
 #endif
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 extern "C" {
 #endif
 
@@ -134,6 +151,55 @@ WEFT_DEVICE_CALL void weft_device_pause(void)
 {
     __nanosleep(200);
 }
+#elif defined(WEFT_DEVICE_METAL)
+/* While a kernel runs the node neither reads nor writes what it shares with it (weft/device.metal.h). So loads and stores are plain, and
+ * the order of a thread's own ones is the end of the kernel. What threads of a kernel share are words of 32 bits, which is what Metal has
+ * atomics for; nothing is read through them, so they need no order. */
+WEFT_DEVICE_CALL uint64_t weft_device_load(WEFT_FAR const uint64_t *p)
+{
+    return *p;
+}
+WEFT_DEVICE_CALL uint32_t weft_device_load_low(WEFT_FAR const uint64_t *p) /* the lower half of a word */
+{
+    return metal::atomic_load_explicit((WEFT_FAR const metal::atomic_uint *)p, metal::memory_order_relaxed);
+}
+WEFT_DEVICE_CALL bool weft_device_swap_low(WEFT_FAR uint64_t *p, uint32_t expected, uint32_t desired) /* may fail for nothing */
+{
+    return metal::atomic_compare_exchange_weak_explicit((WEFT_FAR metal::atomic_uint *)p, &expected, desired, metal::memory_order_relaxed,
+                                                        metal::memory_order_relaxed);
+}
+WEFT_DEVICE_CALL bool weft_device_raise_flag(WEFT_FAR uint32_t *p) /* from 0 to 1 */
+{
+    return metal::atomic_exchange_explicit((WEFT_FAR metal::atomic_uint *)p, 1u, metal::memory_order_relaxed) == 0;
+}
+WEFT_DEVICE_CALL void weft_device_store_flag(WEFT_FAR uint32_t *p, uint32_t v)
+{
+    metal::atomic_store_explicit((WEFT_FAR metal::atomic_uint *)p, v, metal::memory_order_relaxed);
+}
+WEFT_DEVICE_CALL void weft_device_store_cell(WEFT_FAR weft_device_cell *c, uint64_t low, uint64_t high)
+{
+    c->low = low;
+    c->high = high;
+}
+WEFT_DEVICE_CALL void weft_device_load_cell(WEFT_FAR const weft_device_cell *c, WEFT_NEAR uint64_t *low, WEFT_NEAR uint64_t *high)
+{
+    *low = c->low;
+    *high = c->high;
+}
+WEFT_DEVICE_CALL void weft_device_follow(void)
+{
+}
+WEFT_DEVICE_CALL void weft_device_publish(void)
+{
+}
+WEFT_DEVICE_CALL void weft_device_first_look(void)
+{
+}
+/* Memory whose address stands in `entry`, `offset` bytes further. As a pointer it is read: Metal makes none of numbers. */
+WEFT_DEVICE_CALL WEFT_FAR void *weft_device_address(WEFT_FAR const uint64_t *entry, uint64_t offset)
+{
+    return *(WEFT_FAR uint8_t * WEFT_FAR const *)entry + offset;
+}
 #else
 /* loads from memory that the other side writes; acquire: sees what was written before it */
 WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p)
@@ -223,7 +289,15 @@ WEFT_API int64_t weft_device_now_ns(void);
 WEFT_API void weft_device_pause(void);
 #endif
 
-#ifdef __cplusplus
+#if !defined(WEFT_DEVICE_METAL)
+/* Memory whose address stands in `entry`, `offset` bytes further. */
+WEFT_DEVICE_CALL void *weft_device_address(const uint64_t *entry, uint64_t offset)
+{
+    return (void *)(uintptr_t)(weft_device_load_own(entry) + offset);
+}
+#endif
+
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 }
 #endif
 #endif

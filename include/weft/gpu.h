@@ -2,10 +2,11 @@
  *
  * GPUs: their kernels read and write the memory of all nodes, by the calls of weft/device.h.
  *
- * A GPU is opened for a node. Its kernels access the pools of this host's nodes at the same addresses as the processor. All other
- * operations they hand to the node over rings; one thread of the node serves them. There is always one GPU, `host`, whose blocks are
- * threads of this process; weft_gpu_run() runs kernels on it that are C functions. The kernels of an NVIDIA GPU (`cuda`) are started by the
- * program itself, by CUDA, in the device's primary context; it passes weft_gpu_device() to them.
+ * A GPU is opened for a node. Its kernels find the pools of this host's nodes by the same addresses as the processor, and hand all else to
+ * the node over rings; one thread of the node serves them. There is always one GPU: `host`, whose blocks are threads of this process. It
+ * runs kernels that are C functions, by weft_gpu_run(). Of an NVIDIA GPU (`cuda`) the program starts the kernels itself, by CUDA, in the
+ * device's primary context, and gives them weft_gpu_device(). Kernels of an Apple GPU (`metal`; compiled, never run) are text, for
+ * weft_gpu_run_text().
  */
 #ifndef WEFT_GPU_H
 #define WEFT_GPU_H
@@ -57,6 +58,7 @@ typedef struct weft_gpu_config {
     const char *name; /* "cuda:0", "host"; NULL: the first usable one */
     uint32_t rings;   /* rings of requests, at most 256; 0: 8. One ring for every few blocks is best */
     uint32_t slots;   /* slots of a ring, a power of two, at most 65536; 0: 4096. A request takes one or two */
+    uint32_t turns;   /* 1: kernels and the node take turns, as always with Metal (weft_gpu_run_text()); then there are no workers */
 } weft_gpu_config;
 
 /* Open a GPU for this node. `config` may be NULL. weft_gpu_close() or weft_close() closes it.
@@ -95,15 +97,31 @@ WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
  * Errors: -EINVAL 0 bytes; -EFAULT there is no such arena; -ENOMEM no room (all else stays usable). */
 WEFT_API int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out);
 
-/* The pointer by which kernels of the GPU reach the memory of an address, as weft_device_ptr(); NULL if they cannot. */
+/* The pointer by which kernels of the GPU reach the memory of an address, as weft_device_ptr(); NULL if they cannot. With Metal it is the
+   processor's pointer to that memory: only weft_device_ptr() in a kernel gives the GPU's. */
 WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
 /* Run a kernel on the GPU `host`, and wait for its end. Each of `blocks` blocks (at most 1024) is a thread with a weft_device of its own.
-   Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of blocks, or the GPU is closed; -EAGAIN so many threads cannot
-   be started (no block has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler. */
+   Where kernels and the node take turns (weft_gpu_config.turns), requests are done after the kernel's end, as weft_gpu_run_text()
+   describes. Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of blocks, or the GPU is closed; -EAGAIN so many
+   threads cannot be started (no block has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler; with turns also those
+   of requests, and -ETIMEDOUT. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
+
+/* Compile a kernel in Metal's language from its text, run it, and wait for its end. The text needs no #include: weft puts the text of
+   weft/device.metal.h, which describes such kernels, before it. `blocks` threadgroups of `threads` threads are run. The kernel's argument
+   (buffer 1) is a copy of the `bytes` bytes at `arg`, which is copied back at the end. Compiled for macOS, never run.
+
+   Apple lets a processor read what a kernel has written only after the kernel has ended. So the node and kernels take turns: the node
+   begins the requests of a kernel when the kernel has ended, and this call returns when they are done, or when the node's deadline has
+   passed; in the second case the next call waits for them first. It returns the first error of a request that had no op. One kernel runs
+   at a time.
+   Errors: -ENOTSUP another kind of GPU; -EINVAL no text, no kernel of that name, or it does not compile; -ENOMEM no memory; -EIO the GPU
+   has failed; -ETIMEDOUT requests are not done; -EDEADLK called from a handler. */
+WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
+                               size_t bytes);
 
 /* --- services: functions of the program that kernels call --- */
 
@@ -143,7 +161,7 @@ typedef struct weft_gpu_worker_config {
 /* Open a worker. Its queue must stay open until the worker is closed. `config` may be NULL.
    Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENOSPC the GPU
    has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be started for it;
-   -EDEADLK called from a handler. */
+   -ENOTSUP its kernels take turns with the node; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out);
 
 /* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */

@@ -30,7 +30,7 @@ static void show(const struct gpu_arena *a, uint64_t base, uint64_t bytes)
 
 void arena_show(const struct gpu_arena *a)
 {
-    show(a, (uint64_t)(uintptr_t)a->memory.base, a->memory.bytes);
+    show(a, a->memory.there, a->memory.bytes);
 }
 
 void arena_hide(const struct gpu_arena *a)

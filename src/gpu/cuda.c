@@ -218,7 +218,7 @@ static int map_handle(struct cuda_device *d, struct gpu_memory *m)
     if (code)
         (void)WITHIN(d, cuda->cuMemAddressFree(at, m->bytes));
     else
-        m->base = (uint8_t *)(uintptr_t)at;
+        m->base = (uint8_t *)(uintptr_t)(m->there = at);
     return code;
 }
 

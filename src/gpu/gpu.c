@@ -32,6 +32,8 @@ struct weft_gpu {
     uint64_t *pool_at;        /* [size]: their addresses there */
     _Atomic uint32_t running; /* kernels of weft_gpu_run(); begins under open_lock */
     struct gpu_place place;
+    bool turns;               /* kernels and the node take turns */
+    pthread_mutex_t run_lock; /* of these: one kernel at a time */
     weft_gpu *next;
 };
 
@@ -82,6 +84,7 @@ static void dismantle(weft_gpu *g)
     if (g->notice)
         munmap(g->notice, g->notice_bytes);
     pthread_mutex_destroy(&g->workers.lock);
+    pthread_mutex_destroy(&g->run_lock);
     free(g);
 }
 
@@ -346,6 +349,8 @@ static int gpu_check(const weft_gpu_config *config, weft_gpu_config *c)
         return base_fail(-EINVAL, "weft_gpu_config.rings is %u: at most %u", c->rings, GPU_RINGS_MAX);
     if (c->slots < 2 || c->slots > GPU_SLOTS_MAX || (c->slots & (c->slots - 1)))
         return base_fail(-EINVAL, "weft_gpu_config.slots is %u: a power of two from 2 to %u", c->slots, GPU_SLOTS_MAX);
+    if (c->turns > 1)
+        return base_fail(-EINVAL, "weft_gpu_config.turns is %u: 0 or 1", c->turns);
     return 0;
 }
 
@@ -358,6 +363,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     if (rc)
         return rc;
     g->opened = true;
+    g->turns = c->turns || g->backend->turns;
     g->rings = c->rings;
     g->ring = calloc(c->rings, sizeof *g->ring);
     g->pool_attached = calloc(g->w->size, sizeof *g->pool_attached);
@@ -369,7 +375,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
         rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
     g->workers.backend = g->backend;
     g->workers.device = g->device;
-    return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings, g->notice);
+    return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings, g->notice, g->turns);
 }
 
 int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
@@ -388,6 +394,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     g->workers.w = w;
     g->workers.services = ((struct gpus *)w->gpus)->services;
     pthread_mutex_init(&g->workers.lock, NULL);
+    pthread_mutex_init(&g->run_lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
         close_one(g, 0);
@@ -416,6 +423,35 @@ static bool gpu_enter(weft_gpu *g)
     return at;
 }
 
+static void gpu_exit(weft_gpu *g)
+{
+    atomic_fetch_sub_explicit(&g->running, 1, memory_order_release); /* pairs with gpu_ended() */
+}
+
+static int64_t run_deadline(const weft_gpu *g)
+{
+    return fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT);
+}
+
+/* Where kernels and the node take turns: it is the kernel's, then the node's until all that it asked for is done. */
+static int run_begin(weft_gpu *g)
+{
+    if (!g->turns)
+        return 0;
+    pthread_mutex_lock(&g->run_lock);
+    return gpu_serve_wait(g->server, run_deadline(g));
+}
+
+static int run_end(weft_gpu *g, int rc)
+{
+    if (!g->turns)
+        return rc;
+    if (!rc)
+        rc = gpu_serve_turn(g->server, run_deadline(g));
+    pthread_mutex_unlock(&g->run_lock);
+    return rc;
+}
+
 int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg)
 {
     if (fab_in_handler())
@@ -424,9 +460,28 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
         return base_fail(-EINVAL, "weft_gpu_run(): no kernel, or 0 blocks");
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already");
-    int rc = g->backend->run ? g->backend->run(g->device, &g->here, kernel, blocks, arg)
-                             : base_fail(-ENOTSUP, "weft_gpu_run() is for the GPU `host`: start kernels of %s yourself", g->backend->name);
-    atomic_fetch_sub_explicit(&g->running, 1, memory_order_release); /* pairs with gpu_ended() */
+    int rc = g->backend->run
+                 ? run_begin(g)
+                 : base_fail(-ENOTSUP, "weft_gpu_run() is for the GPU `host`, whose kernels are C functions, not for %s", g->backend->name);
+    if (g->backend->run)
+        rc = run_end(g, rc ? rc : g->backend->run(g->device, &g->here, kernel, blocks, arg));
+    gpu_exit(g);
+    return rc;
+}
+
+int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg, size_t bytes)
+{
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler");
+    if (!text || !kernel || !blocks || !threads || (bytes && !arg))
+        return base_fail(-EINVAL, "weft_gpu_run_text(): no text, no kernel, 0 blocks or threads, or no argument of %zu bytes", bytes);
+    if (!gpu_enter(g))
+        return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already");
+    int rc =
+        g->backend->run_text ? run_begin(g) : base_fail(-ENOTSUP, "weft_gpu_run_text() is for GPUs of Metal, not for %s", g->backend->name);
+    if (g->backend->run_text)
+        rc = run_end(g, rc ? rc : g->backend->run_text(g->device, g->there, text, kernel, blocks, threads, arg, bytes));
+    gpu_exit(g);
     return rc;
 }
 
@@ -448,8 +503,11 @@ void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes)
         return gpu_arena_reached(gpu_arenas_of(g->w), &g->place, addr, bytes);
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
-    if (!weft_ptr(g->w, addr, bytes) || !g->pool_at[node])
+    void *here = weft_ptr(g->w, addr, bytes);
+    if (!here || !g->pool_at[node])
         return NULL;
+    if (g->backend->run_text)
+        return here;
     return (void *)(uintptr_t)(g->pool_at[node] + offset);
 }
 
@@ -476,6 +534,9 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
         return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
     if (!q)
         return base_fail(-EINVAL, "weft_gpu_worker_open(): no queue");
+    if (g->turns)
+        return base_fail(-ENOTSUP,
+                         "a worker that stays on the GPU needs a node that runs beside it, and this one's kernels take turns with it");
     return gpu_work_open(&g->workers, q, config, out);
 }
 

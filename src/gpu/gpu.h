@@ -5,6 +5,7 @@
  *
  *   host.c   the back end whose blocks are threads of this process
  *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads; cuda_lanes.c launches weft's own kernels there
+ *   metal.c  the back end over Metal, which metal_driver.c loads; compiled, never run
  *   pci.c    what the system reports about GPUs on PCI; unusable.c lists GPUs on PCI that no back end offers
  *   look.c   lists the GPUs of all back ends
  *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
@@ -31,6 +32,7 @@
 struct gpu_memory {
     uint8_t *base;
     uint64_t bytes;
+    uint64_t there;  /* its address for kernels */
     uint64_t handle; /* for the back end */
     int fd;          /* a descriptor that other processes map; this process owns it; -1: none */
 };
@@ -48,6 +50,7 @@ extern const void *const gpu_span_image;
 
 struct gpu_backend {
     const char *name;
+    bool turns; /* its kernels and the node never run at the same time (weft_gpu_config.turns) */
     /* Describes GPU `index` of this kind in `*out`, which is all zeros at the call; false: there are fewer. look.c fills in a name that is
        left empty. A usable GPU can be opened with the functions below. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
@@ -87,8 +90,13 @@ struct gpu_backend {
     int (*lane_done)(void *device, void *lane); /* state of the last launch: 0: it has ended, -EINPROGRESS, or an error */
     /* May be NULL: then the program itself starts kernels. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
+    /* The same with a kernel of the program's text; `there` is where kernels find their weft_device. */
+    int (*run_text)(void *device, const void *there, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
+                    size_t bytes);
 };
-extern const struct gpu_backend gpu_host, gpu_cuda, gpu_unusable;
+extern const struct gpu_backend gpu_host, gpu_cuda, gpu_metal, gpu_unusable;
+
+extern const char gpu_metal_text[]; /* weft/device.metal.h as one text (metal_text.py) */
 
 /* --- look.c --- */
 /* Finds the usable GPU of that name; NULL: the first usable one. -ENODEV: there is none. */
@@ -170,7 +178,13 @@ void gpu_tasks_end(struct gpu_workers *all);                       /* call it wh
 struct gpu_server;
 /* While no request comes, the back end's check() is called from time to time, if it has one. Its failure is logged once.
    Kernels read `notice` (weft_device.notice): the thread writes there which nodes are gone. */
-int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count, _Atomic uint64_t *notice);
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count, _Atomic uint64_t *notice,
+              bool turns);
+/* With `turns` the thread looks at the rings only when it is asked to, after a kernel has ended, until all requests are done.
+   gpu_serve_turn() asks and waits, and returns the first error of a request without an answer. The next kernel may run when
+   gpu_serve_wait() has returned 0. One thread at a time calls them. */
+int gpu_serve_turn(struct gpu_server *s, int64_t deadline);
+int gpu_serve_wait(struct gpu_server *s, int64_t deadline);
 /* Ends the thread after it has done the requests that have arrived, or at `deadline`. False: operations are still under way, which write to
    `rings`. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);

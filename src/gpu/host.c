@@ -88,7 +88,7 @@ static int host_map(int fd, uint64_t bytes, struct gpu_memory *out)
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (at == MAP_FAILED)
         return base_fail(-errno, "mapping %llu bytes of the GPU `host`: %s", (unsigned long long)bytes, base_strerror(errno));
-    *out = (struct gpu_memory){.base = at, .bytes = bytes, .fd = fd};
+    *out = (struct gpu_memory){.base = at, .bytes = bytes, .there = (uint64_t)(uintptr_t)at, .fd = fd};
     return 0;
 }
 

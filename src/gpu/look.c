@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-static const struct gpu_backend *const backends[] = {&gpu_cuda, &gpu_unusable, &gpu_host}; /* best first */
+static const struct gpu_backend *const backends[] = {&gpu_cuda, &gpu_metal, &gpu_unusable, &gpu_host}; /* best first */
 
 static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size_t room)
 {

@@ -9,7 +9,7 @@
 
 int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes)
 {
-    size_t page = 4096;
+    size_t page = BASE_PAGE; /* a GPU may want whole pages of the system */
     size_t slot_bytes = slots * sizeof(weft_device_slot), answer_bytes = slots * sizeof(weft_device_cell);
     r->bytes = base_round_up(slot_bytes + answer_bytes + page, page);
     r->memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -6,6 +6,7 @@
  */
 #include "gpu/ring.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 
@@ -15,7 +16,8 @@
 #define LATELY_NS    WEFT_SECOND
 #define LOOKS        32u /* looks at all rings between two readings of the clock */
 #define CHECK_NS     WEFT_SECOND
-#define AT_A_TIME    64u /* the most requests of one ring before the next one is served */
+#define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
+#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn: a wake-up may come before the sleep begins */
 
 struct gpu_server {
     struct weft_node *w;
@@ -28,7 +30,9 @@ struct gpu_server {
     void *device;
     uint32_t failed_now; /* requests that have failed since the last log line */
     _Atomic uint64_t *notice;
-    uint64_t epoch; /* the membership epoch at which `notice` was last written */
+    uint64_t epoch;                 /* the membership epoch at which `notice` was last written */
+    _Atomic uint32_t asked, served; /* numbers of turns; this thread looks at the rings while they differ */
+    int error;                      /* the last turn's first error of a request without an answer; written before `served` */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };
@@ -307,7 +311,82 @@ static void *server_run(void *arg)
     }
 }
 
-int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t n, _Atomic uint64_t *notice)
+/* --- turns --- */
+
+/* All that the kernel has asked for is done, and nothing is left in the rings but what is no request. */
+static bool server_nothing_left(struct gpu_server *s)
+{
+    int why;
+    for (uint32_t i = 0; i < s->count; i++)
+        if (gpu_ring_oldest(&s->rings[i]) || gpu_ring_next(&s->rings[i], &why))
+            return false;
+    return true;
+}
+
+/* The errors of requests without an answer: the first, and none of them any more. */
+static int server_errors(struct gpu_server *s)
+{
+    int first = 0;
+    for (uint32_t i = 0; i < s->count; i++)
+        for (uint32_t node = 0; node <= s->rings[i].nodes; node++) {
+            int *error = &s->rings[i].errors[node];
+            first = first ? first : *error;
+            *error = 0;
+        }
+    return first;
+}
+
+static void *server_run_turns(void *arg)
+{
+    struct gpu_server *s = arg;
+    (void)fab_nowait(true);
+    for (;;) {
+        uint32_t asked = atomic_load_explicit(&s->asked, memory_order_acquire); /* pairs with gpu_serve_turn(): the kernel has ended */
+        int64_t until = atomic_load_explicit(&s->until, memory_order_acquire);
+        bool turn = asked != atomic_load_explicit(&s->served, memory_order_relaxed);
+        s->all_done = !turn;
+        if (until != INT64_MAX && (!turn || base_now_ns() >= until))
+            return NULL;
+        if (!turn) {
+            base_futex_wait(&s->asked, asked, TURN_NAP_NS);
+        } else if (!server_spin(s) && server_nothing_left(s)) {
+            server_notice(s);
+            s->error = server_errors(s);
+            atomic_store_explicit(&s->served, asked, memory_order_release); /* pairs with gpu_serve_wait() */
+            base_futex_wake(&s->served, INT_MAX);
+        } else {
+            sched_yield();
+        }
+    }
+}
+
+int gpu_serve_wait(struct gpu_server *s, int64_t deadline)
+{
+    uint32_t asked = atomic_load_explicit(&s->asked, memory_order_relaxed), served;
+    while ((served = atomic_load_explicit(&s->served, memory_order_acquire)) != asked) {
+        int64_t left = deadline - base_now_ns();
+        if (left <= 0)
+            return base_fail(-ETIMEDOUT, "what kernels have asked for is not done yet: a node that it is for does not answer");
+        base_futex_wait(&s->served, served, left < WEFT_SECOND ? left : WEFT_SECOND);
+    }
+    return 0;
+}
+
+int gpu_serve_turn(struct gpu_server *s, int64_t deadline)
+{
+    int rc = gpu_serve_wait(s, deadline);
+    if (rc)
+        return rc;
+    atomic_fetch_add_explicit(&s->asked, 1, memory_order_release);
+    base_futex_wake(&s->asked, 1);
+    rc = gpu_serve_wait(s, deadline);
+    if (!rc && s->error)
+        rc = base_fail(s->error, "a kernel's request has failed: %s", base_strerror(s->error));
+    return rc;
+}
+
+int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t n, _Atomic uint64_t *notice,
+              bool turns)
 {
     struct gpu_server *s = calloc(1, sizeof *s);
     if (!s)
@@ -320,7 +399,7 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
     s->check = workers->backend->check;
     s->device = workers->device;
     s->until = INT64_MAX;
-    int rc = base_thread(&s->thread, server_run, s);
+    int rc = base_thread(&s->thread, turns ? server_run_turns : server_run, s);
     if (rc) {
         free(s);
         return base_fail(rc, "starting the thread that serves a GPU: %s", base_strerror(rc));
@@ -332,6 +411,7 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline)
 {
     atomic_store_explicit(&s->until, deadline, memory_order_release);
+    base_futex_wake(&s->asked, 1);
     pthread_join(s->thread, NULL);
     bool done = s->all_done;
     free(s);

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft/device.h in Metal's shading language, for Apple's GPUs. COMPILED, NEVER RUN: it is compiled with a stand-in for Metal's library, and
+ * its rings are tried on a processor; no Mac has run it.
+ *
+ * Kernels are text, which weft_gpu_run_text() compiles and runs. This header's text comes before it:
+ *
+ *     struct argument {
+ *         ulong from, to;      // addresses of weft
+ *         weft_device_op op;   // kept from one kernel to the next
+ *     };
+ *     kernel void send(const device weft_device *given [[buffer(0)]], device argument *a [[buffer(1)]],
+ *                      uint block [[threadgroup_position_in_grid]], uint me [[thread_position_in_grid]])
+ *     {
+ *         weft_device d = weft_device_of(given, block);
+ *         if (me == 0) {
+ *             weft_device_op op;
+ *             weft_device_put(&d, a->to, a->from, 4096, &op);
+ *             a->op = op;
+ *         }
+ *     }
+ *
+ * What Apple guarantees:
+ *   - A processor may read what a kernel has written only after the kernel has ended. A kernel may read what a processor wrote before the
+ *     kernel was started. There is no guarantee that a kernel which waits for the processor ever sees a new value, and the system may end it.
+ *   - Atomics have 32 bits and are relaxed. Words of 64 bits and more have no atomics that rings could use, and may arrive in parts.
+ *
+ * So the node and kernels take turns. A kernel posts requests, and the node does them after the kernel has ended. The next kernel sees their
+ * results, and their status by weft_device_test(). While a kernel runs, the node does not touch its rings.
+ *
+ * Differences from weft/device.h:
+ *   - Nothing waits. If the ring is full, or the place of an answer is occupied, calls return -WEFT_DEVICE_EAGAIN, like their `_nowait`
+ *     forms. So one kernel can post at most as many requests as the rings of its blocks have slots. weft_device_wait() and
+ *     weft_device_wait_at_least() look once.
+ *   - Calls that need an answer before they return fail with -WEFT_DEVICE_ENOTSUP: weft_device_flush(), weft_device_fetch_add(),
+ *     weft_device_swap(), weft_device_compare_swap(), weft_device_ask(), weft_device_submit(), weft_device_claim(), weft_device_renew(),
+ *     weft_device_complete(), and weft_device_nothing() with an answer. Use the `_start` calls with an op instead.
+ *   - All operations are complete when weft_gpu_run_text() returns 0. It returns the first error of the operations without an op.
+ *   - There is no weft_device_next_task() and no weft_device_task_done(), because no kernel stays on the GPU.
+ *   - Operations of one block to one node begin in the order of the calls only if one thread of the block makes the calls.
+ *   - Loads and stores at weft_device_ptr() become visible, to others and to the kernel, between one kernel and the next.
+ *   - There are no calls for warps and blocks (weft/device.cuh).
+ *
+ * Pointers: a weft_device and an op are the thread's own (`thread`), memory of addresses is `device`.
+ */
+#ifndef WEFT_DEVICE_METAL_H
+#define WEFT_DEVICE_METAL_H
+
+#if !defined(__METAL_VERSION__)
+#error "weft/device.metal.h is for Metal's shading language; weft/device.h compiles as C"
+#endif
+
+#include "device.h"
+
+/* The weft_device that a thread passes to the calls: `given` is the kernel's buffer 0, `block` the number of the threadgroup. */
+WEFT_DEVICE_CALL weft_device weft_device_of(WEFT_FAR const weft_device *given, uint32_t block)
+{
+    weft_device d = {given->rank, given->size, given->rings,      given->block + block, given->deadline_ns,
+                     given->ring, given->pool, given->pool_bytes, given->arena,         given->notice};
+    return d;
+}
+
+#endif

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How kernels hand requests to their node: the rings, and the calls that put a request into one and wait for its answer. A kernel's author
+ * needs weft_device_op, weft_device_test(), weft_device_wait() and weft_device_leave(); the operations are in weft/device.h.
+ *
+ * A ring is an array of slots of 32 bytes in the host's memory. A request takes one slot or two. A thread takes the
+ * slot's number by an atomic of the device, and writes the slot's two cells of 16 bytes, each by one store. One bit of each cell changes
+ * with every round of the ring, so the node sees by the cell itself whether it is new. So nothing has to be cleared, and cells may arrive
+ * in any order. No word is written by both sides, because atomics of a processor and of a device on the same word are not atomic together.
+ */
+#ifndef WEFT_DEVICE_RING_H
+#define WEFT_DEVICE_RING_H
+
+#include "device_memory.h"
+#if !defined(WEFT_DEVICE_METAL)
+#include <stddef.h>
+#endif
+
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
+extern "C" {
+#endif
+
+/* Errors of these calls, as Linux numbers them on every system. */
+#define WEFT_DEVICE_ENOENT      2   /* there is no such service or queue */
+#define WEFT_DEVICE_EBADF       9   /* the queue is closed */
+#define WEFT_DEVICE_EAGAIN      11  /* not possible now, and the caller does not wait */
+#define WEFT_DEVICE_EFAULT      14  /* there is no such memory */
+#define WEFT_DEVICE_EINVAL      22  /* a wrong argument */
+#define WEFT_DEVICE_ENOTSUP     95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
+#define WEFT_DEVICE_ECONNRESET  104 /* the other node is gone */
+#define WEFT_DEVICE_ESHUTDOWN   108 /* there are no more tasks */
+#define WEFT_DEVICE_ETIMEDOUT   110 /* weft_device.deadline_ns has passed */
+#define WEFT_DEVICE_EINPROGRESS 115 /* the operation is under way */
+
+/* --- the layout that kernels and their node share --- */
+
+/* Bit 63 of a cell's `high` is the bit of the round. */
+#define WEFT_DEVICE_CELLS 2u /* the size of a slot */
+typedef struct weft_device_slot {
+    weft_device_cell cell[WEFT_DEVICE_CELLS];
+} __attribute__((aligned(32))) weft_device_slot;
+
+/* Kinds of requests. Cell 0: `low` is an address or node; `high` is the round (bit 63), kind (62 to 56), whether an answer is wanted (55),
+   and length (54 to 0). The contents of the other cells stand at each kind; cells 2 and 3 are those of a second slot. */
+#define WEFT_DEVICE_NOTHING      1u  /* does nothing; for measurements */
+#define WEFT_DEVICE_PUT          2u  /* cell 1: low: address of the source */
+#define WEFT_DEVICE_PUT_VALUE    3u  /* cell 1: low: the 8 bytes */
+#define WEFT_DEVICE_GET          4u  /* cell 1: low: address of the destination */
+#define WEFT_DEVICE_PUT_SIGNAL   5u  /* cell 1: low: source, high: space and offset of the signal; cell 2: low: what to add */
+#define WEFT_DEVICE_FETCH_ADD    6u  /* cell 1: low: what to add */
+#define WEFT_DEVICE_SWAP         7u  /* cell 1: low: the new value */
+#define WEFT_DEVICE_COMPARE_SWAP 8u  /* cell 1: low: expected; cell 2: low: desired */
+#define WEFT_DEVICE_SEND         9u  /* low: node; cell 1: low: address of the payload, high: handler; cell 2: low: the header's 8 bytes */
+#define WEFT_DEVICE_FENCE        10u /* low: node */
+#define WEFT_DEVICE_FLUSH        11u /* low: node */
+#define WEFT_DEVICE_TASK_DONE    12u /* low: the task's number; cell 1: low: result, high: its length; cell 2: low: worker, status */
+#define WEFT_DEVICE_RECORD       13u /* low: address of the record; cell 1: low: number of the service */
+/* Requests from WEFT_DEVICE_RECORD on are completed by other threads of the node. For queues: the length is the number of tasks; cell 1:
+   high: the queue. */
+#define WEFT_DEVICE_SUBMIT   14u /* low: address of the tasks; cell 1: low: address for their ids, or 0 */
+#define WEFT_DEVICE_CLAIM    15u /* low: address for the leases */
+#define WEFT_DEVICE_COMPLETE 16u /* low: address of the leases; cell 1: low: address of the results */
+#define WEFT_DEVICE_RENEW    17u /* low: address of the leases */
+#define WEFT_DEVICE_KINDS    18u
+
+#define WEFT_DEVICE_RECORD_BYTES 256u
+#define WEFT_DEVICE_TASKS        64u /* the most tasks of one request */
+
+#define WEFT_DEVICE_ROUND      ((uint64_t)1 << 63)
+#define WEFT_DEVICE_KIND_SHIFT 56
+#define WEFT_DEVICE_ANSWER     ((uint64_t)1 << 55)
+#define WEFT_DEVICE_LENGTH     (WEFT_DEVICE_ANSWER - 1)
+
+/* The number of slots of a request of this kind; 0: there is no such kind. */
+WEFT_DEVICE_CALL uint32_t weft_device_slots(uint32_t kind)
+{
+    if (kind == 0 || kind >= WEFT_DEVICE_KINDS)
+        return 0;
+    const uint32_t two =
+        1u << WEFT_DEVICE_PUT_SIGNAL | 1u << WEFT_DEVICE_COMPARE_SWAP | 1u << WEFT_DEVICE_SEND | 1u << WEFT_DEVICE_TASK_DONE;
+    return two >> kind & 1 ? 2 : 1;
+}
+
+/* The round's bit of a request with the number `ticket`, in a ring of mask + 1 slots. Memory that is all zeros holds no request. */
+WEFT_DEVICE_CALL uint64_t weft_device_round(uint64_t ticket, uint64_t mask)
+{
+    return (ticket & (mask + 1)) ? 0 : WEFT_DEVICE_ROUND;
+}
+
+/* One ring. Kernels write `slots` and the node reads them. The node writes `taken` and `answers` and kernels read them. Only kernels use
+   the rest. In an answer, the upper half of `high` is the low 32 bits of the request's number + 1, its lower half the status; `low` is the
+   value. */
+typedef struct weft_device_ring {
+    WEFT_FAR weft_device_slot *slots;
+    WEFT_FAR const uint64_t *taken;           /* how many slots the node has read, which are free again */
+    WEFT_FAR const weft_device_cell *answers; /* indexed by the request's first slot */
+    uint64_t mask;                            /* slots - 1; a power of two */
+    WEFT_FAR uint64_t *next;                  /* number of the next slot; a request's number is that of its first slot */
+    WEFT_FAR uint64_t *taken_seen;            /* the value of `taken` that was last read */
+    WEFT_FAR uint64_t *guess;                 /* `next`, as a thread last left it; perhaps not the newest */
+    WEFT_FAR uint32_t *awaited;               /* for each slot: 1 until the answer of its last request has been read */
+} weft_device_ring;
+
+typedef struct weft_device {
+    uint32_t rank, size; /* the node's rank and the cluster's size */
+    uint32_t rings;      /* block b uses ring b modulo the number of rings */
+    uint32_t block;      /* C: which block this is; CUDA: blockIdx.x is added to it */
+    int64_t deadline_ns; /* the longest time that a call waits */
+    WEFT_FAR weft_device_ring *ring;
+    WEFT_FAR const uint64_t *pool; /* [size]: the kernel's address of each node's pool; 0: the kernel cannot load and store there */
+    WEFT_FAR const uint64_t *pool_bytes;
+    WEFT_FAR const uint64_t
+        *arena; /* [size][16][2]: for each space the kernel's address and its bytes; 0: the kernel cannot load and store there */
+    WEFT_FAR const uint64_t
+        *notice; /* written by the node: word 0: not 0 when the GPU is being closed; from word 1 on a bit for each node: it is gone */
+} weft_device;
+
+/* An operation under way. Fields are private. */
+typedef struct weft_device_op {
+    uint64_t ticket;
+    uint32_t ring;  /* top bit set: the thread's later reads must come after the operation */
+    int32_t status; /* 1: under way */
+    uint64_t value;
+} weft_device_op;
+#define WEFT_DEVICE_BEFORE_READS (1u << 31)
+
+/* The number of this thread's block. */
+WEFT_DEVICE_CALL uint32_t weft_device_block(WEFT_NEAR const weft_device *d)
+{
+#if defined(__CUDACC__)
+    return d->block + blockIdx.x;
+#else
+    return d->block;
+#endif
+}
+
+/* --- requests --- */
+
+/* The clock of a wait. Initialize it with zeros, and call this between two looks. True: the deadline has passed, or the GPU is
+   being closed. */
+typedef struct weft_device_patience {
+    int64_t since;
+    uint32_t looks;
+} weft_device_patience;
+/* What seldom changes is not read at every look. */
+WEFT_DEVICE_CALL bool weft_device_now_and_then(WEFT_NEAR const weft_device_patience *p)
+{
+    return p->looks % 16 == 0;
+}
+WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_patience *p)
+{
+#if defined(WEFT_DEVICE_METAL)
+    (void)d, (void)p;
+    return true; /* nothing changes while a kernel runs */
+#else
+    p->looks++;
+#if defined(__CUDACC__)
+    if (p->looks <= WEFT_DEVICE_LOOKS)
+        return false;
+#endif
+    int64_t now = weft_device_now_ns();
+    if (p->since == 0)
+        p->since = now;
+    weft_device_pause();
+    return now - p->since > d->deadline_ns || (weft_device_now_and_then(p) && weft_device_load(d->notice));
+#endif
+}
+
+/* Has that node left, or died? Its node tells its kernels within about 1 ms. */
+WEFT_DEVICE_CALL bool weft_device_gone(WEFT_NEAR const weft_device *d, uint32_t node)
+{
+    return node >= d->size || (weft_device_load(d->notice + 1 + node / 64) >> node % 64 & 1);
+}
+
+#if defined(WEFT_DEVICE_METAL)
+/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and there will be none while the kernel runs. The word that
+   threads share has 32 bits, the lower half of a number; the upper half follows from `taken`, which does not change while a kernel runs. */
+WEFT_DEVICE_CALL int weft_device_reserve(WEFT_FAR const weft_device_ring *r, uint32_t slots, WEFT_NEAR uint64_t *ticket)
+{
+    uint64_t taken = *r->taken;
+    for (;;) {
+        uint32_t low = weft_device_load_low(r->next);
+        *ticket = taken + (uint32_t)(low - (uint32_t)taken);
+        if (*ticket + slots - taken > r->mask + 1)
+            return -WEFT_DEVICE_EAGAIN;
+        if (weft_device_swap_low(r->next, low, low + slots))
+            return 0;
+    }
+}
+#else
+/* Whether `slots` slots are free from number `ticket` on. */
+WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, uint64_t ticket, uint32_t slots)
+{
+    int64_t last = (int64_t)(ticket + slots), size = (int64_t)(r->mask + 1);
+    if (last - (int64_t)weft_device_load_guess(r->taken_seen) <= size || last - (int64_t)weft_device_load_own(r->taken_seen) <= size)
+        return true;
+    uint64_t taken = weft_device_load(r->taken); /* pairs with the release in gpu_ring_publish() */
+    if (last - (int64_t)taken > size)
+        return false;
+    weft_device_store_own(r->taken_seen, taken); /* another thread may have stored a newer value meanwhile: then it is read once more */
+    return true;
+}
+
+/* Takes the numbers of so many slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not wait for it. A thread that has taken
+   numbers must fill the slots, so numbers are taken only when there is room. `place` (may be NULL): also takes the place of the answer if
+   it is free; both atomics are issued together.
+   The first number that a thread tries is a guess from a cache, which other blocks do not keep up to date. After a wrong guess the
+   compare-and-swap fails and returns the right number; nothing else is lost. */
+WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots, bool wait,
+                                         WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
+{
+    weft_device_patience p = {0, 0};
+    uint64_t t = weft_device_load_guess(r->guess);
+    for (;;) {
+        if (weft_device_has_room(r, t, slots)) {
+            bool raised = false;
+            uint64_t was = place ? weft_device_swap_and_raise(r->next, t, t + slots, &r->awaited[t & r->mask], &raised)
+                                 : weft_device_swap_own(r->next, t, t + slots);
+            if (was == t) {
+                weft_device_store_guess(r->guess, t + slots);
+                *ticket = t;
+                if (place)
+                    *place = raised;
+                return 0;
+            }
+            if (raised)
+                weft_device_store_flag(&r->awaited[t & r->mask], 0);
+            t = was; /* other threads took them */
+            continue;
+        }
+        uint64_t now = weft_device_load_own(r->next);
+        if (now != t) {
+            t = now;
+            continue;
+        }
+        if (!wait)
+            return -WEFT_DEVICE_EAGAIN;
+        if (weft_device_late(d, &p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+    }
+}
+#endif
+
+#if defined(__CUDACC__)
+/* The same for all threads of a warp that come here together with the same request: one of them takes the numbers for all. */
+WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots,
+                                                  bool wait, WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
+{
+    unsigned here = __activemask();
+    if ((here & (here - 1)) == 0)
+        return weft_device_reserve(d, r, slots, wait, ticket, place);
+    unsigned same = __match_any_sync(here, (unsigned long long)(uintptr_t)r->next << 4 | slots << 2 | (wait ? 2u : 0u) | (place ? 1u : 0u));
+    unsigned lane, before, count = (unsigned)__popc(same);
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    before = (unsigned)__popc(same & ((1u << lane) - 1));
+    if (count == 1 || count * slots > (r->mask + 1) / 2)
+        return weft_device_reserve(d, r, slots, wait, ticket, place);
+    int rc = 0;
+    unsigned long long first = 0;
+    if (before == 0) {
+        uint64_t t = 0;
+        rc = weft_device_reserve(d, r, count * slots, wait, &t, NULL);
+        first = t;
+    }
+    int leader = __ffs((int)same) - 1;
+    rc = __shfl_sync(same, rc, leader);
+    *ticket = __shfl_sync(same, first, leader) + (uint64_t)before * slots;
+    if (place)
+        *place = false;
+    /* there may be room for one request, if not for all */
+    return rc == -WEFT_DEVICE_EAGAIN ? weft_device_reserve(d, r, slots, wait, ticket, place) : rc;
+}
+#else
+#define weft_device_reserve_together weft_device_reserve
+#endif
+
+/* The contents of a request's cells, without round, kind and answer; `high[0]` is the length. */
+typedef struct weft_device_request {
+    uint32_t kind;
+    uint64_t low[3], high[3];
+} weft_device_request;
+
+/* Writes a slot. Its first cell has the kind, and is written last. */
+WEFT_DEVICE_CALL void weft_device_fill(WEFT_FAR const weft_device_ring *r, uint64_t ticket, uint64_t low0, uint64_t high0, uint64_t low1,
+                                       uint64_t high1)
+{
+    WEFT_FAR weft_device_cell *cell = r->slots[ticket & r->mask].cell;
+    uint64_t round = weft_device_round(ticket, r->mask);
+    weft_device_store_cell(&cell[1], low1, round | (high1 & ~WEFT_DEVICE_ROUND));
+    weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
+}
+
+/* Takes the place of an answer, which is free when the former answer has been read. */
+WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint64_t ticket, bool wait)
+{
+    weft_device_patience p = {0, 0};
+    while (!weft_device_raise_flag(&r->awaited[ticket & r->mask])) {
+        if (!wait)
+            return -WEFT_DEVICE_EAGAIN;
+        if (weft_device_late(d, &p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+    }
+    return 0;
+}
+
+/* Whether an operation reads memory for the kernel, or may announce data to it: then the kernel's later reads must come after it. */
+WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
+{
+    return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP ||
+           kind >= WEFT_DEVICE_RECORD;
+}
+
+/* Puts a request into the ring. With an op, the node answers. */
+WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, bool wait,
+                                      WEFT_NEAR weft_device_op *op)
+{
+    uint32_t block = weft_device_block(d), slots = weft_device_slots(q->kind);
+    uint32_t number = block < d->rings ? block : block % d->rings; /* a GPU divides slowly */
+    uint64_t ticket;
+    bool place = false;
+#if defined(WEFT_DEVICE_METAL)
+    WEFT_FAR const weft_device_ring *r = &d->ring[number];
+    wait = false;
+    int rc = weft_device_reserve(r, slots, &ticket);
+#else
+    const weft_device_ring ring = d->ring[number], *r = &ring; /* read once: stores of the kernel do not change it */
+    if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
+        return -WEFT_DEVICE_EAGAIN;
+    int rc = weft_device_reserve_together(d, r, slots, wait, &ticket, op ? &place : NULL);
+#endif
+    if (rc)
+        return rc;
+    if (op) {
+        rc = place ? 0 : weft_device_await(d, r, ticket, wait);
+        if (rc) {
+            for (uint32_t i = 0; i < slots; i++) /* the slots were taken and must be filled */
+                weft_device_fill(r, ticket + i, 0, (uint64_t)WEFT_DEVICE_NOTHING << WEFT_DEVICE_KIND_SHIFT, 0, 0);
+            return rc;
+        }
+        op->ticket = ticket;
+        op->ring = number | (weft_device_reads(q->kind) ? WEFT_DEVICE_BEFORE_READS : 0);
+        op->status = 1;
+    }
+    if (q->kind != WEFT_DEVICE_NOTHING && q->kind != WEFT_DEVICE_PUT_VALUE && q->kind != WEFT_DEVICE_FLUSH)
+        weft_device_publish();
+    if (slots == 2)
+        weft_device_fill(r, ticket + 1, q->low[2], q->high[2], 0, 0);
+    weft_device_fill(r, ticket, q->low[0],
+                     (uint64_t)q->kind << WEFT_DEVICE_KIND_SHIFT | (op ? WEFT_DEVICE_ANSWER : 0) | (q->high[0] & WEFT_DEVICE_LENGTH),
+                     q->low[1], q->high[1]);
+    return 0;
+}
+
+WEFT_DEVICE_CALL WEFT_FAR weft_device_ring *weft_device_ring_of(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_op *op)
+{
+    return &d->ring[op->ring & ~WEFT_DEVICE_BEFORE_READS];
+}
+
+/* Whether the answer has come. If so, reads it, and frees its place. */
+WEFT_DEVICE_CALL bool weft_device_answered(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op, uint64_t low, uint64_t high)
+{
+    if ((uint32_t)(high >> 32) != (uint32_t)(op->ticket + 1))
+        return false;
+    WEFT_FAR weft_device_ring *r = weft_device_ring_of(d, op);
+    if (op->ring & WEFT_DEVICE_BEFORE_READS)
+        weft_device_follow();
+    op->value = low;
+    op->status = (int32_t)(uint32_t)high;
+    weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
+    return true;
+}
+
+/* The place of its answer. */
+WEFT_DEVICE_CALL WEFT_FAR const weft_device_cell *weft_device_answer_of(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_op *op)
+{
+    WEFT_FAR const weft_device_ring *r = weft_device_ring_of(d, op);
+    return &r->answers[op->ticket & r->mask];
+}
+
+/* -WEFT_DEVICE_EINPROGRESS while the operation is under way; otherwise its result. */
+WEFT_DEVICE_CALL int weft_device_test(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op)
+{
+    if (op->status == 1) {
+        uint64_t low, high;
+        weft_device_load_cell(weft_device_answer_of(d, op), &low, &high);
+        if (!weft_device_answered(d, op, low, high))
+            return -WEFT_DEVICE_EINPROGRESS;
+    }
+    return op->status;
+}
+
+/* Waits for the operation. -WEFT_DEVICE_ETIMEDOUT: it is still under way. */
+WEFT_DEVICE_CALL int weft_device_wait(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op)
+{
+    weft_device_patience p = {0, 0};
+    if (op->status == 1) {
+        WEFT_FAR const weft_device_cell *answer = weft_device_answer_of(d, op);
+        uint64_t low, high;
+        weft_device_first_look();
+        for (weft_device_load_cell(answer, &low, &high); !weft_device_answered(d, op, low, high);
+             weft_device_load_cell(answer, &low, &high))
+            if (weft_device_late(d, &p))
+                return -WEFT_DEVICE_ETIMEDOUT;
+    }
+    return op->status;
+}
+
+/* Abandons the op: its result is lost, and its place in the ring is freed. */
+WEFT_DEVICE_CALL void weft_device_leave(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op)
+{
+    if (op->status == 1) {
+        WEFT_FAR weft_device_ring *r = weft_device_ring_of(d, op);
+        op->status = -WEFT_DEVICE_ETIMEDOUT;
+        weft_device_store_flag(&r->awaited[op->ticket & r->mask], 0);
+    }
+}
+
+/* Posts a request and waits for its answer, whose value becomes `*old` (may be NULL). */
+WEFT_DEVICE_CALL int weft_device_call(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *old)
+{
+#if defined(WEFT_DEVICE_METAL)
+    (void)d, (void)q, (void)old;
+    return -WEFT_DEVICE_ENOTSUP;
+#else
+    weft_device_op op = {0, 0, 0, 0}; /* not under way, should the request find no room */
+    int rc = weft_device_post(d, q, true, &op);
+    if (rc)
+        return rc; /* there is no op */
+    rc = weft_device_wait(d, &op);
+    if (rc == -WEFT_DEVICE_ETIMEDOUT)
+        weft_device_leave(d, &op); /* unless the operation itself ended with that error */
+    if (rc == 0 && old)
+        *old = op.value;
+    return rc;
+#endif
+}
+
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
+}
+#endif
+#endif

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Kernels and work queues: calls that submit, claim and complete tasks, and persistent workers, whose blocks take tasks that the node has
+ * claimed ahead. Included by weft/device.h.
+ */
+#ifndef WEFT_DEVICE_TASKS_H
+#define WEFT_DEVICE_TASKS_H
+
+#include "device_ring.h"
+#if !defined(WEFT_DEVICE_METAL)
+#include "queue.h"
+#endif
+
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
+extern "C" {
+#endif
+
+/* --- work queues: like the calls of the same names in weft/queue.h --- */
+
+/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results lie in this node's own pool, at most WEFT_DEVICE_TASKS of them
+   in a call; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has come: after -WEFT_DEVICE_ETIMEDOUT
+   it may still write there, until the GPU is closed. Errors are those of weft/queue.h, with -ENOENT for a number that no queue has, and
+   -EFAULT for memory outside the pool.
+   The `_start` calls try once: their op ends with the number of tasks in `value`, or with -WEFT_DEVICE_EAGAIN: there is no room, or nothing
+   is ready, now. With `wait` they wait for room in the ring of requests; without it they return -WEFT_DEVICE_EAGAIN. The other calls wait:
+   at most weft_device.deadline_ns until there is something, and as long for each answer. */
+
+/* A payload that the kernel has stored itself is visible before the task. One that it has put to another node is, after
+   weft_device_flush(). */
+WEFT_DEVICE_CALL int weft_device_submit_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids,
+                                              bool wait, WEFT_NEAR weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
+    return weft_device_post(d, &q, wait, op);
+}
+WEFT_DEVICE_CALL int weft_device_claim_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max, bool wait,
+                                             WEFT_NEAR weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
+    return weft_device_post(d, &q, wait, op);
+}
+/* The op's `value`: a bit for each that is held still, bit 0 for the first. */
+WEFT_DEVICE_CALL int weft_device_renew_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, bool wait,
+                                             WEFT_NEAR weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
+    return weft_device_post(d, &q, wait, op);
+}
+/* The op's `value`: a bit for each that was accepted, bit 0 for the first. */
+WEFT_DEVICE_CALL int weft_device_complete_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results,
+                                                uint32_t count, bool wait, WEFT_NEAR weft_device_op *op)
+{
+    weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
+    return weft_device_post(d, &q, wait, op);
+}
+/* Repeats the request until there is something. Returns how many. */
+WEFT_DEVICE_CALL int weft_device_ask_queue(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q)
+{
+    weft_device_patience p = {0, 0};
+    for (;;) {
+        uint64_t n = 0;
+        int rc = weft_device_call(d, q, &n);
+        if (rc != -WEFT_DEVICE_EAGAIN)
+            return rc ? rc : (int)n;
+        if (weft_device_late(d, &p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+    }
+}
+/* Submits those that find room, and returns how many: the first ones, at least 1. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there was no
+   room; or no answer came, and then they may have been submitted. */
+WEFT_DEVICE_CALL int weft_device_submit(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
+{
+    weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
+    return weft_device_ask_queue(d, &q);
+}
+/* Claims up to `max` tasks, and returns how many, at least 1. If a task takes longer than the queue's lease, renew its lease in time
+   (weft_device_renew()); a persistent worker renews leases itself. -WEFT_DEVICE_ESHUTDOWN: nothing is ready, and nothing will come. If the
+   answer comes too late, the claimed tasks are ready again when the lease ends. */
+WEFT_DEVICE_CALL int weft_device_claim(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max)
+{
+    weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
+    return weft_device_ask_queue(d, &q);
+}
+/* How many, and which: a bit for each. */
+WEFT_DEVICE_CALL int weft_device_ask_bits(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *which)
+{
+    uint64_t bits = 0;
+    int rc = weft_device_call(d, q, &bits), n = 0;
+    if (rc)
+        return rc;
+    if (which)
+        *which = bits;
+    for (; bits; bits &= bits - 1)
+        n++;
+    return n;
+}
+/* Completes `count` claims, with as many weft_result. Returns how many were accepted; `accepted` (may be NULL) has a bit for each. */
+WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
+                                          WEFT_NEAR uint64_t *accepted)
+{
+    weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
+    return weft_device_ask_bits(d, &q, accepted);
+}
+/* Renews `count` claims, as weft_renew(): the leases change. Returns how many are held still; `held` (may be NULL) has a bit for each. One
+ * that is not may have been lost, or its home does not answer now. */
+WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
+                                       WEFT_NEAR uint64_t *held)
+{
+    weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
+    return weft_device_ask_bits(d, &q, held);
+}
+
+/* --- persistent workers: kernels that do tasks until there are no more --- */
+#if !defined(WEFT_DEVICE_METAL)
+
+/* A thread draws a task without checking that there is one only if at least this many are there (weft_device_next_task()). */
+#ifndef WEFT_DEVICE_TASKS_SURE
+#define WEFT_DEVICE_TASKS_SURE 512u
+#endif
+
+/* A task for a worker's blocks. The node writes it: `number` is the task's number + 1, and 0 while the other words change. */
+typedef struct weft_device_task_slot {
+    uint64_t number, unused[7];
+    weft_device_cell task[4]; /* a weft_task */
+} __attribute__((aligned(128))) weft_device_task_slot;
+
+#define WEFT_DEVICE_BEATS 1024u
+/* A ring of tasks that the node has claimed ahead (weft_gpu_worker_open()). The node writes `slots`, `filled` and `ended`; kernels write
+   the rest. A block takes the number of a task by an atomic of the device (weft_device_next_task()). */
+typedef struct weft_device_worker {
+    uint64_t number; /* the worker's number */
+    uint64_t mask;   /* slots - 1; a power of two */
+    WEFT_FAR const weft_device_task_slot *slots;
+    const uint64_t *filled; /* how many tasks have been put into the ring */
+    const uint64_t *ended;  /* not 0: no more tasks will come */
+    uint64_t *beats;        /* for each block: the number of the task that it last waited for, + 1 */
+    uint64_t *next;         /* the number of the next task to be taken */
+    uint64_t *filled_seen;  /* the value of `filled` that was last read */
+} weft_device_worker;
+
+/* A task that a block has taken. */
+typedef struct weft_device_task {
+    weft_task task;
+    uint64_t number; /* private */
+} weft_device_task;
+
+/* Reads the task with that number. False: the node has taken it back. */
+WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k, uint64_t number, WEFT_NEAR weft_device_task *out)
+{
+    union {
+        weft_task task;
+        uint64_t words[8];
+    } u;
+    WEFT_FAR const weft_device_task_slot *s = &k->slots[number & k->mask];
+    if (weft_device_load(&s->number) != number + 1)
+        return false;
+    weft_device_load_words(s->task, 4, u.words);
+    out->task = u.task;
+    out->number = number;
+    return weft_device_load(&s->number) == number + 1; /* otherwise the words may belong to two tasks */
+}
+
+/* Waits until task `t` has been put into the ring. -WEFT_DEVICE_EAGAIN: it has not, and this thread has drawn no number (`drawn`: it
+   has). */
+WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k, uint64_t t, bool drawn,
+                                            WEFT_NEAR weft_device_patience *p)
+{
+    uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS];
+    while (t >= weft_device_load_own(k->filled_seen)) {
+        uint64_t ended = weft_device_load(k->ended); /* read before `filled`: tasks that came before the end are still done */
+        uint64_t filled = weft_device_load(k->filled);
+        if (t < filled) {
+            weft_device_store_own(k->filled_seen, filled);
+            return 0;
+        }
+        if (ended)
+            return -WEFT_DEVICE_ESHUTDOWN;
+        weft_device_tell(beat, t + 1); /* all tasks before `t` have been taken */
+        if (weft_device_late(d, p))
+            return -WEFT_DEVICE_ETIMEDOUT;
+        if (!drawn)
+            return -WEFT_DEVICE_EAGAIN;
+    }
+    return 0;
+}
+
+/* Takes the next task of a worker, and waits for one. One thread takes one task: in a block that works together, let one thread call this
+   and tell the others. -WEFT_DEVICE_ESHUTDOWN: there are no more, because the worker has been closed or its queue has ended.
+   -WEFT_DEVICE_ETIMEDOUT: none has come for weft_device.deadline_ns.
+   While many tasks are there, a thread draws its number by an addition, which always succeeds. Otherwise it draws by a compare-and-swap,
+   and only if the task is there, so that it holds no number when its wait ends. If more threads than WEFT_DEVICE_TASKS_SURE add at the same
+   time, one may draw the number of a task that has not come yet, and waits for it. If it gives up, the node gives that task back to the
+   queue after weft_gpu_worker_config.task_ns. */
+WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
+                                           WEFT_NEAR weft_device_task *out)
+{
+    weft_device_patience p = {0, 0};
+    for (;;) {
+        uint64_t t = weft_device_load_own(k->next);
+        bool sure = (int64_t)(weft_device_load_own(k->filled_seen) - t) > (int64_t)WEFT_DEVICE_TASKS_SURE;
+        if (sure)
+            t = weft_device_add_own(k->next, 1);
+        int rc = weft_device_task_is_in(d, k, t, sure, &p);
+        if (rc == -WEFT_DEVICE_EAGAIN)
+            continue;
+        if (rc)
+            return rc;
+        if ((sure || weft_device_swap_own(k->next, t, t + 1) == t) && weft_device_read_task(k, t, out))
+            return 0;
+    }
+}
+
+/* Completes a task: its submitter gets `status`, `result` and `result_len` as from weft_complete(). Everything that this thread has stored
+   before is visible to whoever sees the task complete; stores of other threads are, after a barrier of the block. Does not wait for the
+   completion. */
+WEFT_DEVICE_CALL int weft_device_task_done(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
+                                           WEFT_NEAR const weft_device_task *task, int32_t status, uint64_t result, uint64_t result_len)
+{
+    weft_device_request q = {
+        WEFT_DEVICE_TASK_DONE, {task->number, result, k->number << 32 | (uint32_t)status}, {0, result_len & ~WEFT_DEVICE_ROUND, 0}};
+    return weft_device_post(d, &q, true, NULL);
+}
+
+#endif
+
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
+}
+#endif
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Kernels in Metal's language (metal_kernels.metal), which the test of its rings calls as functions: what they are given.
+ */
+#ifndef METAL_KERNELS_H
+#define METAL_KERNELS_H
+
+#if !defined(__METAL_VERSION__)
+#include <stdint.h>
+#endif
+
+#define METAL_OPS   8
+#define METAL_WORDS 64
+
+struct metal_op { /* a weft_device_op: both are checked to be alike */
+    uint64_t ticket;
+    uint32_t ring;
+    int32_t status;
+    uint64_t value;
+};
+struct metal_argument {
+    uint64_t mine, there, counter; /* addresses: of this block's words, of those at the other node, of a word of all */
+    struct metal_op op[METAL_OPS];
+    int result, posted; /* of the kernel; how many requests found room */
+};
+
+#endif
