@@ -135,7 +135,9 @@ int base_memory_fd_check(int fd, uint64_t bytes);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
 void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the same as a bit set: bit i is processor i, up to 1023 */
-uint64_t base_memory_total(void);                /* bytes of the machine, or of this process's control group if less */
+/* Keeps the calling thread on these processors. Changes nothing if the thread may use none of them, and on systems without such a call. */
+void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS]);
+uint64_t base_memory_total(void); /* bytes of the machine, or of this process's control group if less */
 uint64_t base_memory_available(void);
 uint64_t base_cache_bytes(void); /* size of a processor's last-level cache; 0: not known */
 uint64_t base_memory_huge(void); /* bytes of free huge pages of 2 MiB; 0 if the system has none */

@@ -192,6 +192,18 @@ void base_cpu_set(uint64_t set[BASE_CPU_WORDS])
     }
 }
 
+void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS])
+{
+    cpu_set_t cpus;
+    if (sched_getaffinity(0, sizeof cpus, &cpus))
+        return;
+    for (size_t i = 0; i < CPU_SETSIZE; i++)
+        if (i >= BASE_CPU_WORDS * 64u || !(set[i / 64] >> (i % 64) & 1))
+            CPU_CLR(i, &cpus);
+    if (CPU_COUNT(&cpus) > 0)
+        sched_setaffinity(0, sizeof cpus, &cpus); /* it only makes the thread faster: an error changes nothing */
+}
+
 /* Read a number from a file; `otherwise` if there is none. */
 static uint64_t file_number(const char *path, uint64_t otherwise)
 {
@@ -365,6 +377,11 @@ void base_cpu_set(uint64_t set[BASE_CPU_WORDS])
     memset(set, 0, BASE_CPU_WORDS * sizeof *set);
     for (uint64_t i = 0; i < (n ? n : 1) && i < BASE_CPU_WORDS * 64; i++)
         set[i / 64] |= UINT64_C(1) << (i % 64);
+}
+
+void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS])
+{
+    (void)set;
 }
 
 uint64_t base_memory_total(void)

@@ -3,6 +3,7 @@
  * Opening and closing a GPU: its back end, its rings in the host's memory, what kernels need in the device's memory, and the thread that
  * serves it.
  */
+#include "gpu/pci.h"
 #include "gpu/ring.h"
 
 #include <stddef.h>
@@ -375,6 +376,9 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
         rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
     g->workers.backend = g->backend;
     g->workers.device = g->device;
+    weft_gpu_info info = {0};
+    if (!rc && g->backend->look(index, &info) && info.pci[0])
+        gpu_pci_processors("", info.pci, g->workers.near);
     return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings, g->notice, g->turns);
 }
 

@@ -153,8 +153,9 @@ struct gpu_workers {
     struct weft_node *w;
     const struct gpu_backend *backend;
     void *device;
-    struct gpu_service *services; /* [WEFT_GPU_SERVICES] */
-    pthread_mutex_t lock;         /* held for opening and closing */
+    struct gpu_service *services;  /* [WEFT_GPU_SERVICES] */
+    uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node, where the serving thread stays; all 0: not known */
+    pthread_mutex_t lock;          /* held for opening and closing */
     uint32_t count;
     _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];
     _Atomic(struct gpu_tasks *) tasks;       /* NULL: no queue was made available to kernels */

@@ -175,6 +175,30 @@ void gpu_pci_nearest(const char *root, const char *address, char rdma[64], uint3
         closedir(d);
 }
 
+bool gpu_pci_processors(const char *root, const char *address, uint64_t set[BASE_CPU_WORDS])
+{
+    char path[PCI_ROOT_MAX + 128], text[4096] = "";
+    snprintf(path, sizeof path, "%.*s/sys/bus/pci/devices/%.15s/local_cpulist", PCI_ROOT_MAX, root, address);
+    FILE *f = fopen(path, "re");
+    bool read = f && fgets(text, sizeof text, f), some = false;
+    if (f)
+        fclose(f);
+    memset(set, 0, BASE_CPU_WORDS * sizeof *set);
+    /* A list such as "0-15,32-47". */
+    for (const char *at = text; read && *at >= '0' && *at <= '9';) {
+        char *end;
+        unsigned long first = strtoul(at, &end, 10), last = first;
+        if (*end == '-')
+            last = strtoul(end + 1, &end, 10);
+        for (unsigned long i = first; i <= last && i < BASE_CPU_WORDS * 64u; i++) {
+            set[i / 64] |= UINT64_C(1) << (i % 64);
+            some = true;
+        }
+        at = *end == ',' ? end + 1 : "";
+    }
+    return some;
+}
+
 void gpu_pci_tell(const char *root, const struct pci_gpu *g, weft_gpu_info *out)
 {
     snprintf(out->pci, sizeof out->pci, "%s", g->address);

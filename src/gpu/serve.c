@@ -277,6 +277,7 @@ static void *server_run(void *arg)
 {
     struct gpu_server *s = arg;
     int64_t last = 0, nap = 0, checked = 0, spin = s->w->options.spin_ns;
+    base_cpu_stay(s->workers->near);
     (void)fab_nowait(true);
     for (;;) {
         server_notice(s);

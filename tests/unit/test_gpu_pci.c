@@ -274,12 +274,43 @@ static void test_cuda(void **state)
     cuda_says((struct cuda_facts){.code = 999, .module = true}, "does not start (CUDA 999)");
 }
 
+static void test_processors(void **state)
+{
+    uint64_t set[BASE_CPU_WORDS];
+    (void)state;
+    GPU("pci0000:16/0000:16:01.0/0000:17:00.0", "local_cpulist=0-3,62-65,1022-5000");
+    assert_true(gpu_pci_processors(root, "0000:17:00.0", set));
+    assert_int_equal(set[0], UINT64_C(3) << 62 | 15);
+    assert_int_equal(set[1], 3);
+    assert_int_equal(set[15], UINT64_C(3) << 62);
+    GPU("pci0000:16/0000:16:01.0/0000:18:00.0", "local_cpulist=");
+    assert_false(gpu_pci_processors(root, "0000:18:00.0", set));
+    assert_false(gpu_pci_processors(root, "0000:19:00.0", set));
+    /* A thread stays on the processors that it may use, and only if there are any. */
+    uint64_t all[BASE_CPU_WORDS], now[BASE_CPU_WORDS], none[BASE_CPU_WORDS] = {0};
+    base_cpu_set(all);
+    base_cpu_stay(none);
+    base_cpu_set(now);
+    assert_memory_equal(now, all, sizeof all);
+#if defined(__linux__)
+    uint32_t word = 0;
+    while (!all[word])
+        word++;
+    uint64_t one[BASE_CPU_WORDS] = {0};
+    one[word] = all[word] & -all[word];
+    one[15] |= UINT64_C(1) << 63;
+    base_cpu_stay(one);
+    base_cpu_set(now);
+    assert_int_equal(now[word], all[word] & -all[word]);
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_links, fresh, clear), cmocka_unit_test_setup_teardown(test_distance, fresh, clear),
         cmocka_unit_test_setup_teardown(test_log, fresh, clear),   cmocka_unit_test_setup_teardown(test_why, fresh, clear),
-        cmocka_unit_test_setup_teardown(test_cuda, fresh, clear),
+        cmocka_unit_test_setup_teardown(test_cuda, fresh, clear),  cmocka_unit_test_setup_teardown(test_processors, fresh, clear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
