@@ -334,7 +334,7 @@ static void unsignalled_error(struct t *t, long arg)
     struct ibv_send_wr wr = wr_rdma(IBV_WR_RDMA_WRITE, 6, &sge, &p.b, 65536);
     wr.send_flags = 0;
     send_ok(t, p.a.qp, &wr);
-    wait_for(t, p.a.scq, 6, IBV_WC_REM_ACCESS_ERR); /* an error is told unasked */
+    wait_for(t, p.a.scq, 6, IBV_WC_REM_ACCESS_ERR); /* an error is reported although no completion was requested */
 }
 
 static void unsignalled_recv(struct t *t, long arg)
