@@ -108,7 +108,7 @@ class Hosts(Map):
     def test_direct_cables(self):
         """Devices that can only send and receive, each with a cable to one neighbour."""
         # If two nodes of a ring left at the same time, the node between them would be cut off and wait for its deadline, longer than this test may
-# take. Several rounds, because it is a race.
+        # take. Several rounds, because it is a race.
         env = environment(WEFT_DEADLINE="10m")
         for topology in "mesh:3:tb5", "mesh:4:tb5-strict", *["ring:5:tb5-strict"] * 8:
             job = start_here("--softverbs", topology, "--memory", "80M", "--slots", "1", "--block", "100K", Map.text, "--",
