@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft's operations between two nodes, each on a core of its own, and what the machine itself can do: the same
- * ping-pong and the same copies by plain stores between shared mappings. bench/run starts one process a node with
- * WEFT_RANK, WEFT_SIZE and WEFT_COORD set, and both with the same tests (spec.h). `_typical` tells the median of single
- * rounds, as perftest does, `_rate` millions a second. With BENCH_PATIENT set the node that has nothing to do leaves its core
- * alone, as perftest's does: two cores may be two threads of one.
+ * weft's operations between two nodes, each on a core of its own, and the limit of the machine: the same ping-pong and the same copies by
+ * plain stores between shared mappings. bench/run starts one process for each node with WEFT_RANK, WEFT_SIZE and WEFT_COORD set, both with
+ * the same tests (spec.h). A test named `..._typical` gives the median of single rounds, as perftest does, `..._rate` millions a second.
+ * With BENCH_PATIENT set, the node that has nothing to do does not poll all the time, like perftest's, because two cores may be two threads
+ * of one.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -23,10 +23,10 @@ struct bench {
     uint32_t rank, peer;
     weft_gaddr mine, theirs; /* WORDS bytes of words, then the buffer */
     uint8_t *memory;
-    uint32_t pauses;       /* between two looks at memory */
-    uint64_t *took;        /* [iterations] ticks of each round, for those tests that tell the median; else NULL */
-    bool patient;          /* looks now and then only, while the other works */
-    uint64_t turn, ponged; /* of the peer; changed by handlers, on whichever thread makes progress */
+    uint32_t pauses;       /* pause instructions between two polls */
+    uint64_t *took;        /* [iterations] ticks of each round, for tests of the median; else NULL */
+    bool patient;          /* polls only now and then while the other node works */
+    uint64_t turn, ponged; /* counts of the peer's messages; changed by handlers, on any thread that makes progress */
 };
 
 static bool failed(const char *what, int rc)
@@ -63,14 +63,14 @@ static void on_pong(weft_node *w, uint32_t from, const void *header, size_t head
     on_word(&((struct bench *)arg)->ponged, header, header_len);
 }
 
-/* Make progress until a word that a handler changes has reached `value`; -1 when the peer has gone. */
+/* Makes progress until a word that a handler changes has reached `value`; -1: the peer is gone. */
 static int reached(struct bench *b, const uint64_t *word, uint64_t value)
 {
     for (uint32_t i = 1; __atomic_load_n(word, __ATOMIC_ACQUIRE) < value; i++) {
         weft_progress(b->w);
         if (b->patient)
             usleep(500);
-        /* What it sent before it went is delivered before it counts as gone: look at the word once more then. */
+        /* Messages that the peer sent before it ended are delivered before it counts as gone: so read the word once more. */
         if (i % 4096 == 0 && !weft_alive(b->w, b->peer) && __atomic_load_n(word, __ATOMIC_ACQUIRE) < value) {
             fprintf(stderr, "weft: node %u is gone\n", b->peer);
             return -1;
@@ -79,8 +79,8 @@ static int reached(struct bench *b, const uint64_t *word, uint64_t value)
     return 0;
 }
 
-/* Looking without a break doubles the time that the line takes to come (48 against 24 ns where this was measured):
- * loads that wait for it pile up. The peers' polling loops have their progress in between. */
+/* Polling without a pause doubles the time in which the cache line arrives (48 instead of 24 ns where this was measured), because loads
+ * that wait for it pile up. The polling loops of other libraries make progress in between. */
 static inline void relax(void)
 {
 #if defined(__x86_64__)
@@ -97,7 +97,7 @@ static int meet(struct bench *b, uint64_t turn)
     return reached(b, &b->turn, turn);
 }
 
-/* The end of a round of a test that tells the median. */
+/* Records the time of a round, for a test of the median. */
 static inline void mark(struct bench *b, uint64_t round, uint64_t *since)
 {
     if (b->took) {
@@ -107,7 +107,7 @@ static inline void mark(struct bench *b, uint64_t round, uint64_t *since)
     }
 }
 
-/* Ping-pong by putting a word into the other's memory and looking at one's own. `bare`: by a plain store. */
+/* Ping-pong: each node puts a word into the other's memory and polls its own. `bare`: with plain stores. */
 static int put_latency(struct bench *b, uint64_t n, uint64_t first, bool bare)
 {
     uint64_t *word = (uint64_t *)(void *)(b->memory + AT_PING);
@@ -131,7 +131,7 @@ static int put_latency(struct bench *b, uint64_t n, uint64_t first, bool bare)
     return 0;
 }
 
-/* Ping-pong by putting bytes and adding to the word the other waits for: what a program does over any transport. */
+/* Ping-pong with put and signal: works over any transport. */
 static int signal_latency(struct bench *b, uint64_t n, uint64_t first, size_t len)
 {
     weft_gaddr mine = b->mine + AT_SIGNAL, far = b->theirs + AT_SIGNAL;
@@ -286,7 +286,7 @@ static int measure(struct bench *b, const struct spec *spec, uint64_t number)
     *(uint64_t *)(void *)(b->memory + AT_CSWAP) = 1;
     if (meet(b, 3 * number + 2) || part(b, spec, spec->warmup, 1))
         return -1;
-    /* For the machine's own ping-pong the best way of looking counts. */
+    /* For the machine's limit the best way of polling counts. */
     static const uint32_t ways[] = {1, 0, 2, 8};
     uint64_t done = spec->warmup;
     elapsed = UINT64_MAX;
@@ -321,7 +321,7 @@ static int test(struct bench *b, const struct spec *spec, uint64_t number)
         b->took = malloc(most * sizeof *b->took);
         if (!b->took)
             return -1;
-        memset(b->took, 0, most * sizeof *b->took); /* its pages are there before the clock starts */
+        memset(b->took, 0, most * sizeof *b->took); /* so that its pages exist before the clock starts */
     }
     int rc = measure(b, spec, number);
     free(b->took);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Requests of kernels to their node, and beside them the bare thing: two words in host memory that a kernel and a thread set in turns,
-// and rings of 16-byte slots that a thread reads and does nothing with. Tasks done by a kernel that stays, and by a kernel for each. Stores
-// of a kernel to another node's pool. Puts and gets of the processor to arenas, beside copies by CUDA.
-// `bytes` of a test is the number of blocks, or of bytes for arenas. Started as two nodes; node 0 measures.
+// Requests of kernels to their node; beside them the limits without weft: two words in host memory that a kernel and a thread set in turns,
+// and rings of 16-byte slots that a thread only reads. Tasks done by one persistent kernel, and by a kernel for each task. Stores of a
+// kernel to another node's pool. Puts and gets of the processor to arenas, beside copies by CUDA. `bytes` of a test is the number of
+// blocks, or of bytes for arenas. Started as two nodes; node 0 measures.
 #include <cuda_runtime.h>
 #include <pthread.h>
 #include <sched.h>
@@ -51,7 +51,7 @@ static double launched_ms(cudaEvent_t from, cudaEvent_t to)
     return ms;
 }
 
-/* Milliseconds of a kernel, by events around it. */
+/* The milliseconds that a kernel takes, measured by events before and after it. */
 #define TIMED(launch)               \
     ({                              \
         cudaEvent_t a_, b_;         \
@@ -65,16 +65,16 @@ static double launched_ms(cudaEvent_t from, cudaEvent_t to)
 
 /* --- weft --- */
 
-/* Nothing, there and back. */
+/* Empty requests: the round trip from kernel to node and back. */
 __global__ void request(const weft_device *d, uint64_t n, int *rc)
 {
-    int r = 0; /* its word is in the host's memory: a look there costs as much as half a request */
+    int r = 0; /* a local variable: `*rc` is in the host's memory, and reading it takes as long as half a request */
     for (uint64_t i = 0; i < n && r == 0; i++)
         r = weft_device_nothing(d, true);
     *rc = r;
 }
 
-/* An 8-byte put that is complete, each. */
+/* Puts of 8 bytes, each waited for. */
 __global__ void put_wait(const weft_device *d, uint64_t there, uint64_t n, int *rc)
 {
     int r = 0;
@@ -113,7 +113,7 @@ static int *rc_word(void)
     return rc;
 }
 
-/* A kernel's own store to the other node's pool, which the processor there answers by a put: there and back. */
+/* The round trip of a kernel's own store to the other node's pool, which the processor there answers by a put. */
 __global__ void store_ping(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, int *rc)
 {
     int r = 0;
@@ -140,7 +140,7 @@ static void store_pong(const struct spec *s)
     }
 }
 
-/* All that was asked for has been taken. */
+/* Waits until the node has taken all requests. */
 static double wait_taken(uint64_t before, uint64_t more, uint64_t start)
 {
     weft_gpu_stats s;
@@ -206,7 +206,7 @@ static double arena_gbs(const struct spec *s, uint32_t node, bool get)
     return spec_gbs(spec_now_ns() - start, s->bytes, s->iterations);
 }
 
-/* The same to the other node's pool: what the link does. */
+/* The same to the other node's pool: the limit of the link. */
 static double pool_gbs(const struct spec *s)
 {
     void *memory = weft_ptr(w, ends[0], s->bytes);
@@ -292,7 +292,7 @@ static double tasks_us(uint32_t blocks, uint64_t tasks)
     return us;
 }
 
-/* A kernel for each task, which does as little. */
+/* A kernel for each task, which does as little as a task of the persistent kernel. */
 __global__ void one_task(uint64_t *result, uint64_t number)
 {
     *result = number;
@@ -329,7 +329,7 @@ static double launches_us(bool graph, uint64_t tasks)
     return us;
 }
 
-/* --- bare --- */
+/* --- limits, without weft --- */
 
 __global__ void bare_ping(volatile uint64_t *out, volatile uint64_t *in, uint64_t n)
 {

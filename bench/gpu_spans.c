@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels on a GPU over spans of attached host memory: what `weft map --gpu` does with a piece, without reading a file. It is linked with
- * the inside of the library, which has no public call for this. `bytes` of a test is the number of threads; iterations are pieces of 4 MiB.
+ * Kernels on a GPU over spans of attached host memory: what `weft map --gpu` does with a piece, but without reading a file. It uses
+ * internal functions of the library, which has no public call for this. `bytes` of a test is the number of threads, iterations are pieces
+ * of 4 MiB.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ static const char *const tests[] = {"wc", "histogram", "xxh64", "grep"};
 struct work {
     struct gpu_spans *spans;
     const uint8_t *memory;
-    void *own; /* of the pass */
+    void *own; /* memory of the pass */
     uint64_t pieces;
     _Atomic uint64_t *next;
     pthread_t thread;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * One node puts to several peers at once: links:BYTES:ITERATIONS:WARMUP gives the GB/s to the first peer, to the first two,
- * and so on to all of them. Rank 0 puts, the others make progress.
+ * One node puts to several peers at once: the test links:BYTES:ITERATIONS:WARMUP gives the GB/s to the first peer, to the first two, and so
+ * on up to all. Rank 0 puts, the others make progress.
  */
 #include <stdbool.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node's memory grows by with its peers: every node opens, all meet, all send each other messages and read one
- * word, and node 0 says how many KiB of memory its process has (proportional set size).
- * One test a run, "peer_memory:0:MESSAGES:0"; the number of nodes is the cluster's.
+ * How much memory a node needs for each peer: all nodes open, meet, send messages to each other and read one word of each other; then node
+ * 0 prints how many KiB its process has (proportional set size). One test a run, "peer_memory:0:MESSAGES:0"; the number of nodes is the
+ * cluster's.
  */
 #include <stdatomic.h>
 
@@ -27,7 +27,7 @@ static bool failed(const char *what, int rc)
     return true;
 }
 
-/* Kibibytes of a line of /proc/self/smaps_rollup. */
+/* The value of a line of /proc/self/smaps_rollup, in KiB. */
 static double kib(const char *name)
 {
     char line[256];

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The memory of a command and all that it starts: proportional set size, so that shared pages count once."""
+"""The memory of a command and all processes that it starts: proportional set size, so that shared pages count once."""
 import os
 import time
 
@@ -43,7 +43,7 @@ def now(root):
 
 
 def peak(process):
-    """Sample until the process ends; the largest of each. What lives shorter than a sample's distance is not seen."""
+    """Samples until the process ends, and returns the largest values. Processes that live shorter than the time between two samples are missed."""
     own = every = 0
     while process.poll() is None:
         a, b = now(process.pid)

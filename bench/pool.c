@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * One round of the pool's allocator beside glibc's malloc and mimalloc: what an allocation and its free cost
- * together. Prints a JSON line a measurement; bench/run makes rounds of it. The memory itself is not touched.
+ * One round of the pool's allocator beside glibc's malloc and mimalloc: the time of an allocation and its free together. Prints one line of
+ * JSON for each measurement; bench/run runs several rounds. The memory itself is not accessed.
  *
  *   pair     allocate, free, again
  *   batch    allocate 100, free them in random order, again
@@ -24,7 +24,7 @@
 #define BATCH    100
 #define THREADS  2
 #define SLICE_NS 3e6
-#define SLICES   9 /* each allocator runs this often in a round, in turns; the best counts */
+#define SLICES   9 /* how often each allocator runs in a round, in turns; its best time counts */
 
 enum who { OURS, GLIBC, MIMALLOC, WHO };
 static const char *const names[WHO] = {"ours", "glibc", "mimalloc"};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Empty tasks through weft's queue: submitted, claimed, completed, reaped. The batch stands in the place of bytes and
- * tasks are the iterations; values are tasks a second. bench/run starts one process a node.
+ * Empty tasks through weft's queue: submit, claim, complete, reap. `bytes` of a test is the size of a batch, the iterations are tasks;
+ * values are tasks a second. bench/run starts one process for each node.
  *
  *   local  one node, one thread: all four steps, one after the other
  *   pair   node 0 submits and reaps, node 1 claims and completes; WINDOW batches are outstanding
@@ -111,7 +111,7 @@ int main(int argc, char **argv)
         weft_close(w);
         return 2;
     }
-    /* The submitter of the pair serves no shard: its tasks lie with the worker. */
+    /* The submitter serves no shard, so its tasks are in the worker's shard. */
     weft_queue_config config = {.bytes = sizeof config, .submit_only = pair && weft_rank(w) == 0};
     int rc = weft_queue_open(w, "bench", &config, &q);
     if (!rc)

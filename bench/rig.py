@@ -21,7 +21,7 @@ OURS = "weft"
 
 
 class Missing(Exception):
-    """A side that cannot measure something, and why. Never replaced by a guess."""
+    """Raised if a side cannot measure something, with the reason. The figure is left out, never guessed."""
 
 
 class Row:
@@ -35,8 +35,8 @@ class Row:
 
 
 class Side:
-    """Ours or a peer. measure(group, scale) returns {row id: value} or {row id: {variant: value}}; of variants the one
-    with the best median counts. `limit`: not a rival but what the machine itself can do."""
+    """weft or a peer. measure(group, scale) returns {row id: value} or {row id: {variant: value}}; of variants the one
+    with the best median counts. `limit`: this side is not a competitor but the limit of the machine."""
     peer = OURS
     limit = False
 
@@ -55,7 +55,7 @@ class Side:
 
 
 class Ours(Side):
-    """Our side where it is one program, PROGRAM."""
+    """weft's side of a benchmark with a single program, PROGRAM."""
     PROGRAM = None
 
     def __init__(self, context):
@@ -117,7 +117,7 @@ def end(process):
 
 
 def why_ended(process, out, err):
-    """Who ended with what, and the last it said: on stderr, or where there is nothing on stdout, as UCX's programs do."""
+    """A process's exit status and its last output: of stderr, or if that is empty of stdout, as for UCX's programs."""
     lines = [line.strip() for line in (err or "").splitlines() + [""] if line.strip()] or \
             [line.strip() for line in (out or "").splitlines() if line.strip()]
     return f"'{os.path.basename(process.args[0])}' ended with {process.returncode}" + \
@@ -125,7 +125,7 @@ def why_ended(process, out, err):
 
 
 def rest_of(process):
-    """What a process that has ended, or is to end now, had still to say."""
+    """The remaining output of a process that has ended, or is ended now."""
     end(process)
     try:
         return process.communicate(timeout=5)
@@ -134,8 +134,8 @@ def rest_of(process):
 
 
 def together(processes, timeout):
-    """Wait for all; returns their outputs. Any that fails or is late ends the others and is Missing; of others that have
-    failed as well it is said too, since one may have been the reason."""
+    """Waits for all processes, and returns their outputs. If one fails or is late, the others are ended and Missing is raised; it
+    also lists others that have failed, because one of them may be the reason."""
     outputs = [None] * len(processes)
     limit = time.monotonic() + timeout
     try:
@@ -186,8 +186,8 @@ def free_port():
 
 
 def wait_listening(port, process, timeout=10):
-    """Until somebody listens on the port, seen without connecting to it (a server may serve one client only). Missing, with
-    what the server said last, when it ends or time is over."""
+    """Waits until a process listens on the port, without connecting to it (a server may accept only one client). Raises Missing,
+    with the server's last output, if the server ends or the time is over."""
     limit = time.monotonic() + timeout
     while time.monotonic() < limit and process.poll() is None:
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -209,8 +209,8 @@ def wait_listening(port, process, timeout=10):
 
 
 def ask(server, client, timeout, coming_up=10):
-    """Start a server and then its client, each by a function of the port: what the client prints. Anew at another port, twice,
-    when that fails: somebody may have taken this one."""
+    """Starts a server and then its client, each by a function of the port, and returns what the client prints. If that fails, tries two
+    other ports, because another process may use this one."""
     for attempt in range(3):
         port = free_port()
         serving = server(port)
@@ -251,7 +251,7 @@ def scaled(iterations, scale, least=2):
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 def machine():
-    """What the figures were taken on. No host names."""
+    """A description of the machine, without host names."""
     cpu, memory = platform.processor() or platform.machine(), 0
     try:
         with open("/proc/cpuinfo") as f:
@@ -304,12 +304,12 @@ def best_variant(variants, better):
 
 
 def ratio_of(ours, theirs):
-    """None where it would say nothing: a difference of two times can be zero or below."""
+    """The ratio; None if it has no meaning, because a difference of two times can be zero or negative."""
     return ours / theirs if ours > 0 and theirs > 0 else None
 
 
 def judge(row, samples, peers, limits):
-    """The JSON rows of one figure: one a peer, with ratio and, against the best peer, whether the target is reached."""
+    """The JSON rows of one figure: one for each peer, with the ratio and, for the best peer, whether the target is reached."""
     mine = samples.get((OURS, row.id))
     ours = best_variant(mine, row.better) if mine else None
     found = []
@@ -398,7 +398,7 @@ def revision():
 
 
 def beside(suite, other, name):
-    """Of the suite's sides only ours are left, and beside them the same of another build."""
+    """Removes the peers from the suite, and adds the same programs of another build of weft to compare with."""
     every, figures = suite.sides, suite.rows
 
     def rows(context):

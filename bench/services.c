@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Programs that a node starts for another one, or for itself, beside posix_spawn() and waitpid(). The command is /bin/true.
+ * The process service, beside posix_spawn() and waitpid(). The command is /bin/true. With one node, the node is its own server.
  *
- *   spawn  one after the other: start, and wait for its end; microseconds each. With one node it asks itself
- *   many   all at once, then wait for all; programs a second
+ *   spawn  starts one program after the other and waits for its end; microseconds for each
+ *   many   starts all programs at once, then waits for all; programs a second
  *   posix  posix_spawn() and waitpid(), without weft; microseconds each
  */
 #include <spawn.h>

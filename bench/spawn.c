@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What it costs to start a command and wait for it, with nothing else around: vfork, exec, wait, one after the other.
- * Prints microseconds each. What a piece of `weft map` costs beyond this is weft's.
+ * The time to start a command and wait for its end, without weft: vfork, exec, wait, one after the other. Prints microseconds for each. The
+ * difference to a piece of `weft map` is weft's own cost.
  */
 #include <fcntl.h>
 #include <sys/wait.h>

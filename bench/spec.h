@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What bench/run asks of a benchmark program: tests as words of the command line, TEST:BYTES:ITERATIONS:WARMUP.
- * Ours and the peers' programs read the same words, so that they do the same work. A program prints one line of
- * JSON a test: {"test": "put_bw", "bytes": 4096, "value": 1.25}, or with "missing": "why" in place of a value.
+ * The interface between bench/run and the benchmark programs: tests are command-line arguments, TEST:BYTES:ITERATIONS:WARMUP. weft's
+ * program and those of the peers read the same arguments, so that they do the same work. A program prints one line of JSON for each test:
+ * {"test": "put_bw", "bytes": 4096, "value": 1.25}, or with "missing": "why" instead of a value.
  */
 #ifndef WEFT_BENCH_SPEC_H
 #define WEFT_BENCH_SPEC_H
@@ -38,8 +38,8 @@ static inline uint64_t spec_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* The processor's own counter where there is one that all cores agree on, as perftest takes it: a look at the clock is dear beside
- * an operation of a microsecond. spec_tick_ns() says what one is, from a moment of both. */
+/* The processor's time stamp counter, if all cores have the same, as perftest uses it: reading the clock takes long compared with an
+ * operation of a microsecond. spec_tick_ns() gives the length of a tick, from a short measurement of both. */
 static inline uint64_t spec_ticks(void)
 {
 #if defined(__x86_64__)

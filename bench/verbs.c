@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A small program for any libibverbs, loaded with dlopen so that without a device it weighs nothing:
+ * Measures any libibverbs, which it loads with dlopen so that its memory can be measured:
  *
  *   connect   two processes open the first device, make all that a queue pair needs, and connect:
  *             milliseconds until both are ready to send. Each time with new processes, which have not
@@ -151,13 +151,13 @@ static bool whole(ssize_t got, size_t wanted)
     return got == (ssize_t)wanted;
 }
 
-/* One side of a connection: tells `out` when it was ready, in ns. */
+/* One side of a connection: writes to `out` when it was ready, in ns. */
 static int side(int from, int to, int out)
 {
     static struct node n;
     struct card peer;
     char word;
-    if (!load() || !whole(write(to, "r", 1), 1) || !whole(read(from, &word, 1), 1)) { /* both begin together */
+    if (!load() || !whole(write(to, "r", 1), 1) || !whole(read(from, &word, 1), 1)) { /* both sides begin at the same time */
         return 1;
     }
     uint64_t begin = spec_now_ns();
@@ -182,7 +182,7 @@ static uint64_t once(void)
     for (int i = 0; i < 2; i++) {
         child[i] = fork();
         if (child[i] == 0) {
-            /* so that each end has one holder, and the death of one side is the end of the other's waiting */
+            /* each process keeps only its own end, so that the death of one side ends the other's wait */
             close(i ? a[0] : b[0]);
             close(i ? b[1] : a[1]);
             close(out[0]);
@@ -243,7 +243,7 @@ int main(int count, char **word)
                 spec_missing(&s, "the two sides did not connect");
             }
         } else if (!strcmp(s.test, "memory")) {
-            resident(); /* what reading it needs is there from then on */
+            resident(); /* a first call, so that the memory that it needs is not counted */
             uint64_t before = resident();
             if (load() && make(&n) && join(&n, &n.card)) {
                 uint64_t after = resident();

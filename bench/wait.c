@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What waiting costs: the processor time of a node that is blocked, and how long after an event a node that sleeps
- * goes on, by a signal in memory and by a message; beside both, the kernel's own wake-up of a process (futex).
- * Started as two nodes; node 1 is the one that waits and prints.
+ * The cost of waiting: the processor time of a node that waits, and how long after an event a sleeping node continues, for a signal in
+ * memory and for a message; beside both, how long the kernel takes to wake a process (futex). Run with two nodes; node 1 waits and prints.
  */
 #include <stdbool.h>
 #include <sys/resource.h>
@@ -18,7 +17,7 @@
 
 enum { ON_WAKE, SLEEP_US = 2000, MOST = 100000 };
 
-struct words { /* on cache lines of their own, at the same place on both nodes */
+struct words { /* each on a cache line of its own, at the same offset on both nodes */
     uint64_t go[8], ack[8], sent_ns[8];
     uint32_t futex[16];
 };
@@ -69,7 +68,7 @@ static double cpu_seconds(void)
     return (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) + (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec) / 1e6;
 }
 
-/* Node 0: let the other fall asleep, then wake it, and wait (asleep as well) until it says so. */
+/* Node 0: gives the other time to fall asleep, wakes it, and waits (asleep as well) for its answer. */
 static void drive(const struct spec *s, uint64_t round, struct words *far)
 {
     usleep(SLEEP_US);
@@ -91,12 +90,12 @@ static void drive(const struct spec *s, uint64_t round, struct words *far)
     must("wait", weft_wait_until(w, at(mine, offsetof(struct words, ack)), WEFT_GE, round, NULL, WEFT_TIMEOUT_DEFAULT));
 }
 
-/* Node 1: sleep until woken; how long after the event it went on. */
+/* Node 1: sleeps until woken. Returns how long after the event it continued. */
 static uint64_t be_woken(const struct spec *s, uint64_t round, uint64_t futex_before, struct words *here)
 {
     if (strcmp(s->test, "wake_message") == 0) {
         while (__atomic_load_n(&heard, __ATOMIC_ACQUIRE) < round)
-            usleep(200); /* out of the way: the progress thread is the one that is woken */
+            usleep(200); /* this thread does not wait, so the progress thread is woken */
         return __atomic_load_n(&message_ns, __ATOMIC_RELAXED);
     }
     if (strcmp(s->test, "wake_signal") == 0) {
@@ -134,7 +133,7 @@ static void wake(const struct spec *s)
         spec_value(s, median_us(kept));
 }
 
-/* Node 1 is blocked for `iterations` milliseconds; percent of a core that its threads used meanwhile. */
+/* Node 1 waits for `iterations` milliseconds; prints how many percent of a core its threads used meanwhile. */
 static void blocked(const struct spec *s)
 {
     if (weft_rank(w) == 0) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the kernel's cross-memory copy does between two processes with nothing around it: the limit of a
- * device whose data moves that way.
+ * The speed of the kernel's cross-memory copy between two processes, without anything else: the limit for a device that moves data in this
+ * way.
  *
  *   write_bw   one process copies into the other's memory, again and again; the other sleeps
  *   check_bw   as write_bw, but both sum every byte, piece by piece, where it left and where it came, and the sums

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Services for kernels: programs and names, as in weft/service.h. As weft/device.h, one source for C, C++ and CUDA.
+ * Calls by which GPU kernels use services (weft/service.h): programs and names. Like weft/device.h, one source for C, C++ and CUDA.
  *
- * Each call fills a record (weft/request.h) and hands it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in the pool of
- * that node, aligned to 8 bytes, which one thread uses at a time; aligned to 64, it shares no cache line. It may be used again when the
- * call has returned, unless that was with -WEFT_DEVICE_ETIMEDOUT: then it belongs to the node until its `answered` is its `id`.
+ * Each call fills a record (weft/request.h) and submits it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in that
+ * node's pool, aligned to 8 bytes (better to 64, then it shares no cache line). One thread at a time uses a record. When a call has
+ * returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, wait first until the record's `answered` equals
+ * its `id`, because until then the node may still write to it.
  *
- * A handle is a number, which any kernel of this node may use; calls for one process come one at a time. Errors are negative, with Linux's
- * numbers: those of weft/service.h.
+ * A process handle is a number that all kernels of this node may use, but only one call at a time may use the same handle. Errors are
+ * negative, with Linux's numbers; weft/service.h lists them.
  */
 #ifndef WEFT_DEVICE_SERVICE_H
 #define WEFT_DEVICE_SERVICE_H
@@ -19,7 +20,7 @@
 extern "C" {
 #endif
 
-/* Fill a record but for what belongs to its kind. NULL: it is not in this node's pool, or not aligned. */
+/* Fills the fields of a record that all kinds of requests have. NULL: the record is not in this node's pool, or not aligned. */
 WEFT_DEVICE_CALL weft_request *weft_device_record(const weft_device *d, uint64_t record, uint32_t service, uint32_t kind, uint32_t node)
 {
     weft_request *r = (weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
@@ -32,7 +33,7 @@ WEFT_DEVICE_CALL weft_request *weft_device_record(const weft_device *d, uint64_t
     r->id += r->id == 0;
     r->node = node;
     r->flags = 0;
-    r->timeout_ns = d->deadline_ns / 2; /* so that the node gives up before the kernel does */
+    r->timeout_ns = d->deadline_ns / 2; /* shorter than the kernel's own deadline, so that the node gives up first */
     r->handle = 0;
     r->data = 0;
     r->data_bytes = 0;
@@ -41,13 +42,14 @@ WEFT_DEVICE_CALL weft_request *weft_device_record(const weft_device *d, uint64_t
     return r;
 }
 
-/* Hand it over, and wait for its answer. */
+/* Submits the record, and waits for the answer. */
 WEFT_DEVICE_CALL int weft_device_request_ask(const weft_device *d, uint64_t record)
 {
     return weft_device_ask(d, WEFT_REQUEST_SERVICE, record, NULL);
 }
 
-/* The same for kinds that look once: ask until there is something. */
+/* For kinds of requests that are answered at once, with -WEFT_DEVICE_EAGAIN if there is nothing yet: submits the record again and again
+ * until there is something. */
 WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t record, weft_request *r)
 {
     weft_device_patience p = {0, 0};
@@ -68,8 +70,8 @@ WEFT_DEVICE_CALL uint64_t weft_device_request_result(const weft_request *r, uint
 
 /* --- programs --- */
 
-/* Start a program at `node`. `data`, in this node's pool, has its texts as weft/request.h has them (WEFT_PROCESS_SPAWN): program,
- * directory, `argc` arguments, `envc` changes to the environment. Returns when it runs. */
+/* Starts a program on `node`. `data`, in this node's pool, holds strings as described at WEFT_PROCESS_SPAWN in weft/request.h: program,
+ * directory, `argc` arguments, `envc` changes to the environment. Returns when the program runs. */
 WEFT_DEVICE_CALL int weft_device_spawn(const weft_device *d, uint64_t record, uint32_t node, uint32_t flags, uint64_t data,
                                        uint64_t data_bytes, uint32_t argc, uint32_t envc, uint64_t *handle)
 {
@@ -86,13 +88,13 @@ WEFT_DEVICE_CALL int weft_device_spawn(const weft_device *d, uint64_t record, ui
     return rc;
 }
 
-/* How it ended: as weft_exit. */
+/* How the process ended; the fields are those of weft_exit. */
 typedef struct weft_device_exit {
     int32_t status, signal;
     uint64_t user_ns, system_ns, memory_bytes;
 } weft_device_exit;
 
-/* Wait for its end. -WEFT_DEVICE_ETIMEDOUT: it runs still, and the call may be repeated. */
+/* Waits until the process has ended. -WEFT_DEVICE_ETIMEDOUT: it still runs; the call may be repeated. */
 WEFT_DEVICE_CALL int weft_device_process_wait(const weft_device *d, uint64_t record, uint64_t handle, weft_device_exit *out)
 {
     weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WAIT, d->rank);
@@ -110,8 +112,8 @@ WEFT_DEVICE_CALL int weft_device_process_wait(const weft_device *d, uint64_t rec
     return rc;
 }
 
-/* Read what it writes (`which` is 1 or 2) to `dst`, in this node's pool or an arena of it: `*got` is how many bytes, at least 1, or 0 when
- * there will be no more. */
+/* Reads output of the process (`which`: 1 for standard output, 2 for standard error) into `dst`, in this node's pool or one of its arenas.
+ * `*got` is how many bytes were read; 0: the output has ended. */
 WEFT_DEVICE_CALL int weft_device_process_read(const weft_device *d, uint64_t record, uint64_t handle, uint32_t which, uint64_t dst,
                                               uint64_t len, uint64_t *got)
 {
@@ -145,7 +147,8 @@ WEFT_DEVICE_CALL int weft_device_process_read(const weft_device *d, uint64_t rec
     return rc;
 }
 
-/* Write `bytes` of this node's pool to its standard input: as many as there is room for, at least 1; with 0 bytes: the end of its input. */
+/* Writes at most `bytes` bytes at `data`, in this node's pool, to the standard input of the process: as many as there is room for, at least
+ * 1. `*put` is how many. With `bytes` 0: ends the input. */
 WEFT_DEVICE_CALL int weft_device_process_write(const weft_device *d, uint64_t record, uint64_t handle, uint64_t data, uint64_t bytes,
                                                uint64_t *put)
 {
@@ -183,7 +186,7 @@ WEFT_DEVICE_CALL int weft_device_process_close(const weft_device *d, uint64_t re
 
 /* --- names --- */
 
-/* NULL: no record, or the name has not 1 to 63 bytes. */
+/* Fills a record for a request about a name. NULL: the record is invalid, or the name has not 1 to 63 bytes. */
 WEFT_DEVICE_CALL weft_request *weft_device_name(const weft_device *d, uint64_t record, uint32_t kind, uint32_t node, const char *name)
 {
     weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NAME, kind, node);
@@ -206,7 +209,8 @@ WEFT_DEVICE_CALL int weft_device_name_publish(const weft_device *d, uint64_t rec
     return weft_device_request_ask(d, record);
 }
 
-/* `wait`: until there is such a name, asking again and again, since a request that waits would hold up those behind it. */
+/* Looks a name up. With `wait` it asks again and again until the name is published: a single request that waits at the server would delay
+ * the requests behind it in the ring. */
 WEFT_DEVICE_CALL int weft_device_name_lookup(const weft_device *d, uint64_t record, uint32_t node, const char *name, bool wait,
                                              uint64_t *addr, uint64_t *bytes)
 {

@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests to the services of nodes (weft/service.h): a record of 256 bytes in the pool of the node that asks. The calls of weft/service.h
- * fill and submit records themselves. A program may do so too (weft_request_start()), and so may a kernel of a GPU
- * (weft/device_service.h): the layout is the same for all.
+ * Requests to the services of nodes (weft/service.h). A request is a record of 256 bytes in the pool of the asker, the node that sends it.
+ * The calls of weft/service.h fill and submit records themselves. A program may also do so itself (weft_request_start()), and so may a
+ * kernel of a GPU (weft/device_service.h): the layout is the same for all.
  *
  *   bytes      field       who writes it
  *     0 -   3  version     the asker: WEFT_REQUEST_VERSION
  *     4 -   5  service     the asker: WEFT_SERVICE_...
- *     6 -   7  kind        the asker: what the service is to do, WEFT_PROCESS_... or WEFT_NAME_...
- *     8 -  15  id          the asker: any number but 0 and that of the record's former request
- *    16 -  19  node        the asker: the node that is asked
+ *     6 -   7  kind        the asker: the kind of request, WEFT_PROCESS_... or WEFT_NAME_...
+ *     8 -  15  id          the asker: any number except 0 and the id of the record's previous request
+ *    16 -  19  node        the asker: the server
  *    20 -  23  flags       the asker: see the kind; else 0
- *    24 -  31  timeout_ns  the asker: when it has not been answered for so long, it ends with -ETIMEDOUT; 0: the node's deadline
- *    32 -  39  handle      the asker: what the request is about, from an earlier answer; else 0
- *    40 -  47  data        the asker: address in the asker's own pool, of more that belongs to the request; 0: none
- *    48 -  55  data_bytes  the asker: how much that is, at most WEFT_REQUEST_DATA_MAX
+ *    24 -  31  timeout_ns  the asker: without an answer, the request ends with -ETIMEDOUT after this time; 0: WEFT_DEADLINE
+ *    32 -  39  handle      the asker: the object of the request, from an earlier answer; else 0
+ *    40 -  47  data        the asker: address of further data of the request, in the asker's own pool; 0: none
+ *    48 -  55  data_bytes  the asker: length of `data`, at most WEFT_REQUEST_DATA_MAX
  *    56 - 191  arg         the asker: see the kind; else 0
  *   192 - 239  result      the asker's node, with the answer: see the kind
  *   240 - 243  status      the asker's node: 0 or a negative errno
  *   244 - 247  reserved    nobody
- *   248 - 255  answered    the asker's node, last: the `id` of the request that has been answered
+ *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
- * Numbers are little-endian. There are no pointers: memory is named by its address (weft/types.h). A record is aligned to 8 bytes; aligned
- * to 64, no cache line is written by two sides. Each word is written by one side. The record and `data` are read while the request is
- * submitted (for data over WEFT_REQUEST_INLINE bytes: until it is answered), and result to answered are written when it is answered:
- * until then the record belongs to weft. The answer's words are visible to whoever has seen `answered`.
+ * Numbers are little-endian. Memory is named by address (weft/types.h), not by pointer. A record is aligned to 8 bytes; if it is aligned to
+ * 64, the asker and its node never write to the same cache line. The record belongs to weft until it is answered. The fields of the asker
+ * and `data` are read while the request is submitted; `data` of more than WEFT_REQUEST_INLINE bytes is read until the request is answered.
+ * Then the node writes `result` and `status`, and after them `answered`: whoever sees the new `answered` also sees the others.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H
@@ -35,9 +35,9 @@
 #define WEFT_REQUEST_VERSION  1u
 #define WEFT_REQUEST_BYTES    256u
 #define WEFT_REQUEST_DATA_MAX (4u << 20) /* bytes of `data` */
-#define WEFT_REQUEST_INLINE   3584u      /* data up to this size goes with the request; more is fetched from the asker's pool */
-#define WEFT_REQUEST_SERVICE  63u        /* kernels hand records over as those of this service (weft_device_ask()) */
-#define WEFT_REQUESTS_MAX     16384u     /* outstanding ones of a node at a node; more end with -EAGAIN */
+#define WEFT_REQUEST_INLINE   3584u      /* data up to this size is sent with the request; more is fetched from the asker's pool */
+#define WEFT_REQUEST_SERVICE  63u        /* the service number with which kernels submit records (weft_device_ask()) */
+#define WEFT_REQUESTS_MAX     16384u     /* unanswered requests of one asker at one server; more fail with -EAGAIN */
 
 typedef struct weft_request {
     uint32_t version;
@@ -54,50 +54,51 @@ typedef struct weft_request {
     uint64_t answered;
 } weft_request;
 
-/* The services. A node says with WEFT_SERVE=process,name which ones it offers. */
+/* The services. A node offers those that the environment variable WEFT_SERVE lists, such as WEFT_SERVE=process,name. */
 #define WEFT_SERVICE_PROCESS 1u /* "process" */
 #define WEFT_SERVICE_NAME    2u /* "name" */
 
 /* --- process --- */
 
-/* Start a program. `data`: arg[1] limits (weft_process_limit), then texts that end with a zero byte each: the program, the directory
- * ("": that of the node), arg[0] arguments, and the changes to the environment: NAME=VALUE adds or replaces one, NAME alone removes it.
+/* Starts a program. `data` holds the limits (weft_process_limit), then strings that each end with a zero byte: the program, the directory
+ * ("": the server's), the arguments, and the changes to the environment (NAME=VALUE adds or replaces a variable, NAME removes it).
  *   flags   WEFT_SPAWN_...
- *   arg[0]  low 32 bits: arguments, argv[0] included; high: changes to the environment
- *   arg[1]  limits
- *   arg[2]  end it after so many ns; 0: never
- *   arg[3]  with WEFT_SPAWN_STDIN_DATA: the address of its standard input, in any pool; arg[4] its bytes
- *   arg[5]  bytes of the ring of standard output, a power of two from 4 KiB to 16 MiB; 0: 64 KiB
- *   arg[6]  the same of standard error
- * Answered when it runs: result[0] is its handle at the asker's node, result[1] its number (pid) where it runs. */
+ *   arg[0]  low 32 bits: number of arguments, argv[0] included; high 32 bits: number of changes to the environment
+ *   arg[1]  number of limits
+ *   arg[2]  ns after which the process is killed; 0: never
+ *   arg[3]  with WEFT_SPAWN_STDIN_DATA: the address of the standard input, in any pool; arg[4]: its length
+ *   arg[5]  bytes of the ring buffer of standard output, a power of two from 4 KiB to 16 MiB; 0: 64 KiB
+ *   arg[6]  the same for standard error
+ * Answered when the program runs. result[0]: the handle, which only the asker's node knows; result[1]: the process ID on the server. The
+ * other WEFT_PROCESS_... requests take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
-/* Has it ended? Looks once: -EAGAIN while it runs. result[0]: its exit status; result[1]: the signal that ended it, or 0; result[2]: bit 0:
- * it was ended because its time was over; result[3]: ns of processor time of it and of the children it has waited for, of the program
- * itself; result[4]: of the system for it; result[5]: the most memory it had, in bytes. */
+/* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: the signal that ended it, or 0;
+ * result[2]: bit 0 is set if it was killed because its time was over. Used by the process and the children that it has waited for:
+ * result[3]: ns of user time; result[4]: ns of system time; result[5]: bytes of the largest resident set. */
 #define WEFT_PROCESS_WAIT 2u
-/* Where its next output is, in the asker's own pool. Looks once: -EAGAIN: there is none now. arg[0]: 1 or 2, standard output or error.
- * result[0]: address; result[1]: bytes there; 0: it has ended. */
+/* Checks once for output; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address of the
+ * output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
 #define WEFT_PROCESS_OUTPUT 3u
-/* So many bytes of that have been read: they may be overwritten. arg[0]: 1 or 2; arg[1]: bytes. */
+/* Frees output that was read, so that it can be overwritten. arg[0]: 1 or 2, as above; arg[1]: how many bytes. */
 #define WEFT_PROCESS_TAKE 4u
-/* Write to its standard input (WEFT_SPAWN_STDIN): `data_bytes` bytes at `data`, as many as there is room for. Looks once: -EAGAIN: there is
- * no room now. result[0]: how many. With 0 bytes: the end of its input. */
+/* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many as there is room for. -EAGAIN: there is no
+ * room now. result[0]: how many bytes were written. With 0 bytes: ends the input. */
 #define WEFT_PROCESS_WRITE 5u
-/* Send signal arg[0] to its process group. */
+/* Sends signal arg[0] to the process group. */
 #define WEFT_PROCESS_SIGNAL 6u
-/* Forget the handle. A process that still runs is ended, unless it is detached. */
+/* Frees the handle. A process that still runs is killed, unless it is detached. */
 #define WEFT_PROCESS_CLOSE 7u
 
-#define WEFT_SPAWN_CLEAN_ENVIRONMENT 0x1u  /* it has nothing of the environment of the node that runs it */
-#define WEFT_SPAWN_DETACHED          0x2u  /* it goes on when its asker ends, or its handle is closed; it ends with the node that runs it */
-#define WEFT_SPAWN_STDOUT            0x4u  /* its standard output comes to the asker's pool; else it goes to /dev/null */
-#define WEFT_SPAWN_STDERR            0x8u  /* its standard error too, by itself */
-#define WEFT_SPAWN_STDERR_TO_STDOUT  0x10u /* its standard error goes where its standard output goes */
-#define WEFT_SPAWN_STDIN             0x20u /* its standard input comes from WEFT_PROCESS_WRITE; else it is /dev/null */
-#define WEFT_SPAWN_STDIN_DATA        0x40u /* its standard input is arg[4] bytes at arg[3] */
+#define WEFT_SPAWN_CLEAN_ENVIRONMENT 0x1u  /* the process inherits nothing of the server's environment */
+#define WEFT_SPAWN_DETACHED          0x2u  /* the process goes on if the asker dies or closes the handle; it ends with the server */
+#define WEFT_SPAWN_STDOUT            0x4u  /* standard output is sent to the asker; otherwise it goes to /dev/null */
+#define WEFT_SPAWN_STDERR            0x8u  /* standard error is sent to the asker as a stream of its own; otherwise to /dev/null */
+#define WEFT_SPAWN_STDERR_TO_STDOUT  0x10u /* standard error goes to the same place as standard output */
+#define WEFT_SPAWN_STDIN             0x20u /* the asker writes standard input (WEFT_PROCESS_WRITE); otherwise it is /dev/null */
+#define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is the memory that the request names: arg[4] bytes at arg[3] */
 #define WEFT_SPAWN_FLAGS             0x7fu
 
-/* A limit of the process (setrlimit(2)). UINT64_MAX: none. */
+/* A resource limit of the process (setrlimit(2)). UINT64_MAX: unlimited. */
 typedef struct weft_process_limit {
     uint32_t what; /* WEFT_LIMIT_... */
     uint32_t zero;
@@ -115,17 +116,17 @@ typedef struct weft_process_limit {
 
 /* --- name --- */
 
-#define WEFT_NAME_BYTES 64u /* a name has 1 to 63 bytes; a zero byte ends it. It stands in arg[4] to arg[11] */
+#define WEFT_NAME_BYTES 64u /* a name has 1 to 63 bytes and ends with a zero byte. In requests it is in arg[4] to arg[11] */
 
-/* Publish arg[0], an address, and arg[1], its length, under the name. -EEXIST: another node has published that name. */
+/* Publishes memory under the name. arg[0]: its address; arg[1]: its length. -EEXIST: another node has published that name. */
 #define WEFT_NAME_PUBLISH 1u
-/* result[0]: address; result[1]: length; result[2]: the node that published it. -ENOENT: there is no such name; with flag WEFT_NAME_WAIT it
- * is answered when there is. */
+/* Looks the name up. result[0]: address; result[1]: length; result[2]: the node that published it. -ENOENT: there is no such name; with the
+ * flag WEFT_NAME_WAIT the server answers when the name is published. */
 #define WEFT_NAME_LOOKUP 2u
-/* The name is no more. Only who has published it can say so: else -EPERM. */
+/* Removes the name. -EPERM: another node has published it. */
 #define WEFT_NAME_WITHDRAW 3u
-/* `data`: room for weft_name[arg[1]]. Fills it with names, from where arg[0] says on, 0 at first; result[0]: how many (at most 40 at once);
- * result[1]: arg[0] for the next ones; 0: there are no more. */
+/* Lists names: fills `data`, which has room for arg[1] structs weft_name, with at most 40 names. arg[0]: 0 in the first request; in the
+ * next one, result[1] of the answer before. result[0]: how many names; result[1]: 0 if there are no more. */
 #define WEFT_NAME_LIST 4u
 
 #define WEFT_NAME_WAIT 0x1u

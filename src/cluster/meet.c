@@ -114,8 +114,8 @@ static int64_t neighbours(const struct wire_notice *all, uint32_t size, const st
     return count;
 }
 
-/* A node's address for all others is the one from which it has connected to node 0. So a network with all nodes is better than one with a
- * few, as a cable between two hosts. */
+/* The others reach a node at the address from which it connected to node 0. So a network that all nodes share is better than one of a few
+ * nodes, such as a cable between two hosts. */
 uint32_t meet_addresses(const struct wire_notice *all, uint32_t size, char out[WIRE_INTERFACES][128])
 {
     int64_t score[WIRE_INTERFACES];
@@ -163,14 +163,14 @@ static int notice_make(struct wire_notice *n, const struct cluster_settings *s, 
     return s->rank == 0 ? base_random(n->secret, sizeof n->secret) : 0;
 }
 
-/* Node 0 publishes the port before it knows whether other hosts will use it, so it listens already. */
+/* Node 0 must publish its port before it knows whether other hosts will use it, so it listens on all addresses at first. */
 static int listen_everywhere(struct meet_place *place, struct wire_notice *n)
 {
     place->listener = cluster_listen("[::]:0", place->bound, sizeof place->bound);
     if (place->listener < 0)
         place->listener = cluster_listen("0.0.0.0:0", place->bound, sizeof place->bound);
     if (place->listener < 0)
-        return base_context(place->listener, "node 0 cannot listen for the others");
+        return base_context(place->listener, "node 0 cannot listen for the other nodes");
     base_error_clear();
     n->port = (uint32_t)strtoul(strrchr(place->bound, ':') + 1, NULL, 10);
     return cluster_private_address(n->here, sizeof n->here, "meet", NULL);
@@ -181,7 +181,7 @@ static int notices_check(const struct wire_notice *all, uint32_t size)
 {
     for (uint32_t i = 0; i < size; i++)
         if (!meet_notice_ok(&all[i], i))
-            return base_fail(-EPROTO, "node %u is no weft of this version", i);
+            return base_fail(-EPROTO, "node %u does not run this version of weft", i);
     for (uint32_t i = 0; i < size; i++)
         if (all[i].error)
             return base_fail(-ECONNRESET, "node %u (pid %u on %s) failed before joining: %s", i, all[i].pid, all[i].host, all[i].text);
@@ -226,7 +226,7 @@ static int meet_by_launcher(struct meet_place *place, struct cluster_settings *s
     else
         place->count = meet_addresses(all, s->size, place->addresses);
     if (place->count == 0)
-        return base_fail(-EADDRNOTAVAIL, "node 0 (on %s) has no address that other hosts have not: set WEFT_COORD to HOST:PORT",
+        return base_fail(-EADDRNOTAVAIL, "node 0 (on %s) has no address that is unique among the hosts: set WEFT_COORD to HOST:PORT",
                          all[0].host);
     return 0;
 }
@@ -240,7 +240,7 @@ int meet_agree(struct meet_place *place, struct cluster_settings *s, uint8_t sec
         return 0;
     }
     struct wire_notice *all = calloc(s->size, sizeof *all), *mine = calloc(1, sizeof *mine);
-    int rc = all && mine ? 0 : base_fail(-ENOMEM, "no memory for what %u nodes tell each other", s->size);
+    int rc = all && mine ? 0 : base_fail(-ENOMEM, "no memory for the data that %u nodes exchange", s->size);
     if (!rc)
         rc = meet_by_launcher(place, s, mine, all, deadline);
     if (rc) {

@@ -65,7 +65,7 @@ void launcher_close(struct launcher *p)
 
 #define LEAVE_WAIT (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
 #define AGAIN_WAIT (20 * WEFT_MS)
-#define GRACE      (4 * WEFT_SECOND) /* after the deadline: PMIx counts in seconds, and then it is asked who is missing */
+#define GRACE      (4 * WEFT_SECOND) /* added to the deadline: PMIx rounds to seconds, and then tells which processes are missing */
 
 /* --- the library --- */
 
@@ -124,7 +124,8 @@ static int library_load(struct launcher_library *l, const char *chosen)
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
         if (!found)
-            return base_fail(-ENOTSUP, "%s has no %s: it is not PMIx, or one too old", chosen[0] ? chosen : "libpmix", symbols[i].name);
+            return base_fail(-ENOTSUP, "%s has no %s: it is not libpmix, or it is too old", chosen[0] ? chosen : "libpmix",
+                             symbols[i].name);
         /* ISO C has no conversion from what dlsym() returns to a pointer to a function. */
         memcpy((char *)l + symbols[i].at, &found, sizeof found);
     }
@@ -142,9 +143,9 @@ struct launcher {
     bool connected, exchanged;
     bool one_host;         /* all processes of the job are on this host */
     bool fenced;           /* this process has exchanged before, by an earlier connection */
-    pmix_status_t handler; /* of launcher_gone(); negative: none */
+    pmix_status_t handler; /* the number under which launcher_gone() is registered; negative: it is not */
     char key[32];
-    void *mine, *all; /* what this process publishes, `len` bytes; what all have, size * len */
+    void *mine, *all; /* what this process publishes, `len` bytes; what all processes have published, size * len bytes */
     size_t len;
     /* The current call: */
     int (*step)(struct launcher *p, int64_t deadline);
@@ -154,7 +155,7 @@ struct launcher {
     _Atomic uint32_t state;
 };
 
-/* The bytes may hold a secret. */
+/* Clears the bytes before it frees them, because they may hold a secret. */
 static void launcher_free(struct launcher *p)
 {
     if (p->mine)
@@ -180,7 +181,7 @@ static void *launcher_thread(void *arg)
     base_error_clear();
     p->rc = p->step(p, p->deadline);
     snprintf(p->sentence, sizeof p->sentence, "%s", base_error());
-    /* release: who waits (acquire) sees what was written above */
+    /* release: the waiting thread (acquire) sees what was written above */
     if (atomic_compare_exchange_strong_explicit(&p->state, &running, DONE, memory_order_acq_rel, memory_order_acquire)) {
         base_futex_wake(&p->state, 1);
         return NULL;
@@ -226,7 +227,7 @@ static int launcher_failed(const struct launcher *p, pmix_status_t status, const
              : status == PMIX_ERR_NOMEM || status == PMIX_ERR_OUT_OF_RESOURCE   ? -ENOMEM
              : status == PMIX_ERR_NOT_FOUND || status == PMIX_ERR_TYPE_MISMATCH ? -EPROTO
                                                                                 : -ECONNRESET;
-    return base_fail(rc, "%s: PMIx says %s (%d)", what, why ? why : "nothing", status);
+    return base_fail(rc, "%s: PMIx reports %s (%d)", what, why ? why : "nothing", status);
 }
 
 /* The time left, in seconds. */
@@ -294,10 +295,11 @@ static int step_open(struct launcher *p, int64_t deadline)
     pmix_status_t status = p->library.init(&p->me, NULL, 0);
     if (status != PMIX_SUCCESS) {
         const char *why = p->library.error_string(status);
-        return base_fail(-ECONNREFUSED,
-                         "the launcher that started this process (PMIX_NAMESPACE=%s) does not take its connection: PMIx says %s (%d); is "
-                         "it gone? To run without it: `weft run`, or alone WEFT_SIZE=1",
-                         getenv("PMIX_NAMESPACE"), why ? why : "nothing", status);
+        return base_fail(
+            -ECONNREFUSED,
+            "the launcher that started this process (PMIX_NAMESPACE=%s) does not accept its connection: PMIx reports %s (%d); has "
+            "it ended? To run without it, use `weft run`, or for a single process WEFT_SIZE=1",
+            getenv("PMIX_NAMESPACE"), why ? why : "nothing", status);
     }
     p->connected = true;
     pmix_status_t lost = PMIX_ERR_LOST_CONNECTION;
@@ -308,12 +310,13 @@ static int step_open(struct launcher *p, int64_t deadline)
     uint32_t here;
     p->one_host = launcher_number(p, PMIX_LOCAL_SIZE, deadline, &here) == PMIX_SUCCESS && here == p->size;
     if (p->size == 0 || p->size > WEFT_MAX_NODES || p->me.rank >= p->size)
-        return base_fail(-EPROTO, "the launcher says (PMIx) that this is process %u of %u: weft has 1 to %u nodes", p->me.rank, p->size,
-                         WEFT_MAX_NODES);
+        return base_fail(-EPROTO, "the launcher says (PMIx) that this is process %u of %u: a weft cluster has 1 to %u nodes", p->me.rank,
+                         p->size, WEFT_MAX_NODES);
     return 0;
 }
 
-/* Names the processes that have published nothing, as far as the launcher says within a second. It knows at once about this host only. */
+/* Fails with the list of processes that have published nothing. The launcher gets one second to tell; within it, it may only know about
+ * processes of this host. */
 static int say_who_is_missing(const struct launcher *p)
 {
     char text[64] = "";
@@ -345,8 +348,9 @@ static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
     }
 }
 
-/* What `rank` publishes for this exchange, without a fence. It may disconnect and connect again meanwhile, and a request that waits then
- * may get no answer from the launcher: so ask again each second. The launcher's part on this host is asked first, and more often. */
+/* Reads what `rank` publishes for this exchange, without a fence. That process may disconnect and connect again meanwhile, and then the
+ * launcher may never answer a request that waits: so this asks again each second. Between, it asks the launcher's daemon on this host,
+ * without waiting. */
 static pmix_status_t step_wait_for(const struct launcher *p, uint32_t rank, int64_t deadline, pmix_value_t **v)
 {
     for (uint32_t i = 1;; i++) {
@@ -367,7 +371,7 @@ static int step_exchange(struct launcher *p, int64_t deadline)
     if (status == PMIX_SUCCESS)
         status = p->library.commit();
     if (status != PMIX_SUCCESS)
-        return launcher_failed(p, status, "telling the other nodes");
+        return launcher_failed(p, status, "publishing this node's data");
     if (!p->fenced)
         status = step_fence(p, deadline);
     if (status == PMIX_ERR_TIMEOUT)
@@ -380,13 +384,13 @@ static int step_exchange(struct launcher *p, int64_t deadline)
         if (status == PMIX_ERR_TIMEOUT)
             return say_who_is_missing(p);
         if (status != PMIX_SUCCESS)
-            return base_context(launcher_failed(p, status, "what it tells the other nodes"), "node %u", i);
+            return base_context(launcher_failed(p, status, "reading what this node has published"), "node %u", i);
         bool right = v->type == PMIX_BYTE_OBJECT && v->data.bo.size == p->len && v->data.bo.bytes;
         if (right)
             memcpy((char *)p->all + i * p->len, v->data.bo.bytes, p->len);
         launcher_drop(v);
         if (!right)
-            return base_fail(-EPROTO, "node %u is no weft of this version", i);
+            return base_fail(-EPROTO, "node %u does not run this version of weft", i);
     }
     return 0;
 }
@@ -407,7 +411,7 @@ int launcher_open(struct launcher **out, const char *library, int64_t deadline)
         return base_fail(-ENOMEM, "no memory for the connection to the launcher");
     int rc = library_load(&p->library, library);
     if (!rc)
-        rc = launcher_call(&p, step_open, deadline, "connecting with the launcher");
+        rc = launcher_call(&p, step_open, deadline, "connecting to the launcher");
     if (rc)
         launcher_close(p);
     else
@@ -418,18 +422,19 @@ int launcher_open(struct launcher **out, const char *library, int64_t deadline)
 int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *all, int64_t deadline)
 {
     struct launcher *p = *at;
-    /* A published value may stay visible for ever, so each exchange of a process has another key. */
+    /* A published value may stay visible for ever, so each exchange of a process uses a new key. */
     static _Atomic unsigned times;
     p->exchanged = true;
     p->mine = malloc(len);
     p->all = calloc(p->size, len);
     p->len = len;
     if (!p->mine || !p->all)
-        return base_fail(-ENOMEM, "no memory for what %u nodes tell each other", p->size);
+        return base_fail(-ENOMEM, "no memory for the data that %u nodes exchange", p->size);
     memcpy(p->mine, mine, len);
     unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
     snprintf(p->key, sizeof p->key, "weft.%u", earlier);
-    /* A fence may not wait for a process that has disconnected and will connect again. Its next value, under a new key, is waited for. */
+    /* A fence does not wait for a process that has disconnected and will connect again. So later exchanges wait for each process's value
+     * under the new key. */
     p->fenced = earlier > 0;
     int rc = launcher_call(at, step_exchange, deadline, "waiting for the other nodes");
     if (!rc)

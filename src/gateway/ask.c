@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests of this node that are not answered. A request stays in the table until the server has answered it or is gone, also when nobody
- * waits for it any more: its server still has it, and it counts.
+ * Requests of this node that are not answered yet. A request stays in the table until the server has answered or is gone, even if nobody
+ * waits for the answer any more: the server still works on it, so it counts towards WEFT_REQUESTS_MAX.
  */
 #include "gateway/gateway.h"
 
@@ -91,7 +91,7 @@ static void ask_free(struct gateway *g, struct gateway_ask *a)
     free(a);
 }
 
-/* With the lock held. */
+/* Passes the result to whoever asked. With the lock held. */
 static void ask_tell(struct gateway *g, struct gateway_ask *a, const struct gateway_result *r)
 {
     if (a->told)
@@ -107,7 +107,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
 {
     const weft_request *r = q->record;
     if (r->node >= g->w->size)
-        return base_fail(-EFAULT, "there is no node %u to ask: the cluster has %u", r->node, g->w->size);
+        return base_fail(-EFAULT, "a request to node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
     if (atomic_load_explicit(&g->closing, memory_order_acquire))
         return base_fail(-ECONNRESET, "this node is closing");
     struct gateway_ask *a = malloc(sizeof *a);
@@ -143,7 +143,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
                   : base_fail(-EAGAIN, "%u requests to node %u are outstanding: wait for some", WEFT_REQUESTS_MAX, r->node);
         goto out;
     }
-    /* From here on the node may go, or answer: then it is told of, and freed. */
+    /* From here on another thread may end and free the request, because the node answers or is gone. */
     if (id)
         *id = number;
     if (soon)
@@ -308,7 +308,7 @@ static void tell_waiter(struct gateway *g, const struct gateway_ask *a, const st
     waiter->text[r->status ? n : 0] = '\0';
     if (!r->status && waiter->payload && r->len)
         memcpy(waiter->payload, r->payload, r->len < waiter->payload_room ? r->len : waiter->payload_room);
-    atomic_store_explicit(&waiter->done, 1, memory_order_release); /* pairs with waiter_told() */
+    atomic_store_explicit(&waiter->done, 1, memory_order_release); /* release: pairs with the acquire in waiter_told() */
 }
 
 static bool waiter_told(void *arg)
@@ -340,9 +340,11 @@ int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t time
     weft_request r = *q->record;
     uint64_t id;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "a handler must not wait for the service '%s' of node %u", gateway_service_name(g, r.service), r.node);
+        return base_fail(-EDEADLK,
+                         "a handler must not wait, but this call waits for the service '%s' of node %u: call it in another thread",
+                         gateway_service_name(g, r.service), r.node);
     int64_t deadline = fab_timeout(g->w, timeout_ns);
-    r.timeout_ns = INT64_MAX; /* this thread looks at the clock */
+    r.timeout_ns = INT64_MAX; /* no deadline in the table, because this thread waits with its own */
     q->record = &r;
     q->tell = tell_waiter;
     q->arg = &waiter;
@@ -353,7 +355,7 @@ int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t time
         return rc;
     rc = fab_wait(g->w, waiter_told, &waiter, deadline);
     if (rc && !gateway_ask_leave(g, id, 0)) {
-        while (!waiter_told(&waiter)) /* another thread is just telling */
+        while (!waiter_told(&waiter)) /* another thread is delivering the answer right now */
             base_relax();
         rc = 0;
     }

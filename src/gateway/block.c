@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a program is started with, as a request's data: limits, then texts that end with a zero byte each. All that others have written is
- * checked here, before anything is done with it.
+ * The data of a request that starts a program: limits, then strings (directory, program, arguments, environment), each ending with a zero
+ * byte. Data from another node is checked here before it is used.
  */
 #include "gateway/gateway.h"
 
@@ -18,20 +18,20 @@ static int block_wrong(const char *what)
 static int read_limits(struct gateway_block *out, const weft_request *r, const uint8_t **at, uint64_t *left)
 {
     if (r->arg[1] > WEFT_LIMITS || r->arg[1] * sizeof out->limits[0] > *left)
-        return block_wrong("more limits than there are, or than its data holds");
+        return block_wrong("it has more limits than exist, or than its data holds");
     out->limit_count = (uint32_t)r->arg[1];
     uint64_t bytes = out->limit_count * sizeof out->limits[0];
     if (bytes)
         memcpy(out->limits, *at, bytes);
     for (uint32_t i = 0; i < out->limit_count; i++)
         if (out->limits[i].what == 0 || out->limits[i].what > WEFT_LIMITS || out->limits[i].zero)
-            return block_wrong("a limit that does not exist");
+            return block_wrong("it names a limit that does not exist");
     *at += bytes;
     *left -= bytes;
     return 0;
 }
 
-/* The next text, which ends within the data. NULL: there is none. */
+/* The next string, if it ends within the data; NULL: it does not. */
 static const char *next_text(const uint8_t **at, uint64_t *left)
 {
     const char *text = (const char *)*at;
@@ -61,11 +61,11 @@ int gateway_block_read(struct gateway_block *out, const weft_request *r, const u
     if (rc)
         return rc;
     if ((uint64_t)out->argc + out->envc + 2 > left)
-        return block_wrong("more texts than its data holds");
+        return block_wrong("it counts more strings than its data can hold");
     out->program = next_text(&at, &left);
     out->directory = out->program ? next_text(&at, &left) : NULL;
     if (!out->directory || !out->program[0])
-        return block_wrong("no program, or a text without end");
+        return block_wrong("it names no program, or a string has no end");
     char **texts = calloc((size_t)out->argc + out->envc + 3, sizeof *texts);
     if (!texts)
         return base_fail(-ENOMEM, "no memory for the %u arguments of '%s'", out->argc, out->program);
@@ -74,14 +74,14 @@ int gateway_block_read(struct gateway_block *out, const weft_request *r, const u
     out->env = texts + (out->argc ? out->argc : 1) + 1;
     if (!next_texts(out->argv, out->argc, &at, &left) || !next_texts(out->env, out->envc, &at, &left) || left) {
         gateway_block_clear(out);
-        return block_wrong("a text without end, or bytes behind the last one");
+        return block_wrong("a string has no end, or bytes follow the last string");
     }
     if (!out->argc)
         out->argv[0] = (char *)(uintptr_t)out->program;
     for (uint32_t i = 0; i < out->envc; i++)
         if (!out->env[i][0] || out->env[i][0] == '=') {
             gateway_block_clear(out);
-            return block_wrong("a variable of the environment without a name");
+            return block_wrong("a variable of the environment has no name");
         }
     return 0;
 }
@@ -96,7 +96,7 @@ void gateway_block_clear(struct gateway_block *b)
 
 struct variable {
     char *text;
-    size_t name; /* bytes of it */
+    size_t name; /* length of the variable's name */
     uint32_t order;
 };
 
@@ -142,7 +142,7 @@ char **gateway_environment(char *const *base, char *const *changes)
     }
     for (size_t i = 0; i < count; i++) {
         bool later = i + 1 < count && compare_names(&v[i], &v[i + 1]) == 0;
-        if (!later && v[i].text[v[i].name]) /* the last change of a name is the one */
+        if (!later && v[i].text[v[i].name]) /* if a name occurs more than once, the last change counts */
             env[n++] = v[i].text;
     }
     env[n] = NULL;
@@ -170,13 +170,14 @@ static uint8_t *put_text(uint8_t *at, const char *text)
 static int check_spec(const weft_spawn_spec *s)
 {
     if (!s->program || !s->program[0])
-        return base_fail(-EINVAL, "weft_spawn(): no program");
+        return base_fail(-EINVAL, "weft_spawn(): the specification names no program");
     if (s->limit_count > WEFT_LIMITS || (s->limit_count && !s->limits) || s->flags & ~WEFT_SPAWN_FLAGS || s->time_limit_ns < 0)
-        return base_fail(-EINVAL, "weft_spawn() of '%s': %u limits, flags %#x, a time limit of %lld ns: wrong", s->program, s->limit_count,
-                         s->flags, (long long)s->time_limit_ns);
+        return base_fail(-EINVAL, "weft_spawn() of '%s': too many limits (%u), unknown flags (%#x) or a negative time limit (%lld ns)",
+                         s->program, s->limit_count, s->flags, (long long)s->time_limit_ns);
     for (uint32_t i = 0; s->env && s->env[i]; i++)
         if (!s->env[i][0] || s->env[i][0] == '=')
-            return base_fail(-EINVAL, "weft_spawn() of '%s': the environment has '%s', which has no name", s->program, s->env[i]);
+            return base_fail(-EINVAL, "weft_spawn() of '%s': the environment's entry '%s' has no name: write NAME=VALUE", s->program,
+                             s->env[i]);
     return 0;
 }
 
@@ -191,11 +192,11 @@ int gateway_block_write(const weft_spawn_spec *spec, weft_request *r, uint8_t **
     uint64_t bytes =
         limits + strlen(spec->program) + strlen(directory) + 2 + texts_bytes(spec->argv, &argc) + texts_bytes(spec->env, &envc);
     if (bytes > WEFT_REQUEST_DATA_MAX)
-        return base_fail(-E2BIG, "weft_spawn() of '%s': its arguments and environment have %llu bytes; at most %u", spec->program,
-                         (unsigned long long)bytes, WEFT_REQUEST_DATA_MAX);
+        return base_fail(-E2BIG, "weft_spawn() of '%s': its arguments and environment have %llu bytes; at most %u are possible",
+                         spec->program, (unsigned long long)bytes, WEFT_REQUEST_DATA_MAX);
     uint8_t *at = malloc(bytes);
     if (!at)
-        return base_fail(-ENOMEM, "weft_spawn() of '%s': no memory", spec->program);
+        return base_fail(-ENOMEM, "no memory for the arguments of '%s'", spec->program);
     *data = at;
     if (limits)
         memcpy(at, spec->limits, limits);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The process groups that this node runs for others, in memory that is shared with a process of its own, the guardian. When the node ends,
- * however it does, a pipe tells the guardian, which kills the groups that are left.
+ * The process groups that this node runs for others. Their numbers are in memory shared with a helper process, the guardian. When the
+ * node's process ends in any way, the guardian sees its pipe close and kills the groups that are left.
  */
 #include "gateway/gateway.h"
 
@@ -13,14 +13,14 @@
 #include "base/process.h"
 
 struct gateway_groups {
-    _Atomic int32_t *number; /* [GATEWAY_PROCESSES]; 0: none; -1: taken, and its process has not begun */
+    _Atomic int32_t *number; /* [GATEWAY_PROCESSES] process groups; 0: free; -1: reserved for a process that has not started yet */
     pid_t guardian;
-    int fd; /* closed by this node's end */
+    int fd; /* the write end of the guardian's pipe; the system closes it when this process ends */
 };
 
 #define GROUPS_BYTES (GATEWAY_PROCESSES * sizeof(_Atomic int32_t))
 
-/* The new process of a process that may have threads: system calls, and nothing else. */
+/* Runs in the forked child. The parent may have threads, so the child makes only system calls. */
 static _Noreturn void guard(const _Atomic int32_t *number, int fd)
 {
     char byte;
@@ -64,7 +64,8 @@ int gateway_groups_open(struct gateway_groups **out)
         close(fds[1]);
         munmap(memory, GROUPS_BYTES);
         free(all);
-        return base_fail(rc, "starting the process that ends what this node runs for others: %s", base_strerror(rc));
+        return base_fail(rc, "starting the guardian process, which kills the processes that this node runs for others: %s",
+                         base_strerror(rc));
     }
     all->fd = fds[1];
     *out = all;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's processes: how they are started, followed, and forgotten.
+ * The asker's handles of processes on other nodes: starting, waiting for the end, signals, closing.
  */
 #include "gateway/handle.h"
 
@@ -44,7 +44,7 @@ static void spawn_told(struct gateway *g, const struct gateway_ask *a, const str
     handle_told(a->arg, r);
 }
 
-/* As much as there is, in one piece. -EAGAIN: nothing now. */
+/* Reads the bytes that are there, in one piece. -EAGAIN: there are none now. */
 int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due)
 {
     const uint8_t *at;
@@ -85,14 +85,15 @@ static void handle_free(struct weft_process *p)
     free(p);
 }
 
-/* The handle of a process that `r` is to start, and the rings of its output, which `r` then names. */
+/* Makes the handle of a process that `r` is to start and the rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out)
 {
     if (r->node >= g->w->size)
-        return base_fail(-EFAULT, "there is no node %u to run a program: the cluster has %u", r->node, g->w->size);
+        return base_fail(-EFAULT, "starting a program on node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
     for (unsigned i = 0; i < 2; i++)
         if (r->arg[5 + i] && !gateway_ring_fits(r->arg[5 + i]))
-            return base_fail(-EINVAL, "a ring of %llu bytes for the output of a process: it has a power of two, from 4 KiB to 16 MiB",
+            return base_fail(-EINVAL,
+                             "a ring of %llu bytes for the output of a process: the size must be a power of two from 4 KiB to 16 MiB",
                              (unsigned long long)r->arg[5 + i]);
     struct weft_process *p = calloc(1, sizeof *p);
     if (!p)
@@ -112,7 +113,7 @@ int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_p
         base_spin_lock(&g->lock);
         p->id = gateway_table_add(&g->processes, p);
         base_spin_unlock(&g->lock);
-        rc = p->id ? 0 : base_fail(-ENOMEM, "no memory for a process, or this node has too many");
+        rc = p->id ? 0 : base_fail(-ENOMEM, "no memory for the handle of a process, or this node has too many handles");
     }
     if (rc) {
         handle_free(p);
@@ -131,7 +132,7 @@ static void handle_forget(struct weft_process *p)
     handle_free(p);
 }
 
-/* It runs, and nobody wants it any more. */
+/* Ends a process that was started although its handle is closed already. */
 static void close_there(struct gateway *g, uint32_t node, uint64_t there)
 {
     weft_request r = {
@@ -145,7 +146,7 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
         close_there(g, a->node, r->word[0]);
 }
 
-/* The data goes into the pool when it does not fit into a message. */
+/* Copies data that does not fit into a message to the pool, where the server fetches it. */
 static int put_data(struct gateway *g, weft_request *r, const uint8_t *data)
 {
     if (r->data_bytes <= WEFT_REQUEST_INLINE)
@@ -211,7 +212,7 @@ int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_pr
     weft_op op;
     *out = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_spawn(): a handler must not wait; weft_spawn_start() does not");
+        return base_fail(-EDEADLK, "weft_spawn(): a handler must not wait; call weft_spawn_start(), which does not wait");
     int64_t deadline = fab_timeout(w, timeout_ns), before = fab_limit(deadline);
     struct weft_process *p;
     int rc = weft_spawn_start(w, node, spec, &p, &op);
@@ -244,7 +245,7 @@ uint32_t weft_process_pid(const weft_process *p)
     return pid;
 }
 
-/* --- users: a handle is not closed while a thread waits in a call --- */
+/* --- users: a handle cannot be closed while a thread waits in a call for it --- */
 
 static void handle_use(struct weft_process *p, int users)
 {
@@ -261,7 +262,7 @@ int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t d
     return rc;
 }
 
-/* These waits last as long as the node lives, unless somebody has set a deadline. */
+/* The deadline of these waits: without a time-out or a set WEFT_DEADLINE they last as long as the node is alive. */
 int64_t handle_until(const struct weft_process *p, int64_t timeout_ns)
 {
     return timeout_ns < 0 && !p->g->w->options.bounded ? INT64_MAX : fab_timeout(p->g->w, timeout_ns);
@@ -364,8 +365,8 @@ int weft_process_close(weft_process *p)
         cancel_ops(p);
     base_spin_unlock(&g->lock);
     if (busy)
-        return base_fail(-EBUSY, "process %u of node %u: a thread waits in a call for it", p->pid, p->node);
-    if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* it has just been answered */
+        return base_fail(-EBUSY, "process %u of node %u cannot be closed while a thread waits for it", p->pid, p->node);
+    if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer has just come */
         there = p->there != 0;
     if (there && fab_alive(g->w, p->node))
         close_there(g, p->node, p->there);

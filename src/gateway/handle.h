@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's processes: what weft_process stands for. All that other threads and messages change is under the room's lock.
+ * The asker's handle of a process on another node (struct weft_process). Fields that other threads or messages change are under
+ * gateway.lock.
  */
 #ifndef WEFT_GATEWAY_HANDLE_H
 #define WEFT_GATEWAY_HANDLE_H
@@ -13,48 +14,49 @@ struct handle_wait {
     struct handle_wait *next;
     weft_op *op;
 };
-struct handle_read { /* an operation that waits for output */
+struct handle_read { /* a read of output that waits for bytes */
     void *buf;
     size_t len, *got;
-    weft_op *op; /* NULL: there is none */
+    weft_op *op; /* NULL: no read waits */
 };
 struct weft_process {
     struct gateway *g;
     struct weft_process *next_failed;
-    uint64_t id, there, ask; /* here, at the node that runs it, and the request that started it */
+    uint64_t id, there, ask; /* the process's number here and at the node that runs it; the number of the request that started it */
     uint32_t node, pid, users;
     enum handle_state state;
-    bool of_record; /* records may name it */
-    int error;      /* it could not be started, or is lost */
-    char *text;     /* the sentence of that; NULL: none came */
+    bool of_record; /* started by a record, and records may name it */
+    int error;      /* why it could not be started, or that its node is gone; 0: neither */
+    char *text;     /* the server's error text; NULL: it sent none */
     struct gateway_stream *out[2], *in;
     bool wants_in, ended_in;
-    uint64_t in_there, in_ring, in_bytes; /* of its input, as the server has said */
+    uint64_t in_there, in_ring, in_bytes; /* the stream and the ring of its input, as the server named them */
     weft_exit exit;
     struct handle_wait *waits;
     struct handle_read reads[2];
 };
 
 /* --- handle.c --- */
-/* The handle of a process that `r` is to start, and the rings of its output, which `r` then names. */
+/* Makes the handle of a process that `r` is to start and the rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out);
-void handle_told(struct weft_process *p, const struct gateway_result *r); /* of its start; with the lock held */
+void handle_told(struct weft_process *p, const struct gateway_result *r); /* the answer to the request that starts it; with the lock held */
 bool handle_has_started(void *arg);
-int handle_error(struct weft_process *p); /* why it could not be started, or is lost, with a sentence */
+int handle_error(struct weft_process *p); /* returns p->error, and sets the error text */
 int64_t handle_until(const struct weft_process *p, int64_t timeout_ns);
-/* Wait; it is not closed meanwhile. */
+/* Waits until ready(arg). The handle cannot be closed meanwhile. */
 int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t deadline);
-/* As much of its output as there is, in one piece. -EAGAIN: nothing now. With the lock held. */
+/* Reads the output that is there, in one piece. -EAGAIN: there is none now. With the lock held. */
 int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due);
-void handle_moved(struct gateway_stream *s); /* of all its streams */
+void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
 
 /* --- handle_bytes.c --- */
-void handle_moved(struct gateway_stream *s);                                  /* of all its streams */
-struct gateway_stream *handle_output(struct weft_process *p, uint32_t which); /* 1 or 2; NULL: it has none */
-/* The stream to its input: 0, or -EINVAL, -EPIPE; 1: it has not started yet. */
+void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
+struct gateway_stream *handle_output(struct weft_process *p,
+                                     uint32_t which); /* which: 1 (standard output) or 2 (standard error); NULL: it does not come here */
+/* Opens the stream to the process's input: 0, -EINVAL or -EPIPE; 1: the process has not started yet. */
 int handle_input(struct weft_process *p);
-/* As much as there is room for: how much. */
+/* Writes as many bytes as there is room for, and returns how many. */
 size_t handle_write(struct gateway_stream *s, const uint8_t *buf, size_t len, int *rc);
-bool handle_has_room(void *arg); /* of a stream */
+bool handle_has_room(void *arg); /* arg: a stream */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The bytes of the asker's processes: reading their output, writing their input.
+ * The asker's side of a process's input and output.
  */
 #include <string.h>
 
@@ -15,8 +15,8 @@ struct gateway_stream *handle_output(struct weft_process *p, uint32_t which)
 
 static int no_output(const struct weft_process *p, uint32_t which)
 {
-    return base_fail(-EINVAL, "process %u of node %u has no output %u that comes here: it is started with WEFT_SPAWN_%s for that", p->pid,
-                     p->node, which, which == 2 ? "STDERR" : "STDOUT");
+    return base_fail(-EINVAL, "process %u of node %u does not send its output %u here: start it with WEFT_SPAWN_%s", p->pid, p->node, which,
+                     which == 2 ? "STDERR" : "STDOUT");
 }
 
 static int read_error(const struct weft_process *p, uint32_t which, int rc)
@@ -63,7 +63,7 @@ int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, si
     base_spin_unlock(&g->lock);
     n = n < len ? n : len;
     if (n)
-        memcpy(buf, at, n); /* it stays as it is until it is taken */
+        memcpy(buf, at, n); /* without the lock: the writer leaves these bytes alone until they are taken */
     base_spin_lock(&g->lock);
     if (n)
         gateway_stream_take(s, n, &due);
@@ -97,11 +97,11 @@ int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t l
 
 /* --- input --- */
 
-/* The stream to its input: 0, or -EINVAL, -EPIPE; 1: it has not started yet. */
+/* Opens the stream to the process's input: 0, -EINVAL or -EPIPE; 1: the process has not started yet. */
 int handle_input(struct weft_process *p)
 {
     if (!p->wants_in)
-        return base_fail(-EINVAL, "process %u of node %u has no input that comes from here: it is started with WEFT_SPAWN_STDIN for that",
+        return base_fail(-EINVAL, "the input of process %u of node %u does not come from here: start the process with WEFT_SPAWN_STDIN",
                          p->pid, p->node);
     if (!handle_has_started(p))
         return 1;
@@ -126,7 +126,7 @@ static int write_error(struct weft_process *p, int rc)
     return rc == -EPIPE ? base_fail(rc, "process %u of node %u reads no more input", p->pid, p->node) : rc;
 }
 
-/* As much as there is room for: how much. */
+/* Writes as many bytes as there is room for, and returns how many. */
 size_t handle_write(struct gateway_stream *s, const uint8_t *buf, size_t len, int *rc)
 {
     struct iovec piece[2];
@@ -173,7 +173,7 @@ int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put
     if (put)
         *put = done;
     if (rc == -ETIMEDOUT && timeout_ns)
-        return base_fail(rc, "process %u of node %u has not read its input before the deadline: %zu of %zu bytes are on their way", p->pid,
+        return base_fail(rc, "process %u of node %u has not read its input before the deadline: %zu of %zu bytes were sent", p->pid,
                          p->node, done, len);
     return write_error(p, rc);
 }
@@ -188,7 +188,7 @@ int weft_process_end_input(weft_process *p)
         rc = rc ? rc : handle_input(p);
     }
     if (rc == -EPIPE || rc == -EDEADLK || rc == -EINVAL)
-        return rc == -EPIPE ? 0 : rc; /* it reads no more anyway */
+        return rc == -EPIPE ? 0 : rc; /* the process reads no more input, so its end needs no message */
     if (!rc && !p->ended_in) {
         p->ended_in = true;
         rc = gateway_stream_send(p->in, NULL, 0, true, 0);

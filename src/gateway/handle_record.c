@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * What records (weft/request.h) do with the asker's processes. A record names only processes that a record has started.
+ * Requests by record (weft/request.h) about the asker's processes. A record can name only processes that a record has started.
  */
 #include <string.h>
 
 #include "gateway/handle.h"
 
-/* One that a record may name. With the lock held. */
+/* The process that the record names; NULL: none that a record may name. With the lock held. */
 static struct weft_process *of_record(struct gateway *g, const weft_request *r)
 {
     struct weft_process *p = gateway_table_find(&g->processes, r->handle);
@@ -71,7 +71,7 @@ static int record_write(struct weft_process *p, weft_request *r, const void *dat
     return rc ? rc : n ? 0 : handle_has_room(p->in) ? -EPIPE : -EAGAIN;
 }
 
-/* Records of one process come one at a time, so it is not closed meanwhile by another. */
+/* Records about one process are submitted one at a time, so no other record closes the process meanwhile. */
 int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     struct gateway_credit due = {0};

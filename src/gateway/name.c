@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The name service: addresses by name, and those who wait for one.
+ * The name service: a table of names and addresses, and the requests that wait for a name to be published.
  */
 #include "gateway/gateway.h"
 
@@ -10,7 +10,7 @@
 
 #define NAMES_MOST   65536u
 #define NAME_BUCKETS 8192u
-#define LISTED_MOST  40u /* in one answer */
+#define LISTED_MOST  40u /* names in one answer */
 
 struct name {
     struct name *next;
@@ -20,7 +20,7 @@ struct names {
     struct gateway_server *server;
     uint32_t count;
     struct name *bucket[NAME_BUCKETS];
-    struct gateway_call *waiting[NAME_BUCKETS]; /* calls, by the name they wait for */
+    struct gateway_call *waiting[NAME_BUCKETS]; /* requests, by the hash of the name that they wait for */
 };
 
 static int name_open(struct gateway_server *s, void **state)
@@ -33,7 +33,7 @@ static int name_open(struct gateway_server *s, void **state)
     return 0;
 }
 
-/* The name of a request: 64 bytes, with zeros behind it. False: it is none. */
+/* Copies the name in a request: 64 bytes, padded with zeros. False: it is not a valid name. */
 static bool name_read(const weft_request *r, char out[WEFT_NAME_BYTES])
 {
     memcpy(out, &r->arg[4], WEFT_NAME_BYTES);
@@ -70,7 +70,7 @@ static void answer_name(struct gateway_call *c, const weft_name *n)
     gateway_answer(c, 0, (const uint64_t[3]){n->addr, n->bytes, n->owner}, 3, NULL, 0);
 }
 
-/* A name has come: those who wait for it. */
+/* A name was published: answers the requests that wait for it. */
 static void name_tell(struct names *all, const weft_name *n)
 {
     struct gateway_call **at = &all->waiting[bucket_of(n->name)];
@@ -99,7 +99,7 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
     if (n && n->n.owner != c->node)
         return base_fail(-EEXIST, "name '%s': node %u has published it", name, n->n.owner);
     if (!n && all->count == NAMES_MOST)
-        return base_fail(-ENOSPC, "name '%s': node %u keeps at most %u names: withdraw some", name, w->rank, NAMES_MOST);
+        return base_fail(-ENOSPC, "name '%s': node %u has %u names, the most possible: withdraw some", name, w->rank, NAMES_MOST);
     if (!n) {
         n = *at = calloc(1, sizeof *n);
         if (!n)
@@ -139,7 +139,7 @@ static int name_withdraw(struct names *all, const struct gateway_call *c, const 
     return 0;
 }
 
-/* From a bucket and a place in it on. */
+/* Answers with a list of names, from the bucket and the position in it that the request gives. */
 static void name_list(const struct names *all, struct gateway_call *c)
 {
     weft_name found[LISTED_MOST];
@@ -166,7 +166,7 @@ static void name_begin(void *state, struct gateway_call *c)
     char name[WEFT_NAME_BYTES];
     uint16_t kind = c->record.kind;
     if (kind != WEFT_NAME_LIST && !name_read(&c->record, name)) {
-        base_fail(-EINVAL, "a name has 1 to %u bytes", WEFT_NAME_BYTES - 1);
+        base_fail(-EINVAL, "a request has an invalid name: a name has 1 to %u bytes", WEFT_NAME_BYTES - 1);
         gateway_answer_error(c, -EINVAL);
         return;
     }
@@ -193,7 +193,7 @@ static void name_cancel(void *state, struct gateway_call *c)
     gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
 }
 
-/* Its names, and those of its memory. */
+/* A node is gone: removes the names that it published and those that lead to its memory. */
 static void name_gone(void *state, uint32_t node)
 {
     struct names *all = state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's names: the calls, which fill and submit records.
+ * The asker's side of the name service: the public calls, and requests by record.
  */
 #include "gateway/gateway.h"
 
@@ -17,7 +17,7 @@ static int name_record(weft_request *r, uint32_t node, uint16_t kind, const char
     return 0;
 }
 
-/* Ask, and wait. What a time-out of 0 means: there is no answer at once, so it is the shortest wait. */
+/* Sends a request and waits for the answer. No answer can come at once, so a time-out of 0 becomes the shortest wait. */
 static int name_ask(weft_node *w, const weft_request *r, int64_t timeout_ns, struct gateway_result *out, void *payload, size_t *len)
 {
     struct gateway_question q = {.record = r};
@@ -106,7 +106,8 @@ int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t ti
     return rc == -ENOENT ? base_fail(rc, "node %u knows no name '%s'", node, name) : rc;
 }
 
-/* What a server says of its names is used as far as it can be right. */
+/* Checks the names in a server's answer, which may hold anything: limits their count to what was received, and ends each name with a zero.
+ */
 static uint32_t names_in(weft_name *out, uint64_t count, uint32_t max, size_t len)
 {
     count = count < max ? count : max;
@@ -124,7 +125,7 @@ int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, ui
     size_t len = most * sizeof *out;
     *count = 0;
     if (!max)
-        return base_fail(-EINVAL, "weft_name_list(): no room for names");
+        return base_fail(-EINVAL, "weft_name_list(): there must be room for at least one name");
     r.arg[0] = *next;
     r.arg[1] = most;
     int rc = name_ask(w, &r, timeout_ns, &result, out, &len);
@@ -137,7 +138,7 @@ int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, ui
 
 /* --- records --- */
 
-/* What a list fills is not sent. */
+/* The data of a list request is where names are written, so it is not sent. */
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     (void)g;

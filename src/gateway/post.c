@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages to other nodes that never wait. What finds no room is kept, in order, and sent by the node's upkeep. How much is kept is bounded
- * by who posts: requests by WEFT_REQUESTS_MAX, the bytes of a stream by its ring.
+ * Sends messages to other nodes without waiting. A message that finds no room is queued, and the node's upkeep sends the queue in order.
+ * The callers bound the queue: requests are limited by WEFT_REQUESTS_MAX, the bytes of a stream by its ring.
  */
 #include "gateway/gateway.h"
 
@@ -16,7 +16,7 @@ struct post {
 };
 struct post_queue {
     struct post *first, **last;
-    bool sending; /* a thread sends the first one */
+    bool sending; /* a thread is sending the first message */
 };
 struct gateway_posts {
     base_spin lock;
@@ -87,7 +87,7 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     return 0;
 }
 
-/* One thread at a time sends those to a node; what is being sent stays the first, so nothing overtakes it. */
+/* One thread at a time sends the messages queued for a node. The message being sent stays first in the queue, so none overtakes it. */
 static void flush_one(struct gateway *g, uint32_t node)
 {
     struct gateway_posts *p = g->posts;

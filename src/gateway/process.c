@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The process service: starts programs for askers, follows them and ends them. At most GATEWAY_PROCESSES at a time; requests for more wait
- * in order, as they do while this node has too few descriptors or processes.
+ * The process service: starts programs for askers, notices their end, and ends them. At most GATEWAY_PROCESSES run at a time. Further
+ * requests wait in order, and so do requests while the system has no more descriptors or processes for this node.
  */
 #include "base/process.h"
 
@@ -17,8 +17,8 @@
 #include "gateway/run.h"
 
 #define STARTS_AT_A_TIME 4u
-#define LOOK_NS          (5 * WEFT_MS)   /* between two looks at a process whose end the system does not tell */
-#define GET_NS           (200 * WEFT_US) /* the same at input that is on its way */
+#define LOOK_NS          (5 * WEFT_MS)   /* between two checks of a process whose end the system cannot report by a descriptor */
+#define GET_NS           (200 * WEFT_US) /* between two checks of input that is being fetched */
 
 extern char **environ;
 
@@ -28,13 +28,14 @@ struct processes {
     struct run *runs;
     uint32_t running;
     struct gateway_call *waiting, **waiting_last;
-    char **environment; /* of a process; one allocation with its texts */
+    char **environment; /* of new processes; one allocation, strings included */
     int null;
 };
 
 /* --- opening --- */
 
-/* What names this node is not passed on: a program of weft that is started would join as this node. Nor is the secret. */
+/* Variables that started programs do not inherit: those that name this node, since a weft program would join as this node; and the secret.
+ */
 static bool is_ours(const char *variable)
 {
     static const char *const own[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_SERVE="};
@@ -44,7 +45,7 @@ static bool is_ours(const char *variable)
     return false;
 }
 
-/* A copy: the program may change its environment while this one's thread reads it. */
+/* Copies the environment, because the program may change it while the server thread reads it. */
 static char **copy_environment(void)
 {
     size_t count = 0, bytes = 0, n = 0;
@@ -92,7 +93,7 @@ static void run_kill(struct run *r, int signal)
         kill(-r->pid, signal);
 }
 
-/* Its number, and that of its group, is its own until it is waited for: so the group is killed before. */
+/* Kills the process's group before waiting for the process: after the wait the system may reuse the number of process and group. */
 static void run_end(struct run *r)
 {
     struct rusage use;
@@ -161,7 +162,7 @@ static rlim_t limit_of(uint64_t n)
     return n == UINT64_MAX ? RLIM_INFINITY : (rlim_t)n;
 }
 
-/* Its path. A relative one counts from its directory, and so it is looked for there. */
+/* Finds the program's path. A relative path is looked up in the directory in which the program is to run. */
 static int find_program(const struct gateway_block *b, char *path, size_t len)
 {
     char there[PATH_MAX];
@@ -178,7 +179,7 @@ static int refuse_program(const struct run *r, const struct gateway_block *b, in
 {
     uint32_t node = gateway_of(r->server)->w->rank;
     if (rc == -ENOENT && !strchr(b->program, '/'))
-        return base_fail(rc, "node %u: there is no program '%s' in any directory of its PATH", node, b->program);
+        return base_fail(rc, "node %u: there is no program '%s' in any directory of the node's PATH", node, b->program);
     return base_fail(rc == -EISDIR ? -EACCES : rc, "node %u: '%s' cannot be executed: %s", node, b->program, base_strerror(rc));
 }
 
@@ -186,7 +187,7 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
 {
     uint32_t node = gateway_of(r->server)->w->rank;
     if (step == BASE_STEP_DIRECTORY)
-        return base_fail(rc, "node %u: '%s', where '%s' was to run: %s", node, b->directory, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: directory '%s', in which '%s' was to run: %s", node, b->directory, b->program, base_strerror(rc));
     if (step == BASE_STEP_LIMITS)
         return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
@@ -196,7 +197,7 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
     return refuse_program(r, b, rc);
 }
 
-/* A pipe of which one end is ours, and watched. */
+/* Makes a pipe: one end is for the process, the other is kept here and watched. */
 static int open_pipe(struct run *r, struct gateway_watch *watch, bool in, int *theirs)
 {
     int fds[2], rc = base_pipe(fds, 0);
@@ -261,7 +262,7 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
     char **env = gateway_environment(q->flags & WEFT_SPAWN_CLEAN_ENVIRONMENT ? NULL : r->all->environment, b->env);
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of '%s'", b->program);
-    /* What this process ignores is its own affair. */
+    /* The new process gets the default action of these signals, even if this one ignores them. */
     static const int defaults[] = {SIGPIPE, SIGINT, SIGQUIT, SIGHUP, SIGTERM, SIGCHLD, SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP};
     struct base_dispositions all_default = {.count = sizeof defaults / sizeof defaults[0]};
     for (unsigned i = 0; i < all_default.count; i++) {
@@ -293,7 +294,7 @@ static int check_spawn(const weft_request *q)
     bool both = (q->flags & WEFT_SPAWN_STDIN && q->flags & WEFT_SPAWN_STDIN_DATA) ||
                 (q->flags & WEFT_SPAWN_STDERR && q->flags & WEFT_SPAWN_STDERR_TO_STDOUT);
     if (q->flags & ~WEFT_SPAWN_FLAGS || both || q->arg[2] > INT64_MAX)
-        return base_fail(-EINVAL, "a request to start a program has flags %#x: they are wrong, or exclude each other", q->flags);
+        return base_fail(-EINVAL, "a request to start a program has flags %#x: some are unknown, or exclude each other", q->flags);
     return 0;
 }
 
@@ -303,7 +304,7 @@ static void run_free(struct run *r)
         atomic_store_explicit(r->place, 0, memory_order_seq_cst);
     run_close(r);
     gateway_table_remove(&r->all->table, r->id);
-    if (!r->getting) /* else the fabric still writes to it, after a death: it is never freed */
+    if (!r->getting) /* if a node died during a get, the fabric may still write to r->buffer: then `r` is never freed */
         free(r);
 }
 
@@ -361,13 +362,13 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     return 0;
 }
 
-/* True: it has been answered. */
+/* Tries to start the process of a request. True: the request has been answered; false: it must wait. */
 static bool try_start(struct processes *all, struct gateway_call *c)
 {
     struct run *r;
     int rc = all->running < GATEWAY_PROCESSES ? run_start(all, c, &r) : -EAGAIN;
     if (all->running && (rc == -EAGAIN || rc == -EMFILE || rc == -ENFILE))
-        return false; /* when another one ends there is room */
+        return false; /* tried again when another process has ended */
     if (rc) {
         gateway_answer_error(c, rc);
         return true;
@@ -391,7 +392,7 @@ static void process_begin(void *state, struct gateway_call *c)
 {
     struct processes *all = state;
     if (c->record.kind == WEFT_PROCESS_SPAWN) {
-        *all->waiting_last = c; /* started by the tick, which comes next */
+        *all->waiting_last = c; /* the tick, which runs next, starts the process */
         all->waiting_last = &c->next;
         return;
     }
@@ -428,7 +429,8 @@ static void process_gone(void *state, uint32_t node)
             process_leave(r);
 }
 
-/* One that needs to be looked at: the system does not tell of its end, its time is over, or its input is on its way. */
+/* Checks a process: whether it has ended (if no descriptor reports that), whether its time is over, whether its input has arrived. Returns
+ * in how many ns to check again. */
 static int64_t run_tick(struct run *r, int64_t now)
 {
     int64_t next = INT64_MAX;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The room as a whole: its messages, the death of nodes, opening and closing.
+ * The top level of the gateway: incoming messages, deaths of nodes, opening and closing.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "gateway/gateway.h"
 #include "weft/gpu.h"
 
-/* Messages of nodes: `from` is the sender. All else may hold anything. */
+/* Handles a message of node `from`. Header and payload may hold anything. */
 static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                        void *arg)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The bytes of one process: from its pipes to the asker's rings, and from a ring (or memory) to its input. Where a ring is in reach,
- * read(2) puts the bytes straight into the asker's pool. A pipe is left alone while there is no room for what it holds.
+ * Input and output of one process: moves bytes from its pipes to the asker's rings, and from a ring (or the asker's memory) to its input.
+ * If a ring is mapped, read(2) writes directly into the asker's pool. A pipe is not read while its ring is full.
  */
 #include "gateway/run.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define TURNS 16u /* pieces of one pipe, then it is the next one's turn */
+#define TURNS 16u /* reads from one pipe before the next pipe gets its turn */
 
 static bool stream_is_shut(const struct gateway_stream *s)
 {
@@ -33,7 +33,7 @@ static void output_done(struct run *r, unsigned which)
     drop_stream(r, &r->out_stream[which]);
 }
 
-/* Nobody reads it, and the process goes on: drop it. */
+/* Reads and drops output that the asker does not want, so that the process does not block. */
 static void output_discard(struct run *r, unsigned which)
 {
     uint8_t some[RUN_PIECE];
@@ -45,7 +45,7 @@ static void output_discard(struct run *r, unsigned which)
         output_done(r, which);
 }
 
-/* False: no more for now. */
+/* Moves one piece from a pipe to its ring. False: there is nothing to move or no room now. */
 static bool output_move(struct run *r, unsigned which)
 {
     struct gateway_stream *s = r->out_stream[which];
@@ -59,7 +59,7 @@ static bool output_move(struct run *r, unsigned which)
         return false;
     }
     if (!room) {
-        gateway_watch_events(all, watch, 0); /* until there is credit */
+        gateway_watch_events(all, watch, 0); /* stop watching until there is credit */
         return false;
     }
     ssize_t n = s->memory ? readv(watch->fd, piece, piece[1].iov_len ? 2 : 1) : read(watch->fd, some, (size_t)room);
@@ -97,7 +97,7 @@ void run_input_end(struct run *r)
     r->data_left = 0;
 }
 
-/* The next bytes of its input. 0: none now; `*last`: there will be no more. */
+/* The next bytes of the process's input. 0: none now; `*last`: no more will come. */
 static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
 {
     if (r->in_stream) {
@@ -120,7 +120,7 @@ static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
     }
     if (r->used == r->have && !r->getting) {
         int rc = weft_get_nowait(w, r->buffer, r->data, n, &r->get);
-        if (rc && rc != -EAGAIN) /* it must not take a part of its input for all of it */
+        if (rc && rc != -EAGAIN) /* the process must not take an incomplete input for a complete one */
             kill(-r->pid, SIGKILL);
         if (rc) {
             *last = rc != -EAGAIN;
@@ -182,7 +182,7 @@ void run_input(struct run *r)
             gateway_watch_events(all, &r->in, GATEWAY_WRITABLE);
             return;
         } else if (put == 0 || errno != EINTR) {
-            run_input_end(r); /* it has closed its input */
+            run_input_end(r); /* the process has closed its input */
         }
     }
 }

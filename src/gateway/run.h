@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One process that runs for an asker: its bytes in and out (run.c), its start and end (process.c). Of the server's thread.
+ * One process that runs for an asker: its input and output (run.c), its start and end (process.c). Used only by the server thread.
  */
 #ifndef WEFT_GATEWAY_RUN_H
 #define WEFT_GATEWAY_RUN_H
@@ -10,25 +10,26 @@
 struct processes;
 
 struct run {
-    struct gateway_listener listener; /* of its streams */
+    struct gateway_listener listener; /* called when one of its streams has changed */
     struct processes *all;
     struct gateway_server *server;
     struct run *next;
-    uint64_t id, there; /* here, and at the asker's node */
-    uint32_t node;      /* who asks */
+    uint64_t id, there; /* the process's number here and at the asker */
+    uint32_t node;      /* the asker */
     pid_t pid;
-    _Atomic int32_t *place; /* of its group's number */
+    _Atomic int32_t *place; /* where its group's number is (gateway_groups_place()) */
     bool detached;
-    bool left;      /* its asker wants no more of it */
-    bool ended;     /* and was waited for */
-    bool timed_out; /* and killed for that */
+    bool left;      /* the asker has closed its handle */
+    bool ended;     /* it has ended and was waited for */
+    bool timed_out; /* it was killed because its time was over */
     int64_t kill_at;
     struct gateway_watch end, in, out[2];
     struct gateway_stream *in_stream, *out_stream[2];
-    /* Its input, if it is memory that the asker has named. */
+    /* Its input, if the asker has named memory for that. */
     weft_gaddr data;
     uint64_t data_left;
-    uint8_t *buffer; /* NULL: the memory is reached by loads; else a piece of it: `have` bytes from `used` on */
+    uint8_t
+        *buffer; /* NULL: the memory is mapped. Else a copy of a part of it, of which `have` bytes from `used` on are still to be written */
     size_t have, used;
     bool getting;
     weft_op get;
@@ -36,12 +37,12 @@ struct run {
 
 #define RUN_PIECE 65536u
 
-void run_output(struct run *r, unsigned which); /* move what its pipe has, as far as there is room */
-void run_input(struct run *r);                  /* the other way */
+void run_output(struct run *r, unsigned which); /* moves bytes from its pipe while there is room */
+void run_input(struct run *r);                  /* moves bytes to its input */
 void run_input_end(struct run *r);
 void run_listen(struct gateway_listener *l, struct gateway_stream *s);
-void run_leave(struct run *r); /* its asker wants no more */
+void run_leave(struct run *r); /* the asker has closed its handle */
 bool run_over(const struct run *r);
-void run_close(struct run *r); /* its pipes and streams */
+void run_close(struct run *r); /* closes its pipes and streams */
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests of others. A handler checks a request, enters it in a table and queues it; the server's thread does the rest. Data that did not
- * fit into the message is fetched from the asker's pool, without waiting, and compared with its hash: an asker that has given up may use
- * that memory for something else.
+ * Serves requests of other nodes. A message handler checks a request, enters it in a table and queues it; the server thread does the rest.
+ * Data that did not fit into the message is fetched from the asker's pool with an asynchronous get. Its hash is checked, because an asker
+ * that has given up may have reused that memory.
  */
 #include "gateway/gateway.h"
 
@@ -13,9 +13,9 @@
 #include <xxhash.h>
 
 #define CALL_BUCKETS  4096u
-#define FETCH_MOST    (UINT64_C(8) << 20) /* bytes of one asker's data that is here at a time */
+#define FETCH_MOST    (UINT64_C(8) << 20) /* the most bytes that are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
-#define KEEP_NS       WEFT_MS /* before what could not be sent is tried again */
+#define KEEP_NS       WEFT_MS /* before messages that could not be sent are tried again */
 
 struct gateway_server {
     struct gateway *g;
@@ -25,16 +25,16 @@ struct gateway_server {
     int wake[2];
     struct gateway_watch wake_watch;
     struct gateway_watches *watches;
-    /* Under the room's lock: */
+    /* Under gateway.lock: */
     struct gateway_call *calls[CALL_BUCKETS];
     struct gateway_call *arrived, **arrived_last;
     struct gateway_stream *moved;
     uint32_t *outstanding; /* [size] */
-    uint8_t *gone;         /* [size]: the thread has not heard of it */
+    uint8_t *gone;         /* [size]: the node is gone, and the server thread has not handled that yet */
     bool some_gone, some_cancelled;
-    /* Of the thread: */
+    /* Used only by the server thread: */
     struct gateway_call *fetching;
-    uint64_t *fetched; /* [size]: bytes */
+    uint64_t *fetched; /* [size]: bytes being fetched from each node */
     void *state[GATEWAY_SERVICES_MAX + 1];
 };
 
@@ -57,7 +57,7 @@ static void server_wake(struct gateway_server *s)
 {
     if (!atomic_exchange_explicit(&s->woken, true, memory_order_acq_rel)) {
         ssize_t n = write(s->wake[1], "", 1);
-        (void)n; /* a full pipe wakes as well */
+        (void)n; /* if the pipe is full, the thread wakes anyway */
     }
 }
 
@@ -68,7 +68,7 @@ static void on_wake(struct gateway_watch *watch)
         ;
 }
 
-/* --- on handlers' threads --- */
+/* --- message handlers, on any thread --- */
 
 static struct gateway_call **call_bucket(struct gateway_server *s, uint32_t node, uint64_t ask)
 {
@@ -96,7 +96,7 @@ static void answer_now(struct gateway *g, uint32_t node, uint64_t ask, int statu
     (void)gateway_post(g, node, &(struct gateway_message){.type = GATEWAY_ANSWER, .status = status, .to = ask}, NULL, 0);
 }
 
-/* What all requests have in common. */
+/* Checks the fields that all services have in common. */
 static int check_record(const struct gateway *g, uint32_t from, const weft_request *r, size_t inside)
 {
     bool large = r->data_bytes > WEFT_REQUEST_INLINE;
@@ -194,7 +194,7 @@ void gateway_server_moved(struct gateway_stream *stream)
     server_wake(s);
 }
 
-/* --- on the server's thread --- */
+/* --- the server thread --- */
 
 void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream)
 {
@@ -204,7 +204,7 @@ void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stre
         at = &(*at)->next_moved;
     if (stream->listed && *at)
         *at = stream->next_moved;
-    stream->listed = true; /* and never again */
+    stream->listed = true; /* stays set, so that it is not listed again */
     base_spin_unlock(&s->g->lock);
 }
 
@@ -256,7 +256,7 @@ static void call_begin(struct gateway_call *c)
     c->service->begin(state_of(c), c);
 }
 
-/* Get its data. -EINPROGRESS: not yet. */
+/* Fetches the request's data. -EINPROGRESS: it has not arrived yet. */
 static int call_fetch(struct gateway_call *c)
 {
     struct gateway_server *s = c->server;
@@ -267,7 +267,7 @@ static int call_fetch(struct gateway_call *c)
             return -EINPROGRESS;
         c->data = malloc(bytes);
         if (!c->data)
-            return base_fail(-ENOMEM, "no memory for %llu bytes of a request", (unsigned long long)bytes);
+            return base_fail(-ENOMEM, "no memory for the %llu bytes of data of a request", (unsigned long long)bytes);
         s->fetched[c->node] += bytes;
     }
     if (!c->fetching) {
@@ -315,7 +315,8 @@ static void server_arrived(struct gateway_server *s)
             c->next = s->fetching;
             s->fetching = c;
         } else if (c->record.data_bytes && !c->data) {
-            base_fail(-EINVAL, "a request has %llu bytes of data, and none came", (unsigned long long)c->record.data_bytes);
+            base_fail(-EINVAL, "a request names %llu bytes of data, but its message carries none",
+                      (unsigned long long)c->record.data_bytes);
             gateway_answer_error(c, -EINVAL);
         } else {
             call_begin(c);
@@ -323,7 +324,7 @@ static void server_arrived(struct gateway_server *s)
     }
 }
 
-/* The next one, from bucket `*at` on, that the service has, and that is cancelled or of a node that is gone. */
+/* The next request, from bucket `*at` on, that was passed to its service and is now cancelled or from a node that is gone. */
 static struct gateway_call *next_cancelled(struct gateway_server *s, uint32_t *at)
 {
     base_spin_lock(&s->g->lock);
@@ -396,7 +397,8 @@ static void *server_run(void *arg)
     struct gateway_server *s = arg;
     (void)fab_nowait(true);
     while (!atomic_load_explicit(&s->stop, memory_order_acquire)) {
-        atomic_store_explicit(&s->woken, false, memory_order_seq_cst); /* before it looks: what comes later wakes it */
+        atomic_store_explicit(&s->woken, false,
+                              memory_order_seq_cst); /* cleared before the queue is read: whatever arrives later wakes the thread again */
         server_arrived(s);
         server_fetch(s);
         server_moved(s);
@@ -457,7 +459,7 @@ void gateway_server_end(struct gateway *g)
         struct gateway_call *c = *at;
         *at = c->next;
         if (c->fetching && weft_wait(g->w, &c->fetch, WEFT_TIMEOUT_DEFAULT) == -ETIMEDOUT)
-            c->data = NULL; /* it may still be written to: the memory is never freed */
+            c->data = NULL; /* an unfinished get may still write to the memory, so it is never freed */
     }
     for (const struct gateway_service *const *v = g->services; *v; v++)
         if (s->state[(*v)->number])

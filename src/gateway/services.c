@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The services that there are: a new one is a line here.
+ * The table of all services. A new service is added here.
  */
 #include "gateway/gateway.h"
 
@@ -18,13 +18,13 @@ int gateway_services_read(const char *text, uint64_t *out)
             if (strlen((*s)->name) == len && memcmp((*s)->name, p, len) == 0)
                 found = *s;
         if (!found)
-            return base_fail(-EINVAL, "WEFT_SERVE='%s': expected services with commas between, of: process, name", text);
+            return base_fail(-EINVAL, "WEFT_SERVE='%s': expected a list separated by commas, of: process, name", text);
         *out |= UINT64_C(1) << found->number;
         p += len;
         if (*p == ',' && p[1])
             p++;
         else if (*p)
-            return base_fail(-EINVAL, "WEFT_SERVE='%s': expected services with commas between, of: process, name", text);
+            return base_fail(-EINVAL, "WEFT_SERVE='%s': expected a list separated by commas, of: process, name", text);
     }
     return 0;
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * A stream: bytes from one node to another. The reader has a ring in its pool. The writer puts bytes there as far as it has credit, itself
- * where it reaches the reader's pool by loads and stores, else inside of messages; a DATA message tells of them. The reader gives credit
- * when it has taken a quarter of the ring. So a reader that is slow stops its own writer, and nothing is ever dropped.
+ * A stream: bytes from one node to another. The reader has a ring in its pool. The writer writes as many bytes as it has credit for: into
+ * the ring itself if this process has mapped the reader's pool, and then announces them with a DATA message; otherwise it sends the bytes
+ * in DATA messages. The reader gives credit when it has taken a quarter of the ring. So a slow reader blocks its writer, and nothing is
+ * dropped.
  *
- * Positions count bytes from the start of the stream. Each end keeps both in private memory and checks what the other one says.
+ * Positions count bytes from the start of the stream. Each end keeps both positions in private memory and checks what the other end sends.
  */
 #include "gateway/gateway.h"
 
@@ -21,7 +22,7 @@ static int stream_add(struct gateway *g, struct gateway_stream *s)
     base_spin_lock(&g->lock);
     s->id = gateway_table_add(&g->streams, s);
     base_spin_unlock(&g->lock);
-    return s->id ? 0 : base_fail(-ENOMEM, "no memory for a stream, or this node has too many");
+    return s->id ? 0 : base_fail(-ENOMEM, "no memory for a stream, or this node has too many streams");
 }
 
 int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (*moved)(struct gateway_stream *), void *arg,
@@ -50,8 +51,8 @@ int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_g
 {
     struct fab_link *link;
     if (!gateway_ring_fits(bytes) || weft_gaddr_node(ring) != node || weft_gaddr_space(ring) || fab_resolve(g->w, ring, bytes, &link))
-        return base_fail(-EINVAL, "node %u names %#llx, %llu bytes, as the ring of a stream: that is none", node, (unsigned long long)ring,
-                         (unsigned long long)bytes);
+        return base_fail(-EINVAL, "node %u names %llu bytes at %#llx as the ring of a stream, which is not possible", node,
+                         (unsigned long long)ring, (unsigned long long)bytes);
     struct gateway_stream *s = malloc(sizeof *s);
     if (!s)
         return base_fail(-ENOMEM, "no memory for a stream");
@@ -76,7 +77,7 @@ void gateway_stream_close(struct gateway_stream *s)
     gateway_table_remove(&g->streams, s->id);
     bool shut = !s->sends && !s->ended && s->peer, cut = s->sends && !s->ended && !s->shut;
     base_spin_unlock(&g->lock);
-    if (shut) /* a writer that is not known yet is told when its first bytes come */
+    if (shut) /* if the writer is not known yet, SHUT is sent when its first bytes arrive */
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
     if (cut)
         (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
@@ -140,7 +141,7 @@ int gateway_stream_send(struct gateway_stream *s, const void *bytes, uint64_t n,
     return gateway_post(g, s->node, &m, s->memory ? NULL : bytes, s->memory ? 0 : (size_t)n);
 }
 
-/* --- what the other end says --- */
+/* --- messages of the other end --- */
 
 static void stream_put(const struct gateway_stream *s, const void *payload, uint64_t n)
 {
@@ -150,7 +151,7 @@ static void stream_put(const struct gateway_stream *s, const void *payload, uint
         memcpy(s->memory, (const uint8_t *)payload + gap, (size_t)(n - gap));
 }
 
-/* False: that cannot be. */
+/* Handles DATA. False: the message is invalid. */
 static bool stream_data(struct gateway_stream *s, const struct gateway_message *m, const void *payload, size_t len)
 {
     uint64_t n = m->word[2];
@@ -204,8 +205,8 @@ void gateway_stream_message(struct gateway *g, uint32_t from, const struct gatew
     base_spin_unlock(&g->lock);
     gateway_credit_give(g, &due);
     if (!right)
-        base_log(BASE_LOG_WARN, "node %u sent what cannot be of a stream: the stream has ended", from);
-    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* its reader has closed it before it knew the writer */
+        base_log(BASE_LOG_WARN, "node %u sent an invalid message for a stream: the stream was ended", from);
+    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* the reader closed the stream before it knew the writer */
         (void)gateway_post(g, from, &(struct gateway_message){.type = GATEWAY_SHUT, .to = m->word[0]}, NULL, 0);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Numbers for things that other nodes name. A number is the place in the table and how often the place has been used, so an old number
- * finds nothing.
+ * Gives objects numbers by which other nodes name them. A number consists of the index in the table and a count of how often that index was
+ * used, so the number of a removed object finds nothing.
  */
 #include "gateway/gateway.h"
 
@@ -34,7 +34,7 @@ uint64_t gateway_table_add(struct gateway_table *t, void *object)
     t->used++;
     s->object = object;
     s->id = (uint64_t)++s->round << GATEWAY_TABLE_BITS | i;
-    if (s->id >> GATEWAY_TABLE_BITS == 0) /* the place was used 2^32 times */
+    if (s->id >> GATEWAY_TABLE_BITS == 0) /* the count has wrapped to 0: skip that value */
         s->id = (uint64_t)++s->round << GATEWAY_TABLE_BITS | i;
     return s->id;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Descriptors that one thread waits for: epoll on Linux, poll elsewhere. ready() may stop watching any of them, also one that is ready as
- * well and has not had its turn: it is taken out of what is still to be called.
+ * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. ready() may stop watching any descriptor, even one that is
+ * also ready and whose ready() was not called yet: then it is not called.
  */
 #include "gateway/gateway.h"
 
@@ -15,7 +15,7 @@
 #define AT_A_TIME 64
 
 struct gateway_watches {
-    int fd, count; /* count: of events that have not had their turn */
+    int fd, count; /* count: events that are not handled yet */
     struct epoll_event events[AT_A_TIME];
 };
 
@@ -50,7 +50,7 @@ int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int 
 {
     watch->fd = fd;
     watch->events = events;
-    /* Without events it is not added: a hung-up pipe would be reported again and again. */
+    /* Not added to epoll while it waits for no events: epoll would report a closed pipe again and again. */
     if (!events || epoll_ctl(all->fd, EPOLL_CTL_ADD, fd, &(struct epoll_event){.events = watch_bits(events), .data.ptr = watch}) == 0)
         return 0;
     watch->fd = -1;

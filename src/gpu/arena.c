@@ -108,7 +108,8 @@ static void widen(struct arenas *c, const struct gpu_memory *m)
 int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space)
 {
     if (!bytes || bytes > WEFT_MAX_POOL_BYTES - 2 * MEM_EXTENT_BYTES)
-        return base_fail(-EINVAL, "an arena of %llu bytes: at least 1, and less than 16 TiB", (unsigned long long)bytes);
+        return base_fail(-EINVAL, "an arena of %llu bytes: the size must be at least 1 byte and less than 16 TiB",
+                         (unsigned long long)bytes);
     struct gpu_arena *a = calloc(1, sizeof *a);
     if (!a)
         return base_fail(-ENOMEM, "no memory for an arena's record");

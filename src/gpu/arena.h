@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory of GPUs in the address space. An arena is memory of one GPU, and a space of its node. An operation that the fabric passes on to
- * this room becomes a job. A job is done in steps that never wait. The thread that starts a job takes its first step, a thread of the node
- * takes the others. There are two ways:
+ * Memory of GPUs in the address space. An arena is memory of one GPU; it is a space of its node. An operation on an arena, which the fabric
+ * passes on to these files, becomes a job. A job is done in steps that never wait. The thread that starts a job takes its first step, a
+ * thread of the node takes the others. There are two ways:
  *
  *   own, mapped   this process reaches the GPU's memory: its back end copies
  *   staged        messages to the owner, whose thread moves the data; from 4 KiB on through memory of both pools, in pieces
@@ -11,7 +11,7 @@
  *
  *   arena.c   the arenas of this node and their allocators; arenas of others that this process reaches
  *   share.c   giving memory of GPUs to other processes of the host, and taking it
- *   stage.c   pool memory that pieces go through
+ *   stage.c   buffers in the pool through which pieces are copied
  *   owner.c   requests of other nodes for this node's arenas
  *   job.c     jobs of this node
  *   carrier.c the thread; the functions that the fabric calls

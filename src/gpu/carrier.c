@@ -10,7 +10,7 @@
 
 #define NAP_LEAST_NS (5 * WEFT_US)
 #define NAP_MOST_NS  WEFT_MS
-/* a nap lasts at most 1/64 of the time for which nothing has moved, so it delays the end of a copy by at most that part */
+/* a sleep lasts at most 1/64 of the time since the last progress, so it delays the end of a copy by at most that fraction */
 #define NAP_SHARE 64
 
 static struct arenas *arenas_of(struct weft_node *w)
@@ -34,7 +34,7 @@ static void *carrier_run(void *arg)
     struct arenas *c = arg;
     int64_t last = 0;
     (void)fab_nowait(true);
-    base_wake_in_time(WEFT_US); /* copies take microseconds, and only a look shows that one is done */
+    base_wake_in_time(WEFT_US); /* copies take microseconds, and only polling shows that one is done */
     while (!atomic_load_explicit(&c->stop, memory_order_acquire)) {
         uint32_t seen = atomic_load_explicit(&c->bell, memory_order_seq_cst);
         bool moved = share_step(c);

@@ -146,7 +146,8 @@ static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there
     pthread_mutex_lock(&registered_lock);
     int rc = cuda_register(d, memory, bytes);
     if (!rc) {
-        rc = cuda_failed(WITHIN(d, cuda->cuMemHostGetDevicePointer_v2(&at, memory, 0)), "the GPU's address of memory");
+        rc =
+            cuda_failed(WITHIN(d, cuda->cuMemHostGetDevicePointer_v2(&at, memory, 0)), "asking for the GPU's address of registered memory");
         if (rc)
             cuda_unregister(d, memory);
     }
@@ -161,8 +162,8 @@ static int cuda_check(void *device)
     size_t available, all;
     int code = WITHIN((struct cuda_device *)device, cuda->cuMemGetInfo_v2(&available, &all));
     return code ? base_fail(-EIO,
-                            "the GPU's context has failed: %s (CUDA %d); a kernel has trapped, or read where there is no memory: "
-                            "end this process, and start it anew",
+                            "the GPU's context has failed: %s (CUDA %d); a kernel has trapped, or accessed an invalid address: "
+                            "restart this process",
                             gpu_cuda_error_name(code), code)
                 : 0;
 }
@@ -243,7 +244,7 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     size_t unit = 0, total = 0;
     int code = WITHIN(d, cuda->cuMemGetAllocationGranularity(&unit, &kind, CUDA_GRANULARITY_LEAST));
     if (code)
-        return cuda_failed(code, "the GPU's unit of memory");
+        return cuda_failed(code, "asking for the GPU's allocation granularity");
     m.bytes = base_round_up(bytes, unit);
     code = WITHIN(d, cuda->cuMemCreate(&m.handle, m.bytes, &kind, 0));
     if (code) {

@@ -122,7 +122,7 @@ void gpu_cuda_facts(const char *root, struct cuda_facts *out)
 void gpu_cuda_explain(const struct cuda_facts *f, char *out, size_t room)
 {
     if (f->code == CUDA_DRIVER_MISMATCH)
-        snprintf(out, room, "CUDA's driver and the kernel's module%s%s are of different versions: restart this machine",
+        snprintf(out, room, "CUDA's driver and the kernel's module%s%s have different versions: restart this machine",
                  f->version[0] ? " " : "", f->version);
     else if (f->code == CUDA_SYSTEM_NOT_READY)
         snprintf(out, room, "CUDA's driver waits for the GPUs' NVSwitch: start nvidia-fabricmanager");
@@ -135,7 +135,8 @@ void gpu_cuda_explain(const struct cuda_facts *f, char *out, size_t room)
     else if (f->control == ENOENT)
         snprintf(out, room, "CUDA's driver does not start: /dev/nvidiactl is missing; give the container its GPUs, or run nvidia-modprobe");
     else if (f->code == CUDA_NO_DEVICE)
-        snprintf(out, room, "CUDA's driver knows of no GPU, though the kernel has its module %s: dmesg has the reason (NVRM)", f->version);
+        snprintf(out, room, "CUDA's driver finds no GPU, although the kernel's module %s is loaded: dmesg has the reason (NVRM)",
+                 f->version);
     else
         snprintf(out, room, "CUDA's driver does not start (CUDA %d): dmesg may have the reason (NVRM)", f->code);
 }
@@ -155,10 +156,10 @@ static void cuda_too_old(const char *missing)
 {
     int version = 0;
     if (gpu_cuda_driver.cuDriverGetVersion && gpu_cuda_driver.cuDriverGetVersion(&version) == 0 && version > 0)
-        cuda_say("CUDA's driver is too old: it is of CUDA %d.%d and has no %s; one of CUDA " OLDEST " or newer is needed", version / 1000,
+        cuda_say("CUDA's driver is too old: it is for CUDA %d.%d and lacks %s; install one for CUDA " OLDEST " or newer", version / 1000,
                  version % 1000 / 10, missing);
     else
-        cuda_say("CUDA's driver is too old: it has no %s; one of CUDA " OLDEST " or newer is needed", missing);
+        cuda_say("CUDA's driver is too old: it lacks %s; install one for CUDA " OLDEST " or newer", missing);
 }
 
 static void cuda_load(void)
@@ -170,7 +171,7 @@ static void cuda_load(void)
     if (!d->library) {
         gpu_cuda_facts("", &facts);
         if (facts.module)
-            cuda_say("there is no CUDA driver (libcuda.so.1), though the kernel has NVIDIA's module %s: install the driver's libraries",
+            cuda_say("there is no CUDA driver (libcuda.so.1), although NVIDIA's kernel module %s is loaded: install the driver's libraries",
                      facts.version);
         else
             cuda_say("there is no CUDA driver (libcuda.so.1)");

@@ -32,7 +32,7 @@ struct cuda_access {
     struct cuda_place where;
     int flags;
 };
-_Static_assert(sizeof(struct cuda_allocation) == 32 && sizeof(struct cuda_access) == 12, "as the driver has them");
+_Static_assert(sizeof(struct cuda_allocation) == 32 && sizeof(struct cuda_access) == 12, "as the driver lays them out");
 
 typedef unsigned long long cuda_ptr;
 struct cuda_driver {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * gpu: devices whose kernels are members of the cluster. A back end knows one kind of device (struct gpu_backend); everything else is the
- * same for all kinds. Each file here calls only those before it:
+ * gpu: GPUs whose kernels use the cluster's memory, messages and queues. A back end (struct gpu_backend) drives one kind of device;
+ * everything else is the same for all kinds. Each file here calls only those before it:
  *
  *   host.c   the back end whose blocks are threads of this process
  *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads; cuda_lanes.c launches weft's own kernels there
@@ -43,7 +43,7 @@ struct gpu_code {
     uint32_t count;
     const char *name[GPU_FUNCTIONS_MAX];
     void (*play[GPU_FUNCTIONS_MAX])(const void *arg, uint32_t block); /* the kernels as functions for the processor */
-    /* the code for CUDA's driver; NULL there: weft was built without it */
+    /* the code for CUDA's driver; *image is NULL if weft was built without it */
     const void *const *image;
 };
 extern const void *const gpu_span_image;

@@ -279,16 +279,17 @@ static void explain_nvidia(const struct pci_gpu *g, const char *said, const char
 {
     bool firmware = strstr(said, "GSP") || strstr(said, "RmInitAdapter") || strstr(said, "rm_init_adapter");
     if (strstr(said, "fallen off")) {
-        SAY(out->why, "it does not answer any more on PCIe: %s", said);
+        SAY(out->why, "it no longer answers on PCIe: %s", said);
         SAY(out->remedy, "check its cable and power; only a restart of this machine, or of its enclosure, brings it back");
     } else if (strstr(said, "invalid") && strstr(said, "BAR")) {
-        SAY(out->why, "the machine has given its memory no addresses: %s", said);
+        SAY(out->why, "the machine's firmware has assigned no PCI addresses to its memory: %s", said);
         SAY(out->remedy, "switch on \"Above 4G decoding\" in the firmware's settings, or start Linux with pci=realloc");
     } else if (firmware && g->external) {
         SAY(out->why, "external; its link is up (PCIe %u x%u), but its firmware refuses to start: %s", g->generation, g->lanes, said);
-        SAY(out->remedy, "this is known of NVIDIA's newest over Thunderbolt: a newer driver may help; else use it in a slot of a host");
+        SAY(out->remedy,
+            "NVIDIA's newest GPUs are known to fail over Thunderbolt: try a newer driver, or put the GPU into a slot of a host");
     } else if (firmware) {
-        SAY(out->why, "its driver has it, but its firmware does not start: %s", said);
+        SAY(out->why, "its driver is bound to it, but its firmware does not start: %s", said);
         SAY(out->remedy, "restart this machine; if that does not help, try another version of the driver");
     } else if (cuda[0]) {
         SAY(out->why, "%s", cuda);
@@ -296,7 +297,7 @@ static void explain_nvidia(const struct pci_gpu *g, const char *said, const char
         SAY(out->why, "it is hidden from this process: CUDA_VISIBLE_DEVICES is \"%.60s\"", visible);
         SAY(out->remedy, "unset CUDA_VISIBLE_DEVICES, or name this GPU in it");
     } else {
-        SAY(out->why, "the kernel's driver has it, but CUDA does not offer it%s%s", said[0] ? ": " : "", said);
+        SAY(out->why, "the kernel's driver is bound to it, but CUDA does not offer it%s%s", said[0] ? ": " : "", said);
         SAY(out->remedy, said[0] ? "restart this machine" : "dmesg may have the reason (NVRM); in a container, give it all GPUs");
     }
 }
@@ -308,13 +309,13 @@ void gpu_pci_explain(const struct pci_gpu *g, const char *said, const char *cuda
     } else if (g->lanes == 0 && g->lanes_most) {
         SAY(out->why, "its PCIe link is down%s", g->external ? "; it is external" : "");
         SAY(out->remedy, g->external ? "check the enclosure's power and cable, and that the Thunderbolt device is authorised (boltctl)"
-                                     : "check that it sits well in its slot and has power");
+                                     : "check that it is firmly in its slot and has power");
     } else if (!g->driver[0]) {
-        SAY(out->why, "no driver has it%s", g->external ? "; it is external, and its link is up" : "");
+        SAY(out->why, "no driver is bound to it%s", g->external ? "; it is external, and its link is up" : "");
         SAY(out->remedy, "load NVIDIA's driver (modprobe nvidia); dmesg says why that fails");
     } else if (strcmp(g->driver, "vfio-pci") == 0) {
         SAY(out->why, "it belongs to a virtual machine: its driver is vfio-pci");
-        SAY(out->remedy, "use it in that virtual machine, or bind it to nvidia");
+        SAY(out->remedy, "use it in that virtual machine, or bind it to the driver nvidia");
     } else if (strcmp(g->driver, "nvidia") != 0) {
         SAY(out->why, "its driver is %s, which has no CUDA", g->driver);
         SAY(out->remedy, "install NVIDIA's driver");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * In place of what nvcc makes of span_kernels.cu, where it is not found.
+ * Used instead of the compiled span_kernels.cu if nvcc was not found when weft was built.
  */
 #include "gpu/gpu.h"
 

@@ -212,7 +212,7 @@ int gpu_spans_look(uint32_t which, char name[16], uint32_t *count)
     uint32_t index;
     *count = 0;
     if (!*code.image)
-        return base_fail(-ENODEV, "this weft has no code for GPUs: build it where nvcc is found (of CUDA's toolkit)");
+        return base_fail(-ENODEV, "this weft was built without GPU code: build it where CUDA's compiler, nvcc, is found");
     for (uint32_t i = 0; *count < GPUS_MAX && weft_gpu_look(i, &info, sizeof info) == 0; i++) {
         if (!info.usable)
             snprintf(why, sizeof why, "%s", info.why);
@@ -271,7 +271,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "the GPU has been given %u pieces of memory", REGIONS);
+        return base_fail(-ENOSPC, "the GPU can be given at most %u pieces of memory", REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)
@@ -424,14 +424,16 @@ static int chunk_wait(struct gpu_pass *p, const struct gpu_input *in, const stru
         if (rc != -EINPROGRESS)
             return pass_failed(p, rc);
         if (gpu_spans_failed(s)) /* another pass has seen the failure */
-            return base_fail(-EIO, "the GPU has failed");
+            return base_fail(-EIO, "the GPU has failed earlier, and is not used any more");
         if (looks < LOOKS)
             continue;
         if (!deadline)
             deadline = base_deadline(GPU_WAIT);
         else if (base_now_ns() > deadline)
             return pass_failed(
-                p, base_fail(-ETIMEDOUT, "the GPU has not done a few megabytes within %lld s", (long long)(GPU_WAIT / WEFT_SECOND)));
+                p, base_fail(-ETIMEDOUT,
+                             "the GPU has not finished a chunk of a few megabytes within %lld s: it hangs, or other programs use it",
+                             (long long)(GPU_WAIT / WEFT_SECOND)));
         if (in->waiting)
             in->waiting(in->arg);
         base_sleep_ns(NAP);
@@ -443,11 +445,11 @@ int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out)
     const struct form *f = p->s->form;
     weft_span span = span_of(in);
     if (gpu_spans_failed(p->s))
-        return base_fail(-EIO, "the GPU has failed");
+        return base_fail(-EIO, "the GPU has failed earlier, and is not used any more");
     if (in->len == 0)
         return f->kernel->run(&span, p->s->arg, out);
     if (!in->bytes && (f->whole || !in->read))
-        return base_fail(-EINVAL, "kernel %s has no bytes", f->kernel->name);
+        return base_fail(-EINVAL, "kernel %s needs all bytes in memory, and gpu_input.bytes is NULL", f->kernel->name);
     memset(&p->sum, 0, sizeof p->sum);
     p->got = 0;
     uint64_t started = 0, at = 0, ended = 0; /* chunks started; the position in bytes; chunks ended */

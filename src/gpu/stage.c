@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Pool memory that pieces go through between a GPU and another node. There are a few slots, which are allocated from the pool when they are
- * first needed. No node may use more of them than it leaves free.
+ * Buffers in the pool through which pieces are copied between a GPU and another node. There are a few slots, allocated when they are first
+ * needed. The slots in use for one node never outnumber the free ones, so no node can take them all.
  */
 #include "gpu/arena.h"
 
@@ -15,7 +15,7 @@ static int slot_make(struct weft_node *w, struct stage_slot *s)
     if (rc && bytes > SLOT_LEAST)
         rc = weft_alloc(w, bytes = SLOT_LEAST, &s->addr);
     if (rc)
-        return base_context(rc, "no room in this node's pool for the bytes on their way between a GPU and another node");
+        return base_context(rc, "no room in this node's pool for buffers between a GPU and another node");
     s->at = weft_ptr(w, s->addr, bytes);
     s->bytes = (uint32_t)bytes;
     return 0;

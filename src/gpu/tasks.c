@@ -27,8 +27,8 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
     bool own = weft_gaddr_node(addr) == w->rank && weft_gaddr_space(addr) == 0;
     *out = own ? weft_ptr(w, addr, bytes) : NULL;
     return *out ? 0
-                : base_fail(-EFAULT, "a kernel's request names %#llx, %llu bytes: not in this node's pool", (unsigned long long)addr,
-                            (unsigned long long)bytes);
+                : base_fail(-EFAULT, "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool",
+                            (unsigned long long)addr, (unsigned long long)bytes);
 }
 
 static void tasks_answer(struct gpu_request *q, int rc)

@@ -3,13 +3,12 @@
  * Persistent workers: for each, a thread of the node claims tasks ahead and puts them into a ring, from which blocks take them. Blocks hand
  * over results by requests, which the serving thread passes on.
  *
- * A slot is filled again when its task is done, in any order. A number whose slot is in use is left out: a block that draws it finds that
- * the slot does not have it, and draws the next. So a block that hangs occupies one slot and delays no other. The ring has more slots than
- * tasks are claimed ahead, so a slot is still in use at its next turn only if that many other tasks have passed its task. With as many
- * slots as tasks, two tasks done in the wrong order would leave out all numbers of a round, and each would cost a block a look.
+ * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot is filled again when its task is done, in any order. A
+ * number whose slot is in use is skipped: a block that draws it does not find it in the slot, and draws the next. So a block that hangs
+ * occupies one slot and delays no other. The ring has more slots than tasks are claimed ahead, so few numbers are skipped: a slot is still
+ * in use at its next turn only if that many other tasks have overtaken its task.
  *
- * The ring is in the host's memory: the node fills it by plain stores, without the driver, and blocks that read many slots at the same time
- * do not wait for each other.
+ * The ring is in the host's memory, where the node can fill it with plain stores, without calls of the driver.
  */
 #include "gpu/ring.h"
 

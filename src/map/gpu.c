@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels on a node's GPU. CUDA does not survive a fork, so each node opens its GPU itself when it has joined, and whether there is one the
- * owner asks in a process of its own. A GPU that fails loses nothing: from then on its node runs the pieces on the processor, and says so.
+ * Runs a map job's kernel on the nodes' GPUs. CUDA does not work in a process that was forked after CUDA was opened. So each node opens its
+ * GPU itself after it has joined, and the owner looks for GPUs in a child process. If a GPU fails, nothing is lost: its node runs its
+ * pieces on the processor from then on, and reports that.
  */
 #include "map/job.h"
 
@@ -17,9 +18,9 @@
 
 #define GPU_LOOK_NS (60 * WEFT_SECOND) /* the driver of a large machine takes some seconds to start */
 
-/* --- before there are nodes --- */
+/* --- before the nodes are started --- */
 
-/* The GPU of this node, by the option: "host"; a number; or empty, for all of them in turn. */
+/* The name of this node's GPU, as the option says: "host", a number, or (if the option is empty) the GPUs in turn. */
 static int gpu_name(const char *option, uint32_t rank, char name[16], uint32_t *count)
 {
     const struct gpu_backend *backend;
@@ -43,14 +44,14 @@ struct looked {
     char text[512];
 };
 
-/* Asks the driver in a child, which ends with it. */
+/* Asks the driver for GPUs in a child process. */
 static int gpu_look(const char *option, struct looked *l)
 {
     int fd[2];
     *l = (struct looked){.rc = -EIO};
     int rc = base_pipe(fd, 0);
     if (rc)
-        return base_fail(rc, "no pipe to ask for GPUs: %s", base_strerror(rc));
+        return base_fail(rc, "a pipe for the process that looks for GPUs cannot be made: %s", base_strerror(rc));
     pid_t pid = base_process_fork();
     if (pid == 0) {
         char name[16];
@@ -60,7 +61,7 @@ static int gpu_look(const char *option, struct looked *l)
     }
     close(fd[1]);
     if (pid < 0) {
-        rc = base_fail((int)pid, "cannot ask for GPUs: %s", base_strerror((int)pid));
+        rc = base_fail((int)pid, "the process that looks for GPUs cannot be started: %s", base_strerror((int)pid));
     } else {
         struct pollfd p = {.fd = fd[0], .events = POLLIN};
         int64_t deadline = base_deadline(GPU_LOOK_NS);
@@ -69,7 +70,7 @@ static int gpu_look(const char *option, struct looked *l)
             n = poll(&p, 1, 100);
         } while (n <= 0 && base_now_ns() < deadline);
         if (n <= 0 || read(fd[0], l, sizeof *l) != sizeof *l)
-            rc = base_fail(-EIO, "the GPU's driver %s", n <= 0 ? "does not answer" : "ended the process that asked for GPUs");
+            rc = base_fail(-EIO, "the GPU's driver %s", n <= 0 ? "does not answer" : "ended the process that looked for GPUs");
         base_process_kill(pid);
     }
     close(fd[0]);
@@ -89,7 +90,7 @@ int map_gpu_check(struct map_job *job)
             if (gpu_spans_has(k))
                 snprintf(names + len, sizeof names - len, "%s%s", len ? ", " : "", k->name);
         }
-        return base_fail(-EINVAL, "kernel %s has no form for GPUs; those that have one are %s", job->kernel->name, names);
+        return base_fail(-EINVAL, "kernel %s cannot run on GPUs; those that can are %s", job->kernel->name, names);
     }
     if (o->dry_run || !strcmp(o->gpu, "host"))
         return 0;
@@ -100,14 +101,14 @@ int map_gpu_check(struct map_job *job)
     return rc;
 }
 
-/* --- a node's --- */
+/* --- in each node --- */
 
 uint64_t map_slot_memory(const struct map_options *o)
 {
     return (2 + (o->apart ? MAP_BRING_DEPTH : 0)) * (uint64_t)MAP_CHUNK_BYTES + (o->gpu ? gpu_pass_bytes() : 0);
 }
 
-/* Says, once, that the pieces are the processor's now. The error text has the reason. */
+/* Reports once that this node runs its pieces on the processor from now on. base_error() has the reason. */
 static void gpu_lost(struct map_job *job)
 {
     struct map_board *b = job->board;
@@ -137,7 +138,7 @@ static int attach_pools(struct map_job *job)
     struct weft_node *w = job->w;
     struct fab_link *l = &w->links[0];
     int rc = gpu_spans_attach(job->gpu, w->pool_base, w->pool_bytes);
-    /* The owner's has what was read of streams. Where it cannot be attached, such pieces are copied. */
+    /* The owner's pool holds the input that was read from streams. If it cannot be attached, the pieces in it are copied. */
     void *owners = job->rank && l->transport ? l->transport->pointer(w, l, 0) : NULL;
     if (!rc && owners)
         (void)gpu_spans_attach(job->gpu, owners, l->pool_bytes);
@@ -158,7 +159,7 @@ int map_gpu_open(struct map_job *job)
         gpu_spans_close(job->gpu);
         job->gpu = NULL;
     }
-    if (!rc || job->rank == 0) /* without the owner's GPU there is little sense in the rest */
+    if (!rc || job->rank == 0) /* if the owner's GPU cannot be opened, the job fails */
         return rc ? base_context(rc, "--gpu") : 0;
     gpu_lost(job);
     return 0;
@@ -170,17 +171,17 @@ void map_gpu_close(struct map_job *job)
     job->gpu = NULL;
 }
 
-/* --- a slot's --- */
+/* --- in each slot --- */
 
 void map_gpu_leave(struct map_slot *slot)
 {
     struct map_job *job = slot->job;
     gpu_pass_close(slot->pass);
-    if (job->gpu && !gpu_spans_failed(job->gpu)) /* one that hangs may still write there */
+    if (job->gpu && !gpu_spans_failed(job->gpu)) /* a GPU that hangs may still write to this memory */
         weft_free(job->w, slot->pass_memory);
 }
 
-/* The slot's buffers, from its first piece on. False: there is no room for them. */
+/* Allocates the slot's buffers when it gets its first piece. False: there is no room for them. */
 static bool gpu_enter(struct map_slot *slot)
 {
     struct map_job *job = slot->job;
@@ -209,8 +210,8 @@ static int gpu_read(void *arg, uint64_t at, void *to, size_t len)
     map_slot_renew(r->slot, &r->next);
     r->failed = rc != 0;
     if (rc == -ENODATA)
-        return base_fail(-EIO, "the input ends before the piece does: it was truncated meanwhile");
-    return rc ? base_fail(rc, "cannot read the piece: %s", base_strerror(rc)) : 0;
+        return base_fail(-EIO, "the input ends before this piece does: the file was truncated while it was read");
+    return rc ? base_fail(rc, "cannot read the piece from its input: %s", base_strerror(rc)) : 0;
 }
 
 static void gpu_waiting(void *arg)
@@ -230,7 +231,7 @@ bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offs
     int rc = 0;
     if (!in->memory)
         input.read = gpu_read;
-    if (!in->memory && job->kernel->whole_lines) { /* it prints lines: they have to be somewhere */
+    if (!in->memory && job->kernel->whole_lines) { /* the kernel prints whole lines, so all bytes of the piece must be in memory */
         if (map_slot_buffer(slot, in->length)) {
             input.bytes = weft_ptr(job->w, slot->buffer, slot->buffer_bytes);
         } else {
@@ -248,7 +249,7 @@ bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offs
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(-EIO, "the input ends before the piece does: it was truncated meanwhile");
+        base_fail(-EIO, "the input ends before this piece does: the file was truncated while it was read");
         return true;
     }
     if (rc && !r.failed && gpu_spans_failed(job->gpu)) {

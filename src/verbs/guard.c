@@ -53,7 +53,7 @@ static int greet(struct verbs_guard *g, const char *command)
         rc = base_fail(-EPROTO, "the guard is of another version of weft than this program (WEFT_GUARD='%s')", command);
     uint64_t bytes = base_round_up(sizeof *g->page, BASE_PAGE);
     if (!rc && base_memory_fd_check(fds[0], bytes))
-        rc = base_fail(-EPROTO, "the guard's memory is not what it should be");
+        rc = base_fail(-EPROTO, "the guard has sent memory of the wrong size or kind: is WEFT_GUARD the command weft of this version?");
     if (!rc) {
         void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
         if (p == MAP_FAILED)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Memory of a real GPU with addresses: puts, gets and atomics of processors and kernels of all nodes on arenas of all nodes.
+// Memory of a real GPU in the address space: puts, gets and atomics of processors and kernels of all nodes on arenas of all nodes.
 // weft run -n N -- arena
 #include "check.cuh"
 
@@ -32,7 +32,7 @@ __global__ void by_kernel(const weft_device *d, uint64_t there, uint64_t mine, s
     KERNEL(weft_device_flush(d, (uint32_t)(there >> 48)));
 }
 
-/* A kernel sees what was put into its own GPU's memory. */
+/* A kernel checks the bytes that were put into its own GPU's memory. */
 __global__ void sees(const uint8_t *at, uint32_t bytes, uint32_t seed, struct report *bad)
 {
     for (uint32_t i = threadIdx.x; i < bytes; i += blockDim.x)
@@ -60,7 +60,7 @@ int main(void)
     for (uint32_t i = 0; i < BYTES; i++)
         bytes[i] = pattern(i, other);
     static const uint32_t sizes[] = {1, 8, 100, 4096, 5000, 65536, 1000001, BYTES};
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) { /* the processor, to the next node's arena and back */
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) { /* puts and gets of the processor to and from the next node's arena */
         OK(weft_put_blocking(w, all[2 * other], bytes, sizes[k]));
         memset(back, 0, sizes[k]);
         OK(weft_get_blocking(w, back, all[2 * other], sizes[k]));
@@ -69,17 +69,17 @@ int main(void)
     all_here();
     sees<<<1, 256>>>((const uint8_t *)weft_gpu_ptr(gpu, big, BYTES), BYTES, me, bad);
     KERNEL_DONE();
-    OK(weft_get_blocking(w, back, big, BYTES)); /* from its own */
+    OK(weft_get_blocking(w, back, big, BYTES)); /* from this node's own arena */
     for (uint32_t i = 0; i < BYTES; i++)
         CHECK(back[i] == pattern(i, me));
     all_here();
-    /* From GPU to GPU, not to where the other node reads its own from. */
+    /* From GPU to GPU, to a part of the arena that its owner does not read. */
     OK(weft_put_blocking(w, all[2 * other] + BYTES / 2, weft_gpu_ptr(gpu, big, 100000), 100000));
     all_here();
     OK(weft_get_blocking(w, back, big + BYTES / 2, 100000));
     for (uint32_t i = 0; i < 100000; i++)
         CHECK(back[i] == pattern(i, (me + size - 1) % size));
-    for (uint32_t i = 0; i < 200; i++) /* a word of node 0's arena, by all */
+    for (uint32_t i = 0; i < 200; i++) /* all nodes add to a word of node 0's arena */
         OK(weft_fetch_add_blocking(w, all[1], 2, NULL));
     by_kernel<<<1, 1>>>(weft_gpu_device(gpu), all[2 * other + 1] + 1024, on_node(page, me), bad);
     KERNEL_DONE();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// weft/device.cuh: what warps and blocks put, get, signal, submit, claim and complete together, against a shadow memory; and GB/s of 1 MiB
-// to and from the host's pool, by a block and by a grid, beside a bare kernel that copies as much. For two nodes or more.
+// The calls of weft/device.cuh, which all threads of a warp or block make together: put, get, signal, submit, claim, complete, compared
+// with a shadow memory. Also GB/s of 1 MiB to and from the host's pool, by a block and by a grid, beside a kernel that only copies. For two
+// nodes or more.
 #include <vector>
 
 #include "check.cuh"
 #include "weft/device.cuh"
 
-#define SLICES 8u /* one of each block, or warp */
+#define SLICES 8u /* one for each block, or warp */
 #define SLICE  (64u << 10)
 #define OPS    150u
 #define AREA   ((size_t)SLICES * SLICE)
@@ -18,7 +19,7 @@ struct move {
 };
 
 struct job {
-    weft_gaddr near, far; /* areas: of this node, and one at another that this node alone writes to */
+    weft_gaddr near, far; /* areas: one of this node, and one at another node to which only this node writes */
     struct move *moves;   /* [SLICES][OPS] */
 };
 
@@ -47,7 +48,7 @@ static uint32_t some(uint32_t below)
     return (uint32_t)(x >> 20) % below;
 }
 
-/* Any length and alignment: often such that both ends have the same. */
+/* Random lengths and alignments; often both ends have the same alignment. */
 static void make_moves(struct move *all)
 {
     for (uint32_t i = 0; i < SLICES * OPS; i++) {
@@ -108,8 +109,8 @@ static void test_moves(weft_gaddr near, weft_gaddr far)
     CUDA(cudaFreeHost(j.moves));
 }
 
-/* Each node's block puts numbered bytes to the next node and signals. It reads those that come to itself, and then lets the one before it
- * write again: `signal` counts what came, the word behind it what the next node has read. */
+/* Each node's block puts numbered bytes to the next node and signals. It checks the bytes that it receives, and then signals the node
+ * before it to write again. `signal` counts received rounds, the word behind it the rounds that the next node has read. */
 static __global__ void signals(const weft_device *d, weft_gaddr at, weft_gaddr signal, weft_gaddr mine, uint32_t rounds, struct report *bad)
 {
     const uint64_t place = (1ull << 48) - 1, next = (uint64_t)((d->rank + 1) % d->size) << 48;
@@ -180,7 +181,7 @@ static void test_farm(void)
     for (uint32_t got = 0; weft_rank(w) == 0 && got < TASKS;) {
         weft_done done;
         int n = weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT);
-        if (n == -ENOENT) /* none is submitted yet */
+        if (n == -ENOENT) /* no task was submitted yet */
             continue;
         OK(n);
         CHECK(done.tag < TASKS && !seen[done.tag] && done.status == 0 && done.result_len == 3 * done.tag + 1);
@@ -200,14 +201,14 @@ static __global__ void wrong(const weft_device *d, weft_gaddr mine, struct repor
     KERNEL_IS(weft_device_put_block(d, mine, next | 4096, 64, NULL), -WEFT_DEVICE_EINVAL);
     KERNEL_IS(weft_device_get_block(d, next | 4096, mine, 64, NULL), -WEFT_DEVICE_EINVAL);
     KERNEL_IS(weft_device_put_signal_block(d, mine, mine, 64, next | 4096, 1, NULL), -WEFT_DEVICE_EINVAL);
-    KERNEL(weft_device_put_block(d, none, mine, 64, &op)); /* the node finds it out */
+    KERNEL(weft_device_put_block(d, none, mine, 64, &op)); /* the node, not the kernel, detects the invalid address */
     KERNEL_IS(weft_device_wait_block(d, &op), -EFAULT);
     KERNEL_IS(weft_device_test_block(d, &op), -EFAULT);
 }
 
 /* --- speed --- */
 
-/* Each block its part of `bytes`, again and again. */
+/* Each block copies its part of `bytes`, again and again. */
 template <bool PUT>
 static __global__ void weft_copies(const weft_device *d, weft_gaddr pool, weft_gaddr arena, uint64_t bytes, uint32_t times,
                                    struct report *bad)
@@ -234,7 +235,7 @@ template <typename F> static double gigabytes(uint64_t bytes, F launch)
     float ms, best = 1e9f;
     CUDA(cudaEventCreate(&from));
     CUDA(cudaEventCreate(&to));
-    for (int i = 0; i < 6; i++) { /* the first ones warm up */
+    for (int i = 0; i < 6; i++) { /* the first rounds are for warming up */
         CUDA(cudaEventRecord(from));
         launch();
         CUDA(cudaEventRecord(to));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the programs of this folder share: a node with its GPU, checks on both sides, and kernels whose failures are told.
+ * Helpers of the programs in this folder: a node with its GPU, checks on the processor and in kernels, and reporting failures of kernels.
  */
 #ifndef WEFT_TESTS_GPU_CHECK_H
 #define WEFT_TESTS_GPU_CHECK_H
@@ -23,7 +23,7 @@ struct report {
     int line, rc;
 };
 
-/* Within a kernel that has a `struct report *bad`. */
+/* For use in a kernel with a parameter `struct report *bad`. */
 #define KERNEL_IS(call, wanted)                                 \
     do {                                                        \
         int kernel_rc_ = (call);                                \
@@ -64,7 +64,7 @@ static struct report *bad;
         }                                                                                                \
     } while (0)
 
-/* The kernel that was started last has ended, and failed in nothing. */
+/* Waits for the kernel that was started last, and checks that none of its checks failed. */
 #define KERNEL_DONE()                                                                                                                \
     do {                                                                                                                             \
         CUDA(cudaGetLastError());                                                                                                    \
@@ -83,7 +83,8 @@ static inline weft_gaddr on_node(weft_gaddr a, uint32_t node)
 
 static inline void open_node(void)
 {
-    /* By default a kernel is loaded when it is first started, which waits for kernels that run: for ever, if they wait for this one. */
+    /* By default CUDA loads a kernel when it is first started, and for that waits for running kernels: for ever, if they wait for this one.
+     */
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     OK(weft_open(&w, NULL));
     CUDA(cudaSetDevice(0));
@@ -101,7 +102,7 @@ static inline void open_gpu(uint32_t rings, uint32_t slots)
     OK(weft_gpu_open(w, &config, &gpu));
 }
 
-/* Zeros at the same place of every node. */
+/* Allocates zeros at the same offset on every node. */
 static inline weft_gaddr same_place(size_t bytes)
 {
     static uint64_t all[WEFT_MAX_NODES];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * A CUDA driver for tests: its memory is this process's, its GPUs do what they are asked at once, and kernels it has none. It is found as
- * the true one is, as libcuda.so.1 (LD_LIBRARY_PATH). Memory of a GPU has addresses at which the processor reaches nothing.
+ * A fake CUDA driver for tests: its GPUs use memory of this process, execute copies at once, and run no kernels. It is loaded like the real
+ * driver, as libcuda.so.1 (LD_LIBRARY_PATH). A GPU's memory has addresses that the processor cannot access.
  *
- * FAKE_CUDA is a list of words: gpus=N (default 1), init=CODE (what cuInit() says), full (no memory), no-dmabuf, deaf (writes nothing).
- * Compiled with FAKE_CUDA_OLD it lacks what drivers before CUDA 10.2 lack.
+ * FAKE_CUDA is a list of words: gpus=N (default 1), init=CODE (the result of cuInit()), full (no memory), no-dmabuf, deaf (writes nothing).
+ * Compiled with FAKE_CUDA_OLD it lacks the functions that drivers before CUDA 10.2 lack.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -23,12 +23,12 @@ enum { PIECES = 256, PAGE = 4096 };
 
 typedef unsigned long long ptr;
 
-/* Memory of the driver: a memfd, mapped where only the GPU reaches it (`at`), and for us (`view`). Memory of the host that is registered
- * has the same address for both. */
+/* Memory of the driver: a memfd, mapped at the GPU's address (`at`), which the processor must not use, and for the driver itself (`view`).
+ * Registered memory of the host has the same address for both. */
 struct piece {
     uint8_t *at, *view;
     size_t bytes;
-    int fd; /* -1: of the host */
+    int fd; /* -1: memory of the host */
     bool used;
 };
 
@@ -59,7 +59,7 @@ static struct piece *piece_new(void)
     return NULL;
 }
 
-/* Where we reach what a GPU, or a copy, reaches at `p`. */
+/* The driver's own address of the memory that the GPU has at `p`. */
 static uint8_t *seen(ptr p)
 {
     pthread_mutex_lock(&lock);
@@ -79,7 +79,7 @@ static int backing(size_t bytes)
     return fd;
 }
 
-/* Memory behind `fd`, at addresses that the processor must not use, or may (`managed`). */
+/* Maps the memory of `fd` at addresses that the processor must not use, or may use (`managed`). */
 static int map_piece(struct piece *m, int fd, size_t bytes, void *at, bool managed)
 {
     int protection = managed ? PROT_READ | PROT_WRITE : PROT_NONE;
@@ -163,7 +163,7 @@ FAKE(cuDeviceGetPCIBusId(char *id, int room, int device))
     snprintf(id, (size_t)room, "0000:%02X:00.0", 0xf0 + device);
     return OK;
 }
-/* All are neighbours of all, but for the last one. */
+/* All GPUs are connected by NVLink, except the last one. */
 FAKE(cuDeviceGetP2PAttribute(int *value, int attribute, int a, int b))
 {
     int last = (int)word("gpus", 1) - 1;
@@ -268,7 +268,7 @@ FAKE(cuMemsetD8Async(ptr at, unsigned char byte, size_t bytes, void *stream))
 FAKE(cuMemcpyAsync(ptr to, ptr from, size_t bytes, void *stream))
 {
     (void)stream;
-    if (bytes == 8) /* others may look at the word */
+    if (bytes == 8) /* other threads may read the word meanwhile */
         __atomic_store_n((uint64_t *)(void *)seen(to), __atomic_load_n((uint64_t *)(void *)seen(from), __ATOMIC_RELAXED), __ATOMIC_RELAXED);
     else
         memcpy(seen(to), seen(from), bytes);
@@ -306,7 +306,7 @@ FAKE(cuStreamWaitEvent(void *stream, void *event, unsigned flags))
     (void)stream, (void)event, (void)flags;
     return OK;
 }
-FAKE(cuModuleLoadData(void **module, const void *image)) /* it runs no kernels */
+FAKE(cuModuleLoadData(void **module, const void *image)) /* this driver runs no kernels */
 {
     (void)module, (void)image;
     return NOT_SUPPORTED;

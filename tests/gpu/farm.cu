@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// A persistent farm on a CUDA GPU: a kernel stays, takes tasks of a queue and hands their results back; each is done once. Prints how many
-// a second were claimed, done and completed. Run: weft run -n 1 -- farm [tasks] [blocks]
+// A persistent worker on a CUDA GPU: one kernel runs all the time, takes tasks of a queue and returns their results; each task is done
+// once. Prints how many tasks a second were claimed, done and completed. Run: weft run -n 1 -- farm [tasks] [blocks]
 #include <vector>
 
 #include "check.cuh"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What goes wrong on a GPU: weft run -n 2 -- faults trap | killed | twice | none. A kernel that traps: its node stays alive, says so, and
-// its processor goes on. A node that is killed while its kernel puts to another and another's to it: the other's calls end with an error,
-// and go on to those that live. One GPU opened twice. No GPU that this process may use.
+// Failures on a GPU: weft run -n 2 -- faults trap | killed | twice | none. trap: a kernel traps; its node stays alive, reports it, and its
+// processor goes on. killed: a node is killed while its kernel puts to another node and that node's kernel to it; the other kernel's calls
+// fail, and calls to nodes that are alive still work. twice: one GPU is opened twice. none: this process may use no GPU.
 #include <csignal>
 
 #include "check.cuh"
@@ -12,7 +12,7 @@ __global__ void trap(void)
     __trap();
 }
 
-/* Until the node at the other end is gone. */
+/* Puts until the node at the other end is gone. */
 __global__ void put_for_ever(const weft_device *d, uint64_t there, uint64_t mine, struct report *bad, int *ended)
 {
     int rc = 0;
@@ -38,7 +38,7 @@ static void test_trap(weft_gaddr page)
     if (weft_rank(w) == 0) {
         trap<<<1, 1>>>();
         CHECK(cudaDeviceSynchronize() != cudaSuccess);
-        sleep(3); /* the node's thread looks at the GPU once a second, and says what it finds */
+        sleep(3); /* the node's thread checks the GPU once a second, and logs a failure */
         OK(weft_put_blocking(w, on_node(page, 1), "alive", 6));
         OK(weft_gpu_close(gpu));
     }
@@ -79,7 +79,7 @@ static void test_twice(weft_gaddr page)
     all_here();
 }
 
-/* The rest of weft works without. */
+/* The rest of weft works without a GPU. */
 static void test_none(void)
 {
     weft_gpu_config config = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Every call of weft/device.h by kernels of a real GPU, between nodes: weft run -n 3 -- kernels. What tests/multi/test_gpu.c has for the
-// back end `host`.
+// Every call of weft/device.h by kernels of a real GPU, between nodes: weft run -n 3 -- kernels. tests/multi/test_gpu.c does the same on
+// the back end `host`.
 #include "check.cuh"
 
 #define BLOCKS  8u
@@ -147,7 +147,7 @@ static void test_ping_pong(struct job j)
     all_here();
 }
 
-/* What is wrong: errors come back, and nothing else suffers. */
+/* Invalid requests: they return errors, and other requests are not affected. */
 __global__ void wrong(const weft_device *d, struct job job, struct report *bad)
 {
     const struct job *j = &job;
@@ -172,7 +172,8 @@ __global__ void wrong(const weft_device *d, struct job job, struct report *bad)
     KERNEL(weft_device_fetch_add(d, good, 1, &old));
 }
 
-/* A ring of 8 slots, and nobody looks at the answers: who needs their place waits for it, or is told; nobody else does. */
+/* A ring of 8 slots whose answers are not read: a request that needs such an answer's place waits for it or fails; others are not affected.
+ */
 __global__ void full(const weft_device *d, struct job job, struct report *bad)
 {
     const struct job *j = &job;

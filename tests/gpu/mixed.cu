@@ -30,7 +30,7 @@ __device__ weft_gaddr at_node(weft_gaddr a, uint32_t node)
     return weft_gaddr_make(node, weft_gaddr_space(a), weft_gaddr_offset(a));
 }
 
-/* What a thread has put to a node that it chose for all its life, and adds of all. */
+/* Each thread chooses one node, changes its own words there and checks them; all threads add to the shared words. */
 __global__ void mixed(const weft_device *d, struct job j, struct report *bad, unsigned long long *adds)
 {
     uint32_t me = blockIdx.x * blockDim.x + threadIdx.x, s = j.seed + me * 2654435761u + d->rank + 1;
@@ -44,7 +44,7 @@ __global__ void mixed(const weft_device *d, struct job j, struct report *bad, un
         uint64_t v = (uint64_t)d->rank << 48 | (uint64_t)me << 24 | i;
         weft_device_op op;
         switch (what) {
-        case 0: /* a run of words, and it is there before the next thing to be put there */
+        case 0: /* puts several words, and waits until they are there before later operations on them */
             for (uint32_t w = 0; w < n; w++)
                 out[k + w] = shadow[k + w] = v + w;
             KERNEL(weft_device_put(d, there + 8 * k, mine + 8 * k, 8 * n, &op));
@@ -102,7 +102,7 @@ int main(int argc, char **argv)
     open_gpu(8, 1024);
     all_here();
     mixed<<<BLOCKS, THREADS>>>(weft_gpu_device(gpu), j, bad, adds);
-    for (uint32_t i = 0; i < cpu; i++) { /* this node's processor meanwhile */
+    for (uint32_t i = 0; i < cpu; i++) { /* operations of this node's processor at the same time */
         OK(weft_fetch_add_blocking(w, on_node(j.at, i % size) + 8 * (i % SHARED), 1, NULL));
     }
     KERNEL_DONE();

@@ -35,7 +35,7 @@ __global__ void load(const weft_device *d, uint64_t there, uint64_t seed, struct
         KERNEL_CHECK(p[i] == i * 0x9e3779b97f4a7c15ull + seed);
 }
 
-/* Bytes stored, then a signal in the same arena; the owner's kernel waits for it. */
+/* Stores bytes, then signals in the same arena; the owner's kernel waits for the signal. */
 __global__ void tell(const weft_device *d, uint64_t there, struct report *bad)
 {
     uint64_t *p = (uint64_t *)weft_device_ptr(d, there, 4096);
@@ -62,7 +62,7 @@ __global__ void until(const volatile int *flag)
         __nanosleep(1000);
 }
 
-/* For ever, until the flag. */
+/* Stores until the flag is set. */
 __global__ void store_until(const weft_device *d, uint64_t there, const volatile int *flag, struct report *bad)
 {
     uint64_t *p = (uint64_t *)weft_device_ptr(d, there, BYTES);
@@ -103,7 +103,7 @@ static void copies(weft_gaddr there, weft_gaddr mine, weft_gaddr pool)
     }
 }
 
-/* Node 0's GPU is busy with a kernel; nodes open arenas and map them all the same. */
+/* While node 0's GPU is busy with a kernel, nodes can open arenas and map them. */
 static void while_busy(uint32_t next)
 {
     volatile int *flag = flag_new();
@@ -157,7 +157,7 @@ int main(int argc, char **argv)
     weft_gaddr mine, from, words, pool = same_place(BYTES / 4);
     open_gpu(2, 256);
     OK(weft_gpu_arena(gpu, 2 * BYTES + (1u << 20), &space));
-    OK(weft_gpu_alloc(gpu, space, BYTES, &mine)); /* at the same place everywhere */
+    OK(weft_gpu_alloc(gpu, space, BYTES, &mine)); /* at the same offset on every node */
     OK(weft_gpu_alloc(gpu, space, BYTES, &from));
     OK(weft_gpu_alloc(gpu, space, 4096, &words));
     all_here();

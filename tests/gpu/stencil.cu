@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// examples/stencil.c on CUDA GPUs: a plate whose rows are divided among the nodes lies in their GPUs' arenas, and one kernel a node does
-// all steps; the border rows travel by put_signal from kernel to kernel. The result is compared with the processor's, bit by bit. Run: weft
-// run -n N -- stencil [pool]. pool: the plates lie in the nodes' pools.
+// examples/stencil.c on CUDA GPUs: the rows of a plate are divided among the nodes, and are in their GPUs' arenas. One kernel on each node
+// does all steps; kernels send border rows to each other by put with signal. The result is compared with the processor's, bit by bit. Run:
+// weft run -n N -- stencil [pool]. pool: the rows are in the nodes' pools instead.
 #include <cstddef>
 #include <ctime>
 #include <vector>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A program that opens a node three times (30 times with any argument), one after the other, and each time tells all others something else.
+ * A program that opens and closes a node three times (30 times with any argument), and each time exchanges other words with all nodes.
  */
 #include <stdio.h>
 #include <weft.h>

@@ -28,7 +28,7 @@ int __wrap_gpu_spans_open(const char *name, const weft_kernel *kernel, const cha
 int __wrap_gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg, struct gpu_spans **out)
 {
     *out = NULL;
-    return here("open") && getpid() != owner ? base_fail(-EIO, "it is held by another") : __real_gpu_spans_open(name, kernel, arg, out);
+    return here("open") && getpid() != owner ? base_fail(-EIO, "another process uses it") : __real_gpu_spans_open(name, kernel, arg, out);
 }
 
 int __real_gpu_pass_open(struct gpu_spans *s, void *memory, struct gpu_pass **out);

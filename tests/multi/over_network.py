@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Runs a test of several nodes over an ordinary network (the ofi transport): the nodes are spread over network namespaces, which count as
-hosts, joined by a bridge. All of it is in namespaces of this process, so it goes with it, however that ends.
+hosts and are joined by a bridge. All of these are in namespaces of this process, so the kernel removes them when this process ends.
 
 Usage: over_network.py PROVIDER[,FAMILY[,HOSTS]] TEST...
 
-PROVIDER is libfabric's ("tcp", "udp;ofi_rxd"); FAMILY 4 or 6, the only one that the hosts have; HOSTS how many there are (4). Each host
-has two interfaces, net0 and net1, in networks of their own. The test gets TEST_NAMESPACES, one path a host, TEST_COORD, the address of
-the first on net0, and TEST_BRIDGE, the namespace of the bridges br0 and br1, whose ports are net0-HOST and net1-HOST.
+PROVIDER is a provider of libfabric ("tcp", "udp;ofi_rxd"); FAMILY is the only IP version of the hosts, 4 or 6; HOSTS is their number (4). Each
+host has two interfaces, net0 and net1, in two networks. The test gets TEST_NAMESPACES, one path for each host; TEST_COORD, the first host's
+address on net0; and TEST_BRIDGE, the namespace of the bridges br0 and br1, whose ports are net0-HOST and net1-HOST.
 """
 import os
 import subprocess
@@ -60,9 +60,9 @@ def main():
     paths, first = make_hosts(int(hosts or 4), family or "4")
     env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER=provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
                TEST_BRIDGE=f"/proc/{os.getpid()}/ns/net")
-    # Each step is a few system calls and a message through the kernel: fewer of them, as over softverbs.
+    # Each step takes a few system calls and a message through the kernel: do fewer steps, as over softverbs.
     env.setdefault("TEST_DIVIDE", "10")
-    # To the nodes the others are on hosts of their own, and who is not given a processor for long is silent: that is no death.
+    # On a busy machine a node may be silent for long, and must not be declared dead for that.
     env.setdefault("WEFT_LIVENESS", f"{patience(30):.0f}s")
     return subprocess.run(test, env=env, check=False).returncode
 

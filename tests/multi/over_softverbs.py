@@ -5,8 +5,8 @@ removed after it.
 
 Usage: over_softverbs.py SOFTVERBS-COMMAND VERBS-LIBRARY PROFILE[,TOPOLOGY[,TRANSPORT]] TEST...
 
-TOPOLOGY is softverbs', with a colon ("mesh:4"; else a switch of 64), or one of topology.py ("circle:9:1:2", "twin:2:1"); TRANSPORT is
-weft's (else rc).
+TOPOLOGY is one that softverbs has built in, written with a colon ("mesh:4"), or one of topology.py ("circle:9:1:2", "twin:2:1"); the default
+is a switch of 64 hosts. TRANSPORT is the value of WEFT_TRANSPORT; the default is rc.
 """
 import os
 import signal
@@ -18,12 +18,12 @@ sys.dont_write_bytecode = True
 from processes import patience  # noqa: E402
 
 softverbs, library, what, *test = sys.argv[1:]
-signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # out of time: the fabric goes all the same
+signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # when the time is over: the fabric is still removed
 profile, topology, transport = (what.split(",") + ["", ""])[:3]
-# Each step is a few system calls, and on two processors every second node waits for its turn: fewer of them.
+# Each step takes a few system calls, and on two processors half of the nodes wait for a processor: do fewer steps.
 os.environ.setdefault("TEST_DIVIDE", "5")
-# To the nodes the others are on hosts of their own, and who is not given a processor for long is silent: that is no death.
-# A test of what silence means sets its own.
+# Each node counts as a host of its own. On a busy machine a node may be silent for long and must not be declared dead for that. Tests of
+# WEFT_LIVENESS set their own value.
 os.environ.setdefault("WEFT_LIVENESS", f"{patience(30):.0f}s")
 with tempfile.TemporaryDirectory(prefix="weft-rc-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as tmp:
     env = dict(os.environ, SOFTVERBS_DIR=tmp, SOFTVERBS_FABRIC="test", WEFT_TRANSPORT=transport or "rc", WEFT_VERBS_LIBRARY=library,

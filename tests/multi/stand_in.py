@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What stands in for ssh in tests: it runs the command here, as a shell there would, with nothing of this environment but the
-RDMA device, and on a host of its own where namespaces can be made."""
+"""A script that tests use instead of ssh: it runs the command on this machine through a shell, with only the RDMA device's variables from this
+environment, and on a "host" of its own if namespaces can be made."""
 import subprocess
 
 SSH = """#!/bin/sh

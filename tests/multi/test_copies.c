@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Large copies by several threads between nodes of one host: when an operation returns all bytes are there, also for who sees
- * the signal behind them; the helpers are as many as the setting says and end with the node; a node that is killed in the
- * middle of such a copy leaves the others as they were.
+ * Large copies by several threads between nodes of one host: when an operation returns, all bytes have arrived, and a node that sees the
+ * signal behind them sees all bytes; there are as many helper threads as the setting says, and they end with the node; when a node is killed
+ * during such a copy, the others go on.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * kill -9 of a node in the middle of anything: every survivor's operation to it ends with -ECONNRESET, nobody hangs,
- * the others go on. Also a node that writes nonsense into what it shares.
+ * A node is killed (SIGKILL) while any operation is under way: every survivor's operation to it ends with -ECONNRESET, no node hangs, and
+ * the others go on. Also a node that overwrites the memory that it shares.
  */
 #include <setjmp.h>
 #include <stdarg.h>

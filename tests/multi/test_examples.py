@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The examples do what stands on top of their files.
+"""The examples print what the comments at the top of their files say.
 
-In the first comment "Run:" is followed by a command, "It prints:" (or "It prints, in any order:") by what it prints,
-"Exit status:" by that, if it is not 0; all indented by four spaces. A file may have several such groups.
+In the first comment "Run:" is followed by a command, "It prints:" (or "It prints, in any order:") by its output, and "Exit status:" by its
+exit status if that is not 0; all indented by four spaces. A file may have several such groups.
 
 Usage: test_examples.py PATH-OF-WEFT SOURCE-DIRECTORY DIRECTORY-OF-PROGRAMS
 """
@@ -38,7 +38,7 @@ def read_claims(path):
 
 
 def check(weft, programs, group):
-    """What is wrong, as text; empty when nothing is."""
+    """A description of what is wrong; empty if nothing is."""
     (command,) = group["run"]
     words = shlex.split(command)
     words = [weft if w == "weft" else w for w in words]

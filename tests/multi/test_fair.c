@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What one node does may not keep another from a third: node 1 does nothing but send to node 0, and node 0 goes on hearing node 2,
- * and decides what it has to about node 1.
+ * Fairness: node 1 sends to node 0 without a pause. Node 0 must still receive from node 2, and must still notice when node 1 dies or closes
+ * its side connection.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -144,7 +144,7 @@ static void test_two_threads(void **state)
     assert_int_equal(nodes_failed_with(NODES, two_threads, shared_words(4096), SPINNING), 0);
 }
 
-/* --- a node closes its side connection, which is how the others know that it lives, and goes on sending --- */
+/* --- a node closes its side connection, by which the others know that it is alive, and goes on sending --- */
 
 static void sends_on(weft_node *w, void *arg)
 {
@@ -185,7 +185,7 @@ static void test_sends_on(void **state)
     assert_int_equal(nodes_failed_with(NODES, sends_on, shared_words(4096), SPINNING), 0);
 }
 
-/* --- or goes on talking over its side connection: what is read in one go has an end, before all of it is read --- */
+/* --- a node sends without a pause over its side connection: one call reads only a bounded amount --- */
 
 static void talks(weft_node *w, void *arg)
 {

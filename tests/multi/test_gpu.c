@@ -347,7 +347,7 @@ static void full(const weft_device *d, void *arg)
     weft_device_op more;
     CHECK(weft_device_put_nowait(d, good, j->mine, 8, &more) == -EAGAIN);
     CHECK(weft_device_put(d, good, j->mine, 8, &more) == -ETIMEDOUT);
-    CHECK(weft_device_nothing(d, true) == -ETIMEDOUT); /* it never had an op: it takes nobody's place away */
+    CHECK(weft_device_nothing(d, true) == -ETIMEDOUT); /* a request without an op needs no place for an answer */
     for (int i = 0; i < 8; i++)
         CHECK(weft_device_load_flag(&d->ring->awaited[i]) == 1);
     KERNEL(weft_device_put_value(d, good, 1, NULL));                   /* needs no place for an answer */
@@ -382,7 +382,8 @@ static void test_full(void **state)
     assert_int_equal(nodes_failed_with(1, node_full, NULL, environment), 0);
 }
 
-/* What a kernel writes into a ring is not believed: what is no request is not taken, and the next flush says so; nothing else suffers. */
+/* A kernel writes invalid requests into a ring: the node does not execute them, the next flush reports an error, and other requests are not
+ * affected. */
 static void write_nonsense(const weft_device *d, void *arg)
 {
     const struct job *j = arg;
@@ -392,7 +393,7 @@ static void write_nonsense(const weft_device *d, void *arg)
     for (int64_t until = weft_device_now_ns() + 60000000000; d->block == 0 && rc == 0 && weft_device_now_ns() < until;) {
         uint64_t next = weft_device_load_own(r->next);
         weft_device_store_cell(&r->slots[next & r->mask].cell[0], ~0ull, ~WEFT_DEVICE_ROUND | weft_device_round(next, r->mask));
-        usleep(2000); /* the node looks at it, most likely, before the next request takes its place */
+        usleep(2000); /* by then the node has most likely read it, before the next request overwrites it */
         rc = weft_device_flush(d, d->rank);
     }
     CHECK(rc == (d->block == 0 ? -EPROTO : 0));
@@ -416,7 +417,7 @@ static void test_nonsense(void **state)
     assert_int_equal(nodes_failed(1, node_nonsense, NULL), 0);
 }
 
-/* A node dies while another's kernel puts to it: the kernel's calls end with an error, and go on to those that live. */
+/* A node dies while another node's kernel puts to it: these calls fail, and calls to other nodes still work. */
 static void to_the_dying(const weft_device *d, void *arg)
 {
     const struct job *j = arg;

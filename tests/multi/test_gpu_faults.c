@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What must not happen with GPUs, on the GPU `host`: nodes that stop or die while they are asked, GPUs and nodes that are closed while
- * others are at them, and calls that ask for what there is not.
+ * Failures around GPUs, on the GPU `host`: nodes that stop or die while requests to them are under way, GPUs and nodes that are closed while
+ * others use them, and calls with invalid arguments.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -34,13 +34,13 @@ static weft_gpu *open_host(weft_node *w, uint32_t rings, uint32_t slots)
     return g;
 }
 
-/* What the nodes of a test and its parent share. */
+/* Shared by the nodes of a test and their parent. */
 struct shared {
     _Atomic uint32_t ready, stopped, go_on;
     _Atomic int pid;
 };
 
-/* --- several GPUs of a node, opened and closed by threads of their own --- */
+/* --- several GPUs of a node, each opened and closed by its own thread --- */
 
 static void *open_and_close(void *arg)
 {
@@ -76,7 +76,7 @@ static void test_threads(void **state)
     assert_int_equal(nodes_failed(1, node_threads, NULL), 0);
 }
 
-/* --- a node that stops: what a kernel asks of it stays under way until the node is closed --- */
+/* --- a stopped node: a kernel's requests to it stay under way until the kernel's node is closed --- */
 
 struct stop_job {
     weft_gaddr at, mine;
@@ -86,7 +86,7 @@ static void to_the_stopped(const weft_device *d, void *arg)
 {
     const struct stop_job *j = arg;
     weft_device_op op;
-    for (uint32_t i = 0; weft_device_send(d, 1, 5, i, j->mine, 2000, &op) == 0; i++) /* until its node and the ring take no more */
+    for (uint32_t i = 0; weft_device_send(d, 1, 5, i, j->mine, 2000, &op) == 0; i++) /* until neither the stopped node nor the ring has room */
         weft_device_leave(d, &op);
     CHECK(weft_device_flush(d, 1) == -WEFT_DEVICE_ETIMEDOUT);
 }
@@ -122,7 +122,7 @@ static void node_stopped(weft_node *w, void *arg)
     OK(weft_close(w));
     s->go_on = 1;
     kill(s->pid, SIGCONT);
-    exit(0); /* with what a sanitizer has to say of memory that is left */
+    exit(0); /* exit() lets the address sanitizer report leaked memory */
 }
 
 static void test_stopped(void **state)
@@ -179,7 +179,7 @@ static int closes(int rank, void *arg)
     wait_for(&r.begun, 4);
     int64_t began = now_ns();
     OK(weft_close(w));
-    CHECK(now_ns() - began < 20 * WEFT_SECOND); /* not the deadline, which is 30 s */
+    CHECK(now_ns() - began < 20 * WEFT_SECOND); /* much less than the deadline, which is 30 s */
     pthread_join(thread, NULL);
     CHECK(weft_gpu_run(r.g, wait_for_ever, 4, &r) == -EINVAL);
     return 0;
@@ -205,7 +205,7 @@ static void wait_for_the_dead(const weft_device *d, void *arg)
     uint64_t seen = 0;
     int64_t began = weft_device_now_ns();
     CHECK(weft_device_wait_for(d, d->size, word, 1, NULL) == -EINVAL);
-    KERNEL(weft_device_wait_for(d, 1, word, 1, &seen)); /* it was sent before */
+    KERNEL(weft_device_wait_for(d, 1, word, 1, &seen)); /* this signal was sent before */
     atomic_fetch_add(&j->s->go_on, 1);
     CHECK(seen == 1 && weft_device_wait_for(d, 1, word, 2, &seen) == -WEFT_DEVICE_ECONNRESET);
     CHECK(weft_device_now_ns() - began < 20 * WEFT_SECOND);
@@ -236,7 +236,7 @@ static void test_death(void **state)
     assert_true(WIFSIGNALED(status[1]));
 }
 
-/* --- leases of tasks that kernels have claimed themselves --- */
+/* --- leases of tasks that kernels have claimed --- */
 
 struct lease_job {
     uint32_t queue;
@@ -284,7 +284,7 @@ static void test_leases(void **state)
         assert_int_equal(nodes_failed(1, node_leases, &(bool){renews}), 0);
 }
 
-/* --- fences of a kernel while the processor goes on beginning operations on the same node's arena --- */
+/* --- a kernel's fences end although the processor starts more and more operations on the same arena --- */
 
 struct busy {
     weft_node *w;
@@ -348,7 +348,7 @@ static void test_fences(void **state)
     assert_int_equal(nodes_failed(2, node_fences, NULL), 0);
 }
 
-/* --- an owner that stops: waits end, it does what it was asked when it goes on, and nobody else is kept --- */
+/* --- an arena's owner is stopped: waits time out, the owner executes the requests when it continues, other nodes are not delayed --- */
 
 struct own_job {
     struct shared *s;
@@ -398,7 +398,7 @@ static void node_owner(weft_node *w, void *arg)
     OK(weft_put_signal(w, at + LARGE, bytes, LARGE, at + 2 * LARGE + 8, 1, &op[4]));
     for (int i = 0; i < 5; i++)
         CHECK(weft_wait(w, &op[i], 50 * WEFT_MS) == -ETIMEDOUT);
-    OK(weft_put_blocking(w, on_node(at, 2), bytes, LARGE)); /* another's arena */
+    OK(weft_put_blocking(w, on_node(at, 2), bytes, LARGE)); /* the arena of another node */
     OK(weft_get_blocking(w, bytes, on_node(at, 2), LARGE));
     if (j->ends) {
         OK(weft_close(w));

@@ -81,7 +81,7 @@ static void prepare(struct place *p, const char *host)
     new_coord(p, host);
 }
 
-/* --- everything works, whatever leads to a peer --- */
+/* --- everything works over every mixture of transports --- */
 
 static int works(int rank, void *arg)
 {
@@ -238,7 +238,7 @@ static void test_slow_handler(void **state)
     end_how(SLOW_HANDLER);
 }
 
-/* --- what is missing is named --- */
+/* --- errors name the node that is missing --- */
 
 static int unreachable(int rank, void *arg)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joining: who is missing, who is refused, what a stranger can do.
+ * Joining: which nodes are missing, which are refused, and what processes that do not belong to the cluster can do.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that lies about services: requests to a server, answers and ends to an asker, bytes, credit and closing of streams. Node 0 serves
- * itself and node 1; the liar says what it likes to both, with numbers that may be theirs.
+ * A node that lies about services (liar.h): requests to a server, answers and process ends to an asker, bytes, credit and ends of streams.
+ * Node 0 serves itself and node 1. The liar sends wrong messages to both, with numbers of requests and streams that may exist there.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 #include "gateway/gateway.h"
 #include "liar.h"
 
-/* A program's way in and out, and a name: what an honest node does all the time. */
+/* What an honest node does all the time: starts a program, passes bytes through it, publishes a name. */
 static void work(weft_node *w, uint32_t node, uint64_t i)
 {
     char text[32], back[32];
@@ -58,7 +58,7 @@ static void say(const void *record, size_t bytes, const char *what, void *arg)
     int rc = s->about_payload ? fab_send(s->w, s->node, GATEWAY_HANDLER, &s->header, sizeof s->header, record, bytes, NULL)
                               : fab_send(s->w, s->node, GATEWAY_HANDLER, record, bytes, s->payload, s->len, NULL);
     CHECK(rc == 0);
-    if (s->t->lies % 64 == 0) /* not more at a time than a server keeps */
+    if (s->t->lies % 64 == 0) /* so that the server gets no more at a time than it keeps */
         OK(weft_flush(s->w, s->node, WEFT_TIMEOUT_DEFAULT));
 }
 
@@ -82,7 +82,7 @@ static void lie_to(weft_node *w, struct told *t, uint32_t node)
     static const uint8_t types[] = {GATEWAY_ANSWER, GATEWAY_CANCEL, GATEWAY_DATA, GATEWAY_CREDIT, GATEWAY_SHUT, GATEWAY_END};
     const struct gateway_end end = {.status = 5};
     struct saying s = {.w = w, .t = t, .node = node};
-    /* With the numbers that processes, streams and requests of the honest have. */
+    /* With the numbers that processes, streams and requests of the honest nodes have. */
     for (uint64_t place = 0; place < 4; place++)
         for (size_t i = 0; i < sizeof types; i++) {
             s.header =
@@ -91,7 +91,7 @@ static void lie_to(weft_node *w, struct told *t, uint32_t node)
             s.len = types[i] == GATEWAY_END ? sizeof end : types[i] == GATEWAY_DATA ? 8 : 0;
             lie_about(&s.header, sizeof s.header, HEADER, LIE_COUNT(HEADER), say, &s);
         }
-    /* Requests. What they start ends by itself. */
+    /* Requests. The programs that they start end by themselves. */
     static const char texts[] = "true\0\0true\0A=1";
     struct {
         weft_request r;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft map --gpu=host: what kernels print in their form for GPUs is what they print on the processor, byte by byte, however the input is cut and
-whatever dies or fails.
+"""weft map --gpu=host: the GPU versions of kernels print exactly what the kernels print on the processor, however the input is cut, and also
+if a node dies or a GPU fails.
 
 Usage: test_map_gpu.py PATH-OF-WEFT PATH-OF-GPU_FAILS [TEST...]
 """
@@ -25,7 +25,7 @@ class Gpu(Map):
         self.assertEqual(code, 0, err)
         self.assertGreater(len(out), 0)
         said = self.check(out, *gpu, *args, **kw)
-        self.assertEqual(said, "")  # no node did without
+        self.assertEqual(said, "")  # no node has lost its GPU
         return out
 
     def test_as_on_the_processor(self):
@@ -38,7 +38,7 @@ class Gpu(Map):
                 self.both("--kernel", kernel, "--exact", "--block", "333333", "--nodes", "3", "--slots", "2", bytes_of_all_kinds)
 
     def test_any_input(self):
-        """Streams, in the owner's pool and in the spool; several files, small and empty ones; what says another size than it has."""
+        """Streams, in the owner's pool and in the spool; several files, small and empty ones; files whose reported size is wrong."""
         for kernel in KERNELS:
             self.both("--kernel", kernel, "--block", "300K", "-", input=Map.bytes)
         self.both("--kernel", "grep:e", "--block", "1G", "--memory", "40M", "--nodes", "2", "--slots", "1", "-", input=Map.bytes * 5)
@@ -84,7 +84,7 @@ class Gpu(Map):
         return p.stderr.decode()
 
     def test_a_gpu_that_fails(self):
-        """Its node does the pieces on the processor, says so once, and nothing is lost or printed twice."""
+        """A GPU fails: its node runs the pieces on the processor and reports that once; no output is lost or printed twice."""
         say = "weft map: node {} runs its pieces on the processor: {}\n".format
         for kernel in ("histogram", "grep:e"):
             err = self.fails("open", kernel)
@@ -96,7 +96,7 @@ class Gpu(Map):
             self.assertGreater(len(lines), 0)  # at least one node has done three pieces
 
     def test_no_gpu(self):
-        """A sentence, and what to do. A build without nvcc has no code, and says so first."""
+        """Without a usable GPU the error names the reason and the remedy. A build without nvcc reports first that it has no GPU code."""
         for option in ("--gpu", "--gpu=0"):
             code, out, err = run(option, "--kernel", "wc", Map.text, env=environment(CUDA_VISIBLE_DEVICES=""))
             self.assertEqual((code, out), (1, b""), err)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft map with its nodes on hosts of their own: emulated ones (--softverbs), and over what stands in for ssh (--hostfile).
-Some tests of test_map.py, unchanged, and those that nodes apart from each other need.
+"""weft map with each node on a host of its own: emulated hosts (--softverbs), and hosts of a hostfile with a script instead of ssh.
+Some tests of test_map.py, unchanged, and tests that only apply to nodes on separate hosts.
 
 Usage: test_map_hosts.py PATH-OF-WEFT [TEST...]    (started by over_softverbs.py, for the devices of --hostfile)
 """
@@ -26,14 +26,14 @@ start_here = test_map.start
 
 
 def start(*args, **kw):
-    """As test_map.start(), each node on an emulated host of its own."""
+    """Like test_map.start(), with each node on an emulated host of its own."""
     hosts = ["--softverbs", "switch:8"] if "--hostfile" not in args else []
     nodes = ["--nodes", "3"] if hosts and "--nodes" not in args else []
     return start_here(*hosts, *nodes, *args, **kw)
 
 
 def rank_of(pid):
-    """Which node of a job a process is; None: it is none."""
+    """The rank of a job's node that is this process; None: the process is not a node."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as f:
             found = [v for v in f.read().split(b"\0") if v.startswith(b"WEFT_RANK=")]
@@ -67,14 +67,14 @@ class Hosts(Map):
     # --- bytes ---
 
     def test_everything_elsewhere(self):
-        """Node 0 does nothing but wait: all pieces are carried to other hosts, and their outputs home."""
+        """Node 0 runs no piece: all input is sent to other hosts, and all outputs back."""
         busy = "[ {node} = 0 ] && sleep 2; cat"
         for block in ("100K", "1M"):
             self.check(Map.bytes, "--slots", "1", "--block", block, Map.text, "--", "sh", "-c", busy)
         self.check(Map.bytes, "--slots", "1", "--block", "1M", "-", "--", "sh", "-c", busy, input=Map.bytes)
 
     def test_more_than_memory(self):
-        """Pieces and outputs that fit in no pool: through temporary files here and there."""
+        """Pieces and outputs larger than the pools: they use temporary files at both nodes."""
         data = Map.bytes * 10
         path = self.path("large", data)
         small = ["--memory", "20M", "--slots", "1"]
@@ -83,17 +83,17 @@ class Hosts(Map):
         self.check(data, *small, "--block", "10M", "-", "--", "sh", "-c", "[ {node} = 0 ] && sleep 1; cat", input=data)
         code, out, err = test_map.run(*small, "--block", "25M", "--kernel", "wc", path)
         self.assertEqual((code, out.split()), (0, test_map.theirs(path, "wc").split()), err)
-        # What comes out of turn waits, also where there is no room for it.
+        # Outputs that are not printed yet wait, even if there is no room for them at the owner.
         go = self.path("go")
         job = start(*small, "--block", "1M", path, "--", *self.slow_until(go))
-        time.sleep(0.5)  # orders nothing: the longer, the fuller
+        time.sleep(0.5)  # not needed for the result: the longer it sleeps, the fuller the pools get
         open(go, "w", encoding="utf-8").close()
         self.addCleanup(os.unlink, go)
         out, err = job.communicate(timeout=LIMIT)
         self.assertEqual((job.returncode, out == data), (0, True), err)
 
     def test_what_commands_see(self):
-        """Of the emulation nothing, nor of what the nodes are told."""
+        """Commands get no variables of the emulation or of the nodes."""
         env = environment(LD_PRELOAD="/none/of/this.so", SOFTVERBS_DIR="of the user's")
         job = start_here("--softverbs", "switch:3", "--block", "1M", "--slots", "1", Map.text, "--", "sh", "-c",
                          "[ {node} = 0 ] && sleep 0.1; env", env=env)
@@ -106,9 +106,9 @@ class Hosts(Map):
         self.assertEqual(seen.get("LD_LIBRARY_PATH"), env.get("LD_LIBRARY_PATH"))
 
     def test_direct_cables(self):
-        """Devices that can only send and receive, and reach one neighbour each."""
-        # Of a ring's nodes two that leave at once would cut off the one between them, which would wait for its deadline: none
-        # passes within this test. Several times, as it is a race.
+        """Devices that can only send and receive, each with a cable to one neighbour."""
+        # If two nodes of a ring left at the same time, the node between them would be cut off and wait for its deadline, longer than this test may
+        # take. Several rounds, because it is a race.
         env = environment(WEFT_DEADLINE="10m")
         for topology in "mesh:3:tb5", "mesh:4:tb5-strict", *["ring:5:tb5-strict"] * 8:
             job = start_here("--softverbs", topology, "--memory", "80M", "--slots", "1", "--block", "100K", Map.text, "--",
@@ -124,12 +124,12 @@ class Hosts(Map):
     # --- the end of nodes ---
 
     def test_other_nodes_killed(self):
-        """At random moments, one or all: the output is the same to the byte, and the job succeeds."""
+        """One node or all other nodes are killed at random moments: the job succeeds, and its output is the same to the byte."""
         for victims in ([1], [2], [1, 2], [1, 2]):
             job = start("--nodes", "3", "--slots", "2", "--block", "50K", "--stats-file", self.path("stats"), Map.text, "--",
                         "sh", "-c", "sleep 0.01; cat")
             pids = [self.node(job, rank) for rank in victims]
-            # Until they have joined, which the first outputs tell, the job cannot do without them.
+            # Before all nodes have joined, the job cannot lose one. The first outputs show that they have joined.
             first = os.read(job.stdout.fileno(), 1)
             time.sleep(rng.random() / 5)
             for pid in pids:
@@ -142,8 +142,8 @@ class Hosts(Map):
         os.unlink(self.path("stats"))
 
     def test_cut_off(self):
-        """Of a ring of four both nodes beside the third are killed: it lives, and nothing leads to it. Early, when most of its outputs
-        are not home, and late."""
+        """In a ring of four, both neighbours of one node are killed: it is alive, but there is no route to it. Early, when most of its outputs
+        have not reached the owner, and late."""
         env = environment(WEFT_LIVENESS="1s")
         block = len(Map.bytes) // 60
         moments = {"its first pieces are complete": 1, "half of all are": 30}
@@ -188,7 +188,7 @@ class Hosts(Map):
     # --- hosts of a hostfile ---
 
     def hostfile(self, *others):
-        """This machine and others, whose names end with the number of their host."""
+        """A hostfile with this machine and others, whose names end with the number of their emulated host."""
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
@@ -212,14 +212,14 @@ class Hosts(Map):
         out = b"".join(f"<{word}>".encode() for word in odd[:-1]) + f"<1 {Map.text}>\n".encode()
         busy = '[ {node} = 0 ] && sleep 2; printf "<%s>" "$@"; echo'
         self.check(out, *hosts["args"], "--block", "1G", Map.text, "--", "sh", "-c", busy, "sh", *odd, env=hosts["env"])
-        # What commands see is no node's environment.
+        # Commands do not get the variables of nodes.
         code, out, _ = test_map.run(*hosts["args"], "--block", "100K", Map.text, "--", "env", env=hosts["env"])
         self.assertEqual(code, 0)
         for name in (b"WEFT_RANK", b"WEFT_SECRET", b"WEFT_COORD", b"WEFT_SIZE"):
             self.assertNotIn(name, out)
 
     def test_hostfile_killed(self):
-        """The node on another host, and then this whole job: nothing is left on either."""
+        """The node on another host is killed, and then the whole job: no process is left on either host."""
         hosts = self.there(1, 2)
         go, begun = self.path("go"), self.path("begun", b"")
         self.addCleanup(os.unlink, go)
@@ -274,7 +274,7 @@ SHARED = ("cat_is_the_input unordered edges many_files long_lines separators str
 
 
 def chosen():
-    """With TEST_THREADS only what another set of threads is at work for than in test_map.py."""
+    """With TEST_THREADS only the tests that use other threads than those of test_map.py."""
     shared = [] if os.environ.get("TEST_THREADS") else SHARED
     names = [n for n in dir(Hosts) if n.startswith("test_") and (n in vars(Hosts) or n[5:] in shared)]
     return unittest.TestSuite(map(Hosts, names))

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node of `weft map` that lies: in each field of each record that it leaves in a pool or sends, one lie a job, from a table. The
- * job may fail, with a sentence; no node of it may crash, hang, or take memory for what is only claimed.
+ * A node of `weft map` that writes or sends wrong values. A table lists one wrong value for each field of each record; each job has one of
+ * them. The job may fail with an error text, but no node may crash, hang, or allocate memory for a length that is only claimed.
  *
- * The nodes are this program: the engine of the command, whose calls of the library come here first (the linker's --wrap).
- * Node 0 runs no piece while node 1 lives.
+ * The nodes are this program: the engine of the command, some of whose library calls are replaced here (the linker's --wrap). Node 0 runs no
+ * piece while node 1 is alive.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,16 +24,16 @@
 #include "map/order.h"
 #include "queue/queue.h"
 
-enum record {           /* who lies in it */
+enum record {           /* the record with the wrong value, and the node that writes it */
               RESULT,   /* node 1: weft_result of a piece */
-              OUTCOME,  /* node 1: in its pool */
-              PART,     /* node 1: the first of an outcome, */
-              SUM,      /* and the sum of all with it */
-              REFUSED,  /* in the outcome of a completion that is refused: its slot drops it, and the piece runs again */
+              OUTCOME,  /* node 1: struct map_outcome, in its pool */
+              PART,     /* node 1: the first part of an outcome */
+              SUM,      /* node 1: the same, with the outcome's total changed to match */
+              REFUSED,  /* node 1: an outcome whose completion is refused: its slot drops it, and the piece runs again */
               TASK,     /* node 0: weft_task */
-              ASK,      /* either: struct map_ask */
-              ANSWER,   /* node 0: what is added to the word of an ask, */
-              SPILL,    /* and node 1: of the spill file's bytes */
+              ASK,      /* either node: struct map_ask */
+              ANSWER,   /* node 0: the value that it adds to the word of an ask */
+              SPILL,    /* node 1: the same, in answers about the spill file */
               ORDER_AT, /* node 0: address and length of the order */
               ORDER,    /* node 0: the head of the order (order.c) */
               RELEASE,  /* node 0: addresses that node 1 may free */
@@ -42,7 +42,7 @@ enum record {           /* who lies in it */
 };
 
 #define FORKS   1u /* the nodes are forks of the owner */
-#define HOSTS   2u /* they are apart */
+#define HOSTS   2u /* the nodes are on separate hosts */
 #define COMMAND 4u
 #define KERNEL  8u /* wc, whose results are folded */
 #define ALL     (FORKS | HOSTS | COMMAND | KERNEL)
@@ -52,8 +52,8 @@ struct lie {
     enum record record;
     unsigned jobs;
     size_t at, bytes; /* the field */
-    uint64_t value;   /* stored there, */
-    bool add;         /* or added to it */
+    uint64_t value;   /* the wrong value */
+    bool add;         /* add it to the correct value instead of storing it */
 };
 
 #define FIELD(type, field) offsetof(struct type, field), sizeof(((struct type *)0)->field)
@@ -127,7 +127,7 @@ static const struct lie lies[] = {
     SET(TASK, ALL, ARG(2), UINT64_MAX),
     SET(TASK, ALL, ARG(3), UINT64_C(1) << 36),
     SET(TASK, ALL, ARG(3), TOP),
-    SET(TASK, ALL, ARG(3), UINT64_MAX / 9 * 8 + 4096), /* and an eighth more is little */
+    SET(TASK, ALL, ARG(3), UINT64_MAX / 9 * 8 + 4096), /* so large that an eighth more overflows to a small number */
     SET(TASK, ALL, ARG(3), UINT64_MAX),
     SET(TASK, ALL, ARG(3), 0),
     SET(TASK, ALL, ARG(4), UINT64_MAX),
@@ -171,8 +171,8 @@ static const struct lie lies[] = {
 };
 #define LIES (sizeof lies / sizeof lies[0])
 
-static const struct lie *lie;  /* of this job */
-static _Atomic uint32_t *told; /* shared: whether it has been told */
+static const struct lie *lie;  /* the wrong value of this job */
+static _Atomic uint32_t *told; /* shared: whether it was written */
 
 static bool lies_in(enum record record)
 {
@@ -189,7 +189,7 @@ static void tell(void *record)
     atomic_store(told, 1);
 }
 
-/* --- what the engine calls --- */
+/* --- replaced library calls --- */
 
 int __real_weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
 int __wrap_weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
@@ -288,7 +288,7 @@ int __wrap_weft_send(weft_node *w, uint32_t node, uint32_t id, const void *heade
 static char directory[] = "/tmp/weft-map-lies-XXXXXX";
 static char input[64], errors[64];
 
-/* Its outputs are larger than a pool, and go through the spill file in part; 60 KB lie in the outcome itself. */
+/* Its outputs are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
 static char *const command[] = {"sh", "-c", "cat; head -c 6060000 /dev/zero; echo this is said >&2", NULL};
 
 static int node_main(unsigned jobs, int rank, const char *coord)
@@ -319,7 +319,7 @@ static int node_main(unsigned jobs, int rank, const char *coord)
     return rank ? map_serve() : map_run(&o);
 }
 
-/* How a node ended, and that it did; -1: not yet. */
+/* Waits for a node's end, and gets its status. False: it has not ended in time. */
 static bool wait_end(pid_t pid, int *status, struct rusage *used, int64_t until_ns)
 {
     while (now_ns() < until_ns) {
@@ -362,7 +362,7 @@ static bool job(unsigned jobs)
     for (int rank = 0; rank < count; rank++) {
         pids[rank] = fork();
         if (pids[rank] == 0) {
-            static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL}; /* cmocka's here, which would go on with its tests */
+            static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL}; /* remove cmocka's handlers, which would go on with the tests */
             for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
                 signal(faults[i], SIG_DFL);
             prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -385,7 +385,7 @@ static bool job(unsigned jobs)
         } else if (WIFSIGNALED(status[rank]) && !(rank && WTERMSIG(status[rank]) == SIGTERM)) { /* node 1: the owner has ended */
             wrong = "is killed by a signal";
         } else if (WIFEXITED(status[rank]) && WEXITSTATUS(status[rank]) > 1 && WEXITSTATUS(status[rank]) != 126) {
-            wrong = "ends with a status that is none of its own";
+            wrong = "ends with a status that weft map never uses";
         } else if (used[rank].ru_maxrss > 1 << 20) { /* KiB */
             wrong = "took a gigabyte";
         } else if (rank == 0 && WEXITSTATUS(status[rank]) == 1 && !said("weft map: ")) {
@@ -393,7 +393,7 @@ static bool job(unsigned jobs)
         }
     }
     if (!wrong && (said("Sanitizer") || said("runtime error")))
-        wrong = "made the sanitizer speak";
+        wrong = "caused a report of the sanitizer";
     if (!wrong && (said("was killed by signal") || said(") ended with status")))
         wrong = "has lost node 1";
     if (wrong) {
@@ -404,7 +404,7 @@ static bool job(unsigned jobs)
     return !wrong && (lie || (status[0] == 0 && status[1] == 0));
 }
 
-static const char *only; /* the name of a lie begins so */
+static const char *only; /* run only lies whose name begins with this */
 
 static void test_lies(void **state)
 {
@@ -420,7 +420,7 @@ static void test_lies(void **state)
                 lie = &lies[i];
                 atomic_store(told, 0);
                 failed += !job(where | what);
-                /* A task for which there is no record of that kind: then the row is none. A kernel's outcome has no parts. */
+                /* The wrong value was never written, because this job has no such record: an error in the table. (A kernel's outcome has no parts.) */
                 if (!atomic_load(told)) {
                     fprintf(stderr, "--- %s: was not told\n", lie->name);
                     wasted++;

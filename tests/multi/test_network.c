@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A network that fails, under over_network.py: interfaces that go away and come back, and one over which nothing gets through any more
- * while the nodes still hear each other. What arrives is right and in order, and every failure is bounded and has a reason.
+ * A network that fails, run by over_network.py: an interface goes down and comes up again, or the network of libfabric fails for good while
+ * the side connections still work. Bytes must be correct and in order; every failure must come in time and have a reason.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -15,7 +15,7 @@
 
 #define WORDS 4096u
 
-/* The bridge's port that leads to a host's interface. */
+/* Sets the bridge's port of a host's interface up or down. */
 static void set_port(const char *net, int host, const char *to)
 {
     char line[256];
@@ -31,11 +31,11 @@ static void fill(uint64_t *words, uint64_t round)
 
 struct plan {
     const char *net;
-    int64_t away_ns; /* how long the interface of node 1's host is away */
+    int64_t away_ns; /* how long the interface of node 1's host is down */
     _Atomic uint32_t *phase;
 };
 
-/* Node 0 puts, gets and adds, each round after the one before it. In the middle node 1's interface goes away for a while. */
+/* Node 0 puts, gets and adds in rounds, one after the other. Half-way node 1's interface goes down for a while. */
 static void go_on(weft_node *w, void *arg)
 {
     struct plan *p = arg;
@@ -75,7 +75,7 @@ static void test_away_for_a_second(void **state)
     assert_int_equal(nodes_failed(2, go_on, &p), 0);
 }
 
-/* Only what libfabric uses is away: the side connections show that both live. */
+/* Only the network that libfabric uses is down: the side connections show that both nodes are alive. */
 static void test_data_away(void **state)
 {
     (void)state;

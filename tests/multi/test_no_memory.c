@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Operations for which there is no memory: a call that fails has started nothing, and nobody waits for its op for ever. The library's
- * calls of malloc() come here first (the linker's --wrap), and fail while `failing` is set, for that thread.
+ * Operations for which there is no memory: a call that fails has started nothing, and its op is not left pending. The linker's --wrap
+ * replaces malloc(): while `failing` is set in a thread, its allocations fail.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -55,7 +55,7 @@ static int start(weft_node *w, enum kind kind, weft_gaddr there, weft_op *op)
     }
 }
 
-/* What looks at completions, so that they make no room. */
+/* The lock of the thread that polls for completions. The test holds it, so that no completion makes room. */
 static base_spin *receiving(weft_node *w)
 {
     struct rc *rc = w->rc;
@@ -82,13 +82,13 @@ static void exhaust(weft_node *w, enum kind kind, weft_gaddr there)
     if (looks)
         base_spin_unlock(looks);
     if (!looks && kind != SEND) {
-        CHECK(rc == 0); /* over shared memory they are done at once */
+        CHECK(rc == 0); /* over shared memory these operations complete at once and need no memory */
         return;
     }
     CHECK(rc == -ENOMEM);
     CHECK(weft_test(w, &ops[--n]) != -EINPROGRESS);
     (void)weft_wait(w, &ops[n], patience_ns(5));
-    CHECK(start(w, kind, there, &ops[n]) == 0); /* now there is */
+    CHECK(start(w, kind, there, &ops[n]) == 0); /* now there is memory */
     for (uint32_t i = 0; kind != SEND && i <= n; i++)
         OK(weft_wait(w, &ops[i], WEFT_TIMEOUT_DEFAULT));
     OK(kind == SEND ? 0 : weft_get_blocking(w, &after, there, 8));
@@ -110,7 +110,8 @@ static void *wait_for_lock(void *arg)
     return NULL;
 }
 
-/* A lock that another waits for, when there is no memory to say so: it is released all the same, or still held. */
+/* Unlocks a lock for which another node waits, while there is no memory for the message to its home. Afterwards the lock is released, or
+ * still held and can be unlocked again. */
 static void unlock_without(weft_node *w, weft_gaddr word)
 {
     failing = true;
@@ -128,7 +129,7 @@ static void no_memory(weft_node *w, void *arg)
     weft_gaddr words = symmetric_alloc(w, 64 + LARGE), lock = on_node(words, 1) + 16;
     struct waiter waiter = {w, lock};
     pthread_t thread;
-    if (weft_rank(w) == 0) { /* from one that died; the next is not told so */
+    if (weft_rank(w) == 0) { /* takes the lock over from a dead holder; the next holder must not be told of that death */
         bool inherited = false;
         uint64_t orphan = LOCK_ORPHAN;
         OK(weft_put_blocking(w, lock, &orphan, 8));
@@ -145,7 +146,7 @@ static void no_memory(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0) {
         for (int kind = 0; kind < KINDS; kind++) {
-            if (kind == SEND) { /* node 1 takes no messages */
+            if (kind == SEND) { /* node 1 stops handling messages */
                 stage->held = 1;
                 wait_for(&stage->held, 2);
             }

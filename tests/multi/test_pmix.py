@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Nodes that mpirun or srun starts: who they are, how they meet, and what becomes of them when something fails or ends.
+"""Nodes that mpirun or srun starts: their ranks, how they join, and what happens when a node fails or the launcher ends.
 
 Usage: test_pmix.py WEFT DIRECTORY-OF-TESTS DIRECTORY-OF-EXAMPLES SOFTVERBS VERBS-LIBRARY [TEST...]
 """
@@ -24,13 +24,13 @@ LONG = bool(os.environ.get("WEFT_TEST_LONG"))  # each start of mpirun takes a se
 WEFT, TESTS, EXAMPLES, SOFTVERBS, VERBS = [os.path.abspath(path) for path in sys.argv[1:6]]
 HELLO, PEER, AGAIN, MPI = EXAMPLES + "/hello", TESTS + "/multi_peer", TESTS + "/multi_again", TESTS + "/multi_with_mpi"
 
-# What stands in for ssh: a command for a host, which is a network namespace with a name of its own.
+# Used instead of ssh: runs a command on a "host", which is a network namespace with a host name of its own.
 AGENT = """#!/bin/sh
 host=$1; shift
 exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
 """
 
-# Three hosts on one network. Each also has one of its own, with the address that all have there, as container engines make it.
+# Three hosts on one network. Each also has an inner network with the same address on every host, as container engines make them.
 HOSTS = """set -e
 mount -t tmpfs tmpfs /run
 mkdir /run/netns
@@ -64,7 +64,7 @@ class Pmix(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
-        # Short: Open MPI puts sockets there. What it leaves there when it is killed goes with the folder.
+        # A short path, because Open MPI makes sockets there. Files that it leaves when it is killed are removed with the folder.
         self.tmp = tempfile.TemporaryDirectory(prefix="weft-pmix-", dir="/tmp")
         self.addCleanup(self.tmp.cleanup)
 
@@ -100,14 +100,14 @@ class Pmix(unittest.TestCase):
             self.assertEqual([(rows[name]["value"], rows[name]["from"]) for name in ("rank", "size")], [(str(rank), "PMIx"), ("2", "PMIx")])
 
     def test_what_is_said_otherwise_counts(self):
-        """Alone; and a launcher of weft's under the other."""
+        """A program without a launcher, and `weft run` below mpirun."""
         code, out, err = self.run_mpi(2, HELLO, WEFT_SIZE="1")
         self.assertEqual((code, out, err), (0, "Hello from node 0 of 1\n" * 2, ""))
         code, out, err = self.run_mpi(1, WEFT, "run", "-n", "2", "--", HELLO)
         self.assertEqual((code, sorted(out.splitlines()), err), (0, ["Hello from node 0 of 2", "Hello from node 1 of 2"], ""))
 
     def test_secret(self):
-        """One that all are given is the one that counts, and all must have it."""
+        """A secret that is set must be the same on all nodes; then it is used instead of a random one."""
         if LONG:
             code, out, err = self.run_mpi(2, HELLO, WEFT_SECRET="sesame")
             self.assertEqual((code, len(out.splitlines()), err), (0, 2, ""))
@@ -122,7 +122,7 @@ class Pmix(unittest.TestCase):
         self.assertIn("weft run", err)
 
     def test_no_launcher(self):
-        """The variables, as a shell may keep them, of one that has ended."""
+        """The environment still has the variables of a launcher that has ended."""
         env = self.environment(PMIX_RANK="0", PMIX_NAMESPACE="gone", PMIX_SERVER_URI41="gone.0;tcp4://127.0.0.1:9")
         done = subprocess.run([HELLO], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
@@ -143,7 +143,7 @@ class Pmix(unittest.TestCase):
             self.assertEqual(sorted(out.splitlines()), [f"round {r}: {k} of 3, {k} of 3, sum 7, barrier 0" for r in range(2) for k in range(3)])
 
     def test_one_fails_before(self):
-        """All say why, at once, be it a setting or the memory. Nobody waits for the join time-out."""
+        """One node fails, by a setting or for lack of memory: all nodes report why at once, without waiting for the join time-out."""
         setting, memory = ("WEFT_POOL=7", "WEFT_POOL='7': expected a size"), ("WEFT_POOL=900G WEFT_POOL_LOCK=1", "a pool of 900 GiB does not fit")
         for what, why in (setting, memory) if LONG else (memory,):
             began = time.monotonic()
@@ -161,7 +161,7 @@ class Pmix(unittest.TestCase):
         self.assertIn("node 1 of 3 is missing", err)
 
     def test_one_dies(self):
-        """Where the launcher lets the others live, they go on; else it ends them."""
+        """A node dies: the others go on if the launcher does not end them."""
         code, out, err = self.run_mpi(3, PEER, "2", "kill", options=["--enable-recovery"])
         for k in range(2):
             self.assertIn(f"node {k}: node 2 is dead", out, err)
@@ -187,7 +187,7 @@ class Pmix(unittest.TestCase):
 
     @unittest.skipUnless(can_unshare(), "no network namespaces")
     def test_hosts(self):
-        """Three hosts, which mpirun reaches by what stands in for ssh, and a fabric of RDMA devices between them."""
+        """Three hosts, on which mpirun starts nodes with AGENT instead of ssh, and a fabric of RDMA devices between them."""
         def path(name, text, mode=0o644):
             with open(f"{self.tmp.name}/{name}", "w", encoding="utf-8") as file:
                 file.write(text)
@@ -210,7 +210,7 @@ class Pmix(unittest.TestCase):
         self.assertEqual(sorted(done.stdout.splitlines()), [f"node {k} of 3: all is well" for k in range(3)])
 
 
-# A Slurm of its own: one host, this one, and nothing that is elsewhere in the system.
+# A private Slurm with one host, this one; all its files are in the test's folder.
 SLURM = """ClusterName=weft-test
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
@@ -289,7 +289,7 @@ class Srun(unittest.TestCase):
         return done.returncode, done.stdout, done.stderr
 
     def test_srun(self):
-        """Who they are; one that fails before; one that does not come; one that dies."""
+        """Ranks; a node that fails before joining; a node that is missing; a node that dies."""
         code, out, err = self.srun(3, HELLO)
         self.assertEqual((code, sorted(out.splitlines()), err), (0, [f"Hello from node {k} of 3" for k in range(3)], ""))
         code, out, err = self.srun(2, "sh", "-c", f"[ $PMIX_RANK = 1 ] && export WEFT_POOL=7; exec {HELLO}", WEFT_JOIN_TIMEOUT="1000s")

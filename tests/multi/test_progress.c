@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What must go on whatever else happens: a flush while other threads send.
+ * Progress under load: a flush ends although other threads send without a pause.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 #include "cluster_test.h"
 #include "fabric/fabric.h"
 
-/* --- a flush waits for what was begun before it, and not until nobody sends any more --- */
+/* --- a flush waits only for operations that began before it, not until nobody sends any more --- */
 
 struct sender {
     weft_node *w;
@@ -52,7 +52,7 @@ static void flush_among_sends(weft_node *w, void *arg)
         CHECK(pthread_create(&t, NULL, send_on, &s) == 0);
         for (uint64_t i = 1, sent = 0; i <= 5; i++) {
             uint64_t back;
-            for (sent += repeats(10000); s.sent < sent;) /* it is at it */
+            for (sent += repeats(10000); s.sent < sent;) /* until the other thread is sending */
                 usleep(100);
             OK(weft_put(w, on_node(word, 1), &i, sizeof i, NULL));
             OK(weft_flush(w, 1, patience_ns(5)));
@@ -68,7 +68,7 @@ static void flush_among_sends(weft_node *w, void *arg)
 
 static void test_flush_among_sends(void **state)
 {
-    /* With one that is slower than the sender some messages always wait at the sender, with one that is not some are always under way. */
+    /* With a handler slower than the sender, messages always wait at the sender; with a faster one, some are always under way. */
     static int64_t handler_takes_ns[] = {0, 2000};
     (void)state;
     for (int i = 0; i < 2; i++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The queue between processes: everyone's work done once, batches, stealing, full shards, leases, results, drain,
- * shutdown, statistics, the fabric's way to a shard. Nodes that are killed: test_queue_kill.c.
+ * The queue between processes: each task is done once; batches, stealing, full shards, leases, results, drain, shutdown, statistics, and
+ * access to shards through the fabric. Nodes that are killed: test_queue_kill.c.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -16,7 +16,7 @@
 #include "base/base.h"
 #include "queue_test.h"
 
-/* --- everyone submits, everyone works --- */
+/* --- all nodes submit, all nodes work --- */
 struct all_args {
     uint32_t slots, batch, force, count;
     bool last_serves_none;
@@ -42,7 +42,7 @@ static void all_to_all(weft_node *w, void *arg)
         work(q, a->batch, submitted < a->count ? 0 : WEFT_MS);
         reaped += reap(q, seen, a->count, 0);
     }
-    /* Others may still need hands. (Drained is the queue also while another is about to submit its next.) */
+    /* Keep working until all nodes have their results. (A drain would not do: the queue also counts as drained between two submissions.) */
     for (atomic_fetch_add(a->finished, 1); atomic_load(a->finished) < weft_size(w);)
         work(q, a->batch, WEFT_MS);
     CHECK(weft_drain(q, WEFT_TIMEOUT_DEFAULT) == 0);
@@ -53,7 +53,7 @@ static void all_to_all(weft_node *w, void *arg)
     CHECK(s.submitted == a->count && s.completed == a->count && s.outstanding == 0);
     CHECK(s.duplicates == 0 && s.refused == 0 && s.requeued == 0 && s.resubmitted == 0);
     CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
-    /* Only now: tasks of others may have been in this node's shard until they were done too. */
+    /* Not earlier, because tasks of other nodes may have been in this node's shard until now. */
     CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.ready == 0);
     CHECK(weft_queue_close(q) == 0);
     free(seen);
@@ -87,7 +87,7 @@ static void test_all_to_all(void **state)
     all_nodes(2, a);
 }
 
-/* The same through weft_get and weft_compare_swap, as it will be between hosts. */
+/* The same, but shards are accessed by weft_get() and weft_compare_swap(), as between hosts. */
 static void test_through_the_fabric(void **state)
 {
     (void)state;
@@ -248,10 +248,10 @@ static void test_waits_for_room(void **state)
     assert_int_equal(nodes_failed(1, waits_for_room, NULL), 0);
 }
 
-/* --- leases: node 1 lets one end, renews one, releases one --- */
+/* --- leases: node 1 lets one lease end, renews one, releases one --- */
 enum { NO_END, SHORT };
 
-/* Both meet, and then node 0's leases are of that kind. However slow a node is, with NO_END none ends. */
+/* Both nodes meet, then node 0 sets the length of its leases: SHORT, or NO_END, so long that none ends however slow a node is. */
 static void lease_is(weft_node *w, weft_queue *q, int kind)
 {
     CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
@@ -260,7 +260,7 @@ static void lease_is(weft_node *w, weft_queue *q, int kind)
     CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
 }
 
-/* A claim of before the leases had no end, or, when it ended before that, the next of the same task. */
+/* Renews a claim that was made while leases were short. If its lease has ended, claims the same task again. */
 static void keep(weft_queue *q, weft_lease *c)
 {
     while (weft_renew(q, c) == -ESTALE)
@@ -290,7 +290,7 @@ static void leases(weft_node *w, void *arg)
         lease_is(w, q, NO_END);
         CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     } else {
-        /* 1: its lease ends, another gets it, the late completion is refused */
+        /* 1: a lease ends, the task is claimed again, the late completion is refused */
         lease_is(w, q, NO_END);
         CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1 && c.attempt == 0 && c.submitter == 0);
         CHECK(weft_claim(q, &again, 1, 0) == -ETIMEDOUT);
@@ -305,12 +305,12 @@ static void leases(weft_node *w, void *arg)
         CHECK(weft_complete(q, &again, &r, 1, &accepted) == 1 && accepted);
         CHECK(weft_complete(q, &again, &r, 1, &accepted) == 0 && !accepted);
         CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.refused == 2);
-        /* 2: renewed for two leases */
+        /* 2: a claim is renewed for the time of two leases */
         lease_is(w, q, SHORT);
         CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
         for (int i = 0; i < 10; i++) {
             base_sleep_ns(40 * WEFT_MS);
-            if (weft_renew(q, &c) == -ESTALE) { /* a machine so busy that we slept through a lease: start over */
+            if (weft_renew(q, &c) == -ESTALE) { /* the machine was so busy that the lease has ended meanwhile: start over */
                 CHECK(weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1);
                 i = 0;
             }
@@ -318,7 +318,7 @@ static void leases(weft_node *w, void *arg)
         lease_is(w, q, NO_END);
         keep(q, &c);
         CHECK(weft_claim(q, &again, 1, 0) == -ETIMEDOUT);
-        /* 3: released, and there at once, for the next attempt */
+        /* 3: a claim is released, and the task is ready at once for the next attempt */
         uint32_t before = c.attempt;
         CHECK(weft_release(q, &c) == 0);
         CHECK(weft_claim(q, &again, 1, 0) == 1 && again.attempt == before + 1);
@@ -372,7 +372,7 @@ static void test_drain_of_a_tree(void **state)
     assert_int_equal(nodes_failed(3, tree, NULL), 0);
 }
 
-/* --- opening: late, twice, wrongly; closing gives work back --- */
+/* --- opening late, twice, with wrong arguments; closing makes claimed tasks ready again --- */
 static void opening(weft_node *w, void *arg)
 {
     (void)arg;
@@ -382,17 +382,17 @@ static void opening(weft_node *w, void *arg)
     CHECK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 3}, &q) == -EINVAL);
     CHECK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 1u << 19}, &q) == -ENOMEM);
     weft_done d;
-    if (weft_rank(w) == 0) { /* alone at first */
+    if (weft_rank(w) == 0) { /* at first no other node has opened the queue */
         CHECK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .submit_only = true}, &q) == 0);
         CHECK(weft_queue_open(w, "work", NULL, &other) == -EALREADY);
         CHECK(weft_queue_open(w, "other", NULL, &other) == 0);
         weft_task t = numbered(9);
-        CHECK(weft_submit(q, &t, 1, NULL, 0) == -ETIMEDOUT); /* no shard anywhere */
+        CHECK(weft_submit(q, &t, 1, NULL, 0) == -ETIMEDOUT); /* no node has a shard */
         CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
         CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1); /* waits for a shard to appear */
         CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.tag == 9 && d.worker == 1);
         CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
-        /* Node 1 claims the next and closes with it: ready again, but its shard is gone too. */
+        /* Node 1 claims the next task and closes the queue: the task would be ready again, but its shard is gone as well. */
         CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.tag == 9 && d.worker == 1);
         weft_queue_stats s;
@@ -421,7 +421,7 @@ static void test_opening(void **state)
     assert_int_equal(nodes_failed(2, opening, NULL), 0);
 }
 
-/* --- sleeping claimers are woken, wherever the work is --- */
+/* --- sleeping claimers are woken, in whichever shard the task is --- */
 static void sleepers(weft_node *w, void *arg)
 {
     (void)arg;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A drain that is overtaken: between its reads of other nodes' counters tasks run that submit tasks, and a node closes the queue and opens
- * it again. Node 0 drains, and what the others are to do meanwhile they do when it has come to a certain read.
+ * A drain while the queue changes: between its reads of other nodes' counters, tasks run that submit further tasks, and a node closes the
+ * queue and opens it again. Node 0 drains; the others act when its drain has come to a certain read.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -60,21 +60,21 @@ static void wait_for_completion(struct queue_view *v)
         OK(load(v, SLOT_COMPLETED, &completed, 1));
 }
 
-/* What happens before this read of the drain, or (`after`) when it has been done. */
+/* Called before each read of the drain, and after it (`after`): makes the other nodes act. */
 static void overtake(struct queue_view *v, uint32_t word, bool after)
 {
     if (step == 0 && v->node == 2 && word == SLOT_COMPLETED && !after) {
-        atomic_store(&course->run_parent, 1); /* node 1 has been read */
+        atomic_store(&course->run_parent, 1); /* the drain has read node 1's counter */
         wait_for(&course->parent_ran, 1);
         wait_for_completion(v);
         step++;
     } else if (step == 1 && v->node == 2 && word == SLOT_SUBMITTED && after) {
-        atomic_store(&course->open_anew, 1); /* the first look is over */
+        atomic_store(&course->open_anew, 1); /* the drain has read all counters once */
         wait_for(&course->opened, 1);
         view_later_than(queue, 2, v->incarnation);
         step++;
     } else if (step == 2 && v->node == 1 && word == SLOT_COMPLETED && !after) {
-        run(queue, CHILD, GRANDCHILD); /* node 0 has been read */
+        run(queue, CHILD, GRANDCHILD); /* the drain has read node 0's counter */
         wait_for_completion(v);
         step++;
     }
@@ -84,7 +84,7 @@ static int overtaken_load(void *arg, uint32_t word, uint64_t *out, uint32_t coun
 {
     if (in_step)
         return load(arg, word, out, count);
-    int64_t before = fab_limit(INT64_MAX); /* the steps take as long as they take */
+    int64_t before = fab_limit(INT64_MAX); /* no deadline: the steps may take any time */
     in_step = true;
     overtake(arg, word, false);
     int rc = load(arg, word, out, count);
@@ -96,7 +96,7 @@ static int overtaken_load(void *arg, uint32_t word, uint64_t *out, uint32_t coun
 
 static void drain_overtaken(void)
 {
-    queue_set_force(queue, QUEUE_REMOTE); /* also what will be opened */
+    queue_set_force(queue, QUEUE_REMOTE); /* also for queues that are opened later */
     overtaken = *queue_view_of(queue, 1)->shard.remote;
     load = overtaken.load;
     overtaken.load = overtaken_load;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The queue under fire: five nodes submit, work and reap as fast as they can while nodes, each of them a shard's home,
- * a worker and a submitter, are killed at random moments. Every survivor must see each of its tasks complete exactly
- * once. WEFT_TEST_LONG=1: for a minute.
+ * The queue while nodes are killed: five nodes submit, work and reap as fast as they can, and some of them, each a shard's home, a worker
+ * and a submitter, are killed at random moments. Every survivor must see each of its tasks complete exactly once. With WEFT_TEST_LONG=1
+ * this takes a minute.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -30,7 +30,7 @@ struct kill_args {
     uint32_t force;
 };
 
-/* Submit until told to stop, then until every task is back; exactly once each. All the time, work. */
+/* Submits until told to stop, then reaps until every task has come back exactly once. Works on tasks all the time. */
 static void under_fire(weft_node *w, void *arg)
 {
     struct kill_args *a = arg;
@@ -64,9 +64,9 @@ static void under_fire(weft_node *w, void *arg)
             weft_queue_stat(q, &s, sizeof s);
             fprintf(stderr, "node %u: nothing came back for 20 s: %lu of %lu, outstanding %lu, pending %u, ready %lu\n", me,
                     (unsigned long)back, (unsigned long)sent, (unsigned long)s.outstanding, (unsigned)q->pending, (unsigned long)s.ready);
-            CHECK(sent == back); /* tasks are lost */
+            CHECK(sent == back); /* else tasks are lost */
         }
-        if (stop && sent == back) { /* ours are done; the others' not yet, perhaps */
+        if (stop && sent == back) { /* this node's tasks are done; those of others perhaps not yet */
             int rc = weft_drain(q, 0);
             if (rc == 0)
                 break;
@@ -86,7 +86,7 @@ static void under_fire(weft_node *w, void *arg)
     free(seen);
 }
 
-/* A process beside the nodes: kills some of them at random moments, then lets the others finish. */
+/* Runs in a process of its own: kills some nodes at random moments, then lets the others finish. */
 static void killer(struct kill_args *a, unsigned seed)
 {
     for (int64_t end = base_now_ns() + 50 * WEFT_SECOND; base_now_ns() < end && atomic_load(&a->ready) < NODES;)
@@ -160,7 +160,7 @@ static void test_all_shards(void **state)
 
 int main(void)
 {
-    setenv("WEFT_LOG", "error", 0); /* the deaths are on purpose */
+    setenv("WEFT_LOG", "error", 0); /* do not log the deaths, which are intended */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_own_shards),
         cmocka_unit_test(test_all_shards),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The queue when something comes late, or goes on after its call has given up: messages about a queue that has been closed and opened
- * again, nodes that are not known yet, a home that does not answer, calls on a queue that is closed.
+ * The queue when messages arrive late, or operations are executed after their call has timed out: messages about a queue that was closed
+ * and opened again, nodes that are not known yet, a home that does not answer, calls on a queue that is closed.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -22,7 +22,7 @@ struct late {
 };
 
 enum { BLOCK = 5, MARK = 6 };
-static _Atomic uint32_t marks; /* this process's */
+static _Atomic uint32_t marks; /* messages of mark() handled by this process */
 
 /* No message of anybody is handled here until `go_on`. */
 static void block(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
@@ -33,7 +33,7 @@ static void block(weft_node *w, uint32_t from, const void *header, size_t header
     wait_for(&l->go_on, 1);
 }
 
-/* What was sent before it has been handled. */
+/* When this message is handled, all messages that were sent before it have been handled. */
 static void mark(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
@@ -45,7 +45,7 @@ static void handlers(weft_node *w, struct late *l)
     OK(weft_handle(w, BLOCK, block, l));
     OK(weft_handle(w, MARK, mark, l));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
-    meet(&l->met[15], 2); /* nobody waits in the barrier any more, who would be the one to run block() */
+    meet(&l->met[15], 2); /* so that no thread is still in the barrier, where it might run block() */
 }
 
 static weft_queue *open_slots(weft_node *w, uint32_t slots)
@@ -63,8 +63,8 @@ static void wait_for_view(weft_queue *q, uint32_t node)
     }
 }
 
-/* As meet(), and the transport goes on: with the progress thread in block(), nobody else does what others ask of this node's memory. No
- * message is handled: this thread must not be the one that block() holds. */
+/* Like meet(), but runs the transport meanwhile: while the progress thread is in block(), no other thread executes other nodes' operations
+ * on this node's memory. Handles no messages, because then block() could hold this thread. */
 static void meet_here(weft_node *w, _Atomic uint32_t *word)
 {
     for (atomic_fetch_add(word, 1); atomic_load(word) < 2; usleep(100))
@@ -92,7 +92,7 @@ static void late_completion(weft_node *w, void *arg)
         OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
         wait_for(&l->in_handler, 1);
         meet_here(w, &l->met[0]);
-        meet_here(w, &l->met[1]); /* it is complete, and we have not handled that */
+        meet_here(w, &l->met[1]); /* the task is complete, and this node has not handled the message about it */
         OK(weft_queue_close(q));
         q = open_slots(w, 64);
         t.tag = 222;
@@ -103,7 +103,7 @@ static void late_completion(weft_node *w, void *arg)
         CHECK(weft_reap(q, &d, 1, 0) == -ETIMEDOUT);
         r.status = 5;
         while (weft_claim(q, &c, 1, WEFT_TIMEOUT_DEFAULT) == 1 && c.task.tag != 222)
-            CHECK(c.task.tag == 111); /* of the shard that node 1 still has: that may run twice */
+            CHECK(c.task.tag == 111); /* from the shard that node 1 still has: this task may run twice */
         CHECK(weft_complete(q, &c, &r, 1, NULL) == 1);
         CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1 && d.tag == 222 && d.status == 5);
         CHECK(weft_reap(q, &d, 1, 0) == -ENOENT);
@@ -123,7 +123,7 @@ static void test_late_completion(void **state)
     run_late(late_completion);
 }
 
-/* --- a task of a queue that is closed, claimed and completed by its own node, which has opened the next: it is not the next one's --- */
+/* --- a node completes a task of a queue that its submitter has closed and opened again: the new queue gets no result of it --- */
 static void own_completion(weft_node *w, void *arg)
 {
     struct late *l = arg;
@@ -139,15 +139,15 @@ static void own_completion(weft_node *w, void *arg)
         CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         OK(weft_send(w, 1, BLOCK, NULL, 0, NULL, 0, NULL));
         wait_for(&l->in_handler, 1);
-        OK(weft_queue_close(q)); /* node 1 does not handle that */
+        OK(weft_queue_close(q)); /* node 1 does not handle the message about this */
         q = open_slots(w, 64);
         t.tag = 222;
         CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
         meet_here(w, &l->met[1]);
-        wait_for_view(q, 1); /* it asks, and so says where its shard is */
+        wait_for_view(q, 1); /* node 1 asks for this node's shard, and with that message tells where its own is */
         for (int i = 0; i < 2; i++)
             CHECK(weft_claim(q, &c[i], 1, WEFT_TIMEOUT_DEFAULT) == 1);
-        CHECK(c[0].task.tag == 222 && c[1].task.tag == 111); /* its own shard comes first */
+        CHECK(c[0].task.tag == 222 && c[1].task.tag == 111); /* a node claims from its own shard first */
         CHECK(weft_complete(q, &c[1], &r, 1, NULL) == 1);
         CHECK(weft_reap(q, &d, 1, 0) == -ETIMEDOUT);
         r.status = 5;
@@ -170,7 +170,7 @@ static void test_own_completion(void **state)
     run_late(own_completion);
 }
 
-/* --- the CLOSE of an earlier queue, handled when tasks of the next are in the shard, and one of them is claimed --- */
+/* --- the CLOSE of an earlier queue is handled when tasks of the next queue are in the shard, and one of them is claimed --- */
 static void late_close(weft_node *w, void *arg)
 {
     struct late *l = arg;
@@ -216,7 +216,7 @@ static void test_late_close(void **state)
     run_late(late_close);
 }
 
-/* --- a worker that has closed and opened again: its earlier queue's CLOSE ends the earlier claims and not the later --- */
+/* --- a worker has closed the queue and opened it again: the CLOSE of the earlier queue ends only the earlier claims --- */
 static void late_close_of_worker(weft_node *w, void *arg)
 {
     struct late *l = arg;
@@ -225,7 +225,7 @@ static void late_close_of_worker(weft_node *w, void *arg)
     weft_result r = {.status = 1};
     bool accepted = true;
     handlers(w, l);
-    if (weft_rank(w) == 0) { /* the home, which handles nothing meanwhile */
+    if (weft_rank(w) == 0) { /* the home, which handles no messages meanwhile */
         q = open_slots(w, 64);
         wait_for_view(q, 1);
         weft_task t[2] = {{.tag = 1}, {.tag = 2}};
@@ -253,7 +253,7 @@ static void late_close_of_worker(weft_node *w, void *arg)
         weft_gaddr at = queue_view_of(q, 0)->at;
         OK(weft_queue_close(q));
         q = open_slots(w, 0);
-        /* The home's answer comes only later: claim there all the same, as a node would that had heard of it. */
+        /* The home's answer has not come yet: claim from its shard directly, as a node would that knew the shard. */
         struct slot_claim taken;
         struct queue_view *v = queue_view_make(q, 0, 1, at, 64, false);
         CHECK(v && slot_claim(&v->shard, slot_user(1, q->incarnation), 2, &taken, 1, false) == 1);
@@ -309,7 +309,7 @@ static void test_late_shutdown(void **state)
     run_late(late_shutdown);
 }
 
-/* --- a drain, and work of a node whose shard is not known yet: its HELLO is not handled, or it has closed and opened again --- */
+/* --- a drain while a node's shard is not known yet, because its HELLO was not handled, or it has closed and opened the queue again --- */
 static void drain_of_the_unknown(weft_node *w, void *arg)
 {
     struct late *l = arg;
@@ -317,11 +317,11 @@ static void drain_of_the_unknown(weft_node *w, void *arg)
     handlers(w, l);
     if (weft_rank(w) == 0) {
         q = open_slots(w, 64);
-        OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT)); /* node 1 has not opened it */
+        OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT)); /* node 1 has not opened the queue */
         OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
         wait_for(&l->in_handler, 1);
         meet_here(w, &l->met[0]);
-        meet_here(w, &l->met[1]); /* it has */
+        meet_here(w, &l->met[1]); /* node 1 has opened the queue */
         CHECK(weft_drain(q, 0) == -ETIMEDOUT && weft_drain(q, WEFT_MS) == -ETIMEDOUT);
         atomic_store(&l->go_on, 1);
         CHECK(weft_drain(q, 50 * WEFT_MS) == -ETIMEDOUT);
@@ -330,7 +330,7 @@ static void drain_of_the_unknown(weft_node *w, void *arg)
         meet_here(w, &l->met[2]);
         OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
         meet_here(w, &l->met[3]);
-        /* It is known, and closes and opens again. */
+        /* Node 1's shard is known; then node 1 closes the queue and opens it again. */
         atomic_store(&l->in_handler, 0);
         atomic_store(&l->go_on, 0);
         OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL));
@@ -386,7 +386,7 @@ static void drain_and_close(weft_node *w, void *arg)
         } else {
             meet_here(w, &l->met[round + 16]);
             q = open_slots(w, 64);
-            usleep(10000); /* in which it is asked, and answers; node 0 handles nothing yet */
+            usleep(10000); /* meanwhile node 1 is asked and answers; node 0 does not handle the answer yet */
             OK(weft_queue_close(q));
             atomic_store(&l->go_on, 1);
         }
@@ -400,7 +400,7 @@ static void test_drain_and_close(void **state)
     run_late(drain_and_close);
 }
 
-/* --- what found no room is sent after the queue was closed: it does not bring the closed shard back, nor hide the next --- */
+/* --- messages that found no room are sent after the queue was closed: they neither bring the closed shard back nor hide the next --- */
 static void late_answer(weft_node *w, void *arg)
 {
     struct late *l = arg;
@@ -415,7 +415,7 @@ static void late_answer(weft_node *w, void *arg)
             }
             atomic_store(&l->in_handler, 0);
             atomic_store(&l->go_on, 0);
-            OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL)); /* upkeep rests */
+            OK(weft_send(w, 0, BLOCK, NULL, 0, NULL, 0, NULL)); /* so that node 0's upkeep does not run */
             wait_for(&l->in_handler, 1);
             if (round == 0) {
                 meet_here(w, &l->met[2]);
@@ -435,7 +435,7 @@ static void late_answer(weft_node *w, void *arg)
             OK(weft_send(w, 1, MARK, NULL, 0, NULL, 0, NULL));
             meet_here(w, &l->met[round]);
         } else {
-            if (round == 0) { /* one that does not know node 0's shard */
+            if (round == 0) { /* this queue does not know node 0's shard */
                 meet_here(w, &l->met[2]);
                 OK(weft_queue_close(q));
                 q = open_slots(w, 64);
@@ -456,18 +456,18 @@ static void test_late_answer(void **state)
     run_late(late_answer);
 }
 
-/* --- a node that was given up while it was stopped goes on, and submits before it notices --- */
+/* --- a node that was declared dead while it was stopped continues, and submits before it notices that --- */
 static void late_submitter(weft_node *w, void *arg)
 {
     struct late *l = arg;
     weft_queue *q;
     OK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .slots = 64, .lease_ns = 20 * WEFT_MS}, &q));
     wait_for_view(q, !weft_rank(w));
-    uint32_t incarnation = queue_view_of(q, !weft_rank(w))->incarnation; /* before the other may go */
+    uint32_t incarnation = queue_view_of(q, !weft_rank(w))->incarnation; /* read it before the other node may leave */
     meet_here(w, &l->met[0]);
     if (weft_rank(w) == 1)
         return;
-    while (queue_view_of(q, 1)) { /* until node 1 is gone here */
+    while (queue_view_of(q, 1)) { /* until this node has noticed that node 1 is gone */
         weft_progress(w);
         usleep(1000);
     }
@@ -503,7 +503,7 @@ static void stale_renewal(weft_node *w, void *arg)
     bool accepted;
     CHECK(weft_submit(q, &t, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
     CHECK(weft_claim(q, &stale, 1, WEFT_TIMEOUT_DEFAULT) == 1);
-    do { /* its lease ends; of later ones on a busy machine too */
+    do { /* the lease ends; on a busy machine later leases end as well */
         CHECK(weft_claim(q, &next, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     } while (weft_complete(q, &next, &r, 1, NULL) == 0);
     CHECK(weft_reap(q, &d, 1, WEFT_TIMEOUT_DEFAULT) == 1);
@@ -526,7 +526,7 @@ static void test_stale_renewal(void **state)
     assert_int_equal(nodes_failed(1, stale_renewal, NULL), 0);
 }
 
-/* --- a lease that is shorter than the time between two looks of the home --- */
+/* --- a lease that is shorter than the time between two checks by the home --- */
 static void short_lease(weft_node *w, void *arg)
 {
     (void)arg;
@@ -545,7 +545,7 @@ static void test_short_lease(void **state)
     assert_int_equal(nodes_failed(1, short_lease, NULL), 0);
 }
 
-/* --- a home that is stopped past the deadline, and goes on: swaps that nobody waits for any more happen then --- */
+/* --- a home is stopped past the deadline and continues: compare-and-swaps whose calls have timed out are executed then --- */
 static void stopped(weft_node *w, struct late *l, int64_t deadline_ns)
 {
     stop_asleep(l->pid);
@@ -617,7 +617,7 @@ static void stopped_home(weft_node *w, void *arg)
         claim_again(q, &c);
         complete_one(q, &c);
 
-        /* What it has submitted runs once; what it was told was not, never. */
+        /* Tasks that weft_submit() accepted run once; tasks that it refused never run. */
         for (int round = 0; round < 5; round++) {
             stopped(w, l, usual);
             int n = weft_submit(q, t, SLOTS, NULL, round % 2 ? 0 : soon);
@@ -630,7 +630,7 @@ static void stopped_home(weft_node *w, void *arg)
             weft_done d;
             CHECK(weft_reap(q, &d, 1, 0) == -ENOENT);
         }
-        for (uint32_t n = 0; n < SLOTS;) { /* no slot is lost */
+        for (uint32_t n = 0; n < SLOTS;) { /* all slots can be used again: none is lost */
             int more = weft_submit(q, t, SLOTS - n, NULL, patience_ns(30));
             CHECK(more > 0);
             n += (uint32_t)more;
@@ -650,7 +650,7 @@ static void test_stopped_home(void **state)
     run_late(stopped_home);
 }
 
-/* --- in a handler: a shard that cannot be reached without waiting --- */
+/* --- calls in a handler on a shard that cannot be reached without waiting --- */
 struct in_handler {
     weft_queue *q;
     weft_lease c;
@@ -696,7 +696,7 @@ static void test_in_a_handler(void **state)
     run_late(in_a_handler);
 }
 
-/* --- calls on a queue that is closed, and closing one where a thread waits --- */
+/* --- calls on a closed queue, and closing a queue while a thread waits in a call on it --- */
 static void *claimer(void *arg)
 {
     weft_lease c;

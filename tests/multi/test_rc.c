@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What only the rc transport has: pieces and stages, segments' edges, frames that make no sense, fences between lanes.
+ * Parts that only the rc transport has: pieces and stages, the edges of segments, invalid frames, fences between lanes.
  * Started by over_softverbs.py.
  */
 #include <setjmp.h>
@@ -19,7 +19,7 @@
 
 static bool native; /* the profile claims that devices' atomics are atomic with the processor's */
 
-/* --- memory outside the pool, of any length, goes through stages: to the byte, and counted --- */
+/* --- memory outside the pool, of any length, is copied through stages: every byte is checked, and the statistics count it --- */
 
 static void fill(uint8_t *p, size_t n, unsigned seed)
 {
@@ -31,7 +31,8 @@ static void outside(weft_node *w, void *arg)
 {
     static const size_t lengths[] = {1, 7, 219, 220, 221, 4096, 65535, 65536, 65537, 300001, 9000000};
     (void)arg;
-    weft_gaddr there, here; /* `there` of the peer is ours alone to write and read; `here` is our own, which nobody else names */
+    weft_gaddr there,
+        here; /* only this node writes and reads `there` at the peer; `here` is this node's memory, which no other node names */
     OK(weft_alloc(w, 16 << 20, &there));
     OK(weft_alloc(w, 9000, &here));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -62,7 +63,7 @@ static void outside(weft_node *w, void *arg)
     weft_pool_stats pool;
     OK(weft_pool_stat(w, &pool, sizeof pool));
     CHECK(pool.regions_used > 0 && pool.regions_budget >= pool.regions_used);
-    /* With no op and a flush: many at once, more than there are stages and slots. */
+    /* Puts without an op, then a flush: more of them at once than there are stages and slots. */
     for (int i = 0; i < 500; i++)
         OK(weft_put(w, on_node(there, peer) + (uint64_t)i * 5000, out + i, 5000, NULL));
     OK(weft_flush(w, peer, WEFT_TIMEOUT_DEFAULT));
@@ -81,7 +82,7 @@ static void test_outside(void **state)
     assert_int_equal(nodes_failed(2, outside, NULL), 0);
 }
 
-/* --- a frame that makes no sense: its sender is given up, the others go on --- */
+/* --- an invalid frame: its sender is given up, and the others go on --- */
 
 struct nonsense {
     struct rc_frame frame;
@@ -96,7 +97,7 @@ static void nonsense(weft_node *w, void *arg)
     if (weft_rank(w) == 1) {
         rc_frame_send(w->links[0].impl, &s->frame, NULL, NULL, false, NULL, NULL);
         wait_for(&s->given_up, 1); /* by node 0, because of that frame; by node 2, because this one is gone */
-        _exit(0);                  /* not to be waited for by the others */
+        _exit(0);                  /* without leaving, so that the others need not wait for this node */
     }
     int64_t until = base_deadline(40 * WEFT_SECOND);
     while (weft_alive(w, 1) && base_now_ns() < until)
@@ -105,7 +106,7 @@ static void nonsense(weft_node *w, void *arg)
     if (weft_rank(w) == 0)
         s->given_up = 1;
     int rc;
-    while ((rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT)) == -ECONNRESET) /* once: of those that are left */
+    while ((rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT)) == -ECONNRESET) /* fails once; the next barrier is among the remaining nodes */
         ;
     OK(rc);
 }
@@ -118,8 +119,8 @@ static void test_nonsense(void **state)
         {.kind = 99, .offset = good},
         {.kind = RC_ATOMIC, .what = 77, .offset = good},
         {.kind = RC_ATOMIC, .what = FAB_ADD, .offset = UINT64_C(1) << 43}, /* beyond the pool */
-        {.kind = RC_ATOMIC, .what = FAB_ADD, .offset = good + 3},          /* no word */
-        {.kind = RC_ATOMIC, .what = FAB_ADD, .offset = 8},                 /* in what is null */
+        {.kind = RC_ATOMIC, .what = FAB_ADD, .offset = good + 3},          /* not aligned to a word */
+        {.kind = RC_ATOMIC, .what = FAB_ADD, .offset = 8},                 /* in the null page of the pool */
     };
     for (size_t i = 0; i < sizeof frames / sizeof *frames; i++) {
         int status[NODES_MAX];
@@ -132,7 +133,7 @@ static void test_nonsense(void **state)
     }
 }
 
-/* --- fence: what comes before it is seen before what comes after, whatever kinds they are --- */
+/* --- fence: operations before it become visible before those after it, whatever their kinds --- */
 
 static void count_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                           void *arg)
@@ -140,7 +141,7 @@ static void count_message(weft_node *w, uint32_t from, const void *header, size_
     (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len;
     uint64_t *words = arg, n;
     memcpy(&n, header, sizeof n);
-    /* The put and the add that were fenced before this message are here. */
+    /* The put and the add that a fence puts before this message have arrived. */
     if (__atomic_load_n(&words[1], __ATOMIC_ACQUIRE) < n || __atomic_load_n(&words[0], __ATOMIC_ACQUIRE) < n)
         __atomic_fetch_add(&words[2], 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&words[3], 1, __ATOMIC_RELEASE);
@@ -162,7 +163,7 @@ static void fences(weft_node *w, void *arg)
             OK(weft_fetch_add(w, on_node(words, 1) + 8, 1, NULL, NULL));
             OK(weft_fence(w, 1));
             OK(weft_send(w, 1, 3, &n, sizeof n, NULL, 0, NULL));
-            OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT)); /* `n` is ours again */
+            OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT)); /* `n` may be changed again */
         }
     } else {
         int64_t until = base_deadline(40 * WEFT_SECOND);
@@ -179,8 +180,8 @@ static void test_fences(void **state)
     assert_int_equal(nodes_failed(2, fences, NULL), 0);
 }
 
-/* An add is done by the processor of its home, a put by the device. Here the home's processor is kept from looking at what
- * comes: a put that is fenced behind an add must wait for it, too. */
+/* The home's processor executes an add, its device a put. Here the home's processor does not poll for a while: a put behind the add and a
+ * fence must wait for that add. */
 struct held {
     _Atomic uint32_t rounds, asked;
 };
@@ -206,8 +207,8 @@ static void add_then_put(weft_node *w, void *arg)
             base_spin_lock(&rc->receiving);
             held->rounds = n;
             wait_for(&held->asked, n);
-            usleep(1000); /* what the device does without us, it does now */
-            if (!native)  /* the add needs our processor */
+            usleep(1000); /* in this time the device executes everything that needs no help of the processor */
+            if (!native)  /* the add needs this node's processor */
                 CHECK(__atomic_load_n(put, __ATOMIC_ACQUIRE) == n - 1 && __atomic_load_n(added, __ATOMIC_ACQUIRE) == n - 1);
             base_spin_unlock(&rc->receiving);
             OK(weft_wait_until(w, on_node(words, 1) + 64, WEFT_EQ, n, NULL, WEFT_TIMEOUT_DEFAULT));
@@ -223,9 +224,9 @@ static void test_add_then_put(void **state)
     assert_int_equal(nodes_failed(2, add_then_put, shared_words(4096)), 0);
 }
 
-/* A device lets writes pass the reads before them unless a fence is asked of it, and here it does. Gets that were kept, because more of
- * them were started than there are stages, are posted after the fence was set: a put that goes at once after them must ask for it all
- * the same, else the gets return its bytes. */
+/* A device may execute a write before an earlier read, unless the write has the fence bit; here it does. More gets are started than there
+ * are stages, so some wait and are posted after weft_fence() was called. A put that is posted right after them must still have the fence
+ * bit, otherwise these gets return the bytes of the put. */
 static void gets_then_put(weft_node *w, void *arg)
 {
     enum { ROUNDS = 10, GETS = RC_STAGES + 6 };
@@ -235,7 +236,7 @@ static void gets_then_put(weft_node *w, void *arg)
     weft_gaddr words = symmetric_alloc(w, sizeof got[0]);
     if (weft_rank(w) == 0) {
         struct rc_link *l = w->links[1].impl;
-        OK(weft_get_blocking(w, got[0], on_node(words, 1), sizeof got[0])); /* a queue pair is there from now on */
+        OK(weft_get_blocking(w, got[0], on_node(words, 1), sizeof got[0])); /* makes the queue pair */
         softverbs("fault add overtake --time 500us --every 8");
         for (uint64_t n = 1; n <= ROUNDS; n++) {
             for (int i = 0; i < GETS; i++)
@@ -243,7 +244,7 @@ static void gets_then_put(weft_node *w, void *arg)
             OK(weft_fence(w, 1));
             int64_t until = base_deadline(patience_ns(10));
             while (__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) && base_now_ns() < until)
-                weft_progress(w); /* until none of them is kept any more */
+                weft_progress(w); /* until no get waits for a stage */
             OK(weft_put_blocking(w, on_node(words, 1), &n, sizeof n));
             for (int i = 0; i < GETS; i++) {
                 OK(weft_wait(w, &ops[i], WEFT_TIMEOUT_DEFAULT));
@@ -261,12 +262,12 @@ static void test_gets_then_put(void **state)
     assert_int_equal(nodes_failed(2, gets_then_put, NULL), 0);
 }
 
-/* --- counts of what was asked of the peer's processor go on, however many there were since the last fence --- */
+/* --- counters of requests to the peer's processor work for any number of requests since the last fence --- */
 
 static void many_asks(weft_node *w, void *arg)
 {
     const uint64_t steps[] = {UINT64_C(1) << 31, UINT64_C(1) << 31,
-                              UINT64_C(1) << 31}; /* multiples of RC_ASKS: tokens go on as they were */
+                              UINT64_C(1) << 31}; /* multiples of RC_ASKS, so that the tokens keep their sequence */
     (void)arg;
     weft_gaddr words = symmetric_alloc(w, 64);
     if (weft_rank(w) == 0) {
@@ -276,7 +277,7 @@ static void many_asks(weft_node *w, void *arg)
         for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
             base_spin_lock(&l->lock);
             CHECK(l->asked == l->answered);
-            l->asked = l->answered = l->asked + steps[i]; /* as if so many had been done since the fence */
+            l->asked = l->answered = l->asked + steps[i]; /* as if so many requests had been answered since the fence */
             base_spin_unlock(&l->lock);
             for (uint64_t k = 0; k < 3; k++, done++) {
                 OK(weft_fetch_add_blocking(w, on_node(words, 1), 1, &old));
@@ -298,7 +299,7 @@ static void test_many_asks(void **state)
     assert_int_equal(nodes_failed(2, many_asks, NULL), 0);
 }
 
-/* --- receives that links share: more than there are come at once; all arrive, and there are more afterwards --- */
+/* --- receives that links share: more frames come at once than there are receives; all arrive, and the number of receives grows --- */
 
 struct burst {
     _Atomic uint32_t go, sent, heard;
@@ -319,10 +320,10 @@ static void bursts(weft_node *w, void *arg)
     uint64_t value;
     weft_gaddr word = symmetric_alloc(w, 8);
     if (weft_rank(w) != 0)
-        OK(weft_get_blocking(w, &value, on_node(word, 0), 8)); /* a queue pair is there from now on */
+        OK(weft_get_blocking(w, &value, on_node(word, 0), 8)); /* makes the queue pair */
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0) {
-        base_spin_lock(&rc->receiving); /* nobody looks at what comes */
+        base_spin_lock(&rc->receiving); /* no thread polls for frames */
         uint32_t before = atomic_load(&rc->receives.count);
         b->go = 1;
         wait_for(&b->sent, peers);
@@ -331,10 +332,10 @@ static void bursts(weft_node *w, void *arg)
         while (atomic_load(&b->heard) < peers * RC_WINDOW && base_now_ns() < until)
             weft_progress(w);
         CHECK(atomic_load(&b->heard) == peers * RC_WINDOW);
-        base_spin_lock(&rc->receiving); /* who looked is done with what follows from it */
+        base_spin_lock(&rc->receiving); /* the thread that polled has finished handling the frames */
         uint32_t after = atomic_load(&rc->receives.count);
         base_spin_unlock(&rc->receiving);
-        if (rc->receives.srq) /* one more, unless there were enough for this and more: a chunk for each peer at most */
+        if (rc->receives.srq) /* one chunk more, unless there were enough receives before; at most one chunk for each peer */
             CHECK((after > before || before * RC_RECEIVES > peers * RC_WINDOW) && after <= peers);
         else
             CHECK(after == peers);
@@ -346,7 +347,7 @@ static void bursts(weft_node *w, void *arg)
         int64_t until = base_deadline(20 * WEFT_SECOND);
         while (__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_ACQUIRE) && base_now_ns() < until)
             weft_progress(w);
-        CHECK(!__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_ACQUIRE)); /* all on their way */
+        CHECK(!__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_ACQUIRE)); /* all were sent */
         atomic_fetch_add(&b->sent, 1);
     }
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -358,10 +359,10 @@ static void test_bursts(void **state)
     assert_int_equal(nodes_failed(6, bursts, shared_words(4096)), 0);
 }
 
-/* --- atomics: by the home's device where that is atomic with its processor, else by its processor --- */
+/* --- atomics: executed by the home's device if that is atomic with the home's processor, otherwise by the processor --- */
 
-/* Sums and chains from two nodes on words of a third, many at once and one by one. The words are touched by no processor while
- * that goes on: softverbs' atomics are atomic among themselves only, whatever a profile claims. */
+/* Two nodes add to and swap words of a third node, many at once and one by one. Meanwhile no processor accesses the words directly, because
+ * softverbs' atomics are atomic only with respect to each other, whatever a profile claims. */
 static void atomics(weft_node *w, void *arg)
 {
     enum { MANY = 700, CHAIN = 60 };
@@ -379,10 +380,10 @@ static void atomics(weft_node *w, void *arg)
             OK(weft_fetch_add(w, on_node(words, 0), 1, &old[i], NULL));
         OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
         for (int i = 0; i < MANY; i++) {
-            CHECK(i == 0 ? old[i] >= 5 : old[i] > last); /* of one node, in order: its own are added already */
+            CHECK(i == 0 ? old[i] >= 5 : old[i] > last); /* a node's adds are executed in order, so the value only grows */
             last = old[i];
         }
-        for (int i = 0; i < CHAIN; i++) { /* the word takes every value once */
+        for (int i = 0; i < CHAIN; i++) { /* compare-and-swaps bring the word to every value once */
             do
                 OK(weft_compare_swap_blocking(w, on_node(words, 0) + 8, (uint64_t)i * 2 + (weft_rank(w) - 1),
                                               (uint64_t)i * 2 + weft_rank(w), &seen));
@@ -394,7 +395,7 @@ static void atomics(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0)
         CHECK(__atomic_load_n(&mine[0], __ATOMIC_ACQUIRE) == 5 + 2 * MANY && __atomic_load_n(&mine[1], __ATOMIC_ACQUIRE) == 2 * CHAIN);
-    /* A swap is the processor's in any case: with a fence between them, each sees what the one before it left. */
+    /* A processor executes swaps in any case: with a fence between them, each finds the value that the one before it stored. */
     if (weft_rank(w) == 1) {
         uint64_t old[4];
         OK(weft_swap(w, on_node(words, 0) + 16, 10, &old[0], NULL));
@@ -419,7 +420,7 @@ static void test_atomics(void **state)
     assert_int_equal(nodes_failed(3, atomics, NULL), 0);
 }
 
-/* A fence between put and atomic, atomic and put, either way round: node 2 looks at node 0's memory, which node 1 changes. */
+/* A fence between put and atomic, and between atomic and put: node 2 reads node 0's memory, which node 1 changes. */
 static void ordered_atomics(weft_node *w, void *arg)
 {
     enum { ROUNDS = 300 };
@@ -443,7 +444,7 @@ static void ordered_atomics(weft_node *w, void *arg)
         OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
     } else if (weft_rank(w) == 2) {
         uint64_t first, second, third = 0;
-        while (third < ROUNDS) { /* the last one to change is read first */
+        while (third < ROUNDS) { /* read the word that changes last first */
             OK(weft_get_blocking(w, &third, on_node(words, 0) + 16, 8));
             OK(weft_get_blocking(w, &second, on_node(words, 0) + 8, 8));
             OK(weft_get_blocking(w, &first, on_node(words, 0), 8));
@@ -459,7 +460,7 @@ static void test_ordered_atomics(void **state)
     assert_int_equal(nodes_failed(3, ordered_atomics, NULL), 0);
 }
 
-/* A home that sleeps is woken by a counter, whoever adds to it: at the latest by its own look, but not only then. */
+/* A home that sleeps in weft_counter_wait() wakes up when any node adds to the counter, and usually before its own next check. */
 static void counted(weft_node *w, void *arg)
 {
     (void)arg;
@@ -483,9 +484,9 @@ static void test_counted(void **state)
     assert_int_equal(nodes_failed(2, counted, NULL), 0);
 }
 
-/* --- stages that others hold --- */
+/* --- stages that other links hold --- */
 
-/* Puts to six peers that nobody waits for take more stages than there are; a put to another peer is not to wait for theirs. */
+/* Puts to six peers, for which nobody waits, need more stages than there are. A put to another peer must not wait for their completions. */
 static void stages_of_others(weft_node *w, void *arg)
 {
     enum { PEERS = 6, EACH = 12, BYTES = 3000 };
@@ -495,14 +496,14 @@ static void stages_of_others(weft_node *w, void *arg)
     CHECK(from && PEERS * EACH > RC_STAGES && EACH < RC_SIGNAL_EVERY);
     fill(from, EACH * BYTES, 7);
     if (weft_rank(w) == 0) {
-        for (uint32_t p = 1; p <= PEERS + 1; p++) /* connected, and asked for a completion */
+        for (uint32_t p = 1; p <= PEERS + 1; p++) /* connects, and requests a completion */
             OK(weft_put_blocking(w, on_node(there, p), from, BYTES));
         for (uint32_t p = 1; p <= PEERS; p++)
             for (unsigned i = 0; i < EACH; i++)
                 OK(weft_put(w, on_node(there, p) + i * BYTES, from + i * BYTES, BYTES, NULL));
         weft_op op;
         OK(weft_put(w, on_node(there, PEERS + 1), from, BYTES, &op));
-        OK(weft_wait(w, &op, patience_ns(1))); /* two seconds later all links are asked what they have done */
+        OK(weft_wait(w, &op, patience_ns(1))); /* less than the two seconds after which all links request completions */
         for (uint32_t p = 1; p <= PEERS; p++)
             OK(weft_flush(w, p, WEFT_TIMEOUT_DEFAULT));
     }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The links of the rc transport: queue pairs made at first use, what becomes of those that cannot be made, and that everything
- * is as if nothing had been when they break and are made anew.
- * Started by over_softverbs.py; an argument names the tests to run ("test_un*"), else all.
+ * The links of the rc transport: queue pairs are made at first use; the error if one cannot be made; and when one breaks and is made again,
+ * no operation is lost or repeated. Started by over_softverbs.py; an argument names the tests to run ("test_un*"), else all.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +23,7 @@ struct stage {
     _Atomic int pid;
 };
 
-/* --- queue pairs are made for those who talk, and for no others --- */
+/* --- queue pairs are made only for pairs of nodes that exchange data --- */
 
 static void count_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                           void *arg)
@@ -42,11 +41,11 @@ static void neighbours(weft_node *w, void *arg)
     CHECK(came);
     *came = 0;
     OK(weft_handle(w, 1, count_message, (void *)came));
-    OK(weft_alloc(w, 4096, &mine)); /* at the same place everywhere: it is the first */
+    OK(weft_alloc(w, 4096, &mine)); /* the first allocation is at the same offset on every node */
     for (uint32_t i = 0; i < n; i++)
         CHECK(i == me || stats(w, i).connects == 0);
     meet(&stage->here, n);
-    for (int i = 0; i < 100; i++) /* both neighbours begin at once, each with its own first message to the other */
+    for (int i = 0; i < 100; i++) /* both neighbours connect at the same time, each by its own first message */
         OK(weft_send(w, i % 2 ? left : right, 1, NULL, 0, NULL, 0, NULL));
     OK(weft_put_blocking(w, on_node(mine, right), &me, sizeof me));
     int64_t end = now_ns() + 40 * WEFT_SECOND;
@@ -57,7 +56,7 @@ static void neighbours(weft_node *w, void *arg)
     CHECK(*(uint32_t *)weft_ptr(w, mine, 4) == left);
     for (uint32_t i = 0; i < n; i++)
         CHECK(i == me || stats(w, i).connects == (i == left || i == right));
-    meet(&stage->done, n); /* leaving talks to nobody else either, but says so to all */
+    meet(&stage->done, n); /* leaving makes no queue pairs either, although it tells all nodes */
     free((void *)came);
 }
 
@@ -67,7 +66,7 @@ static void test_neighbours(void **state)
     assert_int_equal(nodes_failed(8, neighbours, shared_words(4096)), 0);
 }
 
-/* --- the program at the other end need not call anything --- */
+/* --- connecting works although the program at the other end calls nothing of weft --- */
 
 static void alone_at_it(weft_node *w, void *arg)
 {
@@ -82,7 +81,7 @@ static void alone_at_it(weft_node *w, void *arg)
         CHECK(old == 77);
         atomic_store(&stage->done, 1);
     }
-    wait_for(&stage->done, 1); /* no call of weft's */
+    wait_for(&stage->done, 1); /* without a call of weft */
 }
 
 static void test_alone_at_it(void **state)
@@ -91,12 +90,12 @@ static void test_alone_at_it(void **state)
     assert_int_equal(nodes_failed(2, alone_at_it, shared_words(4096)), 0);
 }
 
-/* --- nor does it matter that one thread there is in a handler, in the middle of waiting, and another sleeps --- */
+/* --- connecting works although one thread there is in a handler that it runs while it waits, and another sleeps --- */
 
 struct busy {
     weft_node *w;
     struct stage *stage;
-    weft_gaddr word; /* of this node */
+    weft_gaddr word; /* in this node's pool */
     pthread_t poller;
     _Atomic uint32_t polls, caught;
 };
@@ -107,7 +106,7 @@ static void long_handler(weft_node *w, uint32_t from, const void *header, size_t
     struct busy *b = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     if (!atomic_load(&b->polls) || !pthread_equal(pthread_self(), b->poller))
-        return; /* the progress thread was first: another message will come */
+        return; /* the progress thread runs this handler: wait for the next message */
     atomic_store(&b->caught, 1);
     wait_for(&b->stage->done, 1);
 }
@@ -127,7 +126,7 @@ static void busy(weft_node *w, void *arg)
     struct busy b = {.w = w, .stage = arg};
     pthread_t thread;
     uint64_t v = 7;
-    OK(weft_alloc(w, 4096, &b.word)); /* at the same place everywhere: it is the first */
+    OK(weft_alloc(w, 4096, &b.word)); /* the first allocation is at the same offset on every node */
     OK(weft_handle(w, 1, long_handler, &b));
     meet(&b.stage->here, 3);
     if (weft_rank(w) == 0) {
@@ -141,7 +140,7 @@ static void busy(weft_node *w, void *arg)
         pthread_join(thread, NULL);
     } else {
         wait_for(&b.stage->there, 1);
-        usleep(100000); /* it sleeps */
+        usleep(100000); /* by now the other thread sleeps */
         CHECK(stats(w, 1).connects == 0);
         OK(weft_put_signal(w, 0, NULL, 0, on_node(b.word, 1), v, NULL));
         OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
@@ -156,7 +155,7 @@ static void test_busy(void **state)
     assert_int_equal(nodes_failed(3, busy, shared_words(4096)), 0);
 }
 
-/* --- a queue pair that cannot be made: the operation fails, and says why --- */
+/* --- a queue pair cannot be made: the operation fails, and the error says why --- */
 
 static void refused(weft_node *w, void *arg)
 {
@@ -170,13 +169,13 @@ static void refused(weft_node *w, void *arg)
         int rc = weft_put_blocking(w, on_node(mine, 1), &v, sizeof v);
         CHECK(rc == -ECONNRESET);
         if (!strstr(weft_error(), "node 1") || !strstr(weft_error(), "RC queue pair") || !strstr(weft_error(), "the peer reports"))
-            fprintf(stderr, "what it says: %s\n", weft_error());
+            fprintf(stderr, "the error was: %s\n", weft_error());
         CHECK(strstr(weft_error(), "node 1") && strstr(weft_error(), "RC queue pair") && strstr(weft_error(), "the peer reports"));
         CHECK(!weft_alive(w, 1) && weft_alive(w, 2));
-        OK(weft_put_blocking(w, on_node(mine, 2), &v, sizeof v)); /* the others go on */
+        OK(weft_put_blocking(w, on_node(mine, 2), &v, sizeof v)); /* operations to other nodes still work */
         atomic_store(&stage->done, 1);
     }
-    if (weft_rank(w) == 1) { /* it is told that it was given up */
+    if (weft_rank(w) == 1) { /* this node is told that node 0 has given it up */
         int64_t end = now_ns() + 40 * WEFT_SECOND;
         while (weft_alive(w, 0) && now_ns() < end)
             usleep(1000);
@@ -194,7 +193,7 @@ static void test_refused(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* --- while connecting: deadlines hold, and a death ends it --- */
+/* --- while a link connects, deadlines hold, and a death of the peer ends the wait --- */
 
 static void silent(weft_node *w, void *arg)
 {
@@ -231,14 +230,14 @@ static void test_silent(void **state)
     assert_true(WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL);
 }
 
-/* --- links that break: everything as if nothing had been --- */
+/* --- links that break: no operation is lost or repeated --- */
 
 enum { MESSAGES = 500, BULK = 200000, TIMES = 4 };
 
 struct mill {
     struct stage stage;
-    const char *const *how, *const *undo;   /* words for softverbs, that break the link and mend what broke it */
-    _Atomic uint32_t broken, over, came[2]; /* `came`: which message each is at */
+    const char *const *how, *const *undo;   /* arguments of softverbs that break the link, and that repair it */
+    _Atomic uint32_t broken, over, came[2]; /* came: number of the last message that each node has received */
 };
 
 struct received {
@@ -258,7 +257,7 @@ static void in_order(weft_node *w, uint32_t from, const void *header, size_t hea
     __atomic_store_n(&r->next, n + 1, __ATOMIC_RELEASE);
 }
 
-/* Breaks the link of the node's again and again, and each time waits for it to have broken, and to be there again. */
+/* Breaks the node's link again and again; each time waits until it has broken and is connected again. */
 static void *breaker(void *arg)
 {
     struct {
@@ -299,7 +298,7 @@ static void mill(weft_node *w, void *arg)
     meet(&m->stage.here, 2);
     if (me == 0)
         CHECK(pthread_create(&thread, NULL, breaker, &a) == 0);
-    /* For as long as it takes. Node 0 says with which message it ends, which neither has come to, and both end there. */
+    /* Until the link has broken often enough. Then node 0 chooses a later message as the last one, and both nodes end with it. */
     for (; (over = atomic_load(&m->over)) == 0 || n < over; n++) {
         size_t len = n % 3 == 0 ? 3000 : n % 3 == 1 ? 0 : 120;
         for (size_t i = 0; i < len; i++)
@@ -310,7 +309,7 @@ static void mill(weft_node *w, void *arg)
         CHECK(old == n);
         memset(payload, (int)n, 64);
         OK(weft_put_signal(w, on_node(mine, peer) + 64, payload, 64, on_node(mine, peer) + 8, 1, NULL));
-        OK(weft_flush(w, peer, WEFT_TIMEOUT_DEFAULT)); /* `payload` is ours again */
+        OK(weft_flush(w, peer, WEFT_TIMEOUT_DEFAULT)); /* `payload` may be changed again */
         if (n % 8 == 0) {
             size_t size = n % 16 ? BULK : 5000, at = 4096 + (n % 64) * 1000;
             for (size_t i = 0; i < size; i++)
@@ -363,7 +362,7 @@ static void test_cable(void **state)
     run_mill((const char *const[]){"fault pull 0:sv0", "fault pull 1:sv0"}, (const char *const[]){"fault plug 0:sv0", "fault plug 1:sv0"});
 }
 
-/* --- a request that the peer's device refuses: it fails, and what was behind it goes on --- */
+/* --- the peer's device refuses a request: it fails, and the requests behind it are executed --- */
 
 static void refusal(weft_node *w, void *arg)
 {
@@ -380,7 +379,7 @@ static void refusal(weft_node *w, void *arg)
         OK(weft_put_blocking(w, on_node(mine, 1), &v, sizeof v));
         for (int i = 0; i < 2; i++) {
             uint32_t right = l->peer_keys[0];
-            l->peer_keys[0] ^= 0x5a5a5a; /* nobody else posts */
+            l->peer_keys[0] ^= 0x5a5a5a; /* no other thread posts requests */
             OK(weft_put(w, on_node(mine, 1) + 4096, large, 4096, i ? NULL : &op));
             l->peer_keys[0] = right;
             for (int k = 0; k < 50; k++)
@@ -390,7 +389,8 @@ static void refusal(weft_node *w, void *arg)
                 CHECK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT) == -ECONNABORTED);
                 OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
             } else {
-                CHECK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT) == -ECONNABORTED); /* it had no op: this says so, once */
+                CHECK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT) ==
+                      -ECONNABORTED); /* the put had no op, so the flush reports its failure, once */
                 OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
             }
         }
@@ -410,7 +410,7 @@ static void test_refusal(void **state)
     assert_int_equal(nodes_failed_with(2, refusal, shared_words(4096), settings), 0);
 }
 
-/* --- a link that does not come again, or is not to: its peer counts as dead, and the error says of what --- */
+/* --- a link that does not recover, or must not (WEFT_RECONNECT=0): its peer counts as dead, and the error says why --- */
 
 static void gives_up(weft_node *w, void *arg)
 {
@@ -437,7 +437,7 @@ static void gives_up(weft_node *w, void *arg)
 static void test_gives_up(void **state)
 {
     (void)state;
-    /* Without, the device gives up when the liveness time is over. */
+    /* With WEFT_RECONNECT=0 the device gives up when the liveness time is over. */
     static const char *const how[2][5] = {{"WEFT_LOG=error", "WEFT_RECONNECT=0", "WEFT_LIVENESS=500ms", "EXPECT=failed", NULL},
                                           {"WEFT_LOG=error", "WEFT_RECONNECT=1s", "EXPECT=WEFT_RECONNECT", NULL}};
     for (int i = 0; i < 2; i++) {
@@ -447,7 +447,7 @@ static void test_gives_up(void **state)
     }
 }
 
-/* --- a device that neither does a request nor fails it --- */
+/* --- a device that neither completes a request nor fails it --- */
 
 static void standstill(weft_node *w, void *arg)
 {
@@ -472,13 +472,13 @@ static void standstill(weft_node *w, void *arg)
         OK(weft_get_blocking(w, &back, on_node(mine, 1), sizeof back));
         OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 2);
-        /* A message is the oldest. It asked for no completion, and was received. */
+        /* The oldest request is a message, which requested no completion and was received. */
         softverbs("fault add withhold --time 100s --host 0 --count 1");
         OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
         OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
         OK(weft_link_stat(w, 1, &stats, sizeof stats));
         CHECK(stats.breaks == 3);
-        /* Nothing is behind it that would tell. */
+        /* No later request follows whose completion would show that the device still works. */
         softverbs("fault add withhold --time 100s --host 0 --count 1");
         OK(weft_send(w, 1, 1, NULL, 0, NULL, 0, NULL));
         for (int64_t end = now_ns() + 30 * WEFT_SECOND; stats.breaks == 3 && now_ns() < end; usleep(1000))
@@ -489,7 +489,7 @@ static void standstill(weft_node *w, void *arg)
     }
     wait_for(&stage->done, 1);
     if (weft_rank(w) == 1) {
-        wait_for(&came, 2); /* they are here; their handler may still be running */
+        wait_for(&came, 2); /* the messages have arrived; their handler may still be running */
         CHECK(came == 2);
     }
 }
@@ -503,7 +503,7 @@ static void test_standstill(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* --- one that does what it can: its requests wait for a peer that is in a handler, and has no receives left --- */
+/* --- a device that works: its requests wait for a peer that is in a handler and has no receives left --- */
 
 #define SENDERS 4u
 
@@ -513,7 +513,7 @@ static void slow_handler(weft_node *w, uint32_t from, const void *header, size_t
     struct stage *stage = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     atomic_store(&stage->there, 1);
-    usleep(6000000); /* longer than a queue pair may stand still */
+    usleep(6000000); /* longer than a queue pair may make no progress */
 }
 
 static void no_receives(weft_node *w, void *arg)
@@ -532,7 +532,7 @@ static void no_receives(weft_node *w, void *arg)
     if (v == 0)
         OK(weft_send(w, 1, 2, NULL, 0, NULL, 0, NULL));
     wait_for(&stage->there, 1);
-    if (v == 1) { /* no call of weft's: handlers run on the progress thread */
+    if (v == 1) { /* without a call of weft, handlers run on the progress thread */
         wait_for(&came, SENDERS * RC_WINDOW - 1);
     } else {
         for (uint32_t i = v == 0; i < RC_WINDOW; i++)
@@ -550,7 +550,7 @@ static void test_no_receives(void **state)
     assert_int_equal(nodes_failed_with(SENDERS + 1, no_receives, shared_words(4096), settings), 0);
 }
 
-/* --- no room, and no wish to wait for it --- */
+/* --- no room, and calls that do not wait for it (weft_put_nowait()) --- */
 
 static void no_room(weft_node *w, void *arg)
 {
@@ -597,7 +597,7 @@ static void test_no_room(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* --- peers that cannot be reached hold what all links share, but never so much that the others stand still --- */
+/* --- peers that cannot be reached hold stages that all links share, but never so many that the other links stop --- */
 
 static void unreachable(weft_node *w, void *arg)
 {
@@ -618,7 +618,8 @@ static void unreachable(weft_node *w, void *arg)
         softverbs("fault pull 2:sv0");
         OK(weft_put(w, on_node(there, 1), from, BYTES, &put));
         OK(weft_get(w, back, on_node(there, 2), BYTES, &get));
-        for (int i = 0; i < 2; i++) { /* while requests go on; and once queue pairs that broke have left them to be posted again */
+        for (int i = 0; i < 2; i++) { /* first while the requests are under way; then when the queue pairs have broken and the requests wait
+                                         to be posted again */
             OK(weft_put_blocking(w, on_node(there, 3), from, BYTES));
             CHECK(weft_test(w, &put) == -EINPROGRESS && weft_test(w, &get) == -EINPROGRESS);
             for (int64_t end = now_ns() + patience_ns(20); (!stats(w, 1).breaks || !stats(w, 2).breaks) && now_ns() < end;)
@@ -645,14 +646,15 @@ static void test_unreachable(void **state)
     (void)state;
     static const char *const settings[] = {"WEFT_LOG=error", "WEFT_RECONNECT=100s", "WEFT_DEADLINE=20s", NULL};
     int failed = nodes_failed_with(4, unreachable, shared_words(4096), settings);
-    softverbs("fault plug 1:sv0"); /* also when it failed */
+    softverbs("fault plug 1:sv0"); /* also if the test failed */
     softverbs("fault plug 2:sv0");
     assert_int_equal(failed, 0);
 }
 
-/* --- what a link waits for is given back while the progress thread naps: it goes at once, not when the nap is over --- */
+/* --- a link waits for a stage, which is returned while the progress thread sleeps: its request is posted at once, not after the sleep ---
+ */
 
-/* All stages that are left are the link's: by itself it would take half of them. */
+/* Takes all stages that are left; weft itself would give the link only half of them. */
 static uint32_t take_all(struct rc_link *l, void *stages[RC_STAGES + 1])
 {
     uint32_t n = 0;
@@ -686,14 +688,16 @@ static void given_back(weft_node *w, void *arg)
         memset(from, 7, sizeof from);
         for (uint32_t p = 1; p < 3; p++)
             OK(weft_put_blocking(w, on_node(there, p), from, sizeof from));
-        int64_t end = now_ns() + patience_ns(5); /* naps of up to a second each take four times that */
+        int64_t end =
+            now_ns() +
+            patience_ns(5); /* if each round waited for the progress thread's sleep, up to a second, this would take four times as long */
         for (int i = 0; i < ROUNDS; i++) {
             uint32_t n = take_all(l, stages);
             CHECK(n == RC_STAGES);
             OK(weft_put(w, on_node(there, 2), from, sizeof from, &op));
             while (!atomic_load(&w->bell->napping))
                 usleep(1000);
-            usleep(2000);                                              /* it has looked, and sleeps */
+            usleep(2000);                                              /* the progress thread has polled, and sleeps */
             CHECK(__atomic_load_n(&op.status, __ATOMIC_ACQUIRE) == 1); /* pending */
             give_all(l, stages, n);
             while (__atomic_load_n(&op.status, __ATOMIC_ACQUIRE) == 1)
@@ -714,7 +718,7 @@ static void test_given_back(void **state)
         nodes_failed_with(3, given_back, shared_words(4096), (const char *const[]){"WEFT_LOG=error", "WEFT_LIVENESS=100s", NULL}), 0);
 }
 
-/* --- what a link waits for it holds itself, for requests that asked for no completion when there was plenty --- */
+/* --- a link waits for stages that its own requests hold, which requested no completion because there were plenty of stages --- */
 
 static void own_stages(weft_node *w, void *arg)
 {
@@ -729,7 +733,7 @@ static void own_stages(weft_node *w, void *arg)
         memset(from, 7, sizeof from);
         for (uint32_t p = 1; p < 3; p++)
             OK(weft_put_blocking(w, on_node(there, p), from, sizeof from));
-        int64_t end = now_ns() + patience_ns(5); /* the progress thread asks for one after a second */
+        int64_t end = now_ns() + patience_ns(5); /* the progress thread requests a completion after a second */
         for (int i = 0; i < ROUNDS; i++) {
             for (uint32_t k = 0; k < RC_SIGNAL_EVERY / 2; k++)
                 OK(weft_put(w, on_node(there, 2), from, sizeof from, NULL));

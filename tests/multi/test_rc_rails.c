@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Several devices to one peer: large puts and gets go by all of them, nothing that has an order loses it, and a device that
- * loses the peer costs nothing but time.
+ * Several devices to one peer: large puts and gets use all of them, order is kept, and when a device loses the connection to the peer no
+ * operation fails.
  * Started by over_softverbs.py with "rails:4:3"; or with "crossed" or "uneven:3:2", and the argument "crossed" or "uneven".
  */
 #include <setjmp.h>
@@ -27,7 +27,7 @@ struct stage {
     _Atomic uint32_t here, there, done, turn, way;
 };
 
-/* The first put asks for the first queue pair, and with that come the others. */
+/* The first put makes the queue pair of the first rail; then the other rails are made. */
 static void wait_for_rails(weft_node *w, uint32_t peer, weft_gaddr at, uint32_t n)
 {
     uint64_t v = 0;
@@ -46,8 +46,8 @@ static void fill(uint8_t *p, size_t len, uint64_t seed)
     }
 }
 
-/* What the other node writes here is written by a thread of this process, the device's, and that it has done so is known from
- * the other process alone, through the device or past weft: who looks for races among the threads of one process cannot see that. */
+/* A thread of this process, the emulated device, writes the bytes that the other node puts here. The thread sanitizer sees no order between
+ * that thread and the reader, because the order comes from the other process. */
 #define BY_DEVICE __attribute__((no_sanitize("thread"), noinline))
 typedef uint64_t any_word __attribute__((aligned(1), may_alias));
 
@@ -78,20 +78,20 @@ BY_DEVICE static uint8_t byte_at(const uint8_t *p)
     return *(const volatile uint8_t *)p;
 }
 
-/* --- all of them carry --- */
+/* --- all devices carry data --- */
 
 static void carry(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
     uint32_t me = weft_rank(w), peer = 1 - me;
     weft_gaddr ours, theirs;
-    OK(weft_alloc(w, 4 * LARGE, &ours));   /* what the peer writes; */
-    OK(weft_alloc(w, 4 * LARGE, &theirs)); /* and what is written from */
+    OK(weft_alloc(w, 4 * LARGE, &ours));   /* the peer writes here */
+    OK(weft_alloc(w, 4 * LARGE, &theirs)); /* the source of this node's puts */
     uint8_t *came = weft_ptr(w, ours, 4 * LARGE), *from = weft_ptr(w, theirs, 4 * LARGE);
     memset(came, 0xee, 4 * LARGE);
     meet(&stage->here, 2);
     wait_for_rails(w, peer, theirs, 3);
-    meet(&stage->here, 4); /* the peer's word for that has come, too */
+    meet(&stage->here, 4); /* the peer's rails are ready, too */
     CHECK(strchr(stats(w, peer).devices, ','));
     static const struct {
         size_t at, len, source;
@@ -118,7 +118,7 @@ static void carry(weft_node *w, void *arg)
         CHECK(filled(from + 5, len, 2 * i + me) && from[4] == 0 && from[len + 5] == 0);
         meet(&stage->there, 2 * (3 * i + 3));
     }
-    weft_link_stats was = stats(w, peer); /* small ones, and what is not in the pool, go by the first */
+    weft_link_stats was = stats(w, peer); /* small operations, and those on memory outside the pool, use the first rail */
     uint8_t *outside = malloc(LARGE);
     CHECK(outside);
     fill(outside, LARGE, 99 + me);
@@ -144,7 +144,7 @@ static void test_carry(void **state)
     run(2, carry, shared_words(4096), NULL);
 }
 
-/* --- order, while a device is late --- */
+/* --- order, while a device is slow --- */
 
 #define ROUNDS 12u
 
@@ -159,7 +159,7 @@ static void count_message(weft_node *w, uint32_t from, const void *header, size_
 
 enum way { SIGNAL, FENCE_PUT, FENCE_MESSAGE, FENCE_ATOMIC, SMALL_FIRST, FLUSH, READ_FIRST, WAYS };
 
-/* What node 0 does in a round; node 1 is told by it, but for the last ones. `from` has three parts. */
+/* One round of node 0: writes data, then notifies node 1 in one of several ways. `from` has three parts. */
 static void write_and_tell(weft_node *w, enum way way, uint64_t n, uint64_t seed, weft_gaddr words, weft_gaddr data, uint8_t *from)
 {
     uint64_t *word = (void *)(from + LARGE);
@@ -194,7 +194,7 @@ static void write_and_tell(weft_node *w, enum way way, uint64_t n, uint64_t seed
         OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
 }
 
-/* Node 0 writes, node 1 looks as soon as it is told in some way, and everything must be there. */
+/* Node 0 writes and notifies node 1, which then must find all bytes. */
 static void order(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
@@ -241,7 +241,7 @@ static void order(weft_node *w, void *arg)
                 CHECK(filled(data, LARGE, way == READ_FIRST ? seed + 1000 : seed));
         }
         if (me == 0)
-            OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT)); /* the sources are ours again */
+            OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT)); /* the sources may be changed again */
         meet(&stage->done, 2 * (2 * round + 1));
         if (me == 1)
             wipe(data, LARGE);
@@ -262,7 +262,7 @@ static void test_order(void **state)
     }
 }
 
-/* --- a device that loses the peer, while it is used and for good, and that finds it again --- */
+/* --- a device loses the connection to the peer while it is used, for a while or for good --- */
 
 #define TIMES 3
 
@@ -276,7 +276,7 @@ static void wait_rounds(struct breaker *b, uint32_t more)
     wait_for(&b->rounds, atomic_load(&b->rounds) + more);
 }
 
-/* A thread of node 0 pulls a device's cable and plugs it in again, while both nodes are at it. */
+/* A thread of node 0 pulls a device's cable and plugs it in again, while both nodes transfer data. */
 static void *pull_and_plug(void *arg)
 {
     struct breaker *b = arg;
@@ -291,13 +291,13 @@ static void *pull_and_plug(void *arg)
         softverbs(words);
         while (is = stats(b->w, 1), first ? is.breaks == was.breaks : is.rail_breaks == was.rail_breaks)
             usleep(1000);
-        if (!first) { /* it goes on without */
+        if (!first) { /* transfers go on without this rail */
             wait_rounds(b, 3);
             CHECK(stats(b->w, 1).rails == 2);
         }
         snprintf(words, sizeof words, "fault plug %s", device);
         softverbs(words);
-        while (stats(b->w, 1).rails != 3) /* tried again by itself */
+        while (stats(b->w, 1).rails != 3) /* weft tries by itself to make the rail again */
             usleep(1000);
         was = stats(b->w, 1);
         wait_rounds(b, 3);
@@ -308,7 +308,7 @@ static void *pull_and_plug(void *arg)
     return NULL;
 }
 
-/* Both write without a pause, and each looks at what came whenever a signal says so. For as long as it takes. */
+/* Both nodes write without a pause, and check the received bytes at each signal, until the rails have broken often enough. */
 static void breaks(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
@@ -362,7 +362,7 @@ static void test_breaks(void **state)
         run(2, breaks, shared_words(4096), (const char *const[]){devices[i], "WEFT_LOG=error", "WEFT_RECONNECT=60s", NULL});
 }
 
-/* --- one device neither does a request nor fails it: its pieces go by another --- */
+/* --- a device neither completes a request nor fails it: its pieces are sent over another --- */
 
 static void standstill(weft_node *w, void *arg)
 {
@@ -430,7 +430,8 @@ static void test_dies(void **state)
     assert_true(WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL);
 }
 
-/* --- a device loses a peer that is stopped, and says nothing of its own end: only then could the pieces go by another --- */
+/* --- a device loses the connection to a stopped peer: pieces move to another rail only after the peer has confirmed that this one ended
+ * --- */
 
 static void stops(weft_node *w, void *arg)
 {
@@ -476,7 +477,7 @@ static void test_stops(void **state)
     run(2, stops, shared_words(4096), (const char *const[]){"WEFT_LOG=error", "WEFT_RECONNECT=60s", NULL});
 }
 
-/* --- a device that has no queue pair for a peer: the others do, until it has one --- */
+/* --- a device cannot make a queue pair for a peer: the other rails are used until it can --- */
 
 static void refused(weft_node *w, void *arg)
 {
@@ -502,9 +503,9 @@ static void test_refused(void **state)
     run(2, refused, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL});
 }
 
-/* --- an answer to an offer that finds no room in the side connection, nor does the refusal: the offer is made again --- */
+/* --- neither the answer to an offer nor the refusal finds room in the side connection: the offer is made again --- */
 
-/* As rc/tracks.c has it. */
+/* The same layout as in rc/tracks.c. */
 struct rail_call {
     uint64_t magic;
     uint32_t kind, track, generation, rail, your_rail, reserved;
@@ -513,7 +514,7 @@ struct rail_call {
 };
 #define RAIL_MAGIC UINT64_C(0x77656674726c3031)
 
-static _Atomic int full_fd = -1; /* the socket takes nothing */
+static _Atomic int full_fd = -1; /* the socket that accepts no more bytes */
 
 ssize_t send(int fd, const void *bytes, size_t len, int flags)
 {
@@ -529,12 +530,13 @@ struct unheard {
     uint32_t generation[RC_TRACKS];
 };
 
-/* Node 1's progress thread: fills what is kept for the socket; until an offer has come, and been answered in vain. */
+/* Runs on node 1's progress thread: fills the buffer of the side connection, until an offer has arrived and its answer found no room. */
 static int64_t fill_side(weft_node *w, int64_t now, void *arg)
 {
     struct unheard *u = arg;
     const struct rc_tracks *tracks = ((struct rc_link *)w->links[0].impl)->tracks;
-    struct rail_call over = {.magic = RAIL_MAGIC, .kind = 6, .generation = UINT32_MAX}; /* of none there is: it means nothing */
+    struct rail_call over = {
+        .magic = RAIL_MAGIC, .kind = 6, .generation = UINT32_MAX}; /* about a rail that does not exist: it is ignored */
     (void)now;
     if (!atomic_load(&u->due))
         return 10 * WEFT_MS;
@@ -576,16 +578,16 @@ static void unheard(weft_node *w, void *arg)
 static void test_unheard(void **state)
 {
     (void)state;
-    softverbs("fault add refuse --verb create_qp --errno ENOMEM --device 0:sv1"); /* no offer for now */
+    softverbs("fault add refuse --verb create_qp --errno ENOMEM --device 0:sv1"); /* node 0 makes no offer for now */
     run(2, unheard, shared_words(4096), (const char *const[]){"WEFT_LOG=error", NULL});
 }
 
-/* --- a peer that says nonsense about rails is given up, and the error says of what --- */
+/* --- a peer that sends invalid messages about rails is given up, and the error says why --- */
 
 static const struct rail_call nonsense[] = {
     {.kind = 7, .generation = 1}, {.kind = 0}, {.kind = 5, .track = 3}, {.kind = 6, .track = UINT32_MAX},
-    {.kind = 1, .generation = 2}, /* an offer by the node that does not lead, */
-    {.kind = 2, .generation = 1}, /* and an acceptance without an address */
+    {.kind = 1, .generation = 2}, /* an offer by the node that does not lead */
+    {.kind = 2, .generation = 1}, /* an acceptance without an address */
 };
 
 struct liar {
@@ -644,7 +646,7 @@ static void test_lies(void **state)
     }
 }
 
-/* --- which devices --- */
+/* --- the choice of devices --- */
 
 static void chosen(weft_node *w, void *arg)
 {
@@ -678,7 +680,7 @@ static void test_chosen(void **state)
         run(2, chosen, shared_words(4096), how[i]);
 }
 
-/* Addresses of one subnet do not say which device leads to which: found by trying. */
+/* All addresses are in one subnet, so they do not show which device is connected to which: weft tries. */
 static void crossed(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
@@ -698,7 +700,7 @@ static void test_crossed(void **state)
     run(2, crossed, shared_words(4096), NULL);
 }
 
-/* Nodes have different numbers of devices, whichever of the two leads. */
+/* The nodes have different numbers of devices; each of the two leads once. */
 static void uneven(weft_node *w, void *arg)
 {
     struct stage *stage = arg;

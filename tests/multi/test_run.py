@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft run: exit codes, tags, signals, time-outs, and that nothing stays behind.
+"""weft run: exit codes, tags, signals, time-outs, and that no process or file is left.
 
 Usage: test_run.py PATH-OF-WEFT [TEST...]
 """
@@ -25,7 +25,7 @@ WEFT = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else "build/src/cli/wef
 SOFTVERBS = os.path.abspath(os.path.join(os.path.dirname(WEFT), "../../softverbs/cli/softverbs"))
 LIMIT = patience(60)  # seconds until a wait that should have ended is called a failure
 until = functools.partial(processes.until, limit=LIMIT)
-started = []  # so that a test that fails leaves nothing for the next
+started = []  # processes to be ended after a test that failed
 
 
 def start(*args, **kw):
@@ -78,7 +78,7 @@ class Base(unittest.TestCase):
     def gone(self, pids):
         until("all processes have ended", lambda: not any(alive(p) for p in pids))
 
-    # A node that notes its number; $1 is what it does then.
+    # A node that writes its process ID to a file, then runs $1.
     def node(self, then, trap=""):
         return ["sh", "-c", f"{trap} echo $$ > {self.dir}/tmp.$WEFT_RANK; "
                             f"mv {self.dir}/tmp.$WEFT_RANK {self.dir}/pid.$WEFT_RANK; {then}"]
@@ -138,7 +138,7 @@ class ExitCodes(Base):
 
     @unittest.skipUnless(sys.platform == "linux", "softverbs is for Linux")
     def test_softverbs_ended_at_once(self):
-        """At any moment, also while the fabric is being made: its directory goes. Those of other jobs go in their time."""
+        """The launcher is killed at any moment, also while the fabric is made: the fabric's directory is removed, later also those of other jobs."""
         where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             for moment in range(0, 30, 3):
@@ -164,7 +164,7 @@ class ExitCodes(Base):
 
     @unittest.skipUnless(sys.platform == "linux", "softverbs is for Linux")
     def test_softverbs_of_a_file(self):
-        """Nodes are on the hosts that the file names, in its order; cables have other devices by default than a switch."""
+        """Nodes run on the hosts that the file names, in its order; the default profile differs between cables and a switch."""
         def written(name, text):
             with open(os.path.join(self.dir, name), "w", encoding="utf-8") as f:
                 f.write(text if isinstance(text, str) else json.dumps(text))
@@ -188,7 +188,7 @@ class ExitCodes(Base):
         self.assertEqual(ran("lab.json:generic", where=self.dir), [n + ["generic"] for n in names])
         self.assertEqual(ran(odd), [["0", "x", "profile", "generic"], ["1", "y", "profile", "generic"]])
         self.assertEqual([line[1] for line in ran("chain:3")], ["0", "1", "2"])
-        written("chain", cabled)  # a kind is a kind, whatever files there are
+        written("chain", cabled)  # the name of a built-in topology means that topology, even if there is a file of that name
         self.assertEqual([line[1] for line in ran("chain:2", where=self.dir)], ["0", "1"])
         for text, code, word in ((os.path.join(self.dir, "none.json"), 2, "there is no such file"), (self.dir, 2, "not a regular file"),
                                  (written("bad", "{\n,"), 2, "bad:2: expected JSON"), (written("none", "[]"), 2, 'object with "hosts"'),
@@ -258,7 +258,7 @@ class ExitCodes(Base):
         self.assertIn("its interpreter '/no/such/interpreter' (its first line) does not exist", err)
 
     def test_too_few_open_files(self):
-        """What the launcher lacks is no fault of the program."""
+        """The launcher fails for lack of a resource: its exit status and message do not blame the program."""
         def few():
             resource.setrlimit(resource.RLIMIT_NOFILE, (7, 7))
         code, out, err = run("-n", "2", "--", "true", preexec_fn=few)
@@ -311,7 +311,7 @@ class Hostfiles(Base):
         self.assertEqual(out, f"4 {path}\n" * 4)
         code, out, _ = run("--", "sh", "-c", "echo $WEFT_SIZE", env=clean_env(WEFT_HOSTFILE=path))
         self.assertEqual((code, out), (0, "4\n" * 4))
-        # From a pipe, which is read once: each node finds all of it.
+        # A hostfile from a pipe, which can be read only once: each node still gets all of it.
         with open(path, "rb") as f:
             text = f.read()
         reader, writer = os.pipe()
@@ -370,13 +370,13 @@ class Output(Base):
         p.stderr.close()
 
     def test_full_disk(self):
-        for program in (["echo", "x"], ["yes"]):  # done before it is noticed, and after
+        for program in (["echo", "x"], ["yes"]):  # one ends before the closed output is noticed, the other after
             with open("/dev/full", "w") as full:
                 code, _, err = run("-n", "2", "-t", "--", *program, stdout=full)
             self.assertEqual((code, err), (1, "weft run: standard output: No space left on device\n"))
 
     def test_closed_files(self):
-        """A closed descriptor fails as a closed one, though /dev/null keeps its place."""
+        """Writing to a closed descriptor fails as usual, although weft run keeps /dev/null in its place."""
         code, _, err = run("-n", "1", "-t", "--", "echo", "x", preexec_fn=lambda: os.close(1))
         self.assertEqual((code, err), (1, "weft run: standard output: Bad file descriptor\n"))
         code, _, err = run("-n", "1", "--", "cat", preexec_fn=lambda: os.close(0))
@@ -386,7 +386,7 @@ class Output(Base):
     def test_slow_reader_does_not_block_signals(self):
         for command in (["yes"], ["sh", "-c", "trap '' TERM; exec yes"]):  # ended by the first signal, or by the second
             p = start("-n", "2", "-t", "--", *command)
-            p.stdout.readline()  # and no more: both pipes fill
+            p.stdout.readline()  # read no more, so both pipes fill
             time.sleep(0.3)
             p.send_signal(signal.SIGTERM)
             time.sleep(0.1)
@@ -426,7 +426,7 @@ class Ending(Base):
             p.send_signal(sig)
             out, err = p.communicate(timeout=LIMIT)
             self.assertEqual((p.returncode, out), (0, "got\n" * 3), sig)
-            self.assertNotIn("weft run:", err)  # a shell may say that its sleep was ended
+            self.assertNotIn("weft run:", err)  # a shell may print that its sleep was ended
             self.gone(pids)
 
     def test_interrupt_ends_nodes(self):
@@ -512,7 +512,7 @@ class Ending(Base):
             p = start("-n", "16", "--", "sleep", "1000")
             time.sleep(delay)
             p.kill()
-            p.communicate(timeout=LIMIT)  # ends when the last who holds its output is gone
+            p.communicate(timeout=LIMIT)  # ends when the last process that holds its output has ended
 
     def test_stop_and_go_on(self):
         p = start("-n", "2", *self.node("exec sleep 1000"))  # a shell would be in vfork() now and then: not in T
@@ -550,11 +550,11 @@ class Ending(Base):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and then no shell can trap it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup sets it to be ignored, and then no shell can trap it
     if not sys.platform.startswith("linux"):
         print("reads /proc: Linux only")
         sys.exit(77)
-    # Orphans of a killed launcher become ours and not the machine's first process's, which may not reap.
+    # Orphans of a killed launcher become children of this process, because the machine's first process may not reap them.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     sys.argv = sys.argv[:1] + sys.argv[2:]
     unittest.main()

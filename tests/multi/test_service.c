@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Services: processes and names that one node asks of another. Node 0 offers, the others ask.
+ * Services: processes and names. Node 0 is the server, the other nodes are the askers.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@ static const char *const OFFERS_AND_QUIET[] = {"WEFT_SERVE=process,name", "WEFT_
 #define SPEC(...) ((const weft_spawn_spec){.bytes = sizeof(weft_spawn_spec), __VA_ARGS__})
 #define ARGV(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-/* All that comes, until the end. */
+/* Reads output until it ends. */
 static size_t read_all(weft_process *p, uint32_t which, char *buf, size_t len)
 {
     size_t n = 0, got;
@@ -35,7 +35,7 @@ static size_t read_all(weft_process *p, uint32_t which, char *buf, size_t len)
     return n;
 }
 
-/* Run it at node 0 to its end: its output. */
+/* Runs a program on node 0 until it ends, and returns its output. */
 static char *output_of(weft_node *w, weft_spawn_spec spec, weft_exit *how)
 {
     static char text[1 << 16];
@@ -83,7 +83,7 @@ static void basics(weft_node *w, void *arg)
     CHECK(weft_process_read(p, 1, &e, 1, &got, 0) == -EINVAL);
     CHECK(weft_process_write(p, &e, 1, NULL, 0) == -EINVAL);
     OK(weft_process_close(p));
-    /* to oneself */
+    /* a node as its own server */
     OK(weft_spawn(w, 1, &true_, &p, WEFT_TIMEOUT_DEFAULT));
     OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
     OK(weft_process_close(p));
@@ -150,7 +150,7 @@ static uint8_t byte_at(uint64_t i)
     return (uint8_t)(i * 31 + (i >> 8) * 7 + (i >> 16));
 }
 
-/* As much as `total` in and out of `cat` at node 0. */
+/* Writes `total` bytes to `cat` on node 0, and reads them back. */
 static void through_cat(weft_node *w, uint64_t total, uint64_t ring)
 {
     static uint8_t in[1 << 16], out[1 << 16];
@@ -193,7 +193,7 @@ static void many_bytes(weft_node *w, void *arg)
         through_cat(w, 3 << 20, 4096);
         through_cat(w, 3 << 20, 1 << 20);
         through_cat(w, 1, 0);
-        /* memory as input: of this node, of the other, and none */
+        /* memory as input: in this node's pool, in the server's pool, and an empty one */
         weft_gaddr data;
         const size_t bytes = 1000001;
         OK(weft_alloc(w, bytes, &data));
@@ -257,7 +257,7 @@ static void test_odd_arguments(void **state)
     assert_int_equal(nodes_failed_with(2, odd_arguments, NULL, OFFERS), 0);
 }
 
-/* A reader that stops, and one that goes on. */
+/* A slow reader of one stream does not delay the reader of another. */
 static void slow_reader(weft_node *w, void *arg)
 {
     (void)arg;
@@ -277,7 +277,7 @@ static void slow_reader(weft_node *w, void *arg)
             CHECK(all == 3000000);
             OK(weft_process_close(quick));
         }
-        CHECK(weft_process_read(slow, 2, buf, sizeof buf, &n, 50 * WEFT_MS) == -ETIMEDOUT); /* it has not come to that */
+        CHECK(weft_process_read(slow, 2, buf, sizeof buf, &n, 50 * WEFT_MS) == -ETIMEDOUT); /* the program has not come to `echo end` yet */
         CHECK(weft_process_wait(slow, NULL, 0, 0) == -ETIMEDOUT);
         do {
             OK(weft_process_read(slow, 1, buf, sizeof buf, &n, WEFT_TIMEOUT_DEFAULT));
@@ -286,7 +286,7 @@ static void slow_reader(weft_node *w, void *arg)
         CHECK(got == 3000000);
         CHECK(read_all(slow, 2, buf, sizeof buf) == 4 && strcmp(buf, "end\n") == 0);
         OK(weft_process_close(slow));
-        /* as operations */
+        /* reads and waits as operations */
         weft_op ops[3];
         OK(weft_spawn_start(w, 0, &spec, &slow, &ops[0]));
         OK(weft_process_wait_start(slow, &ops[1]));
@@ -301,7 +301,7 @@ static void slow_reader(weft_node *w, void *arg)
         CHECK(got == 4 && memcmp(buf, "end\n", 4) == 0);
         OK(weft_wait(w, &ops[1], WEFT_TIMEOUT_DEFAULT));
         OK(weft_process_close(slow));
-        /* a reader that goes away ends the writer, not this node */
+        /* a reader that closes the process ends it, and does not affect this node */
         OK(weft_spawn(w, 0, &SH("yes", .flags = WEFT_SPAWN_STDOUT), &slow, WEFT_TIMEOUT_DEFAULT));
         OK(weft_process_read(slow, 1, buf, sizeof buf, &n, WEFT_TIMEOUT_DEFAULT));
         OK(weft_process_close(slow));
@@ -317,7 +317,7 @@ static void test_slow_reader(void **state)
 
 /* --- ends --- */
 
-/* One that nobody has waited for yet, since its parent has ended as well, runs no more. */
+/* Whether a process runs. A zombie, for which nobody waits because its parent has ended as well, does not. */
 static bool runs(pid_t pid)
 {
     char path[64], line[512];
@@ -337,7 +337,7 @@ static void must_end(pid_t pid)
     }
 }
 
-/* `sleep` in the background of a shell that ignores SIGTERM: their numbers. */
+/* Starts a shell that ignores SIGTERM, with `sleep` in the background, and gets both process IDs. */
 static weft_process *stubborn(weft_node *w, pid_t pids[2], uint32_t flags)
 {
     char text[64];
@@ -379,10 +379,10 @@ static void ends(weft_node *w, void *arg)
         OK(weft_process_close(p));
         must_end(pids[0]);
         must_end(pids[1]);
-        /* one that forks and outlives: it ends with its group */
+        /* a child that outlives its program ends with the program's group */
         CHECK(sscanf(output_of(w, SH("sleep 1000 & echo $!"), &e), "%d", &pids[0]) == 1);
         must_end(pids[0]);
-        /* detached: it outlives its handle */
+        /* a detached program outlives its handle */
         p = stubborn(w, pids, WEFT_SPAWN_DETACHED);
         OK(weft_process_close(p));
         usleep(50000);
@@ -399,7 +399,7 @@ static void test_ends(void **state)
     assert_int_equal(nodes_failed_with(2, ends, NULL, OFFERS), 0);
 }
 
-/* Node 1 is killed: nothing that it has started runs on, but for what is detached. */
+/* Node 1 is killed: the programs that it has started end, except detached ones. */
 static void asker_killed(weft_node *w, void *arg)
 {
     struct ends *t = arg;
@@ -411,7 +411,7 @@ static void asker_killed(weft_node *w, void *arg)
         stubborn(w, &t->pids[0], 0);
         stubborn(w, &t->pids[2], WEFT_SPAWN_DETACHED);
         weft_process *p;
-        OK(weft_spawn(w, 0, &SH("yes", .flags = WEFT_SPAWN_STDOUT), &p, WEFT_TIMEOUT_DEFAULT)); /* has filled its ring */
+        OK(weft_spawn(w, 0, &SH("yes", .flags = WEFT_SPAWN_STDOUT), &p, WEFT_TIMEOUT_DEFAULT)); /* this one has filled its ring */
         t->pids[4] = (pid_t)weft_process_pid(p);
         atomic_store(&t->ready, 1);
         wait_for(&t->over, 1);
@@ -429,7 +429,7 @@ static void asker_killed(weft_node *w, void *arg)
         usleep(1000);
     CHECK(rc == -ENOENT);
     CHECK(runs(t->pids[2]) && runs(t->pids[3]));
-    /* and the others go on */
+    /* other askers are not affected */
     CHECK(strcmp(output_of(w, SH("echo on"), NULL), "on\n") == 0);
     meet(&t->met, 2);
 }
@@ -442,11 +442,11 @@ static void test_asker_killed(void **state)
     nodes_run(3, asker_killed, t, OFFERS_AND_QUIET, status);
     assert_int_equal(status[0], 0);
     assert_int_equal(status[2], 0);
-    must_end(t->pids[2]); /* with the node that ran it */
+    must_end(t->pids[2]); /* it ends with the server */
     must_end(t->pids[3]);
 }
 
-/* Node 0 is killed: who waits for it is told, and what it ran has ended. */
+/* Node 0 is killed: calls that wait for it fail, and the programs that it ran end. */
 static void server_killed(weft_node *w, void *arg)
 {
     struct ends *t = arg;
@@ -496,7 +496,7 @@ static void names(weft_node *w, void *arg)
     OK(weft_alloc(w, 4096, &a));
     snprintf(name, sizeof name, "memory of %u", me);
     OK(weft_name_publish(w, 0, name, a, 4096, WEFT_TIMEOUT_DEFAULT));
-    OK(weft_name_publish(w, 0, name, a, 4000, WEFT_TIMEOUT_DEFAULT)); /* again */
+    OK(weft_name_publish(w, 0, name, a, 4000, WEFT_TIMEOUT_DEFAULT)); /* publishing a name again is allowed */
     snprintf(name, sizeof name, "memory of %u", (me + 1) % 3);
     OK(weft_name_wait(w, 0, name, &n, WEFT_TIMEOUT_DEFAULT));
     CHECK(n.owner == (me + 1) % 3 && weft_gaddr_node(n.addr) == n.owner && strcmp(n.name, name) == 0);
@@ -558,7 +558,7 @@ static void outstanding(weft_node *w, void *arg)
             snprintf(name, sizeof name, "late %d", i / 2 % 100);
             OK(weft_name_lookup_start(w, 0, name, true, &found[i], 3600 * WEFT_SECOND, &ops[i]));
         }
-        CHECK(weft_name_lookup(w, 0, "late 1", &n, WEFT_TIMEOUT_DEFAULT) == -ENOENT); /* others are served meanwhile */
+        CHECK(weft_name_lookup(w, 0, "late 1", &n, WEFT_TIMEOUT_DEFAULT) == -ENOENT); /* the server answers other requests meanwhile */
         for (int i = 1; i < MANY; i += 2) {
             OK(weft_request_cancel(w, &ops[i]));
             CHECK(weft_test(w, &ops[i]) == -ECANCELED);
@@ -572,7 +572,7 @@ static void outstanding(weft_node *w, void *arg)
             OK(weft_wait(w, &ops[i], WEFT_TIMEOUT_DEFAULT));
             CHECK(found[i].bytes == (uint64_t)(i / 2 % 100) + 1 && found[i].addr == a && !found[i + 1].bytes);
         }
-        /* too many: the first that is refused says so */
+        /* more than WEFT_REQUESTS_MAX requests: the first one too many is refused with -EAGAIN */
         int rc = 0, sent = 0;
         weft_op *more = calloc(WEFT_REQUESTS_MAX + 1, sizeof *more);
         while (!rc && sent <= (int)WEFT_REQUESTS_MAX)
@@ -595,7 +595,7 @@ static void test_outstanding(void **state)
     assert_int_equal(nodes_failed_with(2, outstanding, NULL, OFFERS), 0);
 }
 
-/* As many programs as a node runs at a time, and more. */
+/* More programs than a node runs at a time. */
 static void many_spawns(weft_node *w, void *arg)
 {
     (void)arg;
@@ -626,7 +626,7 @@ static void test_many_spawns(void **state)
     assert_int_equal(nodes_failed_with(2, many_spawns, NULL, (const char *const[]){"WEFT_SERVE=process", "WEFT_DEADLINE=120s", NULL}), 0);
 }
 
-/* A program's own record. */
+/* Requests by records that the program fills itself. */
 static void records(weft_node *w, void *arg)
 {
     (void)arg;
@@ -685,7 +685,7 @@ static void records(weft_node *w, void *arg)
         OK(weft_request_start(w, at, &op));
         OK(weft_request_start(w, at, &op));
         CHECK(weft_test(w, &op) == -ENOENT);
-        /* wrong ones */
+        /* invalid records */
         static const struct {
             size_t offset;
             uint64_t value;

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft run --hostfile with hosts that are not this machine. What stands in for ssh runs the command here, as a shell there
-would, with nothing of this environment but the RDMA device, and on a host of its own where namespaces can be made.
+"""weft run --hostfile with other hosts. Instead of ssh a script runs the command on this machine (stand_in.py).
 
 Usage: test_ssh.py WEFT MULTI_PEER    (started by over_softverbs.py, for the device)
 """
@@ -25,7 +24,7 @@ START = os.getcwd()
 WEFT, PEER = [os.path.abspath(path) for path in sys.argv[1:3]]
 
 def interruptible():
-    """In a shell's background SIGINT is ignored, and the launcher leaves it so."""
+    """A shell starts background jobs with SIGINT ignored, and the launcher keeps it ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -51,7 +50,7 @@ class Ssh(unittest.TestCase):
         with open(self.path("hosts.json"), "w", encoding="utf-8") as f:
             json.dump(file, f)
         library = os.path.join(START, os.environ["WEFT_VERBS_LIBRARY"])
-        # Silence is no death here, however busy the machine: see over_softverbs.py.
+        # On a busy machine a silent node must not be declared dead: see over_softverbs.py.
         env = clean_env(WEFT_SSH=self.ssh + " -p 7", WEFT_VERBS_LIBRARY=library,
                         SOFTVERBS_HOST="0", WEFT_LIVENESS="30s", **more)
         return subprocess.Popen([WEFT, command, "--hostfile", self.path("hosts.json"), *args], env=env, cwd=self.tmp.name,
@@ -68,7 +67,7 @@ class Ssh(unittest.TestCase):
         return [{"ssh": f"user@host-{n}.invalid-{n}"} for n in numbers]
 
     def test_matrix(self):
-        """weft topo --matrix of several machines: what the hostfile says of them stays, and where they met is the first's address."""
+        """weft topo --matrix of several machines: the hosts' entries are kept, and the address where the nodes met is the first host's."""
         first = {"ssh": "localhost"}
         for said, ips in ((first, ["127.0.0.1"]), ({**first, "ips": ["::1", "127.0.0.1"]}, ["::1", "127.0.0.1"])):
             code, out, err = self.run_weft([said, *self.there(1, 2)], "--matrix", command="topo", settings={"pool": "16M"}, WEFT_TRANSPORT="rdma")
@@ -79,7 +78,7 @@ class Ssh(unittest.TestCase):
                 self.assertEqual([bool(device) for device in host["rdma"]], [k != i for k in range(3)])
 
     def test_one_cluster(self):
-        """Here and there, each byte checked, over shared memory and RDMA."""
+        """Nodes on this and another host use shared memory and RDMA; every byte is checked."""
         if not APART:
             self.skipTest("no namespaces")
         code, out, err = self.run_weft([self.HERE, *self.there(1, 2)], "-t", PEER, "30", "leave", settings={"pool": "16M"})
@@ -88,7 +87,7 @@ class Ssh(unittest.TestCase):
             self.assertIn(f"[{k}] node {k} of 3: all is well", out)
 
     def test_what_a_node_gets(self):
-        """Arguments as they are, the settings, the folder; the secret in the environment, and in nobody's arguments."""
+        """Arguments arrive unchanged, with the settings and the working folder; the secret is in the environment and in no arguments."""
         script = 'printf "<%s>" "$@"; echo; pwd; env | grep WEFT | sort; cat'
         odd = ["", "two words", "it's", '"$HOME" `id` \\', "new\nline", "*", "-x", "~", "!!"]
         code, out, err = self.run_weft(self.there(0, 1), "--", "sh", "-c", script, "sh", *odd, settings={"pool": "7M"},
@@ -115,7 +114,7 @@ class Ssh(unittest.TestCase):
         self.assertEqual((code, out), (0, "of the file\nof the file\n"))
 
     def test_gpus(self):
-        """GPUs are dealt on the machine that has them, among its own nodes."""
+        """Each machine's GPUs are assigned to the nodes on that machine."""
         there = self.there(0, 1)
         code, out, err = self.run_weft([there[0], there[1], there[0]], "-t", "--gpus", "2", "--", "sh", "-c",
                                        "echo $CUDA_VISIBLE_DEVICES; env | grep -c WEFT_GPUS", CUDA_VISIBLE_DEVICES="3,5,8")
@@ -177,7 +176,7 @@ class Ssh(unittest.TestCase):
         until("all have ended", lambda: not any(alive(pid) for pid in pids), LIMIT)
 
     def test_ssh_that_hangs(self):
-        """It has not connected, and hears of no signal that is passed on: it is killed itself, and that is no success."""
+        """An ssh that has not connected cannot pass a signal on: it is killed itself, and the job fails."""
         for signals in (1, 2):
             process = self.start([self.HERE, {"ssh": "silent"}], "--", "sh", "-c", "echo $$ >>pids", preexec_fn=interruptible)
             self.pids(1)
@@ -195,7 +194,7 @@ class Ssh(unittest.TestCase):
 
     @staticmethod
     def child_of(pid, name):
-        """The number of a child of that name; None when there is none."""
+        """The process ID of a child with that name; None if there is none."""
         with open(f"/proc/{pid}/task/{pid}/children", encoding="utf-8") as f:
             for child in f.read().split():
                 try:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Barrier, lock, counter.
+ * Barrier, exchange, lock and counter between processes.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@
 #include "cluster_test.h"
 #include "sync/sync.h"
 
-/* Nobody leaves a barrier before everybody has come to it. */
+/* No node leaves a barrier before all nodes have entered it. */
 static void barrier(weft_node *w, void *arg)
 {
     _Atomic uint64_t *arrived = arg;
@@ -37,12 +37,12 @@ static void test_barrier(void **state)
     (void)state;
     for (int n = 1; n <= 9; n += n < 5 ? 1 : 4) {
         _Atomic uint64_t *arrived = shared_words(4096);
-        /* the last barrier(0) may end -ETIMEDOUT for some: that is what it is for */
+        /* some nodes may get -ETIMEDOUT from the last barrier with time-out 0; barrier() accepts that */
         assert_int_equal(nodes_failed(n, barrier, (void *)arrived), 0);
     }
 }
 
-/* A node that leaves in good order does not disturb the barrier it has passed. */
+/* A node that leaves after a barrier does not disturb nodes that are still in it. */
 static void leave_early(weft_node *w, void *arg)
 {
     (void)arg;
@@ -52,7 +52,7 @@ static void leave_early(weft_node *w, void *arg)
         return;
     for (int i = 0; i < 20; i++) {
         int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
-        /* a barrier that had begun with a node that then left is told so; it never hangs */
+        /* if a node leaves while others are in a barrier with it, that barrier fails; it never hangs */
         CHECK(rc == 0 || rc == -ECONNRESET);
     }
 }
@@ -64,9 +64,9 @@ static void test_leave(void **state)
         assert_int_equal(nodes_failed(3, leave_early, NULL), 0);
 }
 
-/* Node 4 is slow: it has said all that it says in the barrier of eight, and has not read yet what node 0 wrote to it last, when
- * the other six have left and node 0 is in its next barrier, of two. That must not take the place of what is to be read. To be
- * as slow as that, node 4 says by hand what a barrier says: see src/sync/barrier.c. */
+/* Node 4 is slow: in a barrier of eight it has written all its words, but has not read node 0's last word. Meanwhile the other six nodes
+ * have left, and node 0 is in its next barrier, of two. The words of that barrier must not overwrite the unread word. To be that slow, node
+ * 4 writes the words of a barrier itself: see src/sync/barrier.c. */
 static void leave_slow(weft_node *w, void *arg)
 {
     enum { SLOW = 4, WORD = 8 % 6 };
@@ -87,7 +87,7 @@ static void leave_slow(weft_node *w, void *arg)
         lines[i] = (const void *)(w->pool_base + sync_barrier_offset(i));
     uint64_t word = 0;
     for (uint32_t distance = 1; distance < 8; distance *= 2) {
-        while (!(word = atomic_load(&lines[3][WORD]))) /* its first: of the set and the barrier */
+        while (!(word = atomic_load(&lines[3][WORD]))) /* the first word that arrives has the set and the generation of this barrier */
             usleep(100);
         OK(fab_system_set(w, (SLOW + distance) % 8, sync_barrier_offset(SLOW) + 8 * WORD, word, true));
         while (atomic_load(&lines[SLOW - distance][WORD]) != word)
@@ -103,15 +103,15 @@ static void test_leave_slow(void **state)
     assert_int_equal(nodes_failed(8, leave_slow, shared_words(64)), 0);
 }
 
-/* Node 1 learns of the death of node 2 from node 0, which is in the barrier of those that are left, before it notices
- * itself: its progress thread is held in a handler. For one death it gets one failed barrier all the same. */
+/* Node 0 notices the death of node 2, and enters a barrier of the remaining nodes. Node 1 learns of the death by that barrier before it
+ * notices it itself, because its progress thread is held in a handler. Still only one of its barriers fails. */
 static void hold(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
     _Atomic int *at = arg;
     for (*at = 1; *at < 2; usleep(1000))
         ;
-    /* Node 0 is in its next barrier, which is of two: that is in the word that it writes here, see src/sync/barrier.c. */
+    /* Wait until node 0 is in its next barrier, of two: then it writes a word here, see src/sync/barrier.c. */
     const _Atomic uint64_t *line = (const void *)(w->pool_base + sync_barrier_offset(0));
     while (!line[2])
         usleep(1000);
@@ -119,7 +119,7 @@ static void hold(weft_node *w, uint32_t from, const void *header, size_t header_
 
 static void hear_late(weft_node *w, void *arg)
 {
-    _Atomic int *at = arg; /* 1: node 1 is held; 2: node 0 knows */
+    _Atomic int *at = arg; /* 1: node 1 is held; 2: node 0 has noticed the death */
     if (weft_rank(w) == 1)
         OK(weft_handle(w, 0, hold, arg));
     if (weft_rank(w) == 0)
@@ -148,7 +148,7 @@ static void test_hear_late(void **state)
     assert_true(WIFSIGNALED(status[2]));
 }
 
-/* Everyone gets everyone's word, many times over. */
+/* All nodes get the words of all, many times. */
 static void exchange(weft_node *w, void *arg)
 {
     uint32_t me = weft_rank(w), n = weft_size(w);
@@ -190,7 +190,7 @@ static void test_exchange(void **state)
     }
 }
 
-/* What the lock's messages and its word look like: src/sync/lock.c. */
+/* The lock's messages and its word: see src/sync/lock.c. */
 enum { LOCK_REQUEST = 1, LOCK_REFUSE = 5 };
 #define LOCK_ORPHAN (UINT64_C(1) << 62)
 struct lock_message {
@@ -229,7 +229,7 @@ static void test_lock(void **state)
         assert_int_equal(nodes_failed(n, lock, shared_words(4096)), 0);
 }
 
-/* What stands before the lock's own handler at its home: it counts the requests that are in line. */
+/* A handler at the home that calls the lock's own handler and counts the requests that wait for the lock. */
 static struct {
     weft_handler_fn fn;
     void *arg;
@@ -254,7 +254,7 @@ static void watch_requests(weft_node *w, _Atomic uint32_t *count)
     OK(fab_handle(w, SYNC_HANDLER_LOCK, count_requests, NULL));
 }
 
-/* Fair: while all want it all the time, each gets its turn, in the order of asking. */
+/* Fairness: while all nodes want the lock all the time, they get it in the order of their requests. */
 struct turns {
     _Atomic uint32_t asked, count;
     uint32_t who[NODES_MAX];
@@ -303,7 +303,7 @@ static void lock_timeout(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 1)
         OK(weft_unlock(w, word));
-    /* those that gave up are not served: the lock is free for who asks */
+    /* requests that have timed out are not served: the lock is free for the next request */
     OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
     OK(weft_unlock(w, word));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -315,7 +315,7 @@ static void test_lock_timeout(void **state)
     assert_int_equal(nodes_failed(3, lock_timeout, NULL), 0);
 }
 
-/* The home has no memory for one that waits, and says so by this message: that one's call ends, and disturbs nobody. */
+/* The home has no memory for a waiter and refuses it by this message: the waiter's call fails, and other nodes are not affected. */
 static void lock_refused(weft_node *w, void *arg)
 {
     _Atomic uint32_t *asked = arg;
@@ -346,7 +346,7 @@ static void test_lock_refused(void **state)
     assert_int_equal(nodes_failed(2, lock_refused, shared_words(4096)), 0);
 }
 
-/* The holder dies: with waiters in line, and with none. */
+/* The holder of a lock dies, while others wait for the lock and while none does. */
 struct inheritance {
     _Atomic uint32_t here, asked;
     bool waiters;
@@ -382,7 +382,7 @@ static void lock_inherit(weft_node *w, void *arg)
     OK(rc);
     uint64_t n;
     OK(weft_get_blocking(w, &n, heirs, 8));
-    CHECK(n == 1); /* exactly one was told */
+    CHECK(n == 1); /* exactly one node was told of the death */
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
@@ -400,8 +400,8 @@ static void test_lock_inherit(void **state)
     }
 }
 
-/* The holder dies, and the next in line no longer wants the lock: the one after it is told all the same. Node 2 asks by
- * the message that weft_lock() sends, and waits for no answer, as one that timed out just then. */
+/* The holder dies, and the next waiter no longer wants the lock: the waiter after it is still told of the death. Node 2 sends the message
+ * of weft_lock() and does not wait for the answer, as if its call had timed out. */
 static void lock_heir_gone(weft_node *w, void *arg)
 {
     struct inheritance *i = arg;
@@ -424,7 +424,7 @@ static void lock_heir_gone(weft_node *w, void *arg)
         usleep(1000);
     if (weft_rank(w) == 3) {
         uint64_t value = 0;
-        do /* until the lock has been to node 2 and back */
+        do /* until the lock was granted to node 2 and has been returned */
             OK(weft_get_blocking(w, &value, word, 8));
         while (value != LOCK_ORPHAN);
         bool inherited = false;
@@ -451,7 +451,7 @@ static void test_lock_heir_gone(void **state)
             assert_int_equal(status[k], 0);
 }
 
-/* Threads of one node exclude each other, too. */
+/* The lock also excludes threads of one node from each other. */
 static struct {
     weft_node *w;
     weft_gaddr word;
@@ -514,12 +514,12 @@ static void test_counter(void **state)
     assert_int_equal(nodes_failed(3, counter, NULL), 0);
 }
 
-/* What a broken link did to the program's own operations its own flush says, and not the exchange: not even for a moment, because another
- * thread may flush meanwhile. */
+/* If a link broke under operations of the program, the program's next flush must report that. An exchange must not clear that report, not
+ * even for a moment, because another thread may flush meanwhile. */
 struct watched {
     _Atomic bool *unsure;
     _Atomic bool ends, missed;
-    _Atomic uint32_t round; /* 0: it may change */
+    _Atomic uint32_t round; /* 0: `unsure` may change now */
 };
 
 static void *watch_unsure(void *arg)

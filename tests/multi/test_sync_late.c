@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Barrier, exchange and lock where something comes late: nodes that are seen to leave in different orders, and a stopped node, at
- * which an operation happens after the call that began it has returned.
+ * Barrier, exchange and lock when events come late: nodes see others leave in different orders, or a stopped node executes an operation
+ * after the call that began it has returned.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,15 +26,15 @@
 
 /* --- two nodes leave --- */
 
-/* Leave, as one node sees it: the others see it later. */
+/* Leaves, but only one node sees that now; the others see it later. */
 static void leave_towards(weft_node *w, uint32_t node)
 {
     fab_side_byte(&w->links[node], 'b');
     CHECK(shutdown(w->links[node].side_fd, SHUT_WR) == 0);
 }
 
-/* Nodes 1 and 3 leave. Node 0 sees node 3 leave first, node 2 node 1. Each begins with a set of three that the other is in and never
- * will be of. */
+/* Nodes 1 and 3 leave. Node 0 sees node 3 leave first, node 2 sees node 1 leave first. So each of them begins a barrier with a set of three
+ * nodes that the other never has. */
 struct leaving {
     _Atomic uint32_t here, begun;
     bool exchange;
@@ -60,7 +60,7 @@ static void leave_in_two_orders(weft_node *w, void *arg)
         OK(weft_flush(w, me == 1 ? 2 : 0, WEFT_TIMEOUT_DEFAULT));
         leave_towards(w, me == 1 ? 2 : 0);
         wait_for(&l->begun, 2);
-        usleep(100000); /* so that both wait for each other */
+        usleep(100000); /* by now both wait for each other */
         return;
     }
     while (weft_alive(w, me == 0 ? 3 : 1))
@@ -84,13 +84,13 @@ static void test_leave_in_two_orders(void **state)
 
 /* --- the home of a lock is stopped --- */
 
-/* A call that waits for the deadline, and not only for its own time-out, hangs. */
+/* So long that the test fails if a call waits for the deadline instead of its own time-out. */
 static const char *const NO_DEADLINE[] = {"WEFT_DEADLINE=1000s", NULL};
 #define LITTLE (50 * WEFT_MS)
 
 struct stopped {
     _Atomic uint32_t here, done, asked, through;
-    _Atomic int pid; /* of node 1, the home */
+    _Atomic int pid; /* the process of node 1, the home */
 };
 
 static uint64_t read_word(weft_node *w, weft_gaddr word)
@@ -112,19 +112,19 @@ static weft_gaddr begin_stopped(weft_node *w, struct stopped *s)
     if (weft_rank(w) == 1)
         s->pid = getpid();
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
-    OK(weft_lock(w, on_node(area, 1) + 8, WEFT_TIMEOUT_DEFAULT, NULL)); /* all pairs have used their links */
+    OK(weft_lock(w, on_node(area, 1) + 8, WEFT_TIMEOUT_DEFAULT, NULL)); /* all pairs of nodes have connected */
     OK(weft_unlock(w, on_node(area, 1) + 8));
     meet(&s->here, weft_size(w));
     return on_node(area, 1);
 }
 
-/* What the call wanted happens after it has said -ETIMEDOUT: it is undone. */
+/* The home executes the swap of weft_lock() after the call has returned -ETIMEDOUT: the swap is undone. */
 static void lock_late(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
     weft_gaddr word = begin_stopped(w, s);
     if (weft_rank(w) == 0) {
-        bool here = fab_at_once(w, word); /* where memory is reached without its node, nothing is late */
+        bool here = fab_at_once(w, word); /* if the word is reached without the home's help, no swap is late */
         for (int i = 0; i < 2; i++) {
             stop_asleep(s->pid);
             int rc = weft_lock(w, word, i ? 0 : LITTLE, NULL);
@@ -133,7 +133,7 @@ static void lock_late(weft_node *w, void *arg)
             CHECK(weft_unlock(w, word) == (here ? 0 : -EPERM));
             CHECK(kill(s->pid, SIGCONT) == 0);
             wait_until_free(w, word);
-            /* It may have been free because the swap had not happened yet. The next call's is behind it. */
+            /* The lock may be free because the swap was not executed yet. The next call's swap is executed after it. */
             OK(weft_lock(w, word, 100 * WEFT_SECOND, NULL));
             OK(weft_unlock(w, word));
         }
@@ -146,7 +146,7 @@ static void lock_late(weft_node *w, void *arg)
     meet(&s->done, weft_size(w));
 }
 
-/* The next call goes on with what the first has begun. */
+/* The next call continues the request that the first has begun. */
 static void lock_again(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
@@ -168,7 +168,7 @@ static void lock_again(weft_node *w, void *arg)
     meet(&s->done, weft_size(w));
 }
 
-/* What stands before the lock's own handler: see src/sync/lock.h for its messages. */
+/* A handler that is called before the lock's own. src/sync/lock.h describes the messages. */
 enum { LOCK_REQUEST = 1, LOCK_GRANT, LOCK_RELEASE };
 struct lock_message {
     uint64_t word, ticket;
@@ -177,7 +177,7 @@ struct lock_message {
 static struct {
     weft_handler_fn fn;
     void *arg;
-    uint32_t hold_verb; /* such a message waits for `hold` to be 1 */
+    uint32_t hold_verb; /* messages of this kind are held until `hold` is 1 */
     _Atomic uint32_t *hold, *requests;
 } before;
 
@@ -204,7 +204,7 @@ static void watch_lock(weft_node *w, uint32_t hold_verb, _Atomic uint32_t *hold,
     OK(fab_handle(w, SYNC_HANDLER_LOCK, stand_before, NULL));
 }
 
-/* It is given back at a home that is stopped: with nobody in line, and with node 2. */
+/* The lock is released while its home is stopped, without a waiter, and while node 2 waits. */
 static void unlock_late(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
@@ -233,7 +233,7 @@ static void unlock_late(weft_node *w, void *arg)
     meet(&s->done, weft_size(w));
 }
 
-/* The lock is granted to node 0, and then its home is stopped: the lock is had all the same. */
+/* The home grants the lock to node 0 and is stopped then: node 0's call succeeds. */
 static void granted_and_stopped(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
@@ -254,7 +254,7 @@ static void granted_and_stopped(weft_node *w, void *arg)
     } else if (weft_rank(w) == 2) {
         wait_for(&s->asked, 1);
         OK(weft_unlock(w, word));
-        while ((read_word(w, word) & 0xfffff) != 1) /* names node 0 */
+        while ((read_word(w, word) & 0xfffff) != 1) /* until the word names node 0 as holder */
             usleep(1000);
         stop_asleep(s->pid);
         s->through = 1;
@@ -291,7 +291,7 @@ static void test_granted_and_stopped(void **state)
     with_stopped_home(granted_and_stopped);
 }
 
-/* Without a time-out, and where nobody has set the deadline, it lasts as long as the home lives, however long that is stopped. */
+/* Without a time-out and a set WEFT_DEADLINE, weft_lock() waits as long as the home is alive, even while it is stopped. */
 static void lock_lasts(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
@@ -299,7 +299,7 @@ static void lock_lasts(weft_node *w, void *arg)
     if (weft_rank(w) == 0) {
         stop_asleep(s->pid);
         s->through = 1;
-        w->options.deadline_ns = LITTLE; /* of operations: such a wait has none */
+        w->options.deadline_ns = LITTLE; /* the deadline of operations; waits for other nodes have none */
         OK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL));
         wait_for(&s->through, 2);
         w->options.deadline_ns = 100 * WEFT_SECOND;
@@ -319,7 +319,7 @@ static void test_lock_lasts(void **state)
     assert_int_equal(nodes_failed(3, lock_lasts, shared_words(4096)), 0);
 }
 
-/* A barrier's time-out holds although the stopped node has no room for its word. */
+/* A barrier ends at its time-out although there is no room to send its word to the stopped node. */
 static void no_room(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
@@ -362,8 +362,8 @@ static void test_no_room(void **state)
     assert_int_equal(nodes_failed_with(2, no_room, shared_words(4096), NO_DEADLINE), 0);
 }
 
-/* Node 2 leaves, as node 0 sees it, while node 1 is stopped in a barrier of all three, and has no room for the word that says that node 0
- * goes on without node 2. Node 1 is to hear of it all the same. */
+/* Node 0 sees node 2 leave while node 1 is stopped in a barrier of all three. There is no room to send node 1 the word of node 0's next
+ * barrier, without node 2. Node 1 must still get it later. */
 static void no_room_for_news(weft_node *w, void *arg)
 {
     struct stopped *s = arg;
@@ -379,7 +379,7 @@ static void no_room_for_news(weft_node *w, void *arg)
         s->asked = 1;
         while (weft_alive(w, 2))
             usleep(1000);
-        do /* it may be in the middle of taking note that node 2 has gone */
+        do /* this node may just be handling that node 2 has left */
             rc = weft_barrier(w, 0);
         while (rc == -ECONNRESET);
         CHECK(rc == -ETIMEDOUT);
@@ -417,8 +417,9 @@ static int takes_nothing(struct weft_node *w, struct fab_link *l, uint32_t id, c
     return -ENOBUFS;
 }
 
-/* From one that died, and the home takes no message just then: the lock is given back later, and the next is still told of the death. */
-/* Each transport, but that there is never room for a message; filled before nodes have threads. */
+/* A late grant of a lock whose holder died arrives while no message to the home finds room: the lock is returned later, and the next holder
+ * is still told of the death. */
+/* Copies of the transports that never have room for a message; filled before nodes have threads. */
 static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb};
 #define TRANSPORTS (sizeof transports / sizeof transports[0])
 static struct fab_transport full_transports[TRANSPORTS];
@@ -431,7 +432,7 @@ static const struct fab_transport *full_one(const struct fab_transport *of)
     return NULL;
 }
 
-/* The progress thread uses the one or the other meanwhile, and either is right: of this the thread sanitizer need not tell. */
+/* The progress thread may use either table meanwhile, which is correct: so the thread sanitizer must not report it. */
 static __attribute__((no_sanitize("thread"))) void use_transport(struct fab_link *l, const struct fab_transport *t)
 {
     CHECK(t);
@@ -446,7 +447,7 @@ static void inherited_late(weft_node *w, void *arg)
         struct fab_link *l = &w->links[1];
         const struct fab_transport *transport = l->transport;
         struct lock_message m = {.word = word, .ticket = 1u << 20, .verb = LOCK_GRANT, .flag = 1};
-        uint64_t value = 1 | m.ticket << 20; /* this node's, and of no call that waits */
+        uint64_t value = 1 | m.ticket << 20; /* a claim of this node for which no call waits */
         bool inherited = false;
         OK(weft_put_blocking(w, word, &value, sizeof value));
         use_transport(l, full_one(transport));
@@ -471,7 +472,7 @@ static void test_inherited_late(void **state)
     assert_int_equal(nodes_failed(2, inherited_late, NULL), 0);
 }
 
-/* --- given back twice, and in a handler --- */
+/* --- a lock that is released twice, and in a handler --- */
 
 struct twice {
     weft_node *w;
@@ -489,8 +490,8 @@ static void *second_thread(void *arg)
     return NULL;
 }
 
-/* The home has not handled the first release when the second comes, and hands the lock to another thread of the same node: that one's
- * lock it is then. */
+/* The second release comes before the home has handled the first, which grants the lock to another thread of the same node. The second must
+ * not release that thread's lock. */
 static void unlock_twice(weft_node *w, void *arg)
 {
     struct twice *t = arg;
@@ -514,7 +515,7 @@ static void unlock_twice(weft_node *w, void *arg)
         pthread_join(thread, NULL);
         CHECK(weft_unlock(w, word) == -EPERM);
     } else {
-        while (!t->again) /* the handler waits: the rest of this node goes on */
+        while (!t->again) /* until the handler has run; this node makes progress meanwhile */
             weft_progress(w);
     }
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -565,7 +566,7 @@ static void test_in_handler(void **state)
     assert_int_equal(nodes_failed(2, in_handler, NULL), 0);
 }
 
-/* --- the link breaks under a swap (rc, atomics by the device): nobody knows whether it happened --- */
+/* --- the link breaks during a swap (rc, atomics by the device), so that it is unknown whether the swap was executed --- */
 
 #if defined(__linux__)
 struct broken {
@@ -575,13 +576,13 @@ struct broken {
     uint32_t right;
 };
 
-/* Whoever posts uses the one or the other meanwhile, and either is right: of this the thread sanitizer need not tell. */
+/* A thread that posts may use either key meanwhile, which is correct: so the thread sanitizer must not report it. */
 static __attribute__((no_sanitize("thread"))) void use_key(struct rc_link *l, uint32_t key)
 {
     l->peer_keys[0] = key;
 }
 
-/* The device at the other end refuses what is posted with a wrong key, and the queue pair breaks. */
+/* The peer's device refuses a request with a wrong key, and the queue pair breaks. This thread restores the key. */
 static void *mend(void *arg)
 {
     struct broken *b = arg;
@@ -631,7 +632,7 @@ static void test_link_breaks(void **state)
 }
 #endif
 
-/* "links": only what breaks links. */
+/* Argument "links": run only the tests that break links. */
 int main(int argc, char **argv)
 {
     (void)argv;

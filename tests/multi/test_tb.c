@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What only the tb transport has, over a device like a Mac's: domains that leak when a process does not give them back, cables that
- * are pulled. Run by over_softverbs.py on a mesh of tb5.
+ * Properties of the tb transport only, over an emulated device like a Mac's: protection domains that leak if a process does not free them,
+ * and cables that are pulled. Run by over_softverbs.py on a mesh of tb5.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -20,20 +20,20 @@
 
 #include "cluster_test.h"
 
-#define DOMAINS 11 /* of a tb5 device */
+#define DOMAINS 11 /* protection domains of a tb5 device */
 
 struct ending {
     int signal; /* 0: exit() without weft_close() */
 };
 
-/* Both nodes are ended in the middle of traffic. */
+/* Both nodes are ended during traffic. */
 static void ended(weft_node *w, void *arg)
 {
     const struct ending *e = arg;
     weft_gaddr area = symmetric_alloc(w, 1u << 20);
     uint32_t other = 1 - weft_rank(w);
     uint8_t *buffer = weft_ptr(w, on_node(area, weft_rank(w)), 1u << 20);
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0}); /* some of the signals leave a core */
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0}); /* some of the signals would write a core file */
     (void)weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     for (int i = 0; i < 20; i++) /* the other may have ended */
         (void)weft_put(w, on_node(area, other), buffer, 300000, NULL);
@@ -44,7 +44,7 @@ static void ended(weft_node *w, void *arg)
         (void)weft_put_blocking(w, on_node(area, other), buffer, 64);
 }
 
-/* Domains that all devices have lost to processes that ended. */
+/* The number of domains that processes have leaked, on all devices. */
 static uint32_t leaked(void)
 {
     uint32_t n = 0;
@@ -75,7 +75,8 @@ static void test_ended(void **state)
 struct moment {
     char coord[64];
     bool joining;
-    int64_t after; /* from the beginning of weft_open() or weft_close(); negative: no signal, how long that takes is noted */
+    int64_t after; /* when the signal comes, counted from the beginning of weft_open() or weft_close(); negative: no signal, the time is
+                      measured */
     _Atomic int64_t took;
     _Atomic uint32_t here;
 };
@@ -107,7 +108,7 @@ static int struck(int rank, void *arg)
     while (m->joining && m->after >= 0)
         pause();
     OK(rc);
-    meet(&m->here, 2); /* not a barrier: who has passed it may be closed, and have failed it here, by then */
+    meet(&m->here, 2); /* not a barrier, which would fail here if the other node has passed it and closed already */
     begin = now_ns();
     if (!m->joining && m->after >= 0)
         pthread_create(&thread, NULL, strike, m);
@@ -117,12 +118,13 @@ static int struck(int rank, void *arg)
     return 0;
 }
 
-/* At many moments of what takes this long. */
+/* Sends the signal at many moments of the time that joining or closing takes. */
 static void struck_at(bool joining, uint32_t rounds)
 {
     struct moment *m = shared_words(4096);
     int64_t took = 0;
-    rounds = getenv("WEFT_GUARD") && rounds > 8 ? 8 : rounds; /* its end is seen by the guard, whenever it is */
+    rounds =
+        getenv("WEFT_GUARD") && rounds > 8 ? 8 : rounds; /* with a guard a few moments are enough: the guard sees the end at any time */
     for (uint32_t i = 0; i <= rounds; i++) {
         int status[NODES_MAX];
         snprintf(m->coord, sizeof m->coord, "unix:@weft-struck-%d-%d-%u", (int)getpid(), joining, i);
@@ -151,9 +153,9 @@ static void test_struck_closing(void **state)
 
 /* --- a child that has not called exec() --- */
 
-/* It may be asked to end, or end by itself: it does, and its parent's node goes on. */
+/* A forked child ends by a signal or by itself, and its parent's node goes on. */
 #if defined(__SANITIZE_THREAD__)
-#define SIGNALS_GET_LOST true /* the thread sanitizer drops one that comes while fork() ends, where that takes its handler away */
+#define SIGNALS_GET_LOST true /* the thread sanitizer drops a signal that arrives at the end of fork(), while the handler is removed */
 #else
 #define SIGNALS_GET_LOST false
 #endif
@@ -183,7 +185,7 @@ static void forked(weft_node *w, void *arg)
         if (child == 0) {
             if (!how[i])
                 exit(7);
-            alarm(60); /* where its parent ends in its place, it does not stay for ever */
+            alarm(60); /* so that it ends even if the signals end its parent instead */
             for (;;)
                 usleep(1000);
         }
@@ -214,7 +216,8 @@ struct stage {
     _Atomic uint32_t refused, went;
 };
 
-/* Everything at once from node 0 to node 1: what came is right, messages in order and once, adds once; an op that failed says why. */
+/* All kinds of operations at once from node 0 to node 1. Received bytes are checked; messages arrive in order and once, adds are executed
+ * once; failed operations have a reason. */
 static void across(weft_node *w, void *arg)
 {
     struct stage *stage = arg;
@@ -250,9 +253,10 @@ static void across(weft_node *w, void *arg)
             CHECK(rc == 0 || rc == -ENETDOWN || rc == -EAGAIN);
             added += rc == 0;
             unsure += rc == -ENETDOWN;
-            rc = began[2] ? weft_wait(w, &ops[2], LONG) : -ENETDOWN; /* before its buffer is used again: a get may come late */
+            rc = began[2] ? weft_wait(w, &ops[2], LONG)
+                          : -ENETDOWN; /* wait before the buffer is used again, because the get may arrive late */
             CHECK(rc == 0 || rc == -ENETDOWN);
-            if (there) { /* as it was sent */
+            if (there) { /* the bytes at node 1 are those that were sent */
                 rc = weft_get_blocking(w, mine + BIG, on_node(area, 1), BIG - 4096);
                 CHECK(rc == 0 || rc == -ENETDOWN);
                 CHECK(rc || memcmp(mine, mine + BIG, BIG - 4096) == 0);
@@ -277,7 +281,7 @@ static void across(weft_node *w, void *arg)
     OK(weft_barrier(w, LONG));
 }
 
-/* In a process of its own: pulls and plugs the cable between nodes 0 and 1 while they talk. */
+/* Runs in a process of its own: pulls and plugs the cable between nodes 0 and 1 during traffic. */
 static pid_t puller(struct stage *stage, int rounds, bool cut)
 {
     pid_t pid = fork();
@@ -289,7 +293,7 @@ static pid_t puller(struct stage *stage, int rounds, bool cut)
             usleep(1000);
         softverbs("fault pull 0:en2");
         went = stage->went;
-        /* Without another way ops are refused; with one they go on. */
+        /* Wait until operations fail (no other route), or until some have succeeded (there is another route). */
         for (int k = 0; (cut ? stage->refused < refused + 3 : stage->went < went + 3) && k < 60000; k++)
             usleep(1000);
         softverbs("fault plug 0:en2");
@@ -316,17 +320,17 @@ static void pulled(int nodes)
     if (nodes == 2)
         assert_true(stage->refused > 0);
     else
-        assert_int_equal(stage->refused, 0); /* there was always a way */
+        assert_int_equal(stage->refused, 0); /* there was always a route */
 }
 
-/* The only cable is pulled: ops fail with -ENETDOWN at once, nobody is dead, and all goes on when it is back. */
+/* The only cable is pulled: operations fail with -ENETDOWN at once, no node is declared dead, and all goes on when the cable is back. */
 static void test_pulled(void **state)
 {
     (void)state;
     pulled(2);
 }
 
-/* There is another way: nothing fails. */
+/* There is another route: no operation fails. */
 static void test_other_way(void **state)
 {
     (void)state;
@@ -335,7 +339,7 @@ static void test_other_way(void **state)
 
 /* --- copies --- */
 
-/* Large puts and gets between pools: every byte goes from where it is to where it belongs, none through a frame. */
+/* Large puts and gets between pools: all bytes are sent from the source memory itself to the target memory itself, none in frames. */
 static void uncopied(weft_node *w, void *arg)
 {
     enum { BYTES = 8u << 20 };
@@ -356,12 +360,12 @@ static void uncopied(weft_node *w, void *arg)
     OK(weft_link_stat(w, other, &after, sizeof after));
     uint64_t sent = after.bulk_sent_bytes - before.bulk_sent_bytes;
     CHECK(after.bulk_received_bytes - before.bulk_received_bytes == BYTES);
-    /* More are sent only where the other end has asked again: it cannot know what is lost and what is late. */
+    /* More bytes are sent only after repairs, because the receiver cannot tell lost pieces from late ones. */
     atomic_store(&repairs[weft_rank(w)], (uint32_t)(after.bulk_repairs - before.bulk_repairs));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     CHECK(sent == BYTES || (sent > BYTES && atomic_load(&repairs[other]) > 0));
     CHECK(after.staged_puts == before.staged_puts && after.staged_gets == before.staged_gets);
-    uint64_t copied = (after.frames_sent - before.frames_sent) * 4096; /* at most: frames may have bytes, and have words here */
+    uint64_t copied = (after.frames_sent - before.frames_sent) * 4096; /* an upper limit: here frames carry records without bulk data */
     CHECK(copied < BYTES / 4);
     for (uint32_t i = 0; i < BYTES; i++)
         CHECK(mine[BYTES + i] == (uint8_t)(i * 31 + other));
@@ -379,7 +383,7 @@ static void meets(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
-/* After all that the devices have as many domains as before. */
+/* After all tests the devices have as many domains as before. */
 static void test_nothing_is_left(void **state)
 {
     (void)state;
@@ -388,7 +392,7 @@ static void test_nothing_is_left(void **state)
 
 int main(void)
 {
-    signal(SIGHUP, SIG_DFL); /* nohup would have it ignored */
+    signal(SIGHUP, SIG_DFL); /* nohup sets it to be ignored */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ended),          cmocka_unit_test(test_forked),          cmocka_unit_test(test_struck_joining),
         cmocka_unit_test(test_struck_closing), cmocka_unit_test(test_pulled),          cmocka_unit_test(test_uncopied),

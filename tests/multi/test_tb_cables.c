@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cables between two nodes of the tb transport: those that a hostfile names, those that are moved to another port. Run by over_softverbs.py
- * on twin:2:1 of tb5-stalls: two cables, en2 to en2 and en3 to en3, and a port at each node, en4, that no cable leads to.
+ * Cables between two nodes of the tb transport: cables that a hostfile names, and cables that are moved to another port. Run by
+ * over_softverbs.py on twin:2:1 of tb5-stalls: two cables, en2 to en2 and en3 to en3, and a port without a cable at each node, en4.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 
 #define LONG patience_ns(60)
 
-/* --- what a hostfile says --- */
+/* --- hostfiles --- */
 
 struct matrix {
     char path[64], coord[64];
@@ -46,7 +46,7 @@ static int opens(int rank, void *arg)
     uint64_t old;
     weft_gaddr area = symmetric_alloc(w, 4096);
     m->node[rank].opened = weft_fetch_add_blocking(w, on_node(area, 1 - (uint32_t)rank), 1, &old);
-    if (m->node[rank].opened == -ECONNRESET) { /* it has failed, and left before it could be waited for here */
+    if (m->node[rank].opened == -ECONNRESET) { /* that node has failed and left before this node waited for it */
         snprintf(m->node[rank].why, sizeof m->node[rank].why, "%s", weft_error());
         m->node[rank].left = true;
         OK(weft_close(w));
@@ -61,7 +61,7 @@ static int opens(int rank, void *arg)
     return 0;
 }
 
-/* With these devices of node 0 towards node 1, and the other way: JSON. */
+/* A hostfile with these devices, written as JSON, of node 0 towards node 1 and of node 1 towards node 0. */
 static struct matrix *with(const char *zero, const char *one)
 {
     static unsigned number;
@@ -134,7 +134,8 @@ static void test_wrong_matrix(void **state)
 
 #define BIG (1u << 20)
 
-/* Both put to each other, large and small, and look at what is there; what fails says that there is no way. How many went. */
+/* Both nodes put to each other, large and small, and check the bytes. Puts may fail only because there is no route. Returns how many
+ * succeeded. */
 static uint32_t traffic(weft_node *w, weft_gaddr area, uint8_t *mine, uint8_t seed)
 {
     uint32_t other = 1 - weft_rank(w), went = 0;
@@ -149,7 +150,7 @@ static uint32_t traffic(weft_node *w, weft_gaddr area, uint8_t *mine, uint8_t se
     return went + (got == 0);
 }
 
-/* Until this node has so many cables, on these devices. */
+/* Waits until this node has so many cables, on these devices. */
 static void until(weft_node *w, weft_gaddr area, uint8_t *mine, uint32_t cables, const char *devices)
 {
     weft_link_stats s = {.cables = UINT32_MAX};
@@ -157,7 +158,7 @@ static void until(weft_node *w, weft_gaddr area, uint8_t *mine, uint32_t cables,
         traffic(w, area, mine, i);
         OK(weft_link_stat(w, 1 - weft_rank(w), &s, sizeof s));
     }
-    while (cables && traffic(w, area, mine, 77) != 2) /* it works */
+    while (cables && traffic(w, area, mine, 77) != 2) /* until both puts succeed */
         usleep(1000);
 }
 
@@ -170,14 +171,16 @@ static void moved(weft_node *w, void *arg)
     static const struct {
         const char *fault[2];
         uint32_t cables;
-        const char *devices[2]; /* of each node, in the order of the link's cables */
+        const char *devices[2]; /* the devices of each node, in the order of the link's cables */
     } steps[] = {
         {{NULL}, 2, {"rdma_en2, rdma_en3", "rdma_en2, rdma_en3"}},
-        {{"fault plug 0:rdma_en4 1:rdma_en2"}, 2, {"rdma_en4, rdma_en3", "rdma_en2, rdma_en3"}}, /* at node 0 from en2 to en4 */
-        {{"fault plug 0:rdma_en4 1:rdma_en4"}, 2, {"rdma_en4, rdma_en3", "rdma_en4, rdma_en3"}}, /* at node 1 */
+        {{"fault plug 0:rdma_en4 1:rdma_en2"},
+         2,
+         {"rdma_en4, rdma_en3", "rdma_en2, rdma_en3"}}, /* at node 0 the cable is moved from en2 to en4 */
+        {{"fault plug 0:rdma_en4 1:rdma_en4"}, 2, {"rdma_en4, rdma_en3", "rdma_en4, rdma_en3"}}, /* at node 1 as well */
         {{"fault pull 0:rdma_en3"}, 1, {"rdma_en4", "rdma_en4"}},
         {{"fault pull 0:rdma_en4"}, 0, {"", ""}},
-        {{"fault plug 0:rdma_en2 1:rdma_en3"}, 1, {"rdma_en2", "rdma_en3"}}, /* both at once */
+        {{"fault plug 0:rdma_en2 1:rdma_en3"}, 1, {"rdma_en2", "rdma_en3"}}, /* both ends at once */
     };
     struct move *m = arg;
     uint32_t me = weft_rank(w);
@@ -202,9 +205,9 @@ static void test_moved(void **state)
     softverbs("fault plug 0:rdma_en3 1:rdma_en3");
 }
 
-/* --- one of several is pulled --- */
+/* --- one of several cables is pulled --- */
 
-/* Whichever cable frames and lanes are on: with another one left no operation fails, and nothing is lost or comes twice. */
+/* Whichever cable is pulled: while another one is left no operation fails, and nothing is lost or repeated. */
 static void spared(weft_node *w, void *arg)
 {
     static const char *const faults[] = {"fault pull 0:rdma_en2", "fault plug 0:rdma_en2", "fault pull 1:rdma_en3",

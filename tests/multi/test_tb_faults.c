@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tb transport while messages are lost, come wrongly or late, and completions are withheld: mixed operations against a
- * shadow of the memory they change. Not a byte may be wrong, nothing lost, nothing done twice.
+ * The tb transport while messages are lost, damaged or late, and completions are withheld: mixed operations, compared with a shadow copy of
+ * the memory that they change. No byte may be wrong, no operation lost or executed twice.
  * Run by over_softverbs.py on a fabric of tb5-strict. Arguments: NODES [table | soak SECONDS].
  *
- * Each node changes a part of every other node's pool that is its alone, and notes in memory that all nodes share what must be
- * there. Operations that touch the same bytes have a fence, or a flush, between them.
+ * Each node has a part of every other node's pool that only it changes, and records the expected bytes in memory that all test processes
+ * share. Between operations on the same bytes there is a fence or a flush.
  *
- * WEFT_TEST_LONG=1: a million operations. WEFT_TEST_SEED=N: another row of them.
+ * WEFT_TEST_LONG=1: a million operations. WEFT_TEST_SEED=N: another sequence of operations.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -25,12 +25,12 @@
 enum {
     NODES = 4,
     BIGGEST = 2 << 20,
-    DATA = 3 << 20, /* of a part: data, then words */
+    DATA = 3 << 20, /* bytes of a part: data, then words */
     WORDS = 64,
     PART = DATA + WORDS * 8,
-    COUNT_WORD = WORDS - 1, /* of a part: signals are counted here */
-    ARENA = 8 << 20,        /* of the memory that operations under way read and write, in the pool and outside */
-    WINDOW = 24,            /* operations under way */
+    COUNT_WORD = WORDS - 1, /* the word of a part in which signals are counted */
+    ARENA = 8 << 20,        /* bytes of the memory that operations under way read and write, in the pool and outside */
+    WINDOW = 24,            /* the most operations under way */
     HANDLER = 3,
 };
 #define LONG patience_ns(100)
@@ -54,23 +54,23 @@ static const struct fault FAULTS[] = {
 };
 enum { FAULT_COUNT = sizeof FAULTS / sizeof FAULTS[0] };
 
-/* Of all nodes and of the parent. */
+/* Shared by all nodes and their parent. */
 struct stage {
     uint32_t phases;
-    const struct fault *fault[FAULT_COUNT + 1]; /* of each phase; NULL: none */
-    uint32_t ops;                               /* of a node in a phase */
-    bool soak;                                  /* or: until `until`, and others see to faults, stops and deaths */
+    const struct fault *fault[FAULT_COUNT + 1]; /* the fault of each phase; NULL: none */
+    uint32_t ops;                               /* operations of a node in a phase */
+    bool soak; /* instead: operations until the time `until`, while another process makes faults, stops and kills */
     _Atomic int64_t until;
     uint64_t seed;
-    bool deaths; /* somebody may be killed */
+    bool deaths; /* a node may be killed */
     _Atomic uint32_t go;
     _Atomic uint32_t begun[FAULT_COUNT + 1], done[FAULT_COUNT + 1], read[FAULT_COUNT + 1], ready, left;
     _Atomic uint32_t dead; /* bit i: node i was killed */
     _Atomic int pid[NODES];
     _Atomic uint64_t ops_done, bytes_done, refused;
-    _Atomic uint32_t sent[NODES][NODES]; /* messages, by whom to whom */
-    _Atomic uint64_t added[NODES];       /* to the word that all nodes add to, of each node; in the end */
-    uint8_t shadow[NODES][NODES][PART];  /* by whom, where */
+    _Atomic uint32_t sent[NODES][NODES]; /* messages: [sender][receiver] */
+    _Atomic uint64_t added[NODES];       /* written at the end: how much each node has added to the word that all share */
+    uint8_t shadow[NODES][NODES][PART];  /* the expected bytes: [writer][node whose pool it is] */
 };
 
 enum kind { PUT, GET, ADD, SWAP, COMPARE, SIGNAL, KINDS };
@@ -80,9 +80,9 @@ struct op {
     bool busy;
     enum kind kind;
     uint32_t node;
-    uint64_t at, len;       /* in the part; what a later operation must not touch before a fence */
-    uint64_t old, expected; /* of an atomic */
-    uint8_t *came, *right;  /* of a get */
+    uint64_t at, len;       /* the range in the part, which no later operation may touch before a fence */
+    uint64_t old, expected; /* an atomic's result, and the expected one */
+    uint8_t *came, *right;  /* a get's bytes, and the expected ones */
 };
 
 struct range {
@@ -94,13 +94,13 @@ struct driver {
     struct stage *s;
     uint32_t me, n;
     uint64_t random;
-    weft_gaddr area; /* parts, by driver; then the word that all add to */
+    weft_gaddr area; /* the parts, one for each writing node; then the word to which all add */
     struct op ops[WINDOW];
     uint8_t *pool, *outside, *wanted; /* ARENA each */
     uint64_t pool_used, outside_used, wanted_used;
-    struct range touched[NODES][256]; /* since the last fence to that node */
+    struct range touched[NODES][256]; /* ranges that were changed since the last fence to that node */
     uint32_t touched_count[NODES];
-    uint32_t heard[NODES]; /* messages, by whom */
+    uint32_t heard[NODES]; /* received messages, by sender */
     _Atomic bool wrong;
     bool gone[NODES];
 };
@@ -137,14 +137,14 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     __atomic_store_n(&d->heard[from], number + 1, __ATOMIC_RELEASE);
 }
 
-/* What an operation to `node` returned: whether it went. Only who was killed may be gone. */
+/* Checks what an operation to `node` returned. True: it succeeded. Only a node that was killed may be gone. */
 static bool went(struct driver *d, uint32_t node, int rc)
 {
     if (rc == 0)
         return true;
-    /* -ENETDOWN: its neighbours missed it, before this node did, and have said that no way leads there. */
+    /* -ENETDOWN: the dead node's neighbours noticed the death before this node did, and reported that there is no route. */
     if ((rc == -ECONNRESET || rc == -ENETDOWN) && d->s->deaths) {
-        for (int i = 0; i < 10000 && !(atomic_load(&d->s->dead) >> node & 1); i++) /* the killer may be about to say so */
+        for (int i = 0; i < 10000 && !(atomic_load(&d->s->dead) >> node & 1); i++) /* the killing process may be about to set `dead` */
             usleep(1000);
         if (atomic_load(&d->s->dead) >> node & 1) {
             d->gone[node] = true;
@@ -194,7 +194,7 @@ static uint8_t *take(uint8_t *base, uint64_t *used, uint64_t len)
     return p;
 }
 
-/* Before an operation on these bytes: what touched them is ordered before it. */
+/* Call before an operation on these bytes: fences or flushes earlier operations on them. */
 static void order(struct driver *d, uint32_t node, uint64_t at, uint64_t len)
 {
     bool meets = d->touched_count[node] == sizeof d->touched[0] / sizeof d->touched[0][0];
@@ -352,7 +352,7 @@ static void one_op(struct driver *d)
     atomic_fetch_add(&d->s->ops_done, 1);
 }
 
-/* All that live meet; a death does not stop them. */
+/* All nodes that are alive meet, even if one dies meanwhile. */
 static void all_meet(struct driver *d, _Atomic uint32_t *word)
 {
     atomic_fetch_or(word, 1u << d->me);
@@ -360,7 +360,7 @@ static void all_meet(struct driver *d, _Atomic uint32_t *word)
         usleep(500);
 }
 
-/* All messages that were sent have come, and no more. */
+/* Checks that all messages that were sent have arrived, and no others. */
 static void all_heard(struct driver *d)
 {
     for (uint32_t from = 0; from < d->n; from++) {
@@ -376,7 +376,7 @@ static void all_heard(struct driver *d)
     CHECK(!d->wrong);
 }
 
-/* This node's memory is what the others' shadows say. */
+/* Checks that this node's memory equals the shadows of the other nodes. */
 static void compare(struct driver *d)
 {
     for (uint32_t by = 0; by < d->n; by++) {
@@ -435,7 +435,7 @@ static void phase(struct driver *d, uint32_t k)
     }
     all_heard(d);
     compare(d);
-    all_meet(d, &s->read[k]); /* nobody writes before all have looked */
+    all_meet(d, &s->read[k]); /* no node writes before all have compared */
 }
 
 static void drive(weft_node *w, void *arg)
@@ -463,7 +463,7 @@ static void drive(weft_node *w, void *arg)
     for (uint32_t k = 0; k < s->phases; k++)
         phase(d, k);
     if (d->me == 0 && !s->soak)
-        softverbs("fault clear"); /* leaving is not what is tested here */
+        softverbs("fault clear"); /* the nodes leave without faults */
     all_meet(d, &s->left);
     free(d->outside);
     free(d->wanted);
@@ -518,7 +518,7 @@ struct round {
     uint64_t random;
     int64_t length;
     bool stops, kills;
-    /* what was done; written by the process that does it */
+    /* counts of what was done; written by the process that does it */
     _Atomic uint32_t stopped, killed, faults; /* killed: node + 1 */
 };
 
@@ -527,7 +527,7 @@ static uint64_t roll(struct round *r, uint64_t sides)
     return random_next(&r->random) % sides;
 }
 
-/* In a process of its own: faults come and go, nodes are stopped and go on, one is killed. */
+/* Runs in a process of its own: adds and removes faults, stops and continues nodes, kills one. */
 static void disturb(struct round *r)
 {
     struct stage *s = r->s;
@@ -590,7 +590,7 @@ static int soak(int64_t seconds)
         if (pid == 0)
             disturb(r);
         nodes_run((int)nodes, drive, s, SETTINGS, status);
-        if (!atomic_load(&s->go)) /* they did not even meet */
+        if (!atomic_load(&s->go)) /* the nodes have not even met */
             kill(pid, SIGKILL);
         waitpid(pid, &ended, 0);
         failed |= ended;
@@ -604,7 +604,7 @@ static int soak(int64_t seconds)
                (unsigned long long)atomic_load(&s->ops_done), (double)atomic_load(&s->bytes_done) / 1e6, r->faults, r->stopped);
         if (r->killed) {
             char words[32];
-            snprintf(words, sizeof words, "reboot %u", r->killed - 1); /* what it had of its devices is free again */
+            snprintf(words, sizeof words, "reboot %u", r->killed - 1); /* frees what the killed node had on its devices */
             printf(", node %u killed, %llu ops refused", r->killed - 1, (unsigned long long)atomic_load(&s->refused));
             fflush(stdout);
             softverbs(words);
@@ -618,7 +618,7 @@ static int soak(int64_t seconds)
     }
     printf("%u nodes, %llu rounds: %llu ops, %.1f GB; %llu faults, %llu stops, %llu kills: %s\n", nodes, (unsigned long long)rounds,
            (unsigned long long)ops, (double)bytes / 1e9, (unsigned long long)faults, (unsigned long long)stops, (unsigned long long)kills,
-           failed ? "FAILED" : "nothing lost, nothing wrong, nothing twice");
+           failed ? "FAILED" : "all bytes are correct, no operation was lost or repeated");
     return failed != 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Devices that a guard owns: a node may be killed, and its device has lost nothing; the guard may be killed, and its node knows. Run
- * by over_softverbs.py on a mesh of tb5, with WEFT_COMMAND, the command weft.
+ * Devices that a guard owns: if a node is killed, its device leaks nothing; if the guard is killed, its node notices it. Run by
+ * over_softverbs.py on a mesh of tb5; WEFT_COMMAND is the path of the command weft.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -17,10 +17,10 @@
 
 #include "cluster_test.h"
 
-#define DOMAINS 11 /* of a tb5 device */
+#define DOMAINS 11 /* protection domains of a tb5 device */
 #define LONG    patience_ns(60)
 
-/* The sum of a number over all devices: "leaked_pd": N; or with `used`, of "pd": {... "used": N. */
+/* The sum over all devices of a number in the output of softverbs ls: "leaked_pd": N, or with `used` the N in "pd": {... "used": N. */
 static uint32_t sum(const char *field, bool used)
 {
     uint32_t n = 0;
@@ -32,7 +32,7 @@ static uint32_t sum(const char *field, bool used)
     return n;
 }
 
-/* Guards give back what is left when their programs have ended. */
+/* Waits until the guards have freed everything that programs which have ended had left. */
 static void wait_for_guards(void)
 {
     for (int i = 0; i < 6000 && (sum("\"pd\": {", true) || sum("\"qp\": {", true)); i++)
@@ -44,7 +44,7 @@ static void wait_for_guards(void)
 
 /* --- the program is killed --- */
 
-/* Node 1 is killed in the middle of traffic; node 0 knows, and ends in order. */
+/* Node 1 is killed during traffic; node 0 notices it, and closes normally. */
 static void struck(weft_node *w, void *arg)
 {
     _Atomic uint32_t *here = arg;
@@ -63,7 +63,7 @@ static void struck(weft_node *w, void *arg)
     CHECK(rc == -ECONNRESET);
 }
 
-/* As a setting of nodes. */
+/* The setting WEFT_GUARD as a string for the nodes' environment. */
 static const char *guarded_by(const char *command)
 {
     static char setting[600];
@@ -87,12 +87,12 @@ static void test_killed_without(void **state)
     (void)state;
     strike("", 1);
     uint32_t leaked = sum("\"leaked_pd\"", false);
-    assert_true(leaked > 0); /* of each device of the host */
+    assert_true(leaked > 0); /* each device of the host has leaked some */
     softverbs("reboot 1");
     assert_int_equal(sum("\"leaked_pd\"", false), 0);
 }
 
-/* More often than the device has domains. */
+/* Nodes are killed more often than the device has domains. */
 static void test_killed(void **state)
 {
     (void)state;
@@ -102,7 +102,7 @@ static void test_killed(void **state)
     assert_int_equal(sum("\"pd\": {", true), 0);
 }
 
-/* A child that the program has forked keeps its sockets open. */
+/* A forked child of the program keeps the sockets to the guard open. */
 static void forked(weft_node *w, void *arg)
 {
     _Atomic uint32_t *words = arg;
@@ -166,13 +166,14 @@ static pid_t guard_of_node_1(const char *coord)
     return found;
 }
 
-/* `asleep`: it is, and its node, with a handler that takes its time, does not see that it ends before it wants to wake it. */
+/* `asleep`: the guard is killed while it sleeps. Its node is in a slow handler, and notices the guard's end only when it tries to wake it.
+ */
 struct unguarding {
     bool asleep;
     _Atomic uint32_t here, handling, struck, seen;
 };
 
-/* Not a process that has ended, whether its parent has looked or not. */
+/* Whether the process still runs: one that has ended has no files, even before its parent has waited for it. */
 static bool has_files(pid_t pid)
 {
     char path[64], line[512] = "";
@@ -224,7 +225,7 @@ static void unguarded(weft_node *w, void *arg)
         u->struck = 1;
         rc = rc ? rc : weft_wait(w, &op, LONG);
     }
-    CHECK(rc == -ENETDOWN || rc == -ECONNRESET); /* the node lives, but no cable of it does; or its peer has left by now */
+    CHECK(rc == -ENETDOWN || rc == -ECONNRESET); /* the node is alive, but none of its cables works; or its peer has left by now */
     meet(&u->seen, 2);
 }
 
@@ -234,7 +235,8 @@ static void guard_killed(bool asleep)
     u->asleep = asleep;
     const char *settings[] = {"WEFT_LOG=error", "WEFT_DEADLINE=5s", guarded_by(getenv("WEFT_COMMAND")), NULL};
     assert_int_equal(nodes_failed_with(2, unguarded, u, settings), 0);
-    assert_true(sum("\"leaked_pd\"", false) > 0); /* who kills the owner leaks: nothing helps against that */
+    assert_true(sum("\"leaked_pd\"", false) >
+                0); /* if the process that owns the devices is killed, its domains leak: nothing prevents that */
     softverbs("reboot 1");
     wait_for_guards();
 }

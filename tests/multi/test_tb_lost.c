@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A cable that is pulled while large puts and gets without an op are under way. Run by over_softverbs.py on mesh:2, of a device whose
- * driver does not crash then: a receive is posted at that moment, too.
+ * A cable is pulled while large puts and gets without an op are under way. Run by over_softverbs.py on mesh:2 of a device whose driver does
+ * not crash if a receive is posted just then.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +22,7 @@ struct stage {
     _Atomic uint32_t here;
 };
 
-/* Until an operation ends like this. */
+/* Repeats a get until it returns `expected`. */
 static void goes(weft_node *w, weft_gaddr to, uint8_t *mine, int expected)
 {
     int rc;
@@ -31,7 +31,7 @@ static void goes(weft_node *w, weft_gaddr to, uint8_t *mine, int expected)
     CHECK(rc == expected);
 }
 
-/* A flush that says that they are complete is right. */
+/* If a flush returns 0, the puts and gets before it are really complete. */
 #define LOST_PUTS 6u
 static void unheard(weft_node *w, void *arg)
 {
@@ -70,7 +70,7 @@ static void unheard(weft_node *w, void *arg)
                 for (uint32_t n = 0; n < BIG; n++)
                     CHECK(got[n] == (uint8_t)i);
             }
-            OK(weft_flush(w, 1, LONG)); /* it is said once */
+            OK(weft_flush(w, 1, LONG)); /* the failure is reported once */
         }
         meet(&stage->here, 2 * ++met);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A cable that is pulled, and whose driver crashes when it is then given a receive (tb5): whatever a node does next, it looks at the
- * port first. Run by over_softverbs.py on mesh:2 of tb5. The moment between a look and a post
- * is not met here: nobody posts at the time of the pull.
+ * A cable is pulled, and the device's driver crashes if a receive is posted after that (tb5): whatever a node does next, it queries the
+ * port first. Run by over_softverbs.py on mesh:2 of tb5. This does not test a pull between the query and the post: no thread posts at the
+ * time of the pull.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +29,7 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
 }
 
-/* It fails, or does not last. */
+/* Starts an operation, which fails, or completes when the cable is back. */
 static void begin(weft_node *w, enum first what, weft_gaddr to, uint8_t *mine, uint64_t *old)
 {
     weft_op op;
@@ -39,7 +39,7 @@ static void begin(weft_node *w, enum first what, weft_gaddr to, uint8_t *mine, u
     case PUT: rc = weft_put(w, to, mine, BIG, &op); break;
     case ADD: rc = weft_fetch_add(w, to, 1, old, &op); break;
     case MESSAGE: rc = weft_send(w, 1, 1, "", 0, mine, 1000, &op); break;
-    default: /* waits for the cable, where the last of what was sent before has not been heard of */
+    default: /* a flush waits for the cable if an operation before it was not acknowledged yet */
         rc = weft_flush(w, 1, 20 * WEFT_MS);
         rc = rc == -ETIMEDOUT ? 0 : rc;
     }
@@ -49,7 +49,7 @@ static void begin(weft_node *w, enum first what, weft_gaddr to, uint8_t *mine, u
     CHECK(rc == 0 || rc == -ENETDOWN);
 }
 
-/* Until an operation ends like this. */
+/* Repeats a get until it returns `expected`. */
 static void goes(weft_node *w, weft_gaddr to, uint8_t *mine, int expected)
 {
     int rc;
@@ -73,7 +73,8 @@ static void pulled(weft_node *w, void *arg)
             softverbs("fault pull 0:rdma_en2");
             begin(w, (enum first)(i % KINDS), on_node(area, 1), mine, &old);
         }
-        /* Who does not look while a cable is away cannot know: it is plugged when both have seen it. */
+        /* A node that queries its port only after the cable is back cannot notice the pull. So the cable is plugged in when both have
+         * noticed it. */
         meet(&stage->here, 2 * ++met);
         goes(w, on_node(area, 1 - me), mine, -ENETDOWN);
         meet(&stage->here, 2 * ++met);

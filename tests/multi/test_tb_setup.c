@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the tb transport takes of its devices: every call with which it takes something is refused once, and nothing stays
- * behind; and how few regions it needs. Also what waiting for a node that died, or was stopped, costs.
+ * What the tb transport allocates on its devices: each call that allocates something is refused once, and nothing leaks. Also how few
+ * regions it needs, and how much processor time a wait for a dead or stopped node costs.
  * Run by over_softverbs.py on a mesh of 4 of tb5.
  */
 #include <setjmp.h>
@@ -23,13 +23,13 @@
 
 /* --- every call refused once --- */
 
-enum { REFUSED_NODES = 3 }; /* at most: with two there is no other way */
+enum { REFUSED_NODES = 3 }; /* the most nodes; with two there is no other route */
 
 struct opening {
     char coord[64];
     uint32_t nodes;
-    int64_t patience; /* to join */
-    int how;          /* SIGKILL or SIGSTOP, for node 1 so many us after it began; 0: nothing happens */
+    int64_t patience; /* how long joining may take */
+    int how;          /* SIGKILL or SIGSTOP, which node 1 gets `after` us after it began; 0: no signal */
     useconds_t after;
     struct {
         int opened, barrier, closed;
@@ -37,7 +37,7 @@ struct opening {
     } node[REFUSED_NODES];
 };
 
-/* A process that stops or kills this one in a while, and lets it go on. */
+/* Starts a process that stops or kills this one after a while, and continues it later. */
 static pid_t strike(const struct opening *o)
 {
     pid_t victim = getpid(), pid = fork();
@@ -67,7 +67,7 @@ static int opens(int rank, void *arg)
     o->node[rank].opened = weft_open(&w, &c);
     snprintf(o->node[rank].why, sizeof o->node[rank].why, "%s", weft_error());
     if (!w)
-        return o->node[rank].opened < 0 && o->node[rank].why[0] ? 0 : 1; /* an error says what it is about */
+        return o->node[rank].opened < 0 && o->node[rank].why[0] ? 0 : 1; /* every error must have a text */
     CHECK(o->node[rank].opened == 0);
     o->node[rank].barrier = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (o->node[rank].barrier)
@@ -78,7 +78,7 @@ static int opens(int rank, void *arg)
     return 0;
 }
 
-/* The `nth` call of `verb` on host 1 is refused. Whether there was one, and whether all went well. */
+/* Refuses the `nth` call of `verb` on host 1. Returns whether there was such a call; `*well`: whether all nodes succeeded. */
 static bool refused(uint32_t nodes, const char *verb, const char *with, unsigned nth, int64_t patience, bool *well, bool show)
 {
     static unsigned number;
@@ -102,10 +102,10 @@ static bool refused(uint32_t nodes, const char *verb, const char *with, unsigned
             printf("  %s %u: node %d: %d, %d: %s\n", verb, nth, i, o->node[i].opened, o->node[i].barrier, o->node[i].why);
         assert_int_equal(status[i], 0);
     }
-    /* The node that was refused something says of which device, or went on without. */
-    if (struck && o->node[1].opened && o->node[1].opened != -ETIMEDOUT) /* time is over on a machine that is slow */
+    /* The node whose call was refused names the device in its error, or went on without that device. */
+    if (struck && o->node[1].opened && o->node[1].opened != -ETIMEDOUT) /* on a slow machine the time may be over */
         assert_true(strstr(o->node[1].why, "rdma_") && strstr(o->node[1].why, "node "));
-    /* Whoever opened can reach all others. */
+    /* A node that has opened can reach all others. */
     for (int i = 0; i < (int)nodes; i++)
         assert_true(o->node[i].opened || !o->node[1].opened || o->node[i].barrier != -ETIMEDOUT);
     return struck;
@@ -117,7 +117,7 @@ static void test_refused(void **state)
     static const struct {
         uint32_t nodes;
         const char *verb, *with;
-        unsigned most; /* looked at one by one; of what goes on while nodes talk there is no end */
+        unsigned most; /* at most so many calls are refused, one run each; calls during traffic have no end */
     } calls[] = {
         {3, "open_device", "EBUSY", 100},
         {3, "query_device", "EIO", 100},
@@ -145,14 +145,15 @@ static void test_refused(void **state)
         printf("  %u nodes, %-20s %u calls refused; all was well after %u of them\n", calls[i].nodes, calls[i].verb, nth - 1, went_on);
         fflush(stdout);
     }
-    /* Nothing was left: a device has 11 domains. */
+    /* No domain has leaked: a device has only 11, so this run would fail otherwise. */
     (void)refused(3, "create_ah", "EIO", 1, LONG, &well, true);
     assert_true(well);
 }
 
 /* --- killed or stopped while they join --- */
 
-/* The others do not hang: they give up in time, or are joined and know of the death. Who was stopped for a while is waited for. */
+/* Node 1 is killed or stopped. The others do not hang: they give up in time, or join and notice the death. They wait for a node that is
+ * stopped only for a while. */
 static void joining(int how)
 {
     for (unsigned i = 0; i < 8; i++) {
@@ -162,7 +163,7 @@ static void joining(int how)
         snprintf(o->coord, sizeof o->coord, "unix:@weft-struck-%d-%d-%u", (int)getpid(), how, i);
         processes_run(3, opens, o, status);
         for (int k = 0; k < 3; k++) {
-            /* It may be over before the blow. */
+            /* Joining may be over before the signal comes. */
             assert_true(status[k] == 0 || (k == 1 && how == SIGKILL && WIFSIGNALED(status[k]) && WTERMSIG(status[k]) == SIGKILL));
             if (how == SIGSTOP)
                 assert_int_equal(o->node[k].opened | o->node[k].barrier | o->node[k].closed, 0);
@@ -186,7 +187,7 @@ static void test_stopped_joining(void **state)
     joining(SIGSTOP);
 }
 
-/* One is killed when all have met, as it begins to look for its devices: by what should be its guard. */
+/* A node is killed when all have met and it begins to look for its devices: a script that is started instead of its guard kills it. */
 static int killed_half_way(int rank, void *arg)
 {
     struct opening *o = arg;
@@ -227,9 +228,9 @@ static void test_killed_half_way(void **state)
 
 /* --- few regions --- */
 
-enum { SIZES = 8, DEPTH = 8 }; /* 4 KiB to 512 KiB, each with so many buffers for each peer */
+enum { SIZES = 8, DEPTH = 8 }; /* buffers of 4 KiB to 512 KiB, DEPTH of each size for each peer */
 
-/* A pipeline from buffers of their own, as collectives have it: to all peers at once. With a region for each it would take 192. */
+/* Puts from many buffers to all peers at once, as collective operations do. With one region for each buffer this would need 192. */
 static void pipeline(weft_node *w, void *arg)
 {
     static weft_op ops[NODES_MAX][SIZES][DEPTH];
@@ -264,7 +265,7 @@ static void pipeline(weft_node *w, void *arg)
             CHECK(came[i] == (i % (512u << 10) < (256u << 10) << (i >= 512u << 10) ? (uint8_t)(node * 16 + me) : 0));
     }
     OK(weft_barrier(w, LONG));
-    if (me == 0) { /* what the devices say */
+    if (me == 0) { /* the number of regions that the devices report */
         const char *at = softverbs("ls --all --json");
         uint32_t devices = 0, most = 0;
         while ((at = strstr(at, "\"mr\": {")) && (at = strstr(at, "\"used\": "))) {
@@ -289,7 +290,7 @@ static void test_regions(void **state)
     assert_in_range(regions[NODES_MAX], 1, 7);
 }
 
-/* --- waiting for who does not answer --- */
+/* --- waiting for a node that does not answer --- */
 
 struct vigil {
     int how; /* signal */
@@ -319,16 +320,16 @@ static void vigil(weft_node *w, void *arg)
     if (me == 0) {
         uint8_t *mine = weft_ptr(w, on_node(area, 0), 4u << 20);
         if (v->how == SIGSTOP)
-            stop_asleep(v->pid); /* else it might still take what is put */
+            stop_asleep(v->pid); /* otherwise it might still receive some of the puts */
         else
             CHECK(kill(v->pid, v->how) == 0);
         uint32_t began = 0;
         for (int rc = 0; began < 6 && rc == 0; began += rc == 0) {
             rc = weft_put(w, on_node(area, 1), mine, began % 2 ? 1u << 20 : 3000, &ops[began]);
-            CHECK(rc == 0 || (rc == -ECONNRESET && v->how == SIGKILL)); /* it is known already */
+            CHECK(rc == 0 || (rc == -ECONNRESET && v->how == SIGKILL)); /* the death may have been noticed already */
         }
         int64_t start = now_ns(), cpu = cpu_ns();
-        if (v->how == SIGKILL) { /* its word never comes; that of node 2 is waited for */
+        if (v->how == SIGKILL) { /* node 1's word never comes; then wait for that of node 2 */
             for (uint32_t i = 0; i < began; i++) {
                 int rc = weft_wait(w, &ops[i], LONG);
                 CHECK(rc == -ECONNRESET || rc == 0);
@@ -341,7 +342,7 @@ static void vigil(weft_node *w, void *arg)
         }
         v->took = now_ns() - start;
         v->cpu = cpu_ns() - cpu;
-        if (v->how == SIGSTOP) { /* it has its grace, and goes on */
+        if (v->how == SIGSTOP) { /* node 1 is not declared dead yet: continue it */
             CHECK(kill(v->pid, SIGCONT) == 0);
             for (uint32_t i = 0; i < began; i++)
                 OK(weft_wait(w, &ops[i], LONG));
@@ -349,7 +350,7 @@ static void vigil(weft_node *w, void *arg)
             OK(weft_fetch_add_blocking(w, on_node(area, 1) + (2u << 20), 5, &old));
             CHECK(old == 5);
         }
-        OK(weft_fetch_add_blocking(w, on_node(area, 2), 1, &old)); /* the others live */
+        OK(weft_fetch_add_blocking(w, on_node(area, 2), 1, &old)); /* operations to other nodes work */
         v->over = 1;
     }
     wait_for(&v->over, 1);
@@ -372,7 +373,7 @@ static void test_wait_for_killed(void **state)
 {
     (void)state;
     wait_on(SIGKILL);
-    softverbs("reboot 1"); /* what it had of its devices is free again */
+    softverbs("reboot 1"); /* frees what the killed node had on its devices */
 }
 
 static void test_wait_for_stopped(void **state)
@@ -383,7 +384,7 @@ static void test_wait_for_stopped(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc > 4) { /* one refusal, to look at: NODES VERB ERRNO N */
+    if (argc > 4) { /* arguments NODES VERB ERRNO N: run and print a single refusal */
         bool well, struck = refused((uint32_t)atoi(argv[1]), argv[2], argv[3], (unsigned)atoi(argv[4]), LONG, &well, true);
         printf("%s, %s\n", struck ? "refused" : "not called so often", well ? "all went well" : "it did not go well");
         return 0;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft topo: which ways it finds, in all forms, how it fails, and that it leaves nothing.
+"""weft topo: the routes that it finds, all output formats, how it fails, and that it leaves no processes or files.
 
 Usage: test_topo.py PATH-OF-WEFT [TEST...]
 """
@@ -22,7 +22,7 @@ from processes import clean_env, patience, until  # noqa: E402
 WEFT = os.path.abspath(sys.argv[1])
 SOFTVERBS = os.path.join(os.path.dirname(WEFT), "../../softverbs/cli/softverbs")
 LIMIT = patience(120)  # seconds until something that should have ended is called a failure
-# Who is not given a processor for long is silent, and on these hosts of their own would be dead.
+# On a busy machine a node may be silent for long, and must not be declared dead for that.
 ENV = clean_env(WEFT_LIVENESS="30s")
 
 
@@ -35,7 +35,7 @@ def topo(*args, code=0, **more):
 
 class Topo(unittest.TestCase):
     def test_a_ring_of_cables(self):
-        """Neighbours directly, the one opposite through one of them; devices that have no RC need nobody to say so."""
+        """Neighbours are reached directly, the opposite node through one of them. Devices without RC use tb without a setting."""
         got = json.loads(topo("--softverbs", "ring:4:tb5-strict", "--time", "2ms", "--json"))
         self.assertEqual([n["node"] for n in got["nodes"]], [0, 1, 2, 3])
         for n in got["nodes"]:
@@ -52,13 +52,13 @@ class Topo(unittest.TestCase):
             self.assertGreater(l["frames_sent"], 0)
 
     def test_a_profile_of_ones_own(self):
-        """What the devices can do decides on the transport, not what the profile is called."""
+        """The devices' properties decide on the transport, not the profile's name."""
         profile = os.path.join(os.path.dirname(os.path.abspath(__file__)), "profiles", "tb5-forgets.json")
         got = json.loads(topo("--softverbs", "mesh:2:" + profile, "--time", "1ms", "--json"))
         self.assertEqual([l["transport"] for l in got["links"]], ["tb"] * 2)
 
     def test_nothing_reaches(self):
-        """The reasons of all transports that were looked at."""
+        """The error has the reasons of all transports that were tried."""
         err = topo("-n", "2", code=1, WEFT_TRANSPORT="rdma", WEFT_VERBS_LIBRARY="/nonexistent", WEFT_JOIN_TIMEOUT="20s")
         self.assertIn("no transport of this host reaches it", err)
         self.assertEqual({line.count("cannot be loaded") for line in err.splitlines()} - {0}, {1}, err)
@@ -86,7 +86,7 @@ class Topo(unittest.TestCase):
         self.assertEqual([(l["transport"], l["state"], l["devices"]) for l in got["links"]], [("rc", "up", "sv0")] * 2)
 
     def test_matrix(self):
-        """MLX's hostfile: whoever is cabled names the ends of one cable; and weft takes from it what it found."""
+        """MLX's hostfile: two nodes with a cable between them name the two ends of it; and weft can use the hostfile."""
         def printed(*args):
             p = subprocess.run([WEFT, "topo", "--matrix", *args], capture_output=True, text=True, env=ENV, timeout=LIMIT, check=False)
             self.assertEqual(p.returncode, 0, p.stderr)
@@ -114,7 +114,7 @@ class Topo(unittest.TestCase):
                 self.assertEqual([h["rdma"] for h in json.loads(planned)], rows)
                 planned = json.loads(planned)
                 self.assertEqual(printed("--softverbs", topology, "--hostfile", written("planned.json", planned)), (planned, ""))
-            # What the hostfile says of the hosts stays as it is.
+            # The hosts' entries of the input hostfile are kept.
             said = [{"ssh": "root@localhost", "ips": ["127.0.0.1", "::1"]}, {"ssh": "127.0.0.1"}]
             hosts, _ = printed("--softverbs", "mesh:2", "--hostfile", written("said.json", said))
             self.assertEqual(hosts, [{**said[0], "rdma": [None, a]}, {**said[1], "ips": ["127.0.0.1"], "rdma": [a, None]}])
@@ -130,7 +130,7 @@ class Topo(unittest.TestCase):
             self.assertEqual(printed("--softverbs", lab, "--hostfile", written("one.json", hosts)), (hosts, ""))
 
     def test_no_matrix(self):
-        """One that lacks what is there would mislead the program that reads it: nothing is printed."""
+        """If a node is missing, no matrix is printed, because an incomplete one would mislead the program that reads it."""
         for args, more in ((["-n", "2"], {}), (["--softverbs", "mesh:2"], {"WEFT_TRANSPORT": "shm"})):
             self.assertIn("no RDMA device connects", topo(*args, "--matrix", code=1, **more))
         with open("/dev/full", "w", encoding="utf-8") as full:
@@ -147,14 +147,14 @@ class Topo(unittest.TestCase):
                 self.assertEqual([l["state"] for l in got["links"]], ["up"] * 2)
 
     def test_settings_reach_the_nodes(self):
-        """Other lanes than by default; and such as the devices do not take say why."""
+        """Lanes other than the default; and an error with the reason for lanes that the devices refuse."""
         got = json.loads(topo("--softverbs", "mesh:2:tb5-strict", "--time", "1ms", "--json", WEFT_TB_LANES="64K:8", WEFT_TB_CHECK="frames"))
         self.assertEqual([l["state"] for l in got["links"]], ["up"] * 2)
         self.assertGreaterEqual(got["links"][0]["bulk_sent_bytes"], 8 << 20)
         self.assertIn("WEFT_TB_LANES='64K'", topo("--softverbs", "mesh:2:tb5", code=1, WEFT_TB_LANES="64K"))
 
     def started(self):
-        """A measurement that takes long, when its three nodes are there: the launcher, and their numbers."""
+        """Starts a long measurement and waits for its three nodes. Returns the launcher and the nodes' process IDs."""
         # pylint: disable=consider-using-with
         p = subprocess.Popen([WEFT, "topo", "--softverbs", "mesh:3:tb5", "--time", "1m"], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True, env={**ENV, "WEFT_JOIN_TIMEOUT": "10s"})
@@ -181,12 +181,12 @@ class Topo(unittest.TestCase):
 
     def test_interrupted(self):
         p, _ = self.started()
-        p.terminate()  # others may be ignored here: by nohup, by a shell's background
+        p.terminate()  # SIGTERM, because nohup or a background shell may have set other signals to be ignored
         out, _ = p.communicate(timeout=LIMIT)
         self.assertEqual((p.returncode, out), (128 + signal.SIGTERM, ""))
 
     def test_a_cable_pulled(self):
-        """The only one, in the middle: it is said soon, and what is known is printed all the same."""
+        """The node in the middle, over which the only route leads, dies: this is reported soon, and the known results are printed."""
         survives = os.path.join(os.path.dirname(os.path.abspath(__file__)), "profiles", "tb5-stalls.json")
         # pylint: disable=consider-using-with
         p = subprocess.Popen([WEFT, "topo", "--softverbs", "mesh:2:" + survives, "--time", "10s", "--json"], stdout=subprocess.PIPE,
@@ -224,7 +224,7 @@ class Topo(unittest.TestCase):
         self.assertIn("no route leads", got[0, 1]["why"])
 
     def test_interrupted_at_once(self):
-        """At any moment, also while the nodes join: they end by themselves, with nothing to say."""
+        """The launcher is killed at any moment, also while the nodes join: the nodes end by themselves and print nothing."""
         for sig in (signal.SIGINT, signal.SIGTERM):
             for moment in range(2, 42, 2):
                 with self.subTest(signal=sig, moment=moment):

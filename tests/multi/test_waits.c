@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for what other nodes do: they last as long as those live, and say once for whom they wait; a time-out or WEFT_DEADLINE
- * bounds them; and a barrier that timed out is entered again in step.
+ * Waits for other nodes: they last as long as those are alive, and print once which nodes they wait for; a time-out or WEFT_DEADLINE bounds
+ * them; and a barrier that timed out can be continued.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,11 +17,11 @@
 #include "queue_test.h"
 #include "sync/state.h"
 
-#define LITTLE (50 * WEFT_MS) /* a deadline that is over when the others come */
+#define LITTLE (50 * WEFT_MS) /* a deadline that passes before the other nodes come */
 
 static const char *const SOON[] = {"WEFT_SAY_AFTER=200ms", NULL};
 
-/* What a node says goes to a file that all share. A check that fails while it does speaks there, and fails the test all the same. */
+/* Redirects a node's standard error to a file that all nodes share. A check that fails meanwhile prints there, and still fails the test. */
 struct speech {
     FILE *file;
     int keep;
@@ -78,7 +78,7 @@ static uint32_t generation(const weft_node *w)
     return ((const struct sync *)w->sync)->generation;
 }
 
-/* --- they last, and say for whom --- */
+/* --- waits last, and print which nodes they wait for --- */
 
 struct late {
     _Atomic uint32_t here, done;
@@ -90,13 +90,13 @@ static void late(weft_node *w, void *arg)
     struct late *l = arg;
     uint32_t me = weft_rank(w);
     uint64_t all[NODES_MAX];
-    OK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)); /* all pairs have used their links */
+    OK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)); /* all pairs of nodes have connected */
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
-    w->options.deadline_ns = LITTLE; /* of operations: such a wait has none */
+    w->options.deadline_ns = LITTLE; /* the deadline of operations; waits for other nodes have none */
     meet(&l->here, weft_size(w));
     if (me >= 2) {
         wait_until_said("barrier: node 0 has waited 0.2 s for nodes 2 and 3, which are alive; it goes on waiting");
-        usleep(400000); /* once */
+        usleep(400000); /* time in which it must not print that again */
     } else if (me == 0) {
         while (!in_barrier(w, 1, generation(w) + 1))
             usleep(1000);
@@ -128,7 +128,7 @@ static void test_late(void **state)
     assert_int_equal(nodes_failed_with(4, late, shared_words(4096), SOON), 0);
 }
 
-/* A lock says who holds it; words and counters where they are and who lives. */
+/* The message of a lock names the holder; those of words and counters name the word and the nodes that are alive. */
 static void held(weft_node *w, void *arg)
 {
     _Atomic uint32_t *here = arg;
@@ -166,7 +166,7 @@ static void test_held(void **state)
     assert_int_equal(nodes_failed_with(3, held, shared_words(64), SOON), 0);
 }
 
-/* Work: who has claimed it, whose it is. */
+/* The messages of reap and drain name the nodes that have claimed, or submitted, the tasks. */
 static void slow_work(weft_node *w, void *arg)
 {
     (void)arg;
@@ -211,7 +211,7 @@ static void test_slow_work(void **state)
 
 /* --- bounds --- */
 
-/* A time-out that is given, or a deadline that is set, ends them, and nothing is said. */
+/* A time-out or a set deadline ends these waits, and nothing is printed. */
 struct bounds {
     _Atomic uint32_t here, end;
     int64_t timeout;
@@ -230,7 +230,7 @@ static void bounded(weft_node *w, void *arg)
         weft_task task = numbered(1);
         weft_done done;
         w->options.say_after_ns = WEFT_MS;
-        w->options.deadline_ns = LITTLE; /* all of them wait for what cannot come */
+        w->options.deadline_ns = LITTLE; /* all these waits are for events that never happen */
         listen_begin();
         CHECK(weft_barrier(w, b->timeout) == -ETIMEDOUT);
         CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "call again to continue this barrier"));
@@ -260,9 +260,9 @@ static void test_bounded(void **state)
     }
 }
 
-/* --- in step --- */
+/* --- barriers that are continued after a time-out --- */
 
-/* All try with time-outs of their own until they succeed; nobody leaves before all have come. */
+/* All nodes call the barrier with different time-outs until it succeeds; no node leaves it before all have entered it. */
 static void again(weft_node *w, void *arg)
 {
     _Atomic uint64_t *arrived = arg;
@@ -292,8 +292,8 @@ static void test_again(void **state)
         assert_int_equal(nodes_failed(n, again, shared_words(4096)), 0);
 }
 
-/* Node 0 times out when it has said all that the barrier needs of it. The others pass; node 2 leaves. What node 0 enters then is
- * still the barrier of three, which all have come to, and not the next one, in which node 1 is already. */
+/* Node 0 times out when it has written all its words of the barrier. The others pass the barrier, and node 2 leaves. Node 0's next call
+ * continues the barrier of three, which all have entered; it is not the next barrier, in which node 1 waits already. */
 struct passing {
     _Atomic uint32_t two, ready, next, through;
 };
@@ -308,10 +308,10 @@ static void passed_by(weft_node *w, void *arg)
         while (!s->entered || s->distance < 2 || !s->sent)
             CHECK(weft_barrier(w, 0) == -ETIMEDOUT);
         p->ready = 1;
-        while (weft_epoch(w) == 1) /* raised when all is known of who has gone: from then on a barrier is of those that are left */
+        while (weft_epoch(w) == 1) /* raised when a death has been handled completely: later barriers are among the remaining nodes */
             usleep(1000);
         wait_for(&p->next, 1);
-        OK(weft_barrier(w, 100 * WEFT_SECOND)); /* at once */
+        OK(weft_barrier(w, 100 * WEFT_SECOND)); /* returns at once */
         usleep(100000);
         CHECK(p->through == 0);
         OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -322,7 +322,7 @@ static void passed_by(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 2)
         return;
-    while (weft_epoch(w) == 1) /* raised when all is known of who has gone: from then on a barrier is of those that are left */
+    while (weft_epoch(w) == 1) /* raised when a death has been handled completely: later barriers are among the remaining nodes */
         usleep(1000);
     p->next = 1;
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -335,7 +335,7 @@ static void test_passed_by(void **state)
     assert_int_equal(nodes_failed(3, passed_by, shared_words(4096)), 0);
 }
 
-/* An exchange of which the word was given before it timed out: the others have it, and the next call gets theirs. */
+/* An exchange that times out after its word was written: the other nodes get this word, and the next call gets theirs. */
 static void given(weft_node *w, void *arg)
 {
     _Atomic uint32_t *stage = arg;
@@ -349,7 +349,8 @@ static void given(weft_node *w, void *arg)
         while (!s->sent);
         *stage = 1;
         wait_for(stage, 2);
-        OK(weft_exchange(w, &(uint64_t){999}, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)); /* too late: it has given its word */
+        OK(weft_exchange(w, &(uint64_t){999}, 1, all, NULL,
+                         WEFT_TIMEOUT_DEFAULT)); /* this word comes too late: the earlier call has written another */
     } else {
         wait_for(stage, 1);
         OK(weft_exchange(w, &(uint64_t){101}, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
@@ -365,7 +366,7 @@ static void test_given(void **state)
     assert_int_equal(nodes_failed(2, given, shared_words(4096)), 0);
 }
 
-/* A barrier that timed out and of which then somebody dies fails like any other, once. */
+/* A barrier has timed out, and then one of its nodes dies: the barrier fails once, like any other. */
 static void dies_meanwhile(weft_node *w, void *arg)
 {
     _Atomic uint32_t *here = arg;
@@ -391,12 +392,13 @@ static void test_dies_meanwhile(void **state)
     assert_true(WIFSIGNALED(status[2]));
 }
 
-/* --- words: nobody knows who changes them --- */
+/* --- words, which any node might change --- */
 
-/* Node 2 leaves in good order: node 0 goes on waiting for node 1. Node 3 dies: it may have been the one. */
+/* Node 2 leaves: node 0 goes on waiting for the others. Node 3 dies: the wait fails, because node 3 might have been the node to change the
+ * word. */
 static void lost(weft_node *w, void *arg)
 {
-    _Atomic uint32_t *stage = arg; /* of node 0 */
+    _Atomic uint32_t *stage = arg; /* the step at which node 0 is */
     uint32_t me = weft_rank(w);
     weft_gaddr word = symmetric_alloc(w, 64);
     if (me == 0) {
@@ -425,13 +427,13 @@ static void lost(weft_node *w, void *arg)
         usleep(1000);
     if (me == 1) {
         wait_until_said("goes on waiting");
-        usleep(4 * LITTLE / 1000); /* it still does */
+        usleep(4 * LITTLE / 1000); /* it still waits after this time */
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 1, NULL));
         OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
     }
     if (me == 3) {
         wait_for(stage, 5);
-        while (times("goes on waiting") < 2) /* it is in the second wait */
+        while (times("goes on waiting") < 2) /* until node 0 is in its second wait */
             usleep(1000);
         raise(SIGKILL);
     }
@@ -449,7 +451,7 @@ static void test_lost(void **state)
     assert_true(WIFSIGNALED(status[3]));
 }
 
-/* Work that nobody is left to do. A node that does work itself needs no other. */
+/* Tasks for which no worker is left. A node that works itself needs no other. */
 static void no_workers(weft_node *w, void *arg)
 {
     _Atomic uint32_t *here = arg;
@@ -481,7 +483,7 @@ static void test_no_workers(void **state)
     assert_true(WIFSIGNALED(status[1]));
 }
 
-/* What a node that is stopped has submitted is not taken for complete because nobody can ask it. */
+/* A drain does not count the tasks of a stopped node as complete because it cannot ask that node. */
 struct stopped {
     _Atomic uint32_t here, end;
     _Atomic int pid;
@@ -503,7 +505,7 @@ static void stopped(weft_node *w, void *arg)
         meet(&s->here, 2);
         CHECK(weft_drain(q, 0) == -ETIMEDOUT);
         stop_asleep(s->pid);
-        w->options.deadline_ns = LITTLE; /* of the questions */
+        w->options.deadline_ns = LITTLE; /* the deadline of the drain's questions to other nodes */
         int rc = weft_drain(q, 10 * LITTLE);
         w->options.deadline_ns = 30 * WEFT_SECOND;
         kill(s->pid, SIGCONT);

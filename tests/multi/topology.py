@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Topologies of cables that softverbs has not built in, for tests: JSON on standard output.
+"""Topologies for tests that softverbs has not built in: JSON on standard output.
 
-topology.py circle N K...       each node to those K further on, for each K
-topology.py random N C SEED     connected, with about C cables a node
-topology.py twin C S            two nodes, C cables between them, and S ports at each that no cable leads to
-topology.py rails N K           no cables: one switch, and on it K devices of each node, each in a subnet of its own
-topology.py uneven N K          the same, and each second node has one more
+topology.py circle N K...       a cable from each node to the node K further on, for each K
+    topology.py random N C SEED     connected, with about C cables a node
+    topology.py twin C S            two nodes, C cables between them, and S ports without a cable at each
+    topology.py rails N K           no cables: one switch, and on it K devices of each node, each in a subnet of its own
+    topology.py uneven N K          the same, and every second node has one device more
 topology.py crossed             two nodes on a switch, and on two cables more that join the second device of each to the
                                 third of the other, all with addresses of one subnet
 """
@@ -22,7 +22,7 @@ def cables(kind, n, rest):
         dice, found = random.Random(rest[1]), set()
         order = list(range(n))
         dice.shuffle(order)
-        for i in range(1, n):  # a tree, so that all are reached
+        for i in range(1, n):  # a tree, so that all nodes are connected
             found.add(tuple(sorted((order[i], order[dice.randrange(i)]))))
         while len(found) < min(n * rest[0] // 2, n * (n - 1) // 2):
             found.add(tuple(sorted(dice.sample(range(n), 2))))

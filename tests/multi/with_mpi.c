@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A program of both MPI and weft, started by mpirun: each has its own idea of who this is, and they agree.
+ * A program that uses both MPI and weft, started by mpirun: MPI's rank and size must equal weft's.
  *
- * Usage: multi_with_mpi FIRST     "mpi": MPI is there from before weft until after it; "weft": it comes and goes while a node is open
+ * Usage: multi_with_mpi FIRST     "mpi": MPI is initialized before the node is opened, and finalized after it is closed; "weft": both happen
+ *                                 while the node is open
  */
 #include <mpi.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The devices of sim.h: queue pairs that keep little of what one would wish.
+ * The devices of sim.h: queue pairs that lose, delay, damage and reorder messages.
  *
- * A device reads what it sends when the message leaves, not when it is posted, and writes what it receives before anybody
- * hears of it. A message that is lost may have written its first half.
+ * A device reads the bytes of a send when the message leaves, not when it is posted. It writes received bytes before the completion comes.
+ * A message that is lost may have written its first half.
  */
 #include "sim.h"
 
@@ -81,7 +81,7 @@ void device_leave(struct world *w, struct queue *q)
             data[sim_below(w, s->bytes)] ^= (uint8_t)(1u << sim_below(w, 8));
     bool lost = sim_chance(w, q->number ? f->lose_lane : f->lose) || w->now < q->deaf_until;
     int64_t at = w->now + 1 * US + (int64_t)sim_below(w, (uint64_t)w->c.delay_most);
-    if (q->number && sim_chance(w, f->reorder)) /* late, and all behind it */
+    if (q->number && sim_chance(w, f->reorder)) /* this message is late, and so are all behind it */
         at += (int64_t)sim_below(w, 6 * MS);
     if (q->number == 0 && sim_chance(w, f->reorder))
         at += (int64_t)sim_below(w, 1 * MS);
@@ -116,7 +116,7 @@ void device_arrive(struct world *w, struct queue *q, struct event *e)
     q->flying--;
     bool room = q->receive_first != q->receive_next;
     if (e->lost || !room) {
-        /* Its first frames may have come. */
+        /* The first frames of the lost message may have arrived. */
         if (room && q->number && sim_below(w, 2))
             write_memory(w, q->to, q->receives[q->receive_first % QUEUE_MAX], e->data,
                          e->bytes / TB_FRAME_BYTES / 2 * TB_FRAME_BYTES + 100);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cables of one node, on devices made here (node.h): those that are made anew, frames that are passed on meanwhile, and a peer that is
+ * Cables of one node, on devices made here (node.h): cables that are built again, frames that are forwarded meanwhile, and a peer that is
  * gone while another never stops sending.
  */
 #include <setjmp.h>
@@ -24,7 +24,7 @@ static void pull(uint32_t device)
     upkeep();
 }
 
-/* Node 0 leads: it proposes queue pairs of the next generation, and says that it is ready. */
+/* Node 0 leads: it proposes queue pairs of the next generation, and reports that it is ready. */
 static void plug(void)
 {
     struct tb_cable *c = cable_to(BEFORE);
@@ -37,7 +37,7 @@ static void plug(void)
     assert_true(c->ready && c->open);
 }
 
-/* From node 0, to node 2. */
+/* A frame from node 0 to node 2 arrives, which this node forwards. */
 static void a_frame_to_pass_on(void)
 {
     struct tb_frame f = {.magic = TB_MAGIC, .hops = 3, .from = BEFORE, .to = BEHIND};
@@ -51,7 +51,8 @@ static uint32_t posted(const struct tb_cable *c)
     return p->receives_in - p->receives_out + c->owed_count;
 }
 
-/* The frame was on its way on when the cable it came by was lost: its receive is posted once when that cable is there again. */
+/* A frame is being forwarded when the cable that it came by is lost. When that cable is back, the frame's receive is posted exactly once.
+ */
 static void test_passed_on_meanwhile(void **state)
 {
     (void)state;
@@ -69,7 +70,7 @@ static void test_passed_on_meanwhile(void **state)
     for (int i = 0; i < 10; i++)
         (void)serve();
     assert_int_equal(posted(from), TB_RECEIVES);
-    /* And it goes on: half of the receives may hold frames. */
+    /* Forwarding still works: up to half of the receives may hold forwarded frames. */
     for (uint32_t i = 0; i < 2 * TB_RECEIVES; i++) {
         a_frame_to_pass_on();
         assert_int_equal(from->held_count, 1);
@@ -82,7 +83,7 @@ static void test_passed_on_meanwhile(void **state)
     close_node();
 }
 
-/* The device grants less than it did before. */
+/* A cable is built again on a device that grants a smaller queue than before. */
 static void test_smaller_grant(void **state)
 {
     (void)state;
@@ -104,8 +105,7 @@ static void test_smaller_grant(void **state)
     close_node();
 }
 
-/* A cable is pulled before this node knows which cables the others have: an operation waits until it is known whether another way leads
- * there. */
+/* A cable is pulled before this node knows the other nodes' cables: an operation waits until it is known whether there is another route. */
 static void test_pulled_early(void **state)
 {
     (void)state;
@@ -129,7 +129,7 @@ static void test_pulled_early(void **state)
     }
 }
 
-/* A node that is gone is done with, however much its neighbours send. */
+/* Ending the link to a node that is gone takes bounded time, however much other nodes send. */
 static void test_last_words(void **state)
 {
     (void)state;
@@ -137,7 +137,7 @@ static void test_last_words(void **state)
     struct tb_frame f = {.magic = TB_MAGIC, .hops = 3, .from = BEHIND, .to = HERE};
     node.poured = (struct fake_queue *)(void *)node.tb->devices[1].of[TB_RECEIVED].cq;
     struct fake_pair *p = pair_of(&cable_to(BEHIND)->control);
-    p->granted_receives = UINT32_MAX; /* what is poured was never posted */
+    p->granted_receives = UINT32_MAX; /* the endless completions are not for posted receives */
     assert_true(arrives(p, &f, sizeof f));
     alarm(60);
     fab_last_words(&node.w, &node.links[BEFORE], FAB_DEAD);

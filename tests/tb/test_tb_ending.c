@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The end of a process that uses Thunderbolt devices (src/fabric/tb/ending.c), on devices made here (node.h): whatever the program does
- * with signals and at exit(), it ends, and everything is given back.
+ * with signals and exit(), it ends, and everything on the devices is freed.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@ static void watched_node(void)
     must(tb_ending_watch(node.tb) == 0);
 }
 
-/* How a process ends; it may hold back all signals. */
+/* Waits for a process, which may block all signals, and returns how it has ended. */
 static int end_within(pid_t pid, int64_t ns)
 {
     int status = 0;
@@ -37,7 +37,7 @@ static int end_within(pid_t pid, int64_t ns)
     return status;
 }
 
-/* In a process of its own. Nothing of the devices is left. */
+/* Runs a function in a process of its own. Afterwards nothing may be left on the devices. */
 static int end_of(void (*run)(void))
 {
     alive = mmap(NULL, sizeof *alive, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -61,7 +61,7 @@ static void exits(void)
     exit(7);
 }
 
-/* What the program gave to atexit() before it had a node runs after all that came later. */
+/* A function that the program registered with atexit() before it opened the node runs after all later ones. */
 static void closes_at_exit(void)
 {
     must(atexit(close_node) == 0);
@@ -96,7 +96,7 @@ static void is_told(void)
     told();
 }
 
-/* All threads of the program hold the signal back once it has come, and before anything is given back. */
+/* All threads of the program block the signal after it has arrived and before anything is freed. */
 static void holds_back(void)
 {
     sigset_t all;
@@ -119,7 +119,7 @@ static void test_signal(void **state)
 }
 
 #if defined(__linux__)
-/* Ended only by what asks it to: a write to a closed pipe fails as it would without a node. */
+/* A write to a closed pipe returns its error, as it would without a node, and SIGPIPE ends the process afterwards. */
 static void writes_first(void)
 {
     int end[2];
@@ -131,7 +131,7 @@ static void writes_first(void)
     told();
 }
 
-/* The first process of a container: what signals do by default they do not do to it. */
+/* The first process of a container, for which signals have no default action. */
 static void first_process(void)
 {
     if (unshare(CLONE_NEWPID) != 0)
@@ -142,7 +142,7 @@ static void first_process(void)
         must(getpid() == 1);
         writes_first();
     }
-    int how = end_within(pid, HANGS / 2); /* with the process around it nobody would end it */
+    int how = end_within(pid, HANGS / 2); /* end it in any case before this process ends */
     _exit(WIFEXITED(how) ? WEXITSTATUS(how) : 96);
 }
 
@@ -151,7 +151,7 @@ static void test_first_process(void **state)
     (void)state;
     int how = end_of(first_process);
     if (how == 98 << 8)
-        skip(); /* this user may not make one */
+        skip(); /* this user may not make a PID namespace */
     assert_int_equal(how, (128 + SIGTERM) << 8);
 }
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tb protocol through random schedules. Each seed is one world, drawn from it alone.
+ * The tb protocol in random schedules. Each seed determines one simulated world.
  *
- * WEFT_TEST_SEED=N: only that one, and tell about it. WEFT_TEST_LONG=1: many. Arguments: FIRST COUNT.
+ * WEFT_TEST_SEED=N: only that seed, and print details. WEFT_TEST_LONG=1: many seeds. Arguments: FIRST COUNT.
  */
 #include "sim.h"
 
@@ -16,7 +16,7 @@ static uint32_t rate(struct world *w)
 
 void sim_draw(struct config *c, uint64_t seed)
 {
-    static struct world draw; /* only its chance */
+    static struct world draw; /* used only for its random numbers */
     struct world *w = &draw;
     w->random = seed ^ 0x7ab5eed;
     *c = (struct config){.seed = seed};
@@ -48,21 +48,21 @@ void sim_draw(struct config *c, uint64_t seed)
     c->one_sided = sim_below(w, 4) == 0;
     struct faults *f = &c->faults;
     if (sim_below(w, 5) == 0)
-        return; /* nothing goes wrong here */
+        return; /* a world without faults */
     f->lose = sim_below(w, 10) || c->nodes > 2 ? rate(w) : 60000;
-    if (f->lose == 60000 && sim_below(w, 2)) /* credit that is lost, and nobody who would speak */
+    if (f->lose == 60000 && sim_below(w, 2)) /* frames with credit are lost, and no other frame follows */
         c->messages = 100, c->words = c->shared = 0, c->one_sided = true;
     f->lose_lane = rate(w), f->twice = rate(w), f->spoil = rate(w), f->spoil_lane = rate(w);
     f->reorder = rate(w), f->withhold = rate(w) / 4, f->refuse = rate(w);
     f->stop = sim_below(w, 3) ? 0 : 50, f->hang = sim_below(w, 2) ? 0 : sim_below(w, 2) ? 1000 : 10000;
-    /* Both heal what would else be stuck for ever: seldom. */
+    /* Both would repair links that are stuck for ever because of a bug, so they are rare. */
     if (f->lose == 60000 && c->one_sided)
         c->handle_most = 500 * MS, f->stop = 0;
     f->restart = sim_below(w, 5) || f->lose == 60000 ? 0 : 2000, f->pull = sim_below(w, 3) ? 0 : 5000;
     if (sim_below(w, 5) || f->lose == 60000)
         return;
-    /* Short outages with many transfers, and words from before that come after: of transfers that were given up meanwhile, and whose
-     * numbers others have by then. */
+    /* Short outages with many transfers: records from before an outage arrive after it, about transfers that were given up meanwhile and
+     * whose numbers are used again. */
     f->deaf = f->pull = 30000;
     c->puts = sim_below(w, 2);
     c->nodes = 2;
@@ -88,6 +88,6 @@ int main(int argc, char **argv)
         sim_draw(&c, i);
         steps += sim_run(&c, tell);
     }
-    printf("%llu worlds, %llu steps: every byte right\n", (unsigned long long)count, (unsigned long long)steps);
+    printf("%llu worlds, %llu steps: all bytes are correct\n", (unsigned long long)count, (unsigned long long)steps);
     return 0;
 }

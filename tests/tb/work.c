@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the nodes of sim.h do, and how it is checked.
+ * The operations of the nodes of sim.h, and the checks of their results.
  *
- * The unit is a chain: operations on one range of a peer's memory, with a fence between each and the next, all begun at once.
- * So it is known what each of them finds and what is there in the end, however the world delays them. Nothing else writes to
- * the range meanwhile. `shadow` is what a pool must hold outside the ranges of chains under way.
+ * The unit is a chain: several operations on one range of a peer's memory, all started at once, with a fence between each and the next. So
+ * the result of each operation and the final bytes are known, however the world delays them. No other operation writes to the range
+ * meanwhile. `shadow` holds the bytes that a pool must have outside the ranges of chains under way.
  */
 #include "sim.h"
 
@@ -24,35 +24,35 @@ struct step {
     weft_op op;
     enum step_kind kind;
     bool has_op, done;
-    uint8_t *local;         /* source or destination; */
-    bool in_pool;           /* else it is the step's own */
+    uint8_t *local;         /* source or destination */
+    bool in_pool;           /* `local` is in the pool; false: it was allocated for this step */
     uint64_t old, expected; /* of an atomic */
     bool answer;
-    uint8_t *after; /* what is in the range after it; the step's own if `changes` */
+    uint8_t *after; /* the bytes of the range after this step; allocated for it if `changes` */
     bool changes;
-    uint64_t sum;       /* what is in the word after it */
+    uint64_t sum;       /* the value of the word after this step */
     struct range range; /* of `local` */
 };
 
 struct chain {
-    struct chain *next;                       /* of its end */
-    struct chain *next_signal, **back_signal; /* of its target */
+    struct chain *next;                       /* in the list of its end */
+    struct chain *next_signal, **back_signal; /* in the list of its target node */
     uint64_t id;
     struct end *e;
     uint64_t to, len, word;
-    uint8_t *first; /* what was there */
+    uint8_t *first; /* the bytes of the range before the chain */
     uint64_t first_sum;
     bool signals, hot;
-    bool failed;     /* what becomes of it is known when it is flushed */
-    uint64_t hot_at; /* of its 8 bytes that never rest */
+    bool failed;     /* it is unknown which of its operations took effect, until the next flush */
+    uint64_t hot_at; /* offset of 8 bytes that change all the time */
     uint32_t count;
     struct range range, word_range;
     struct step steps[STEPS_OF_CHAIN];
 };
 
 static struct range *ranges[NODES_MAX];
-static struct chain *signalled[NODES_MAX]; /* chains that signal there */
-static struct chain *hot[NODES_MAX];       /* one at a time */
+static struct chain *signalled[NODES_MAX]; /* chains that signal to each node */
+static struct chain *hot[NODES_MAX];       /* at most one chain for each node */
 static uint64_t chain_id;
 
 struct seen {
@@ -86,7 +86,7 @@ static void give_range(struct world *w, struct range *r, uint32_t node)
     if (r->next)
         r->next->back = r->back;
     r->back = NULL;
-    /* No receive may be left that could write there later. */
+    /* No posted receive may be left that could write to this memory later. */
     for (uint32_t from = 0; from < w->c.nodes; from++)
         for (uint32_t k = 1; w->queues[from][node] && k <= w->c.lane_count; k++) {
             const struct queue *q = &w->queues[from][node][k];
@@ -131,12 +131,12 @@ static bool find_range(struct world *w, uint32_t node, uint64_t bytes, uint64_t 
     return false;
 }
 
-/* --- beginning --- */
+/* --- starting operations --- */
 
 static void fill(struct world *w, uint8_t *at, uint64_t len)
 {
     uint64_t i = 0, v = 0;
-    bool plain = sim_below(w, 16) == 0; /* pieces that are all alike are their own trap */
+    bool plain = sim_below(w, 16) == 0; /* identical pieces, with which exchanged pieces would not be noticed by their bytes */
     for (; i < len; i++) {
         if (i % 8 == 0 && !(plain && i))
             v = sim_random(w);
@@ -156,7 +156,7 @@ static uint8_t *copy_of(struct world *w, const void *at, uint64_t len)
 static uint64_t draw_length(struct world *w)
 {
     uint64_t bits = sim_below(w, w->c.biggest + 1), n = (UINT64_C(1) << bits) + sim_below(w, UINT64_C(1) << bits);
-    if (sim_below(w, 4) == 0 && w->c.lane_count) /* at the edges */
+    if (sim_below(w, 4) == 0 && w->c.lane_count) /* sizes around multiples of a lane's message */
         n = w->c.lanes[0].message * (1 + sim_below(w, 4)) + sim_below(w, 3) - 1;
     return n < UINT64_C(1) << w->c.biggest ? n : UINT64_C(1) << w->c.biggest;
 }
@@ -198,7 +198,7 @@ static void begin_put(struct world *w, struct chain *c, struct step *s)
     }
     if (rc)
         sim_fail(w, "put: %d", rc);
-    if (c->len <= 64 && !s->in_pool) /* it was copied */
+    if (c->len <= 64 && !s->in_pool) /* the put has copied the bytes, so they may be overwritten */
         memset(s->local, 0xee, c->len);
 }
 
@@ -206,7 +206,7 @@ static void begin_atomic(struct world *w, struct chain *c, struct step *s, const
 {
     uint64_t a = sim_random(w), b = sim_random(w), was, is;
     if (!before)
-        sim_fail(w, "an atomic without its word");
+        sim_fail(w, "an atomic whose range is smaller than a word");
     memcpy(&was, before, 8); /* NOLINT(clang-analyzer-core.NonNullParamChecker): that does not return */
     enum fab_atomic kind = s->kind == ADD ? FAB_ADD : s->kind == SWAP ? FAB_SWAP : FAB_CAS;
     if (s->kind == CAS && sim_below(w, 2))
@@ -225,7 +225,7 @@ static void begin_shared(struct world *w, struct chain *c, struct step *s)
 {
     struct node *n = &w->nodes[c->e->peer];
     uint32_t i = (uint32_t)sim_below(w, WORDS);
-    c->to = i; /* which */
+    c->to = i; /* the word's number */
     s->answer = i & 1 || s->has_op || sim_below(w, 2);
     s->expected = i & 1 ? sim_random(w) : 1;
     if (i & 1)
@@ -339,7 +339,7 @@ void work_begin(struct world *w, struct end *e)
     }
 }
 
-/* --- what came of it --- */
+/* --- checking results --- */
 
 void work_complete(void *ctx, weft_op *op, int status)
 {
@@ -386,7 +386,7 @@ static void check_step(struct chain *c, uint32_t index)
     w->ops_done++;
     switch (s->kind) {
     case GET:
-        if (c->hot) /* except where it never rests */
+        if (c->hot) /* except for the bytes that change all the time */
             memcpy(s->local + (c->hot_at - c->to), before(c, index) + (c->hot_at - c->to), 8);
         same(w, "get", s->local, before(c, index), c->len);
         if (s->in_pool)
@@ -481,7 +481,7 @@ void work_settle(struct end *e)
     }
 }
 
-/* Nobody knows what happened of it: what there is now is right. */
+/* It is unknown which operations of the chain took effect: takes the present bytes as the expected ones. */
 static void forget(struct chain *c)
 {
     struct end *e = c->e;
@@ -519,7 +519,7 @@ void work_flushed(struct end *e)
 {
     work_settle(e);
     if (e->w->nodes[e->peer].ends[e->node].came < e->flush_sent)
-        sim_fail(e->w, "flushed, and not all messages are there");
+        sim_fail(e->w, "a flush is complete, but not all messages have arrived");
     for (struct chain **at = &e->chains; *at;) {
         struct chain *c = *at;
         if (c->failed && c->id <= e->flush_chain) {
@@ -535,7 +535,7 @@ void work_flushed(struct end *e)
             if (s->done)
                 continue;
             if (s->has_op)
-                sim_fail(e->w, "flushed, and an operation (%d) is not complete", s->kind);
+                sim_fail(e->w, "a flush is complete, but an earlier operation (%d) is not", s->kind);
             s->done = true;
             check_step(c, i);
         }
@@ -549,18 +549,18 @@ void work_failed(struct end *e)
         for (uint32_t i = 0; i < c->count; i++) {
             struct step *s = &c->steps[i];
             if (s->has_op && s->op.status == 1)
-                sim_fail(e->w, "no way is left, and an operation (%d) is not complete", s->kind);
-            if (!s->in_pool) { /* it is the program's again */
+                sim_fail(e->w, "no route is left, but an operation (%d) has not ended", s->kind);
+            if (!s->in_pool) { /* the program may free it now */
                 free(s->local);
                 s->local = NULL;
             }
         }
     }
-    e->flushing = false; /* a flush that had begun says nothing of those that have failed */
+    e->flushing = false; /* a flush that began before does not cover the failed operations */
     work_flush(e);
 }
 
-/* The session is over. What was under way may have happened or not. */
+/* The session has ended. Operations under way may or may not have taken effect. */
 void work_ended(struct end *e)
 {
     while (e->chains) {
@@ -574,7 +574,7 @@ void work_ended(struct end *e)
     e->flush = (struct fab_flush){0};
     e->flush_sent = 0;
 }
-/* Whoever sees a signal sees what was put before it. */
+/* Checks that the bytes of a put are there when its signal is. */
 void work_look(struct world *w, uint32_t node)
 {
     uint8_t *pool = w->nodes[node].pool;
@@ -587,7 +587,7 @@ void work_look(struct world *w, uint32_t node)
         for (uint32_t i = 0; i < c->count && !known; i++)
             known = c->steps[i].sum == is;
         if (!known)
-            sim_fail(w, "a signal that nobody gave");
+            sim_fail(w, "a word has a signal that no node has sent");
         if (is == c->steps[c->count - 1].sum)
             same(w, "what was put before a signal", pool + c->to, before(c, c->count), c->len);
     }
@@ -602,7 +602,7 @@ bool work_message(void *ctx, uint32_t id, const void *header, uint32_t header_le
     struct end *o = &w->nodes[e->peer].ends[e->node];
     uint64_t h[3];
     if (header_len < sizeof h)
-        sim_fail(w, "half a message");
+        sim_fail(w, "a message has the wrong length");
     memcpy(h, header, sizeof h);
     if (h[0] != e->came || id != h[0] % 100)
         sim_fail(w, "message %llu instead of %llu", (unsigned long long)h[0], (unsigned long long)e->came);
@@ -654,7 +654,7 @@ void work_handle(struct end *e)
         sim_at(w, at, &(struct event){.kind = HANDLE, .a = e->node, .b = e->peer, .generation = e->p.stream.session});
 }
 
-/* --- all of it --- */
+/* --- the whole world --- */
 
 static bool being_written(uint32_t node, uint64_t at)
 {
@@ -672,7 +672,7 @@ void work_check_all(struct world *w, uint32_t node)
             continue;
         for (uint64_t i = at; i < at + 4096; i++)
             if (n->pool[i] != n->shadow[i] && !being_written(node, i))
-                sim_fail(w, "node %u: byte %llu was written to by nobody's order", node, (unsigned long long)i);
+                sim_fail(w, "node %u: byte %llu was changed, but no operation wrote to it", node, (unsigned long long)i);
     }
 }
 
@@ -692,16 +692,16 @@ void work_check_words(struct world *w)
             memcpy(&is, n->pool + FIRST + 8 * i, 8);
             if (i & 1) {
                 if (!n->word_unknown[i] && is != n->word_sum[i])
-                    sim_fail(w, "a swapped word was lost, or came twice");
+                    sim_fail(w, "a swap was lost, or executed twice");
                 continue;
             }
             if (is < n->word_sum[i] || is - n->word_sum[i] > n->word_maybe[i])
-                sim_fail(w, "added %llu times, and it is %llu", (unsigned long long)n->word_sum[i], (unsigned long long)is);
+                sim_fail(w, "%llu was added to a word, but its value is %llu", (unsigned long long)n->word_sum[i], (unsigned long long)is);
             if (s->count)
                 qsort(s->olds, s->count, sizeof *s->olds, by_value);
             for (uint64_t j = 0; j < s->count; j++)
                 if (s->olds[j] >= is || (j && s->olds[j] == s->olds[j - 1]))
-                    sim_fail(w, "two adds found the same");
+                    sim_fail(w, "two adds returned the same former value");
             free(s->olds);
             *s = (struct seen){0};
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The world of sim.h: its clock, its nodes' loops, their sessions, and what happens to them.
+ * The world of sim.h: its clock, the nodes' loops, their sessions, and the faults.
  */
 #include "sim.h"
 
@@ -37,7 +37,7 @@ void sim_fail(struct world *w, const char *format, ...)
     exit(1);
 }
 
-/* --- clock: a heap of events, those of one moment in the order they were made --- */
+/* --- clock: a heap of events; events of the same time keep the order in which they were added --- */
 
 static bool before(const struct event *a, const struct event *b)
 {
@@ -102,7 +102,7 @@ void sim_wake(struct world *w, uint32_t node, int64_t at)
     sim_at(w, at, &(struct event){.kind = WAKE, .a = node});
 }
 
-/* --- what tb asks of its owner --- */
+/* --- the functions that the protocol calls (struct tb_endpoint_env) --- */
 
 static bool refuse(struct end *e, uint32_t what)
 {
@@ -122,9 +122,9 @@ static bool env_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     struct world *w = e->w;
     struct queue *q = control(w, e->node, w->nodes[e->node].route[e->peer]);
     if (!e->up)
-        sim_fail(w, "a frame after the end");
+        sim_fail(w, "a frame was sent after the session's end");
     if (frame != e->frames + (size_t)slot * TB_FRAME_BYTES || bytes < TB_HEADER_BYTES || bytes > TB_FRAME_BYTES)
-        sim_fail(w, "a frame that is none");
+        sim_fail(w, "a frame with an invalid header or checksum was sent");
     if (device_room(w, q) == 0 || refuse(e, 0))
         return false;
     bytes = w->c.credits ? TB_FRAME_BYTES : bytes;
@@ -144,7 +144,8 @@ static bool env_receive(void *ctx, uint32_t lane, uint64_t offset)
     if (q->receive_next - q->receive_first >= w->c.lanes[lane].depth)
         sim_fail(w, "more receives on a lane than its depth");
     if (offset != TB_SCRAP && !work_covers(w, e->node, offset, bytes))
-        sim_fail(w, "a receive where nothing is to be written: node %u, offset %llu", e->node, (unsigned long long)offset);
+        sim_fail(w, "a receive was posted on memory that no operation may write: node %u, offset %llu", e->node,
+                 (unsigned long long)offset);
     device_receive(w, q, offset);
     return true;
 }
@@ -160,7 +161,7 @@ static bool env_send(void *ctx, uint32_t lane, uint64_t offset)
     if (device_room(w, q) == 0)
         sim_fail(w, "more sends on a lane than its depth");
     if (offset != TB_SCRAP && (offset < FIRST || offset > w->c.pool_bytes || bytes > w->c.pool_bytes - offset))
-        sim_fail(w, "a send from outside the pool");
+        sim_fail(w, "a send was posted from memory outside the pool");
     device_send(w, q, &(struct send){.end = e, .session = e->p.stream.session, .offset = offset, .bytes = bytes});
     return true;
 }
@@ -182,7 +183,7 @@ void sim_pump(struct end *e)
     if (!e->up)
         return;
     e->pump = false;
-    if (e->flushing && sim_below(e->w, 4) == 0 && tb_endpoint_flushed(&e->p, &e->flush)) { /* also before it is pumped */
+    if (e->flushing && sim_below(e->w, 4) == 0 && tb_endpoint_flushed(&e->p, &e->flush)) { /* sometimes asked before pump, too */
         e->flushing = false;
         work_flushed(e);
     }
@@ -194,7 +195,7 @@ void sim_pump(struct end *e)
         e->flushing = false;
         work_flushed(e);
     } else if (e->flushing) {
-        tb_endpoint_pump(&e->p, e->w->now); /* it is asked for now */
+        tb_endpoint_pump(&e->p, e->w->now); /* this sends the request for an acknowledgement */
     }
     arm(e);
 }
@@ -209,7 +210,7 @@ static void pass_on(struct world *w, uint32_t node, uint8_t *frame, uint32_t byt
         return;
     struct queue *q = control(w, node, w->nodes[node].route[f.to]);
     if (device_room(w, q) == 0)
-        return; /* it will be sent again */
+        return; /* its sender will send it again */
     f.hops--;
     uint8_t *copy = malloc(TB_FRAME_BYTES);
     if (!copy)
@@ -234,7 +235,7 @@ static void frame_came(struct world *w, uint32_t node, uint8_t *frame, uint32_t 
     if (f.from >= w->c.nodes || !end_of(w, node, f.from)->up)
         return;
     struct end *e = end_of(w, node, f.from);
-    uint8_t *exact = malloc(bytes); /* so that a read past its end is seen */
+    uint8_t *exact = malloc(bytes); /* an exact copy, so that the address sanitizer sees reads past its end */
     if (!exact)
         sim_fail(w, "no memory");
     memcpy(exact, frame, bytes);
@@ -252,12 +253,12 @@ static void sent(struct world *w, struct done *d)
     struct end *e = d->send.end;
     free(d->send.copy);
     if (q->number == 0) {
-        /* Room in a queue that several may wait for. */
+        /* Wake all ends that may wait for room in this queue. */
         for (uint32_t i = 0; i < w->c.nodes; i++)
             if (i != q->from && w->nodes[q->from].route[i] == q->to)
                 end_of(w, q->from, i)->pump = true;
         if (e && e->up && e->p.stream.session == d->send.session) {
-            /* Until now the device may have read it. */
+            /* Until this moment the device might read the frame, so it must not have changed. */
             if (device_sum(e->frames + (size_t)d->send.slot * TB_FRAME_BYTES, d->send.bytes) != d->send.sum)
                 sim_fail(w, "a frame was changed while the device had it");
             tb_endpoint_left(&e->p, d->send.slot);
@@ -335,7 +336,7 @@ static void come_up(struct world *w, struct end *e, uint32_t session)
     for (uint32_t i = 0; i < w->c.lane_count && e->adjacent; i++)
         if (tb_endpoint_add_lane(&e->p, w->c.lanes[i].message, w->c.lanes[i].depth))
             sim_fail(w, "a lane is refused");
-    if (w->c.wrap) { /* on both sides the same */
+    if (w->c.wrap) { /* the same counters on both sides */
         struct tb_stream *s = &e->p.stream;
         s->first = s->next = s->expected = s->asked = UINT32_MAX - 100;
         s->order = s->order_arrived = UINT32_MAX - 200;
@@ -366,7 +367,7 @@ static void drop_messages(struct end *e)
     e->waiting_count = 0;
 }
 
-/* A queue pair's direction is gone, with all that was under way. */
+/* Removes one direction of a queue pair, with all messages under way. */
 static void cut_lane(struct queue *q)
 {
     q->generation++;
@@ -376,7 +377,7 @@ static void cut_lane(struct queue *q)
     q->leaving = false;
 }
 
-/* Its lanes' queue pairs are gone; frames are not. */
+/* Removes the lanes' queue pairs of an end; frames still get through. */
 static void cut(struct world *w, struct end *e)
 {
     for (uint32_t i = 0; e->adjacent && i < w->c.lane_count; i++)
@@ -417,7 +418,7 @@ static void restart(struct world *w, uint32_t a, uint32_t b)
                &(struct event){.kind = COME_UP, .a = i ? b : a, .b = i ? a : b, .generation = w->session});
 }
 
-/* A cable is pulled: some lanes are gone on both sides, and come back. If all are, what went by them may go another way; or
+/* A cable is pulled: some lanes go down on both sides, and come back later. If all lanes are down, transfers may use another route, or
  * there is none. */
 static void pull(struct world *w, uint32_t a, uint32_t b)
 {
@@ -487,7 +488,7 @@ static void step(struct world *w, struct event *e)
         if (e->kind == TIMER && end->armed == e->at)
             end->armed = 0;
         end->pump = true;
-        sim_wake(w, e->a, w->now); /* what has come is taken in first */
+        sim_wake(w, e->a, w->now); /* frames that have arrived are handled first */
         break;
     case WORK: {
         struct node *n = &w->nodes[e->a];
@@ -523,7 +524,7 @@ static void step(struct world *w, struct event *e)
             uint32_t a = (uint32_t)sim_below(w, w->c.nodes);
             restart(w, a, (a + 1 + (uint32_t)sim_below(w, w->c.nodes - 1)) % w->c.nodes);
         }
-        if (sim_chance(w, w->c.faults.deaf)) { /* words of one way do not come, those of the other do */
+        if (sim_chance(w, w->c.faults.deaf)) { /* frames of one direction are lost, those of the other arrive */
             uint32_t a = (uint32_t)sim_below(w, w->c.nodes), b = (a + 1 + (uint32_t)sim_below(w, w->c.nodes - 1)) % w->c.nodes;
             if (w->queues[a][b])
                 w->queues[a][b][0].deaf_until = w->now + (int64_t)sim_below(w, 8 * MS);
@@ -554,7 +555,7 @@ static void step(struct world *w, struct event *e)
 static void make_cables(struct world *w)
 {
     bool cable[NODES_MAX][NODES_MAX] = {{false}};
-    for (uint32_t i = 1; i < w->c.nodes; i++) { /* a tree, and some more */
+    for (uint32_t i = 1; i < w->c.nodes; i++) { /* a tree, and some more cables */
         uint32_t to = (uint32_t)sim_below(w, i);
         cable[i][to] = cable[to][i] = true;
     }
@@ -562,7 +563,7 @@ static void make_cables(struct world *w)
         for (uint32_t j = 0; j < i; j++)
             if (sim_below(w, 3) == 0)
                 cable[i][j] = cable[j][i] = true;
-    for (uint32_t i = 0; i < w->c.nodes; i++) { /* shortest ways */
+    for (uint32_t i = 0; i < w->c.nodes; i++) { /* compute the shortest routes */
         uint32_t far[NODES_MAX];
         for (uint32_t j = 0; j < w->c.nodes; j++)
             far[j] = j == i ? 0 : 100;
@@ -636,7 +637,7 @@ static void tell(struct world *w)
            (unsigned long long)b.rejected, (unsigned long long)b.repairs);
 }
 
-/* Where nothing goes wrong and no send is lost for want of a receive, nothing is sent twice. */
+/* In a world without faults, in which no send is lost for lack of a receive, nothing may be sent twice. */
 static void check_economy(struct world *w)
 {
     static const struct faults none;
@@ -649,7 +650,7 @@ static void check_economy(struct world *w)
             const struct tb_bulk_counts *b = &p->bulk.counts;
             if (i != j &&
                 (p->stream.counts.retransmitted || p->stream.counts.repeated || p->stream.counts.damaged || b->rejected || b->repairs))
-                sim_fail(w, "nothing went wrong, and %llu frames were sent again, %llu pieces found wrong, %llu lanes repaired",
+                sim_fail(w, "in a world without faults %llu frames were sent again, %llu pieces were rejected, %llu lanes were repaired",
                          (unsigned long long)p->stream.counts.retransmitted, (unsigned long long)b->rejected,
                          (unsigned long long)b->repairs);
         }
@@ -728,20 +729,20 @@ uint64_t sim_run(const struct config *c, bool verbose)
     uint64_t moved = 0;
     while (!all_done(w)) {
         if (w->begun >= w->c.ops && w->now - asked > 500 * US) {
-            ask_flushes(w); /* a program that waits looks again and again */
+            ask_flushes(w); /* as a waiting program that tests again and again */
             asked = w->now;
         }
         if (!w->calm && c->faults_percent < 100 && w->begun >= (uint64_t)c->ops * c->faults_percent / 100)
             w->calm = true;
         if (w->heap_count == 0)
-            sim_fail(w, "nothing is going to happen any more, and %u things are not done", w->chains_open);
+            sim_fail(w, "no event is left, but %u chains of operations are not complete", w->chains_open);
         if (w->ops_done + w->begun != moved) {
             moved = w->ops_done + w->begun;
             moved_at = w->now;
         }
-        /* Where most is lost, a large transfer may take that long. */
+        /* If most messages are lost, a large transfer may take long. */
         if (w->now - moved_at > (w->c.faults.lose == 60000 ? 300 : 30) * S)
-            sim_fail(w, "nothing was done for too long");
+            sim_fail(w, "no operation has completed for too long");
         struct event e = next_event(w);
         w->now = e.at;
         if (++w->steps > STEPS_MOST)
@@ -750,14 +751,14 @@ uint64_t sim_run(const struct config *c, bool verbose)
         if (w->steps % 20000 == 0)
             work_check_all(w, (uint32_t)sim_below(w, c->nodes));
     }
-    /* Then it becomes quiet, and nobody's timer runs any more. */
+    /* When all operations are complete, no timer may be left that runs for ever. */
     w->calm = true;
     uint64_t rest = w->steps + 200000;
     while (w->heap_count) {
         struct event e = next_event(w);
         w->now = e.at;
         if (++w->steps > rest)
-            sim_fail(w, "all is done, and it does not become quiet");
+            sim_fail(w, "all operations are complete, but timers still run");
         step(w, &e);
     }
     for (uint32_t i = 0; i < c->nodes; i++)

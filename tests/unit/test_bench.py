@@ -21,7 +21,7 @@ RATE = rig.Row("rate", "put 1 MiB", "GB/s", "higher", 2.0)
 
 
 class Recorded(rig.Side):
-    """Plays back what was measured, one figure a round; None is a failure."""
+    """Returns recorded figures, one for each round; None is a failure."""
 
     def __init__(self, peer, figures, order, limit=False):
         self.peer, self.figures, self.order, self.limit, self.turn = peer, figures, order, limit, 0
@@ -160,7 +160,7 @@ class Processes(unittest.TestCase):
             rig.run(["sh", "-c", "echo no such thing >&2; exit 3"])
 
     def test_a_server_that_cannot_start_says_why(self):
-        """A missing library, say: what the loader wrote is in the note, not only that nobody came up."""
+        """A program that cannot start, for example for lack of a library: the note has the loader's message, not only that no server came up."""
         def server(port):
             return rig.start(["sh", "-c", "echo 'error while loading shared libraries: libucp.so.0' >&2; exit 127"])
         with self.assertRaisesRegex(rig.Missing, r"the server 'sh' ended with 127: error while loading.*libucp\.so\.0"):
@@ -189,7 +189,7 @@ class Processes(unittest.TestCase):
 
 
     def test_nothing_is_left_of_a_group(self):
-        """Also when the one that was started ends by itself and leaves another one running."""
+        """Also if the program that was started ends by itself and leaves another process running."""
         p = rig.start(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"])
         left = int(rig.together([p], 5)[0])
         state = None

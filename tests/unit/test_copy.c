@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Large copies: each way copies exactly, whatever the alignment and the length; what is chosen from which figures; and that
- * several threads that copy together copy all of it, once, and are done when the call returns.
+ * Large copies: each way of copying is exact for every alignment and length; which way is chosen from which measurements; and several
+ * threads that share a copy copy every byte once, and have finished when the call returns.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Descriptors over a Unix socket: they arrive with their bytes, close-on-exec; and what cannot arrive is said, and leaves nothing open.
+ * Descriptors over a Unix socket: they arrive with their bytes, close-on-exec. If they cannot arrive, there is an error, and no descriptor
+ * is left open.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -36,7 +36,7 @@ class Function:
 def functions():
     for path in sorted(glob.glob(os.path.join(ROOT, "include", "weft", "*.h"))):
         comment = ""
-        # comments, declarations, and all else, which ends what a comment is of
+        # comments, declarations, and other lines, after which the last comment no longer applies
         for part in re.finditer(r"/\*(?P<comment>.*?)\*/ *\n(?=\S)|^WEFT_API (?P<declaration>[^{;]*);\n|^[^\n]*\n", read(path), re.M | re.S):
             if part["comment"] is not None:
                 comment = " ".join(re.sub(r"^\s*\*", " ", part["comment"], flags=re.M).split())
@@ -47,7 +47,7 @@ def functions():
 
 
 def manual():
-    """What the pages say: {function: errors}, and {page: the errors of its list of causes}, where it has one for all functions."""
+    """The errors in the manual: {function: errors}, and for pages with one list of causes for all functions {page: errors in the list}."""
     said, causes = {}, {}
     for path in glob.glob(os.path.join(ROOT, "man", "*.3")):
         above, current, table = [], [], False
@@ -95,7 +95,7 @@ class Errors(unittest.TestCase):
         self.assertEqual(set(self.manual) - {f.name for f in self.functions}, set())
 
     def test_a_page_explains_what_its_functions_return(self):
-        """Where a page has its causes in one list, they are those of its table of functions."""
+        """If a page has one list of causes, it has the same errors as the page's table of functions."""
         for page, explained in self.causes.items():
             named = set(re.findall(r"^\.Nm (\w+)", read(os.path.join(ROOT, "man", page)), re.M))
             returned = set().union(*(self.manual[n] for n in named if n in self.manual))

@@ -15,7 +15,7 @@ darwin = sys.platform == "darwin"
 command = ["nm", "-gU", library] if darwin else ["nm", "-D", "--defined-only", library]
 lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
 exported = {line.split()[-1].split("@")[0].removeprefix("_" if darwin else "") for line in lines if line.strip()}
-# Names that begin with an underscore are the toolchain's (sanitizers and coverage add some); ours never do.
+# Names that begin with an underscore come from the toolchain (sanitizers and coverage add some); weft has none.
 exported = {name for name in exported if not name.startswith("_")}
 
 declared = set()

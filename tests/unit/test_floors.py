@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The house as docs/architecture.md draws it: rooms include only what is on lower floors, files call each other in one direction,
+"""The structure that docs/architecture.md describes: rooms include only headers of lower floors, files call each other in one direction,
 and no file is longer than a person reads at once.
 
 test_floors.py SOURCE_ROOT OBJECT_FOLDER...: the objects of the library and of the command."""

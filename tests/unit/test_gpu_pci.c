@@ -220,9 +220,9 @@ static void test_why(void **state)
     assert_non_null(strstr(i.why, "RPC 4097 result 101"));
     assert_non_null(strstr(i.remedy, "over Thunderbolt"));
     i = explained(FACTS("vendor=0x10de", LINK("16.0", "16"), "driver=nvidia"), said, "", NULL);
-    assert_non_null(strstr(i.why, "its driver has it, but its firmware does not start: "));
+    assert_non_null(strstr(i.why, "its driver is bound to it, but its firmware does not start: "));
     i = explained(FACTS("vendor=0x10de", "driver=nvidia"), "Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.", "", NULL);
-    assert_non_null(strstr(i.why, "does not answer any more"));
+    assert_non_null(strstr(i.why, "no longer answers"));
     i = explained(FACTS("vendor=0x10de", "driver=nvidia"), "BAR1 is 0M @ 0x0 (PCI:0000:03:00.0) is invalid", "", NULL);
     assert_non_null(strstr(i.remedy, "Above 4G"));
     i = explained(FACTS(EXTERNAL, "driver=nvidia"), "", no_driver, NULL);
@@ -232,7 +232,7 @@ static void test_why(void **state)
     i = explained(FACTS(EXTERNAL, "driver=nvidia"), "", "", NULL);
     assert_non_null(strstr(i.why, "CUDA does not offer it"));
     i = explained(FACTS(EXTERNAL), "", no_driver, NULL);
-    assert_string_equal(i.why, "no driver has it; it is external, and its link is up");
+    assert_string_equal(i.why, "no driver is bound to it; it is external, and its link is up");
     i = explained(FACTS("vendor=0x10de", "current_link_width=0", MOST("16.0", "16"), "removable=removable"), "", no_driver, NULL);
     assert_string_equal(i.why, "its PCIe link is down; it is external");
     i = explained(FACTS(EXTERNAL, "driver=nouveau"), "", no_driver, NULL);
@@ -268,8 +268,8 @@ static void test_cuda(void **state)
     cuda_says((struct cuda_facts){.code = 100, .module = true, .control = EACCES, .visible = "0"}, "no permission: this user may not open");
     cuda_says((struct cuda_facts){.code = 100, .module = true, .visible = ""}, "CUDA_VISIBLE_DEVICES is \"\"");
     cuda_says((struct cuda_facts){.code = 100, .module = true, .control = ENOENT}, "/dev/nvidiactl is missing");
-    cuda_says((struct cuda_facts){.code = 100, .module = true, .version = "580.1"}, "the kernel has its module 580.1: dmesg");
-    cuda_says((struct cuda_facts){.code = 803, .module = true, .version = "580.1"}, "module 580.1 are of different versions");
+    cuda_says((struct cuda_facts){.code = 100, .module = true, .version = "580.1"}, "although the kernel's module 580.1 is loaded: dmesg");
+    cuda_says((struct cuda_facts){.code = 803, .module = true, .version = "580.1"}, "module 580.1 have different versions");
     cuda_says((struct cuda_facts){.code = 802, .module = true}, "nvidia-fabricmanager");
     cuda_says((struct cuda_facts){.code = 999, .module = true}, "does not start (CUDA 999)");
 }

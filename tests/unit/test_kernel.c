@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Built-in kernels: whatever the bytes and wherever they are cut, the numbers are those of a plain count.
+ * Built-in kernels: for all kinds of bytes, and wherever the input is cut, the results equal those of a simple reference.
  */
 #include <setjmp.h>
 #include <stdarg.h>

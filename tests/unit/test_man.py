@@ -87,7 +87,7 @@ class Command(unittest.TestCase):
             documented = set(re.findall(r"Fl (-?[\w-]+)", page))
             options = set()
             for line in output(sub, "--help").splitlines():
-                # a line that begins with an option tells of it, and of those named again in its text
+                # a line that begins with an option describes it, and the options that its text names again
                 if re.match(r" +-", line):
                     options |= set(re.findall(r"(?<![\w-])-(-?[a-z][a-z-]*)", line))
             self.assertTrue(options)
@@ -139,7 +139,7 @@ class Format(unittest.TestCase):
         self.assertEqual(p.stdout, "")
 
     def test_quotes_end_with_their_word(self):
-        """A quoting macro goes to the end of its line, over what was meant to stand behind it."""
+        """A quoting macro applies to the rest of its line, so no text may follow that must not be quoted."""
         for page in sorted(os.listdir(MAN)):
             if page.endswith(("1", "3", "7")):
                 for line in macros(page):

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where nodes that a launcher has started meet: which address of node 0 they take, and what is no notice.
+ * How nodes that a launcher has started meet: which address of node 0 they choose, and which notices are invalid.
  */
 #include <arpa/inet.h>
 #include <setjmp.h>
@@ -53,7 +53,7 @@ static void expect(uint32_t count, const char *const *addresses)
 static void the_network_that_most_are_in(void **state)
 {
     (void)state;
-    for (uint32_t i = 0; i < 2; i++) { /* its host has a cable to node 2's, and the network of all */
+    for (uint32_t i = 0; i < 2; i++) { /* the host of nodes 0 and 1 has a cable to node 2's host, and is in the network of all */
         add(i, "192.168.7.1", 30);
         add(i, "10.0.0.1", 8);
         add(i, "fd00::1", 64);
@@ -70,7 +70,7 @@ static void an_address_that_every_host_has(void **state)
     (void)state;
     for (uint32_t i = 0; i < NODES; i++) {
         add(i, "172.17.0.1", 16);
-        add(i, i < 2 ? "10.1.2.3" : i == 2 ? "10.9.9.9" : "10.8.8.8", 24); /* behind routers: nobody's neighbour */
+        add(i, i < 2 ? "10.1.2.3" : i == 2 ? "10.9.9.9" : "10.8.8.8", 24); /* networks behind routers, which no other node is in */
     }
     expect(1, (const char *[]){"10.1.2.3:4321"});
     all[0].interface_count = 1;
@@ -82,7 +82,7 @@ static void bits_of_a_network(void **state)
     (void)state;
     add(0, "10.0.0.129", 25);
     add(0, "10.1.0.1", 16);
-    add(2, "10.0.0.127", 25); /* the other half */
+    add(2, "10.0.0.127", 25); /* the other half of the network */
     add(3, "10.1.200.1", 16);
     expect(2, (const char *[]){"10.1.0.1:4321", "10.0.0.129:4321"});
 }
@@ -112,7 +112,7 @@ static void what_is_no_notice(void **state)
             fail_msg("wrong in place %zu", i);
     }
     struct wire_notice copy = *n;
-    memset(copy.text, 'x', sizeof copy.text); /* without an end */
+    memset(copy.text, 'x', sizeof copy.text); /* a text without a terminating zero */
     assert_false(meet_notice_ok(&copy, 2));
     snprintf(copy.text, sizeof copy.text, "no memory");
     copy.error = 12;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""tests/one: what it gives a test, how it bounds it, and what it takes away of one that failed.
+"""tests/one: the environment that it gives a test, the time limit, and which processes of a failed test it ends.
 
 Usage: test_one.py PATH-OF-ONE [TEST...]
 """

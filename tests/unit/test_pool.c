@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool: every buffer is its own memory, sizes and alignments hold, wrong frees are refused and change
- * nothing, exhaustion is an error one can go on after.
+ * The pool: buffers do not overlap, sizes and alignments are kept, invalid frees are refused and change nothing, and an exhausted pool
+ * returns an error and stays usable.
  */
 #include "pool.h"
 

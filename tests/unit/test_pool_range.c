@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's range of memory: how much there may be, its segments, that others can map it, huge and locked
- * pages.
+ * The pool's range of memory: its limits, its segments, mapping by other processes, huge and locked pages.
  */
 #include <sys/mman.h>
 #include <sys/resource.h>

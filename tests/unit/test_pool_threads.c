@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool under traffic: random steps against a shadow model, threads that free what others allocated,
- * caches that outlive their threads or their pools.
+ * The pool under load: random steps compared with a shadow model, threads that free what others have allocated, caches that outlive their
+ * threads or their pools.
  */
 #include <pthread.h>
 

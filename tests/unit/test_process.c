@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How processes are found, started, followed and ended: what a new program has of its starter's, and what is said when it does not start.
+ * Finding, starting, waiting for and ending processes: what a new program inherits, and the error if it cannot be started.
  */
 #include <setjmp.h>
 #include <stdarg.h>

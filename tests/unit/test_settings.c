@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Settings: precedence, where each comes from, MLX's names, and that a wrong one is named.
+ * Settings: precedence, the source of each value, MLX's names, and errors that name a wrong setting.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The slot protocol on plain memory: each transition, who may make it and who is refused; positions and full rings;
- * the home's upkeep; and threads as submitters, workers and home all at once. Threads here are what processes are in
- * a cluster, and the thread sanitizer can watch them.
+ * the home's upkeep; and threads as submitters, workers and home at the same time. The threads take the place of a cluster's processes, so
+ * that the thread sanitizer can check them.
  */
 #include <pthread.h>
 #include <sched.h>

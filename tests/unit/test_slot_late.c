@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A shard that is reached through a fabric whose answers get lost. Any operation may end with an error, and what it was to do has
- * happened, happens at any later time, or never does; what the home is to settle arrives late too, but after the puts that were fenced
- * before it. All in one thread, drawn from a seed: before each operation some of what is under way happens, or another actor acts.
+ * A shard that is accessed through a fabric whose answers get lost. Any operation may end with an error, and may have been executed before
+ * that, be executed at any later time, or never. Messages to the home (slot_settle()) may arrive late, too, but after the puts before their
+ * fence. All runs in one thread, and a seed determines it: before each operation some operations under way are executed, or another actor
+ * acts.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +20,7 @@ enum { NODES = 4, SLOTS = 4, PENDING = 64, TASKS = 4096 };
 struct pending {
     enum { SWAP, STORE, SETTLE } kind;
     uint64_t order;
-    uint32_t word, count; /* of SETTLE: the slot, and what it becomes */
+    uint32_t word, count; /* of SETTLE: the slot's word, and its new state */
     uint64_t expected, desired, in[SLOT_WORDS];
 };
 
@@ -53,7 +54,7 @@ static void do_pending(uint32_t i)
         slot_settle(&world.home, p.word, p.expected, p.desired, (enum slot_status)p.count);
 }
 
-/* Lets one of the operations under way happen. A settlement happens only after the stores that were begun before it. */
+/* Executes one of the operations under way. A settlement is executed only after the stores that were started before it. */
 static void some_pending(void)
 {
     uint32_t i = drawn(world.pendings);
@@ -61,7 +62,7 @@ static void some_pending(void)
         if (world.pending[k].kind == STORE && world.pending[k].order < world.pending[i].order)
             i = k;
     if (world.pending[i].kind == SWAP && drawn(4) == 0)
-        world.pending[i] = world.pending[--world.pendings]; /* the operation never happens */
+        world.pending[i] = world.pending[--world.pendings]; /* this operation is never executed */
     else
         do_pending(i);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A moment of the bulk protocol that no world of tests/tb comes to: a put is whole, but the peer, to which nothing can be sent just
- * now, has given it up, and uses its number again. The later one must not be told done by the word that was due to the first.
+ * A case of the bulk protocol that the simulated worlds of tests/tb do not reach: a put is complete at the receiver, which cannot send DONE
+ * yet; meanwhile the sender has given the put up, and uses its number for another. The DONE of the first put must not be sent for the
+ * second.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Traits, from what devices have told about themselves; and a machine without the library.
+ * Traits that are derived from the attributes which devices report; and a machine without the library.
  */
 #include <setjmp.h>
 #include <stdarg.h>

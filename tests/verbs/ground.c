@@ -54,7 +54,7 @@ int ground_make(char **argv, const char *topology)
     return ground_softverbs(words) ? -EIO : 0;
 }
 
-/* Sum of what the devices say is in use. */
+/* The number of objects that the devices report as in use. */
 static int held(void)
 {
     static const char *const kinds[] = {"qp", "pd", "mr", "cq", "srq"};

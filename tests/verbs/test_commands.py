@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The commands about devices, on softverbs: what they say, how they end, and that they leave nothing on a device.
+"""The commands about devices, on softverbs: their output, their exit status, and that they leave no objects on a device.
 
 Usage: test_commands.py PATH-OF-WEFT PATH-OF-SOFTVERBS PATH-OF-LIBIBVERBS FOLDER-OF-FAKE-CUDA-DRIVERS
 """
@@ -20,7 +20,7 @@ WEFT, SOFTVERBS, LIBRARY, CUDA = (os.path.abspath(a) for a in sys.argv[1:5])
 
 LIMIT = patience(60)  # seconds until something that should have ended is called a failure
 
-# A sanitizer's malloc takes its memory from mmap: no device can tell.
+# A sanitizer's malloc uses mmap, so a device cannot refuse malloc's memory.
 OWN_MALLOC = "san.so" in subprocess.run(["ldd", WEFT], capture_output=True, text=True, check=False).stdout
 
 
@@ -65,7 +65,7 @@ class Base(unittest.TestCase):
         until("data moves", busy, LIMIT)
 
     def start(self, *args, host="0"):
-        """Ended, if it has to be, and closed with the test."""
+        """Starts a command that is ended, if it still runs, when the test ends."""
         # pylint: disable=consider-using-with
         p = subprocess.Popen([WEFT, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                              env={**self.env, "SOFTVERBS_HOST": host})
@@ -179,7 +179,7 @@ class Generic(Base):
         self.assertIn("for the probe link expected", self.weft("probe", "link", "--count", "3", code=2))
 
     def test_probe_link(self):
-        """Two ends here; what is proposed are settings that weft takes."""
+        """Two ends on this machine; the proposed settings are accepted by weft."""
         got = self.json("probe", "link", "--count", "4")
         self.assertEqual((got["device"], got["other"], got["harm"]), ("sv0", "sv0", None))
         self.assertEqual([(m["message_bytes"], m["depth"], m["way"]) for m in got["measures"]],
@@ -192,7 +192,7 @@ class Generic(Base):
                          r"; for the tb transport only: rc, which weft uses on sv0, ignores it\n")
 
     def test_probe_link_whose_other_port_goes_down(self):
-        """Only that end can tell."""
+        """An error that only the other end can report."""
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "link", "--listen", where, host="1")
         client = self.start("probe", "link", "--peer", where)
@@ -200,7 +200,7 @@ class Generic(Base):
         self.softverbs("fault", "pull", "--fabric", "test", "1:sv0")
         out, err = client.communicate(timeout=LIMIT)
         self.assertEqual(client.returncode, 1, out + err)
-        # What it sees of that depends on what comes first.
+        # Which message it prints depends on which event comes first.
         self.assertRegex(err, "the other end (closed the connection: see its messages|gave up sending)|no more messages arrive")
         self.assertNotIn("WEFT_TB_LANES=", out)
         _, err = server.communicate(timeout=LIMIT)
@@ -220,7 +220,7 @@ class Generic(Base):
                      "the same memory twice"):
             self.assertTrue(kinds[kind]["registers"], kind)
         self.assertEqual(kinds["mmap, read-only"]["errno"], 14)
-        # Where the kernel makes dmabufs of memory, this device takes them.
+        # If the kernel can make a dmabuf of memory, this device accepts it.
         self.assertEqual(kinds["memfd, by dmabuf"]["registers"], kinds["memfd, by dmabuf"]["tried"], kinds["memfd, by dmabuf"])
         self.assertIn("REMOTE_ATOMIC", kinds["malloc"]["access"])
 
@@ -235,7 +235,7 @@ class Generic(Base):
         self.assertEqual((kinds["Metal buffer"]["note"], kinds["IOSurface"]["note"]), ("macOS only", "macOS only"))
 
     def test_probe_memory_with_a_gpu(self):
-        """A driver that is no true one: which rows there are, by which call, and that the GPU's writes are looked for."""
+        """With the fake CUDA driver: which rows are printed, by which call, and that the probe checks the GPU's writes."""
         rows = {k["kind"]: (k["errno"], k["call"], k["gpu"]["call"], k["both"]) for k in self.with_gpu()["kinds"]}
         for kind in ("malloc", "mmap, private", "memfd, as the pool", "a file, mapped shared"):
             self.assertEqual(rows[kind], (0, "ibv_reg_mr", "cuMemHostRegister", True), kind)
@@ -274,7 +274,7 @@ class Generic(Base):
 
 class Plan(Base):
     def test_the_known_table(self):
-        """JACCL's use of regions, as published: peers, depth, regions, what is left of 100."""
+        """JACCL's use of regions as published: peers, depth, regions, how many of 100 are left."""
         plans = self.json("plan", "--peers", "2,3", "--depth", "4,5,6,8", WEFT_VERBS_LIBRARY="/nonexistent")["plans"]
         got = {(p["peers"], p["depth"]): (p["region_a_buffer"]["needed"], p["region_a_buffer"]["left"]) for p in plans}
         for key, value in {(2, 4): (64, 36), (2, 6): (96, 4), (2, 8): (128, -28), (3, 4): (96, 4), (3, 5): (120, -20)}.items():
@@ -358,7 +358,7 @@ class Thunderbolt(Base):
         self.assertIn("cannot be reached", got["past_not_tried"])
 
     def test_probe_queue_between_hosts(self):
-        """This profile takes more frames than the depth, and says nothing: the probe does."""
+        """This profile accepts more frames than the depth and loses them without an error; the probe reports that."""
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "queue", "--listen", where, host="1")
         got = self.json("probe", "queue", "--peer", where)
@@ -403,7 +403,7 @@ class Thunderbolt(Base):
         self.assertEqual(got["depth_unit_bytes"], 4096)
 
     def test_probe_link_whose_cable_is_pulled(self):
-        """Both ends say which port is down, at once, and nothing is proposed."""
+        """Both ends report at once which port is down, and propose no settings."""
         self.softverbs("fault", "add", "--fabric", "test", "delay", "--time", "5ms")  # so that it goes on for long
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "link", "--listen", where, host="1")
@@ -443,7 +443,7 @@ class Thunderbolt(Base):
         self.assertEqual(server.wait(LIMIT), 1)
 
     def test_interrupted_it_leaves_nothing(self):
-        # Slowly: for far longer than it takes to see that it goes.
+        # Slow, so that it lasts far longer than the pull takes to be noticed.
         self.softverbs("fault", "add", "--fabric", "test", "delay", "--time", "50ms")
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "pool", "--listen", where, host="1")
@@ -457,7 +457,7 @@ class Ring(Base):
     PROFILE, TOPOLOGY = "tb5", ("ring", "3")
 
     def test_probe_of_devices_that_no_cable_joins(self):
-        """Either end takes its first device; the cable is in the other one of the second host."""
+        """Each end chooses its first device, but the cable leads to the other device of the second host."""
         where = "unix:" + os.path.join(self.folder.name, "meet")
         for kind in ("link", "pool"):
             server = self.start("probe", kind, "--listen", where, host="1")
@@ -489,7 +489,7 @@ class Strict(Base):
             self.assertEqual(got[side], {"tried": True, "depth": 1023, "taken": 1020, "errno": 12, "past": False})
 
     def test_probe_link_counts_what_is_lost(self):
-        """And goes on: what a loss leaves behind meets no message of another size."""
+        """The probe goes on after losses: a late message never meets a receive of another size."""
         self.softverbs("fault", "add", "--fabric", "test", "drop", "--chance", "2%")
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "link", "--listen", where, host="1")
@@ -509,7 +509,7 @@ class Strict(Base):
         self.assertRegex(out, r"WEFT_TB_LANES=64K:4,64K:4 .*with these lanes [1-9]\d* of \d+ messages were lost: repair the link and probe again\n")
 
     def broken_link(self, *fault):
-        """What both ends say of it."""
+        """Runs both ends, and returns what they print."""
         self.softverbs("fault", "add", "--fabric", "test", *fault)
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "link", "--listen", where, host="1")
@@ -537,7 +537,7 @@ class Strict(Base):
         self.assertIn("receives are refused", there)
 
     def test_probe_link_whose_other_end_is_killed(self):
-        """While this one sends, for long; it does not wait until a send could be said never to complete."""
+        """The other end dies while this one sends for long: this one ends before its limit for a send that does not complete."""
         self.softverbs("fault", "add", "--fabric", "test", "delay", "--time", "60s", "--host", "1")
         where = "unix:" + os.path.join(self.folder.name, "meet")
         server = self.start("probe", "link", "--listen", where, host="1")

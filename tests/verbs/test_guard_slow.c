@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A guard that is slow to answer, as one whose device waits for a peer: it is not given up. One that ends is noticed at once.
+ * A guard that answers slowly, as if its device waited for a peer, is not treated as dead. The end of a guard is noticed at once.
  */
 #include <setjmp.h>
 #include <stdarg.h>

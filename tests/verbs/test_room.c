@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The room `verbs` on a software device: open, register, connect, fail with a reason, leave nothing behind.
+ * src/verbs/ on a software device: opening, registering, connecting; errors have a reason, and no object is left.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -45,7 +45,7 @@ static void finds_devices(void **state)
     assert_string_equal(d->why_not, "");
     assert_int_equal(d->usable, 0);
     assert_true(d->gbits >= 40);
-    assert_int_equal(d->chosen.gid.index, 1); /* on these fabrics the IPv4-mapped one */
+    assert_int_equal(d->chosen.gid.index, 1); /* on these fabrics entry 1 is the IPv4-mapped GID */
     if (ground_is_thunderbolt()) {
         assert_string_equal(d->name, "rdma_en2");
         assert_string_equal(d->interface, "en2");
@@ -83,7 +83,7 @@ static void a_port_that_is_down(void **state)
     assert_int_equal(verbs_device_open(&d, NULL, -1), 0);
     snprintf(words, sizeof words, "fault pull %s >/dev/null", device);
     assert_int_equal(ground_softverbs(words), 0);
-    assert_int_equal(verbs_device_use(d), -ENETDOWN); /* it fell between the look and the use */
+    assert_int_equal(verbs_device_use(d), -ENETDOWN); /* the port went down after the device was opened */
     assert_non_null(strstr(base_error(), "port 1 is down"));
     verbs_device_close(d);
     assert_int_equal(verbs_device_open(&d, NULL, -1), -ENODEV);
@@ -128,7 +128,7 @@ static void unregisters_what_it_has_when_one_fails(void **state)
     assert_null(r.mr);
     assert_int_equal(ground_softverbs("fault clear >/dev/null"), 0);
     munmap(base, bytes);
-    verbs_device_close(d); /* and the fabric's end finds no region left */
+    verbs_device_close(d); /* ground_remove() checks that no region is left */
 }
 
 static void the_flags_that_the_device_takes(void **state)
@@ -137,10 +137,10 @@ static void the_flags_that_the_device_takes(void **state)
     struct verbs_device *d = ready();
     struct verbs_regions r;
     uint8_t *base = memory(65536);
-    /* the first attempt is refused, as by a device that wants LOCAL_WRITE alone */
+    /* the first attempt is refused, as by a device that accepts only LOCAL_WRITE */
     assert_int_equal(ground_softverbs("fault add refuse --verb reg_mr --nth 1 --errno EINVAL >/dev/null"), 0);
     int rc = verbs_register(&r, d, base, 65536, 0);
-    if (strcmp(ground_profile(), "tb5-strict") == 0) { /* which wants all three */
+    if (strcmp(ground_profile(), "tb5-strict") == 0) { /* this profile needs all three access flags */
         assert_int_equal(rc, -EINVAL);
     } else {
         assert_int_equal(rc, 0);
@@ -186,7 +186,7 @@ static void grants_are_read_back(void **state)
     assert_int_equal(q.here.gid_index, d->chosen.gid.index);
     verbs_qp_destroy(&q);
     verbs_qp_destroy(&q);
-    o.send_depth = o.recv_depth = UINT32_MAX; /* more than there is: what there is */
+    o.send_depth = o.recv_depth = UINT32_MAX; /* more than possible: the most possible is granted */
     o.inline_bytes = UINT32_MAX;
     if (verbs_qp_create(&q, d, &o))
         fail_msg("%s", base_error());
@@ -266,9 +266,9 @@ static void poll_one(struct ibv_cq *cq)
     assert_int_equal(wc.status, IBV_WC_SUCCESS);
 }
 
-/* One process's end of a connection: all that it takes. */
+/* One process's end of a connection, with all objects that it needs. */
 struct side {
-    int fd; /* to the other */
+    int fd; /* a socket to the other process */
     struct verbs_device *d;
     struct verbs_regions r;
     struct verbs_qp q;
@@ -276,7 +276,7 @@ struct side {
     uint8_t *base;
 };
 
-/* What verbs_qp_connect() says. `gid` -1: the one that is chosen. */
+/* Returns the result of verbs_qp_connect(). `gid` -1: the GID that verbs chooses. */
 static int side_open(struct side *s, int fd, int gid)
 {
     struct verbs_address peer;
@@ -292,7 +292,7 @@ static int side_open(struct side *s, int fd, int gid)
     return verbs_qp_connect(&s->q, &peer);
 }
 
-/* Both are here. */
+/* Waits until both processes are here. */
 static void side_meet(struct side *s)
 {
     char go = 'g';
@@ -302,7 +302,7 @@ static void side_meet(struct side *s)
 
 static void side_close(struct side *s)
 {
-    side_meet(s); /* both have what they wanted before one goes */
+    side_meet(s); /* both have finished before one destroys its queue pair */
     verbs_qp_destroy(&s->q);
     verbs_unregister(&s->r);
     s->d->lib->destroy_cq(s->cq);
@@ -310,7 +310,7 @@ static void side_close(struct side *s)
     munmap(s->base, BYTES);
 }
 
-/* A message from one to the other; with a `gid` the test is that it does not connect. */
+/* Sends a message from one process to the other. With a `gid` the connection must fail. */
 static void message(int fd, bool sends, int gid)
 {
     struct side s;
@@ -340,13 +340,13 @@ static void message(int fd, bool sends, int gid)
     side_close(&s);
 }
 
-/* --- regions of dmabufs: here of a memfd, which softverbs takes for one --- */
+/* --- regions of dmabufs; here a memfd, which softverbs accepts as a dmabuf --- */
 
 enum { OFFSET = 8192, LENGTH = 20000 };
-/* They are named by addresses that are nothing in this process, as those of a GPU may be. */
+/* Their addresses are not valid in this process, as those of a GPU's memory may be. */
 #define NAMED ((uint8_t *)(uintptr_t)UINT64_C(0x7d0000000000))
 
-/* Between our memory and that of the other side, which is in its dmabuf. */
+/* RDMA between this process's memory and the other process's dmabuf. */
 static void move(struct side *s, enum ibv_wr_opcode what, uint8_t *local, uint32_t lkey, uint32_t bytes, uint8_t *remote, uint32_t rkey)
 {
     struct ibv_sge sge = {.addr = (uintptr_t)local, .length = bytes, .lkey = lkey};
@@ -356,7 +356,7 @@ static void move(struct side *s, enum ibv_wr_opcode what, uint8_t *local, uint32
     poll_one(s->cq);
 }
 
-/* A message from a dmabuf into another's; and where the device has them, a write and a read. */
+/* A message from one dmabuf to another; if the device supports them, also a write and a read. */
 static void dmabuf(int side_fd, bool sends, int gid)
 {
     struct side s;
@@ -369,7 +369,7 @@ static void dmabuf(int side_fd, bool sends, int gid)
     assert_true(fd >= 0 && seen != MAP_FAILED);
     if (verbs_register_dmabuf(&r, s.d, fd, OFFSET, NAMED, LENGTH, 0))
         fail_msg("%s", base_error());
-    close(fd); /* the region does without */
+    close(fd); /* the region stays valid without the descriptor */
     memset(seen, 0, BYTES);
     memset(seen + OFFSET, sends ? 0x5a : 0, LENGTH);
     rkey = r.mr[0]->rkey;
@@ -388,7 +388,7 @@ static void dmabuf(int side_fd, bool sends, int gid)
         poll_one(s.cq);
         assert_true(there[4095] == 0 && there[4096] == 0x5a && there[8191] == 0x5a && there[8192] == 0);
     }
-    side_meet(&s); /* it has been looked at: only now it is written over */
+    side_meet(&s); /* both have checked the bytes: they may be overwritten now */
     if (s.d->traits.write) {
         if (sends) {
             memset(s.base, 0x33, LENGTH);
@@ -396,7 +396,7 @@ static void dmabuf(int side_fd, bool sends, int gid)
             s.base[100] = 0;
             move(&s, IBV_WR_RDMA_READ, s.base, verbs_lkey(&s.r, 0), 100, NAMED + 8192 + 7, rkey);
             assert_true(s.base[0] == 0x33 && s.base[99] == 0x33 && s.base[100] == 0);
-            move(&s, IBV_WR_RDMA_WRITE, NAMED + 50, verbs_lkey(&r, 50), 60, NAMED + 100, rkey); /* from one to the other */
+            move(&s, IBV_WR_RDMA_WRITE, NAMED + 50, verbs_lkey(&r, 50), 60, NAMED + 100, rkey); /* from one dmabuf to the other */
         }
         side_meet(&s);
         if (!sends) {
@@ -411,7 +411,7 @@ static void dmabuf(int side_fd, bool sends, int gid)
     side_close(&s);
 }
 
-/* In a process of its own for each host, since a process is on one host. */
+/* Each host needs a process of its own, because a process is on one host. */
 static const struct work {
     const char *name;
     void (*run)(int fd, bool sends, int gid);
@@ -478,9 +478,9 @@ static void refuses_what_is_no_dmabuf(void **state)
         assert_true(verbs_register_dmabuf(&r, d, ends[0], 0, NAMED, LENGTH, 0) < 0);
         close(ends[0]);
         close(ends[1]);
-        assert_int_equal(verbs_register_dmabuf(&r, d, fd, OFFSET, NAMED, BYTES, 0), -EINVAL); /* more than there is */
+        assert_int_equal(verbs_register_dmabuf(&r, d, fd, OFFSET, NAMED, BYTES, 0), -EINVAL); /* more bytes than the dmabuf has */
         assert_non_null(strstr(base_error(), "does not have these bytes"));
-        /* As the driver of a GPU says that no processor reaches its memory: with an errno of the kernel's own. */
+        /* An internal errno of the kernel, as a GPU's driver returns it if its memory cannot be registered. */
         assert_int_equal(ground_softverbs("fault add refuse --verb reg_mr --errno 524 >/dev/null"), 0);
         assert_int_equal(verbs_register_dmabuf(&r, d, fd, OFFSET, NAMED, LENGTH, 0), -EOPNOTSUPP);
         assert_non_null(strstr(base_error(), "errno 524 (Operation not supported). The device's driver does not register dmabufs"));
@@ -489,7 +489,7 @@ static void refuses_what_is_no_dmabuf(void **state)
     assert_int_equal(verbs_register_dmabuf(&r, d, fd, 4, NAMED, LENGTH, 0), -EINVAL);
     assert_non_null(strstr(base_error(), "same place in their pages"));
     assert_int_equal(verbs_register_dmabuf(&r, d, -1, 0, NAMED, LENGTH, 0), -EBADF);
-    /* A library from before there were any, and a device without. */
+    /* A library that is too old for dmabufs, and a device that does not support them. */
     struct verbs_library old = *d->lib;
     const struct verbs_library *lib = d->lib;
     old.reg_dmabuf_mr = NULL;

@@ -4,10 +4,10 @@
  */
 #include "conf.h"
 
-/* Where in b's region an operation goes, and what must come of it. */
+/* An operation on a range of b's region, and the status that it must end with. */
 struct reach {
     enum ibv_wr_opcode op;
-    long off; /* from the region's beginning; from its end where negative */
+    long off; /* offset from the region's beginning; if negative, from its end */
     uint32_t len;
     enum ibv_wc_status status;
 };
@@ -245,7 +245,7 @@ static void iova(struct t *t, long arg)
         want_filled(t, p.b.buf + 100, 16, 8);
 }
 
-/* Keys of local elements go by the iova as well. */
+/* Local elements use the iova, too. */
 static void iova_local(struct t *t, long arg)
 {
     struct pair p;
@@ -283,7 +283,7 @@ static void dereg_in_flight(struct t *t, long arg)
     wait_for(t, p.a.scq, 2, IBV_WC_REM_ACCESS_ERR);
 }
 
-/* Nothing is reached by a request without data, so its key is not looked at. */
+/* A request without data accesses no memory, so its key is not checked. */
 static void zero_bad_rkey(struct t *t, long arg)
 {
     struct pair p;

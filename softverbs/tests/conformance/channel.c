@@ -108,7 +108,7 @@ static void once(struct t *t, long arg)
     want_none(t, &h);
 }
 
-/* Asking twice before anything comes is asking once. */
+/* Arming twice before a completion gives one event. */
 static void twice_armed(struct t *t, long arg)
 {
     struct heard h;
@@ -139,7 +139,7 @@ static void again(struct t *t, long arg)
     }
 }
 
-/* What came between the last poll and arming is found by polling once more. */
+/* A completion that came between the last poll and arming is found by polling once more. */
 static void missed(struct t *t, long arg)
 {
     struct heard h;
@@ -149,7 +149,7 @@ static void missed(struct t *t, long arg)
     say(t, &h, 0);
     want_ok(t, ibv_req_notify_cq(h.p.b.rcq, 0));
     wait_for(t, h.p.b.rcq, 100, IBV_WC_SUCCESS);
-    if (readable(h.ch->fd, quiet_ms(t))) { /* a device may tell of it too: that is harmless */
+    if (readable(h.ch->fd, quiet_ms(t))) { /* a device may also raise an event for it, which is harmless */
         want_event(t, &h);
         want_ok(t, ibv_req_notify_cq(h.p.b.rcq, 0));
     }
@@ -159,7 +159,8 @@ static void missed(struct t *t, long arg)
 
 /* ---- Arming a CQ that holds completions already */
 
-/* So that a program that arms and sleeps, without polling in between, is not asleep beside a completion. */
+/* Arming then raises an event at once, so that a program that arms and sleeps without polling does not sleep although there is a
+ * completion. */
 static void unpolled(struct t *t, long arg)
 {
     struct heard h;
@@ -171,18 +172,18 @@ static void unpolled(struct t *t, long arg)
     nap(quiet_ms(t)); /* the receiver's completions may come later than the sender's */
     want_ok(t, ibv_req_notify_cq(h.p.b.rcq, (int)arg));
     want_event(t, &h);
-    /* That was this wish's event: the next completion is not told of. */
+    /* That was the event of this arming: the next completion raises none. */
     say(t, &h, IBV_SEND_SOLICITED);
     want_none(t, &h);
     for (uint64_t i = 0; i < 4; i++)
         wait_for(t, h.p.b.rcq, 100 + i, IBV_WC_SUCCESS);
     want_ok(t, ibv_req_notify_cq(h.p.b.rcq, (int)arg));
-    want_none(t, &h); /* all is polled */
+    want_none(t, &h); /* all completions are polled */
     say(t, &h, IBV_SEND_SOLICITED);
     want_event(t, &h);
 }
 
-/* What waits there is nothing that a wish for solicited completions is about. */
+/* The unpolled completions are not solicited, so arming for solicited ones raises no event. */
 static void unpolled_not_solicited(struct t *t, long arg)
 {
     struct heard h;
@@ -209,7 +210,7 @@ static void unpolled_error(struct t *t, long arg)
     want_event(t, &h);
 }
 
-/* Who arms again and again without reading what he is told is told once: else his events would fill the channel. */
+/* A program that arms again and again without reading its events gets one event; otherwise events would fill the channel. */
 static void unpolled_unread(struct t *t, long arg)
 {
     struct heard h;
@@ -237,7 +238,7 @@ static void solicited(struct t *t, long arg)
     want_event(t, &h);
 }
 
-/* A weaker wish does not take back a stronger one: any completion still tells. */
+/* Arming for solicited completions after arming for any does not weaken it: any completion still raises an event. */
 static void solicited_after_any(struct t *t, long arg)
 {
     struct heard h;
@@ -382,7 +383,7 @@ static bool ends(struct t *t, struct waiter *w, pthread_t thread)
 
 static void blocking(struct t *t, long arg)
 {
-    /* Not on the stack: should the thread outlive the check, it must not write to what is gone. */
+    /* Not on the stack, because the thread may outlive a check that fails. */
     static struct waiter w;
     struct heard h;
     pthread_t thread;
@@ -445,7 +446,7 @@ static void ack_several(struct t *t, long arg)
     drop(t, cq);
 }
 
-/* An event that nobody has taken goes with its CQ. */
+/* Destroying a CQ removes its events that were not read. */
 static void untaken(struct t *t, long arg)
 {
     struct heard h;

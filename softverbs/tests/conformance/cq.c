@@ -70,7 +70,7 @@ static void poll_empty(struct t *t, long arg)
     want_eq(t, ibv_poll_cq(cq, (int)arg, wc), 0);
 }
 
-/* n sends from a to b, all complete on both sides; nothing polled. */
+/* n sends from a to b complete on both sides; none of the completions is polled. */
 static void exchange(struct t *t, struct pair *p, int n)
 {
     struct ibv_sge sge = sge_at(&p->a, 0, 8);
@@ -173,7 +173,7 @@ static void shared(struct t *t, long arg)
     want(t, sent && received);
 }
 
-/* What a QP left behind when it was destroyed is gone, or at least does no harm. */
+/* Unpolled completions of a destroyed QP are removed, or at least harmless. */
 static void after_destroy(struct t *t, long arg)
 {
     struct pair p;
@@ -188,9 +188,9 @@ static void after_destroy(struct t *t, long arg)
     want(t, ibv_poll_cq(p.b.rcq, 1, &wc) == 0);
 }
 
-/* ---- What a reset or destroyed QP leaves behind */
+/* ---- Completions of a QP that is reset or destroyed */
 
-/* Connected to itself. */
+/* Makes a QP that is connected to itself. */
 static void loop_up(struct t *t, struct ibv_qp *qp)
 {
     to_init(t, qp);
@@ -245,7 +245,7 @@ static void cleaned(struct t *t, long destroy)
     }
 }
 
-/* The places in a shared receive queue that the completions would have freed when polled are free. */
+/* The slots of a shared receive queue that polling these completions would have freed are free. */
 static void cleaned_srq(struct t *t, long destroy)
 {
     struct ibv_pd *pd = pd_new(t);
@@ -279,7 +279,7 @@ static void cleaned_srq(struct t *t, long destroy)
     }
 }
 
-/* An event that was raised for them stays, and finds nothing; arming the CQ anew raises none. */
+/* An event that was raised for these completions stays, although polling then finds none; arming the CQ again raises none. */
 static void cleaned_event(struct t *t, long destroy)
 {
     struct ibv_comp_channel *ch = channel_new(t);
@@ -357,7 +357,7 @@ static void resize_keeps(struct t *t, long arg)
     quiet(t, p.b.rcq);
 }
 
-/* ---- What a completion says */
+/* ---- The fields of a completion */
 
 struct said {
     enum ibv_wr_opcode op;
@@ -407,7 +407,7 @@ static void says(struct t *t, long arg)
         want_eq(t, ntohl(wc.imm_data), 0xa1b2c3d4u);
 }
 
-/* Of an error only the request, the status and the QP are told for certain. */
+/* In a completion with an error only wr_id, status and qp_num are valid. */
 static void says_error(struct t *t, long arg)
 {
     struct pair p;
@@ -443,7 +443,7 @@ static void overrun(struct t *t, long arg)
     to_rts(t, a);
     to_rts(t, b);
     struct ibv_send_wr wr = wr_of(IBV_WR_RDMA_WRITE, 1, NULL);
-    /* More than the CQ was granted: it may be larger than asked. */
+    /* More completions than the CQ was granted entries, which may be more than requested. */
     for (int i = 0; i < small->cqe + 8; i++) {
         double end = now() + t->wait_s;
         int ret;
@@ -451,7 +451,7 @@ static void overrun(struct t *t, long arg)
         while ((ret = post_send(a, &wr)) == ENOMEM && now() < end && i < small->cqe)
             nap(1);
         if (ret)
-            break; /* the QP may have gone to error already */
+            break; /* the QP may be in error already */
         nap(1);
     }
     struct ibv_async_event event = wait_event(t, IBV_EVENT_CQ_ERR);

@@ -76,7 +76,7 @@ static void create_bad(struct t *t, long arg)
     want(t, cq == NULL);
     if (arg < 2)
         want_eq(t, errno, EINVAL);
-    else /* what it does not know it does not have */
+    else /* an unknown option counts as not supported */
         want(t, errno == EINVAL || errno == EOPNOTSUPP);
 }
 
@@ -85,7 +85,7 @@ static int undo_parent(void *parent)
     return ibv_dealloc_pd(parent);
 }
 
-/* A device without a known option says that it has not got it, and not that the question is wrong. */
+/* A device without a known option returns "not supported", not EINVAL. */
 static void create_option(struct t *t, long arg)
 {
     struct ibv_cq_init_attr_ex init = {.cqe = 4, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS};
@@ -117,7 +117,7 @@ static void empty(struct t *t, long arg)
     (void)arg;
     loop_new(t, &l, FIELDS, NULL);
     want_ret(t, ibv_start_poll(l.cq, &attr), ENOENT);
-    /* After ENOENT there is nothing to end, and polling starts anew. */
+    /* After ENOENT from ibv_start_poll(), ibv_end_poll() must not be called, and polling can start again. */
     want_ret(t, ibv_start_poll(l.cq, &attr), ENOENT);
 }
 
@@ -188,7 +188,7 @@ static void next(struct t *t, long arg)
     quiet(t, l.e.scq);
 }
 
-/* What start_poll showed is taken by end_poll. */
+/* ibv_end_poll() removes the completion that ibv_start_poll() showed. */
 static void one_by_one(struct t *t, long arg)
 {
     struct loop l;
@@ -263,7 +263,7 @@ static void error(struct t *t, long arg)
     want_eq(t, r.qp_num, l.e.qp->qp_num);
 }
 
-/* All fields that every device can be asked for. */
+/* All fields that every device supports. */
 static void standard_fields(struct t *t, long arg)
 {
     struct loop l;

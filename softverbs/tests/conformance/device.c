@@ -47,7 +47,7 @@ static void list_stays(struct t *t, long arg)
     struct ibv_context *ctx = ibv_open_device(list[0]);
     ibv_free_device_list(list);
     want(t, ctx != NULL);
-    /* An open device outlives the list it came from. */
+    /* An open device stays valid after its device list was freed. */
     want(t, ibv_get_device_name(ctx->device)[0] != 0);
     want_ok(t, ibv_close_device(ctx));
 }
@@ -131,7 +131,7 @@ static void query_device_ex(struct t *t, long arg)
     (void)arg;
     memset(&ex, 0xee, sizeof ex);
     want_ok(t, ibv_query_device_ex(t->ctx, NULL, &ex));
-    /* To its last member: what comes after that is padding. */
+    /* The bytes up to the last member; padding follows. */
     want_eq(t, memcmp(&ex.orig_attr, &t->attr, offsetof(struct ibv_device_attr, phys_port_cnt) + 1), 0);
     want_eq(t, ex.comp_mask, 0);
     want_eq(t, ex.phys_port_cnt_ex, t->attr.phys_port_cnt);

@@ -69,7 +69,7 @@ static void ack(struct t *t, long arg)
     want_eq(t, w.ret, 0);
 }
 
-/* An event nobody has taken goes with its object. */
+/* Destroying an object removes its events that were not read. */
 static void untaken(struct t *t, long arg)
 {
     struct pair p;
@@ -83,7 +83,7 @@ static void untaken(struct t *t, long arg)
     want(t, !readable(t->ctx->async_fd, quiet_ms(t)));
 }
 
-/* The events of a context are its own: another context of the same device hears nothing. */
+/* An event goes to one context only: another context of the same device gets none. */
 static void own_context(struct t *t, long arg)
 {
     struct pair p;
@@ -98,7 +98,7 @@ static void own_context(struct t *t, long arg)
     wait_event(t, IBV_EVENT_SRQ_LIMIT_REACHED);
 }
 
-/* The first message tells a responder in RTR that the connection is there. */
+/* The first message to a responder in RTR raises IBV_EVENT_COMM_EST. */
 static void established(struct t *t, long arg)
 {
     struct pair p;
@@ -113,7 +113,7 @@ static void established(struct t *t, long arg)
     want(t, wait_event(t, IBV_EVENT_COMM_EST).element.qp == p.b.qp);
 }
 
-/* A program moves its QP to error, or a send fails: it knows from the completions, and gets no event. */
+/* If a program moves its QP to error, or a send fails, the completions show it, and no event is raised. */
 static void none(struct t *t, long arg)
 {
     struct pair p;

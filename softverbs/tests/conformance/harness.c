@@ -42,12 +42,12 @@ struct options {
     const char *device, *peer, *peer_run;
     const char *only[16];
     int n_only, gid, slow;
-    const char *brief[128]; /* checks that wait for what is not expected to come */
+    const char *brief[128]; /* checks that wait for an event that is not expected to come */
     int n_brief;
     bool list, json, no_fork;
 };
 
-struct report { /* over the pipe: a check's end */
+struct report { /* the result of a check, sent over the pipe */
     int index;
     enum outcome outcome;
     double seconds;
@@ -130,7 +130,7 @@ static _Noreturn void child(const struct options *o, const struct check *const *
     _exit(0);
 }
 
-/* One child's life: reports until it ends; a check it was in when it ended otherwise is not ok. */
+/* Reads a child's reports until it ends. If it ends otherwise than it should, the check that it was running has failed. */
 static int run_child(const struct options *o, const struct check *const *all, int from, int n, struct report *reports)
 {
     int fds[2], status, at = from;

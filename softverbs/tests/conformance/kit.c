@@ -66,7 +66,7 @@ void want_eq_(struct t *t, long long got, long long exp, const char *got_s, cons
         fail(t, "line %d: %s: expected %s (%lld), came %lld", line, got_s, exp_s, exp, got);
 }
 
-/* ---- What is kept until the check's end */
+/* ---- Objects that are destroyed at the end of the check */
 
 void keep(struct t *t, void *what, int (*undo)(void *), const char *verb)
 {
@@ -128,7 +128,7 @@ UNDO(destroy_srq, struct ibv_srq)
 UNDO(destroy_qp, struct ibv_qp)
 UNDO(destroy_ah, struct ibv_ah)
 
-/* Lengths are kept beside the mapping's own first page, so that undoing needs the address alone. */
+/* The length of a mapping is stored in front of it, so that unmapping needs only the address. */
 static int undo_mem(void *what)
 {
     size_t *head = (size_t *)((char *)what - 4096);
@@ -297,7 +297,7 @@ int open_device(struct t *t)
     return 0;
 }
 
-/* There is no attribute that says which types of QP a device has: making one tells. */
+/* No attribute shows which types of QP a device has, so try to make one. */
 static bool makes_qp(struct t *t, enum ibv_qp_type type)
 {
     struct ibv_pd *pd = ibv_alloc_pd(t->ctx);

@@ -4,8 +4,8 @@
  */
 #include "conf.h"
 
-#define GRH    40     /* room that each datagram's receive has in front, also when no header comes */
-#define NOBODY 0xbfff /* the last LID that a port may have: the fabric is not that large */
+#define GRH    40     /* bytes in front of each received datagram, reserved for the header even if none comes */
+#define NOBODY 0xbfff /* the largest LID that a port may have; no port of the fabric has it */
 
 static bool refused_here(const struct t *t)
 {
@@ -17,7 +17,7 @@ static struct ibv_ah_attr by_lid(const struct t *t, uint16_t lid)
     return (struct ibv_ah_attr){.dlid = lid, .port_num = t->port};
 }
 
-/* Both ends anew, by LID; false where that was refused as it must be. */
+/* Connects both ends again, by LID. False: that was refused, as it must be on this link layer. */
 static bool connect_by_lid(struct t *t, struct pair *p, uint16_t lid)
 {
     struct end *ends[] = {&p->a, &p->b};
@@ -113,7 +113,7 @@ static void datagram(struct t *t, long arg)
     want_eq(t, wc.wc_flags & IBV_WC_GRH, 0);
     want_eq(t, wc.slid, t->port_attr.lid);
     want_filled(t, p.b.buf + GRH, 700, 3);
-    /* And back, to where it says it came from. */
+    /* And an answer, to the LID that the completion names as the source. */
     want_ok(t, ibv_init_ah_from_wc(t->ctx, t->port, &wc, (struct ibv_grh *)(void *)p.b.buf, &attr));
     want_eq(t, attr.is_global, 0);
     want_eq(t, attr.dlid, t->port_attr.lid);

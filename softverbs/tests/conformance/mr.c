@@ -35,7 +35,7 @@ static void keys_differ(struct t *t, long arg)
     }
 }
 
-/* A key does not come back at once: a peer that still holds it must not reach what is registered next. */
+/* A key is not used again soon: a peer that still has it must not reach the next region. */
 static void key_not_reused(struct t *t, long arg)
 {
     struct ibv_pd *pd = pd_new(t);
@@ -92,7 +92,7 @@ static void access_bad(struct t *t, long arg)
 static void access_unknown_optional(struct t *t, long arg)
 {
     (void)arg;
-    /* Optional flags are hints: a device that does not know one goes on without it. */
+    /* Optional flags are hints: a device ignores those that it does not know. */
     mr_new(t, pd_new(t), mem_new(t, 4096), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING);
 }
 
@@ -187,7 +187,7 @@ static struct ibv_mr *dmabuf(struct t *t, struct ibv_pd *pd, int fd, uint64_t of
     return mr;
 }
 
-/* A region without an address of this process: the data lands in what the descriptor names. */
+/* A region without an address in this process: data is written to the memory behind the descriptor. */
 static void dmabuf_data(struct t *t, long arg)
 {
     struct pair p;
@@ -229,7 +229,7 @@ static void rereg_none(struct t *t, long arg)
     struct ibv_mr *mr = mr_new(t, pd_new(t), mem_new(t, 4096), 4096, ALL_ACCESS);
 
     errno = 0;
-    /* No flags at all are refused by the device, others than there are by the library. */
+    /* The device refuses a call without flags, the library one with unknown flags. */
     want_eq(t, ibv_rereg_mr(mr, (int)arg, NULL, NULL, 0, 0), arg ? IBV_REREG_MR_ERR_INPUT : IBV_REREG_MR_ERR_CMD);
     if (!arg && errno == EOPNOTSUPP)
         skip(t, "the device cannot change a region");
@@ -295,7 +295,7 @@ static void rereg_pd(struct t *t, long arg)
     (void)arg;
     want_eq(t, rereg(t, mr, IBV_REREG_MR_CHANGE_PD, second, NULL, 0, 0), 0);
     want(t, mr->pd == second);
-    drop(t, first); /* which is no longer in use */
+    drop(t, first); /* it is no longer in use, so this succeeds */
     want_ret(t, ibv_dealloc_pd(second), EBUSY);
 }
 

@@ -150,7 +150,7 @@ static void advise(struct t *t, long arg)
     int ret = ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1);
 
     (void)arg;
-    if (!has_not(ret) && ret != EINVAL) /* EINVAL: the region's pages do not come and go */
+    if (!has_not(ret) && ret != EINVAL) /* EINVAL: the region is not paged on demand */
         want_eq(t, ret, 0);
 }
 

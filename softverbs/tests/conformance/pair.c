@@ -108,7 +108,7 @@ enum ibv_qp_state state_of(struct t *t, struct ibv_qp *qp)
     return attr.qp_state;
 }
 
-/* A device tells of an error first in the completion, and may change the state a moment later. */
+/* A device may write the completion with the error first, and change the QP's state a moment later. */
 static bool draining(struct t *t, struct ibv_qp *qp)
 {
     struct ibv_qp_attr attr;
@@ -124,9 +124,9 @@ void wait_state(struct t *t, struct ibv_qp *qp, enum ibv_qp_state state)
     double end = now() + t->wait_s;
     enum ibv_qp_state is;
 
-    /* While the send queue is still being drained, not every device takes the next step. */
+    /* Some devices refuse the next transition while the send queue is still being drained. */
     while ((is = state_of(t, qp)) != state || (state == IBV_QPS_SQD && draining(t, qp))) {
-        if (now() > end || is == IBV_QPS_ERR) /* from where none comes back by itself */
+        if (now() > end || is == IBV_QPS_ERR) /* a QP never leaves this state by itself */
             fail(t, "the QP's state: expected %d, is %d", (int)state, (int)is);
         nap(1);
     }
@@ -286,7 +286,7 @@ struct ibv_wc wait_wc(struct t *t, struct ibv_cq *cq)
     for (int i = 0; !poll_one(t, cq, &wc); i++) {
         if (now() > end)
             fail(t, "no completion came within %d s", t->wait_s);
-        if (i > 200) /* the device may need the processor we spin on */
+        if (i > 200) /* the device may need the processor on which this thread spins */
             nap(1);
     }
     return wc;

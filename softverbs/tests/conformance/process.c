@@ -14,7 +14,7 @@
 
 #include "conf.h"
 
-#define SOCKET_FD 3 /* in the peer */
+#define SOCKET_FD 3 /* descriptor of the socket in the peer process */
 #define LEN       65536
 
 struct hello {
@@ -52,7 +52,7 @@ static void hear_char(struct t *t, int fd, char expected)
     want_eq(t, c, expected);
 }
 
-/* Both sides: a QP that is connected to the other's. */
+/* Both processes: makes a QP and connects it to the other process's. */
 static void join(struct t *t, struct two *w, enum ibv_qp_type type)
 {
     struct ibv_pd *pd = pd_new(t);
@@ -101,7 +101,7 @@ static int undo_peer(void *what)
     return 0;
 }
 
-/* In the new process: becomes the peer. */
+/* In the new process: executes the peer's program. */
 static _Noreturn void become_peer(struct t *t, int fd, const char *name)
 {
     char slow[12], gid[12], self[4096], line[8192];
@@ -158,7 +158,7 @@ static int peer_echo(struct t *t, struct two *w)
     return 0;
 }
 
-/* Sleeps: what is written to it and read from it needs no help of its program. */
+/* Sleeps: writes to it and reads from it need no help of its program. */
 static int peer_passive(struct t *t, struct two *w)
 {
     char c;
@@ -176,7 +176,7 @@ static int peer_silent(const struct two *w)
 {
     char c;
 
-    /* Two minutes at most: its parent ends it, or the socket does. */
+    /* At most two minutes; usually its parent, or the end of the socket, ends it. */
     if (readable(w->fd, 120000) && recv(w->fd, &c, 1, 0) == 1 && c == 'e')
         _exit(0); /* without destroying anything */
     return 0;
@@ -221,7 +221,7 @@ int peer_main(struct t *t, const char *name)
 
 static struct two *two_new(struct t *t)
 {
-    static struct two w; /* one check at a time; it must last until what is kept is undone */
+    static struct two w; /* static, because it is used until the check's objects have been destroyed */
 
     (void)t;
     w = (struct two){.pid = -1};
@@ -325,11 +325,11 @@ static void bury(struct t *t, struct two *w, long how)
     else
         tell(t, w->fd, "e", 1);
     want(t, waitpid(w->pid, NULL, 0) == w->pid);
-    forget(t, w); /* there is no such process any more */
+    forget(t, w); /* that process has ended already */
     close(w->fd);
 }
 
-/* The peer is dead: nobody answers. */
+/* The peer is dead and does not answer. */
 static void dead(struct t *t, long arg)
 {
     struct two *w = two_new(t);
@@ -348,7 +348,7 @@ static void dead(struct t *t, long arg)
     wait_state(t, w->e.qp, IBV_QPS_ERR);
 }
 
-/* Who only waits for receives learns nothing of it. */
+/* A QP that only has receives posted gets no error. */
 static void dead_idle(struct t *t, long arg)
 {
     struct two *w = two_new(t);
@@ -393,7 +393,7 @@ static void dead_waiting(struct t *t, long arg)
     wait_for(t, w->e.scq, 8, IBV_WC_RETRY_EXC_ERR);
 }
 
-/* What the dead held is free again: many may come and die. */
+/* The objects of a dead process are freed: many processes can come and die. */
 static void dead_many(struct t *t, long arg)
 {
     (void)arg;

@@ -36,7 +36,7 @@ static void create(struct t *t, long arg)
     want(t, init.cap.max_send_sge >= 1 && init.cap.max_recv_sge >= 1);
 }
 
-/* What is granted is written back, and is what can be used. */
+/* The granted sizes are written back, and can really be used. */
 static void granted(struct t *t, long arg)
 {
     struct ibv_qp_init_attr init = asked(t, IBV_QPT_RC), queried;
@@ -113,7 +113,7 @@ static void numbers(struct t *t, long arg)
     }
 }
 
-/* A number does not come back at once: late packets to the one before must not reach the next. */
+/* A QP number is not used again soon: late packets for the former QP must not reach the next. */
 static void number_not_reused(struct t *t, long arg)
 {
     struct ibv_pd *pd = pd_new(t);
@@ -171,7 +171,7 @@ static void two_cqs(struct t *t, long arg)
     want_ret(t, ibv_destroy_cq(p.a.rcq), EBUSY);
 }
 
-/* A device's region may go before the QP that used it; the requests then fail, nothing else. */
+/* A region may be deregistered before the QP that used it is destroyed; then only the QP's requests fail. */
 static void mr_first(struct t *t, long arg)
 {
     struct pair p;

@@ -154,7 +154,7 @@ static void inline_data(struct t *t, long arg)
     want_filled(t, ex.e.buf + HALF, sizeof local, 8);
 }
 
-/* What is wrong inside is told by ibv_wr_complete(), and then nothing of the batch is posted. */
+/* ibv_wr_complete() reports an error in the batch, and then posts none of its requests. */
 enum wrong { INLINE_TOO_LONG, TOO_MANY_SGE, TOO_MANY_WR };
 
 static void wrong(struct t *t, long arg)
@@ -184,10 +184,10 @@ static void wrong(struct t *t, long arg)
             ibv_wr_set_sge(ex.x, ex.e.mr->lkey, at(&ex, 0), 8);
     }
     int ret = ibv_wr_complete(ex.x);
-    if (ret != EINVAL && ret != ENOMEM && ret != ENOSPC) /* which one, no manual says */
+    if (ret != EINVAL && ret != ENOMEM && ret != ENOSPC) /* no manual says which of these it is */
         fail(t, "ibv_wr_complete: expected EINVAL, ENOMEM or ENOSPC, came %s", err_name(ret));
     quiet(t, ex.e.scq);
-    /* The QP is as before. */
+    /* The QP still works. */
     ibv_wr_start(ex.x);
     begin(&ex, 3);
     ibv_wr_rdma_write(ex.x, ex.e.mr->rkey, at(&ex, HALF));
@@ -249,7 +249,7 @@ static void abort_(struct t *t, long arg)
     (void)arg;
     ex_new(t, &ex, IBV_QPT_RC);
     fill(ex.e.buf, 100, 2);
-    for (int i = 0; i < 20; i++) { /* more than the queue holds: aborted requests take no place */
+    for (int i = 0; i < 20; i++) { /* more often than the queue has entries: aborted requests occupy none */
         ibv_wr_start(ex.x);
         begin(&ex, 1);
         ibv_wr_rdma_write(ex.x, ex.e.mr->rkey, at(&ex, HALF));
@@ -278,7 +278,7 @@ static void empty(struct t *t, long arg)
     quiet(t, ex.e.scq);
 }
 
-/* The old way of posting goes beside the new one. */
+/* ibv_post_send() works on such a QP, too. */
 static void old_post(struct t *t, long arg)
 {
     struct ex ex;
@@ -311,7 +311,7 @@ static void create_bad(struct t *t, long arg)
     want_null(t, ibv_create_qp_ex(t->ctx, &init), err);
 }
 
-/* Without the new operations asked for, there is no new interface to the QP. */
+/* A QP that was created without send_ops_flags has no extended interface. */
 static void not_asked(struct t *t, long arg)
 {
     struct ex ex;

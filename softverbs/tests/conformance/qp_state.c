@@ -28,7 +28,7 @@ static struct ibv_qp *qp_in(struct t *t, enum ibv_qp_type type, enum ibv_qp_stat
     return qp;
 }
 
-/* The attributes that lead to a state from where one comes. */
+/* The attributes of the transition to `to` from the state before it. */
 static int attr_to(struct t *t, struct ibv_qp *qp, enum ibv_qp_state from, enum ibv_qp_state to, struct ibv_qp_attr *attr)
 {
     *attr = (struct ibv_qp_attr){.qp_state = to};
@@ -41,7 +41,7 @@ static int attr_to(struct t *t, struct ibv_qp *qp, enum ibv_qp_state from, enum 
     return IBV_QP_STATE;
 }
 
-/* By state as it was and as it is to be: one bit for each state that may follow. */
+/* For each state: a bit for each state that may follow it. */
 static const unsigned legal[] = {
     [IBV_QPS_RESET] = 1 << IBV_QPS_RESET | 1 << IBV_QPS_INIT,
     [IBV_QPS_INIT] = 1 << IBV_QPS_RESET | 1 << IBV_QPS_INIT | 1 << IBV_QPS_RTR | 1 << IBV_QPS_ERR,
@@ -69,7 +69,7 @@ static void step(struct t *t, long arg)
     }
 }
 
-/* ---- A step without one of its attributes, or with one too many */
+/* ---- A transition without one of its attributes, or with one too many */
 
 struct mask {
     enum ibv_qp_type type;
@@ -132,12 +132,12 @@ static void mask(struct t *t, long arg)
     attr.port_num = t->port;
     want_ret(t, ibv_modify_qp(qp, &attr, (bits & ~m->less) | m->more), EINVAL);
     want_eq(t, state_of(t, qp), m->from);
-    /* The QP took no harm: with the right attributes the step goes well. */
+    /* The QP is unchanged: with the right attributes the transition succeeds. */
     bits = attr_to(t, qp, m->from, m->to, &attr);
     want_ok(t, ibv_modify_qp(qp, &attr, bits));
 }
 
-/* ---- Attributes that may go with a step */
+/* ---- Optional attributes of a transition */
 
 static void optional(struct t *t, long arg)
 {
@@ -151,7 +151,7 @@ static void optional(struct t *t, long arg)
         bits = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PORT | IBV_QP_PKEY_INDEX;
         attr.qp_state = IBV_QPS_INIT;
         break;
-    case 1: /* the access flags may still change on the way */
+    case 1: /* the access flags may still be changed here */
         qp = qp_in(t, IBV_QPT_RC, IBV_QPS_INIT);
         bits = attr_rtr(t, IBV_QPT_RC, &attr, qp->qp_num) | IBV_QP_ACCESS_FLAGS;
         attr.qp_access_flags = IBV_ACCESS_REMOTE_READ;
@@ -161,7 +161,7 @@ static void optional(struct t *t, long arg)
         bits = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER;
         attr.qp_state = IBV_QPS_RTS;
         break;
-    case 3: /* no state named: it stays, and the attribute is set */
+    case 3: /* without a new state: the state stays, and the attribute is set */
         qp = qp_in(t, IBV_QPT_RC, IBV_QPS_RTS);
         bits = IBV_QP_MIN_RNR_TIMER;
         break;
@@ -169,7 +169,7 @@ static void optional(struct t *t, long arg)
         qp = qp_in(t, IBV_QPT_UD, IBV_QPS_RTS);
         bits = IBV_QP_QKEY;
         break;
-    default: /* the state one believes it is in */
+    default: /* with IBV_QP_CUR_STATE */
         qp = qp_in(t, IBV_QPT_RC, IBV_QPS_RTS);
         bits = IBV_QP_STATE | IBV_QP_CUR_STATE;
         attr.qp_state = attr.cur_qp_state = IBV_QPS_RTS;
@@ -245,13 +245,13 @@ static void value(struct t *t, long arg)
     default: attr.ah_attr.port_num = (uint8_t)(t->attr.phys_port_cnt + 1);
     }
     int ret = ibv_modify_qp(qp, &attr, bits);
-    if (arg == SGID_EMPTY && ret == ENODATA) /* as Linux says it */
+    if (arg == SGID_EMPTY && ret == ENODATA) /* as Linux returns */
         ret = EINVAL;
     want_ret(t, ret, EINVAL);
     want_eq(t, state_of(t, qp), from);
 }
 
-/* ---- Round again */
+/* ---- Using a QP again after a reset */
 
 static void reuse(struct t *t, long arg)
 {
@@ -266,7 +266,7 @@ static void reuse(struct t *t, long arg)
         send_ok(t, p.a.qp, &wr);
         wait_for(t, p.a.scq, 2, IBV_WC_SUCCESS);
         wait_for(t, p.b.rcq, 1, IBV_WC_SUCCESS);
-        recv_ok(t, &p.b, 9, 0, 64); /* which the reset below takes away */
+        recv_ok(t, &p.b, 9, 0, 64); /* the reset below removes this receive */
         struct end *ends[] = {&p.a, &p.b};
         for (int i = 0; i < 2; i++) {
             if (round == 1)
@@ -284,7 +284,7 @@ static void reuse(struct t *t, long arg)
     }
 }
 
-/* From INIT to RTR changes the access flags for good. */
+/* Access flags that are set from INIT to RTR stay set. */
 static void access_changed(struct t *t, long arg)
 {
     struct pair p;
@@ -302,7 +302,7 @@ static void access_changed(struct t *t, long arg)
     wait_for(t, p.a.scq, 2, IBV_WC_REM_INV_REQ_ERR);
 }
 
-/* In SQD what is posted waits; back in RTS it goes. */
+/* Requests that are posted in SQD wait; back in RTS they are executed. */
 static void drained(struct t *t, long arg)
 {
     struct pair p;

@@ -45,7 +45,7 @@ static void recv_reset(struct t *t, long arg)
     want_ret(t, ibv_post_recv(qp, &wr, &bad), EINVAL);
 }
 
-/* Whatever the reason, who posted is told which request was refused. */
+/* For every reason of a refusal, `bad_wr` names the refused request. */
 static void bad_in_reset(struct t *t, long arg)
 {
     struct end e;
@@ -63,7 +63,7 @@ static void bad_in_reset(struct t *t, long arg)
     }
 }
 
-/* Receives posted in INIT or RTR are there when the peer sends. */
+/* Receives that were posted in INIT or RTR are used when the peer sends. */
 static void recv_early(struct t *t, long arg)
 {
     struct end e;
@@ -103,7 +103,7 @@ static void post_in_err(struct t *t, long arg)
     want_eq(t, wc.qp_num, qp->qp_num);
 }
 
-/* In RTR a QP receives, and answers what is read from it. */
+/* In RTR a QP receives, and answers RDMA reads. */
 static void rtr_receives(struct t *t, long arg)
 {
     struct pair p;
@@ -167,7 +167,7 @@ static void send_full(struct t *t, long arg)
     send_ok(t, p.a.qp, &wr);
 }
 
-/* Completions that nobody asked for free their places once a later one that was is polled. */
+/* Unsignalled requests free their slots when a later signalled completion is polled. */
 static void unsignalled_places(struct t *t, long arg)
 {
     struct pair p;
@@ -217,7 +217,7 @@ static void chain(struct t *t, long arg)
     }
     want_ret(t, ibv_post_send(p.a.qp, wr, &bad), EINVAL);
     want(t, bad == &wr[1]);
-    /* What was before the refused one goes; what is behind it does not. */
+    /* Requests before the refused one are posted; those behind it are not. */
     wait_for(t, p.a.scq, 0, IBV_WC_SUCCESS);
     quiet(t, p.a.scq);
 }
@@ -334,7 +334,7 @@ static void unsignalled_error(struct t *t, long arg)
     struct ibv_send_wr wr = wr_rdma(IBV_WR_RDMA_WRITE, 6, &sge, &p.b, 65536);
     wr.send_flags = 0;
     send_ok(t, p.a.qp, &wr);
-    wait_for(t, p.a.scq, 6, IBV_WC_REM_ACCESS_ERR); /* an error is told unasked */
+    wait_for(t, p.a.scq, 6, IBV_WC_REM_ACCESS_ERR); /* an error is reported although no completion was requested */
 }
 
 static void unsignalled_recv(struct t *t, long arg)
@@ -367,7 +367,7 @@ static void flush_recv(struct t *t, long arg)
     quiet(t, p.b.rcq);
 }
 
-/* Sends that wait for receives are flushed in their order; those nobody asked to signal, too. */
+/* Sends that wait for receives are flushed in order, including unsignalled ones. */
 static void flush_send(struct t *t, long arg)
 {
     struct pair p;
@@ -386,7 +386,7 @@ static void flush_send(struct t *t, long arg)
     quiet(t, p.a.scq);
 }
 
-/* One request fails; what was posted behind it, and the receives, are flushed. */
+/* One request fails; the requests behind it and the receives are flushed. */
 static void flush_after_error(struct t *t, long arg)
 {
     struct pair p;
@@ -426,7 +426,7 @@ static void reset_clears(struct t *t, long arg)
     want_ok(t, to_state(p.a.qp, IBV_QPS_RESET));
     quiet(t, p.a.scq);
     quiet(t, p.a.rcq);
-    /* And the queues are empty: as much can be posted as before. */
+    /* And the queues are empty: as many requests can be posted as before. */
     uint32_t n = granted(t, p.a.qp, false);
     to_init(t, p.a.qp);
     for (uint32_t i = 0; i < n; i++)

@@ -33,7 +33,7 @@ static void move(struct t *t, enum ibv_wr_opcode op, uint32_t len)
     unsigned was = read ? 1 : 2;
     want(t, memcmp(to + edge, from + edge, len) == 0);
     want_filled(t, to, edge, was);
-    fill(from, len + 2 * edge, was); /* what the edge behind was: by the same pattern */
+    fill(from, len + 2 * edge, was); /* the bytes behind the target before the operation, by the same pattern */
     want(t, memcmp(to + edge + len, from + edge + len, edge) == 0);
 }
 
@@ -62,7 +62,7 @@ static void shorter(struct t *t, long arg)
     want(t, memcmp(p.a.buf + 100, p.b.buf + 100, 900) == 0);
 }
 
-/* A message of several elements is their bytes in order, whatever the elements of the other side. */
+/* A message of several elements is their bytes in order, independent of the other side's elements. */
 static void elements(struct t *t, long arg)
 {
     enum ibv_wr_opcode op = (enum ibv_wr_opcode)arg;
@@ -144,7 +144,7 @@ static void no_elements(struct t *t, long arg)
     }
 }
 
-/* A write with immediate uses up a receive, whose memory it does not touch. */
+/* A write with immediate data consumes a receive, but does not write to the receive's memory. */
 static void imm_takes_receive(struct t *t, long arg)
 {
     struct pair p;
@@ -173,7 +173,7 @@ static void inline_data(struct t *t, long arg)
 {
     enum ibv_wr_opcode op = (enum ibv_wr_opcode)(arg & 255);
     struct pair p;
-    char local[64]; /* in no region: no key is looked at */
+    char local[64]; /* in no region, because the key of inline data is not checked */
 
     PAIR(t, &p);
     fill(local, sizeof local, 17);
@@ -253,7 +253,7 @@ static void compare_swap(struct t *t, long arg)
     want_eq(t, *word(&p.b, 16), arg ? 0x99 : 0x1122334455667788);
 }
 
-/* What an atomic found may be put into several elements. */
+/* The former value that an atomic returns may be scattered to several elements. */
 static void atomic_two_elements(struct t *t, long arg)
 {
     struct pair p;
@@ -272,7 +272,7 @@ static void atomic_two_elements(struct t *t, long arg)
 
 /* ---- Order */
 
-/* Writes land in the order posted; a send behind them is received when all have landed. */
+/* Writes are executed in the order in which they were posted; a send behind them is received after all of them. */
 static void write_then_send(struct t *t, long arg)
 {
     struct pair p;
@@ -299,7 +299,8 @@ static void write_then_send(struct t *t, long arg)
     }
 }
 
-/* A read behind a write of the same place sees it; with a fence, a write behind a read sees what was read. */
+/* A read behind a write to the same place returns the written bytes; a write with a fence behind a read can send the bytes that were read.
+ */
 static void fence(struct t *t, long arg)
 {
     struct pair p;
@@ -326,7 +327,7 @@ static void many_reads(struct t *t, long arg)
     struct pair p;
 
     (void)arg;
-    PAIR(t, &p); /* one read at a time is allowed on the wire: the others wait */
+    PAIR(t, &p); /* max_rd_atomic is 1, so only one read is under way and the others wait */
     fill(p.b.buf, 16 * 256, 6);
     for (uint64_t i = 0; i < 16; i++) {
         struct ibv_sge sge = sge_at(&p.a, i * 256, 256);

@@ -27,7 +27,7 @@ static void too_long(struct t *t, long arg)
     want(t, p.b.buf[arg - 1] == (char)(4 + (arg - 1) * 7 + ((arg - 1) >> 8) * 31)); /* the byte behind */
 }
 
-/* More than a message may be, made of four times the same memory. It is refused when posted or when sent. */
+/* A message longer than allowed, made of the same memory four times. It is refused when posted, or fails when sent. */
 static void longer_than_any(struct t *t, long arg)
 {
     struct pair p;
@@ -96,7 +96,7 @@ static void rnr(struct t *t, long arg)
     send_ok(t, p.a.qp, &wr);
     wait_for(t, p.a.scq, 1, IBV_WC_RNR_RETRY_EXC_ERR);
     wait_state(t, p.a.qp, IBV_QPS_ERR);
-    want_eq(t, state_of(t, p.b.qp), IBV_QPS_RTS); /* who was not ready is not in error */
+    want_eq(t, state_of(t, p.b.qp), IBV_QPS_RTS); /* the receiver that was not ready is not in error */
 }
 
 static void rnr_write_imm(struct t *t, long arg)
@@ -111,7 +111,7 @@ static void rnr_write_imm(struct t *t, long arg)
     wait_for(t, p.a.scq, 1, IBV_WC_RNR_RETRY_EXC_ERR);
 }
 
-/* Seven stands for ever: the send waits until there is a receive, and what is behind it waits too. */
+/* rnr_retry 7 means for ever: the send waits until there is a receive, and so do the requests behind it. */
 static void rnr_for_ever(struct t *t, long arg)
 {
     struct pair p;
@@ -134,7 +134,7 @@ static void rnr_for_ever(struct t *t, long arg)
     want_filled(t, p.b.buf + 1000, 8, 3);
 }
 
-/* ---- Nobody answers */
+/* ---- No answer from the peer */
 
 enum nobody { NO_SUCH_QP, PEER_RESET, PEER_INIT, PEER_DESTROYED, PEER_ERR };
 
@@ -185,7 +185,7 @@ static void no_answer_read(struct t *t, long arg)
     wait_for(t, p.a.scq, 1, IBV_WC_RETRY_EXC_ERR);
 }
 
-/* ---- One QP's error is its own */
+/* ---- An error of a QP does not affect others */
 
 static void others_go_on(struct t *t, long arg)
 {
@@ -204,7 +204,7 @@ static void others_go_on(struct t *t, long arg)
     wait_for(t, q.a.scq, 2, IBV_WC_SUCCESS);
 }
 
-/* An errored pair works again after a round through RESET. */
+/* A pair in error works again after a reset. */
 static void recovers(struct t *t, long arg)
 {
     struct pair p;
@@ -228,7 +228,7 @@ static void recovers(struct t *t, long arg)
     wait_for(t, p.a.scq, 2, IBV_WC_SUCCESS);
 }
 
-/* A message that is received wrongly takes its receive; the receives behind it are flushed. */
+/* A message that ends with a receive error consumes its receive; the receives behind it are flushed. */
 static void receives_flushed(struct t *t, long arg)
 {
     struct pair p;

@@ -133,7 +133,7 @@ static void two_qps(struct t *t, long arg)
     want_eq(t, wait_for(t, p.b.rcq, 100, IBV_WC_SUCCESS).qp_num, p.b.qp->qp_num);
     want_eq(t, wait_for(t, q.b.rcq, 101, IBV_WC_SUCCESS).qp_num, q.b.qp->qp_num);
     wait_for(t, p.b.rcq, 102, IBV_WC_SUCCESS);
-    /* A QP that goes takes no receive with it. */
+    /* Destroying a QP removes no receives from the shared queue. */
     drop(t, p.b.qp);
     say(t, &q, 4);
     wait_for(t, q.b.rcq, 103, IBV_WC_SUCCESS);
@@ -210,7 +210,7 @@ static void rnr(struct t *t, long arg)
     wait_for(t, p.b.rcq, 2, IBV_WC_SUCCESS);
 }
 
-/* ---- The limit: told once, when fewer receives are left */
+/* ---- The limit: an event is raised once, when fewer receives are left */
 
 static void limit_set(struct t *t, long arg)
 {
@@ -282,7 +282,7 @@ static void resize(struct t *t, long arg)
     want(t, attr.max_wr >= 100);
 }
 
-/* In error a QP takes nothing more from the shared queue, and says so once. */
+/* A QP in error takes no more receives from the shared queue, and raises IBV_EVENT_QP_LAST_WQE_REACHED once. */
 static void last_wqe(struct t *t, long arg)
 {
     struct pair p;
@@ -294,7 +294,7 @@ static void last_wqe(struct t *t, long arg)
         want_ok(t, post_srq(srq, &p.b, i, 0, 64));
     want_ok(t, to_state(p.b.qp, IBV_QPS_ERR));
     if (arg) {
-        quiet(t, p.b.rcq); /* what is in the shared queue belongs to no QP, and is not flushed */
+        quiet(t, p.b.rcq); /* receives in the shared queue belong to no QP, and are not flushed */
         return;
     }
     struct ibv_async_event event = wait_event(t, IBV_EVENT_QP_LAST_WQE_REACHED);

@@ -139,7 +139,7 @@ static void one_cq(struct t *t, long arg)
             .qp_type = IBV_QPT_RC,
             .cap = {.max_send_wr = 16, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
         };
-        /* The pair's sender in place of whose QP one on the common CQ is put. */
+        /* Replaces the QP of the pair's sender by one on the common CQ. */
         drop(t, p[i].a.qp);
         p[i].a.qp = qp_new(t, pd, &init);
         want_ok(t, to_state(p[i].b.qp, IBV_QPS_RESET));
@@ -166,7 +166,7 @@ static void one_cq(struct t *t, long arg)
         want_eq(t, seen[i], 1);
 }
 
-/* ---- Each thread its own resources: what is shared is the device */
+/* ---- Threads with resources of their own, which share only the device */
 
 static void *maker(void *arg)
 {
@@ -217,7 +217,7 @@ static void *made(void *arg)
     return NULL;
 }
 
-/* Another thread makes and destroys QPs while this one polls for a message that waits for its receive. */
+/* Another thread makes and destroys QPs while this one polls for the completion of a message that waits for its receive. */
 static void make_and_poll(struct t *t, long arg)
 {
     static struct pair p;
@@ -304,7 +304,7 @@ static void stream(struct t *t, long arg)
     want_eq(t, done, EACH);
 }
 
-/* ---- One thread polls a CQ out of which another's resets take a QP's completions */
+/* ---- One thread polls a CQ while another resets a QP, which removes that QP's completions */
 
 struct watch {
     struct ibv_cq *cq;
@@ -332,7 +332,7 @@ static void *watcher(void *arg)
 
 static void cleaned(struct t *t, long arg)
 {
-    static struct watch w; /* not on the stack, should the check end early */
+    static struct watch w; /* not on the stack, because the thread may outlive a check that fails */
     struct ibv_pd *pd = pd_new(t);
     struct ibv_cq *cq = cq_new(t, 64, NULL);
     struct ibv_qp *goes = qp_simple(t, pd, cq, IBV_QPT_RC), *stays = qp_simple(t, pd, cq, IBV_QPT_RC);

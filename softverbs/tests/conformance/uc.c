@@ -95,7 +95,7 @@ static void write_imm(struct t *t, long arg)
     want_filled(t, p.b.buf + 100, 3000, 5);
 }
 
-/* Without a receive a message is lost: the sender is told success, and the next message arrives. */
+/* Without a receive a message is lost: the sender's completion shows success, and the next message arrives. */
 static void no_receive(struct t *t, long arg)
 {
     struct pair p;
@@ -118,7 +118,7 @@ static void no_receive(struct t *t, long arg)
     want_filled(t, p.b.buf, 8, 2);
 }
 
-/* To where nothing is: success as well. */
+/* A send to a QP that does not exist succeeds as well. */
 static void nobody(struct t *t, long arg)
 {
     struct pair p;
@@ -137,7 +137,7 @@ static void nobody(struct t *t, long arg)
     want_eq(t, state_of(t, p.a.qp), IBV_QPS_RTS);
 }
 
-/* A write that is not allowed is dropped, and neither side goes to error for the sender's sake. */
+/* A write that is not allowed is dropped, and neither QP goes to error. */
 static void write_denied(struct t *t, long arg)
 {
     struct pair p;
@@ -155,7 +155,7 @@ static void write_denied(struct t *t, long arg)
     want_eq(t, state_of(t, p.a.qp), IBV_QPS_RTS);
 }
 
-/* A message longer than the receive: the sender does not learn of it. */
+/* A message is longer than the receive: the sender still gets success. */
 static void too_long(struct t *t, long arg)
 {
     struct pair p;
@@ -171,7 +171,7 @@ static void too_long(struct t *t, long arg)
     want_eq(t, state_of(t, p.a.qp), IBV_QPS_RTS);
 }
 
-/* An error of the sender's own leads to SQE, from where it can come back; the receive side is not touched. */
+/* A local error of the sender moves its QP to SQE, from which it can return to RTS; its receive queue is not affected. */
 static void sqe(struct t *t, long arg)
 {
     struct pair p;
@@ -185,7 +185,7 @@ static void sqe(struct t *t, long arg)
     wait_state(t, p.a.qp, IBV_QPS_SQE);
     if (arg == 0)
         return;
-    if (arg == 1) { /* in SQE what is posted is flushed */
+    if (arg == 1) { /* requests posted in SQE are flushed */
         wr.wr_id = 2;
         send_ok(t, p.a.qp, &wr);
         wait_for(t, p.a.scq, 2, IBV_WC_WR_FLUSH_ERR);

@@ -6,7 +6,7 @@
 
 #include "conf.h"
 
-#define GRH 40 /* the header each datagram is received behind */
+#define GRH 40 /* bytes of the header in front of each received datagram */
 
 struct ud {
     struct pair p;
@@ -87,7 +87,7 @@ static void grh(struct t *t, long arg)
     send_ok(t, u.p.a.qp, &wr);
     struct ibv_wc wc = wait_for(t, u.p.b.rcq, 2, IBV_WC_SUCCESS);
     bool ipv4 = memcmp(t->gid.raw, mapped, sizeof mapped) == 0;
-    want(t, wc.sl == 0 || wc.sl == (ipv4 ? 10 : 9)); /* some adapters tell there which header it is */
+    want(t, wc.sl == 0 || wc.sl == (ipv4 ? 10 : 9)); /* some adapters report the kind of header in this field */
     if (ipv4) {
         want_eq(t, u.p.b.buf[20] & 0xf0, 0x40); /* an IPv4 header in the last 20 bytes */
         want_eq(t, memcmp(u.p.b.buf + 32, t->gid.raw + 12, 4), 0);
@@ -134,7 +134,7 @@ static void nobody(struct t *t, long arg)
     want_eq(t, state_of(t, u.p.a.qp), IBV_QPS_RTS);
     if (arg)
         return;
-    recv_ok(t, &u.p.b, 2, 0, 64); /* too late for those before */
+    recv_ok(t, &u.p.b, 2, 0, 64); /* too late for the earlier datagrams */
     quiet(t, u.p.b.rcq);
     send_ok(t, u.p.a.qp, &wr);
     wait_for(t, u.p.b.rcq, 2, IBV_WC_SUCCESS);
@@ -229,7 +229,7 @@ static void several_peers(struct t *t, long arg)
     want_eq(t, wait_for(t, v.p.b.rcq, 3, IBV_WC_SUCCESS).src_qp, u.p.a.qp->qp_num);
 }
 
-/* An answer to where a datagram came from, by what was received with it. */
+/* An answer to the sender of a datagram, addressed by the fields of its completion and header. */
 static void answer(struct t *t, long arg)
 {
     struct ud u;

@@ -47,9 +47,9 @@ static void check_equal_frames(void)
     if (left) {
         fill(e.memory, 2 * FRAME, 9);
         meet();
-        expect_error(post_send(&e, 1, 0, FRAME + 1), 0); /* two frames into two */
+        expect_error(post_send(&e, 1, 0, FRAME + 1), 0); /* a SEND of two frames meets a RECV of two frames */
         done(&e, 1);
-        expect_error(post_send(&e, 2, 0, FRAME), 0); /* one into two */
+        expect_error(post_send(&e, 2, 0, FRAME), 0); /* a SEND of one frame meets a RECV of two frames */
         struct ibv_wc wc;
         next(&e, &wc, QUIET_MS);
     } else {

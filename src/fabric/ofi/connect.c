@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What two nodes tell each other over their side connection when they join: their endpoints' addresses, and where their pools are with the
- * keys of their regions. Nothing is sent over libfabric: the provider connects at the first operation.
+ * When two nodes join, each sends the other, over their side connection, its endpoint's address, its pool's address and the keys of the
+ * pool's regions. Nothing is sent over libfabric yet: the provider connects at the first operation.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -57,8 +57,9 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
         return base_fail(-EINVAL, "node %u uses %.47s of libfabric, and this node %s: WEFT_OFI_PROVIDER must name one that both have", node,
                          h->provider, o->info->fabric_attr->prov_name);
     if (h->format != o->info->addr_format || h->address_bytes != o->address_bytes)
-        return base_fail(-EINVAL, "node %u has an address of another family for %s: WEFT_OFI_INTERFACE must name one of the same on both",
-                         node, o->info->fabric_attr->prov_name);
+        return base_fail(
+            -EINVAL, "node %u has an address of another family for %s: WEFT_OFI_INTERFACE must name addresses of one family on both nodes",
+            node, o->info->fabric_attr->prov_name);
     return 0;
 }
 
@@ -108,7 +109,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     bool inserted = fi_av_insert(o->av, theirs.address, 1, &l->peer, 0, NULL) == 1;
     base_spin_unlock(&o->calls);
     if (!inserted)
-        return base_fail(-EHOSTUNREACH, "link to node %u: %s does not take its address, %s", link->node, o->info->fabric_attr->prov_name,
+        return base_fail(-EHOSTUNREACH, "link to node %u: %s does not accept its address, %s", link->node, o->info->fabric_attr->prov_name,
                          l->name);
     base_spin_lock(&o->receiving);
     err = ofi_link_ready(l, mine.session + theirs.session);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node has of its provider: fabric, domain, address vector, completion queue, endpoint; the regions of its pool; the frames it
- * receives into. Receives and requests are numbered structs, whose addresses are the contexts of the provider's operations.
+ * A node's libfabric objects (fabric, domain, address vector, completion queue, endpoint), the regions of its pool, and the frames that
+ * it receives into. Receives and requests are structs in arrays; their addresses are the contexts of the provider's operations.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -20,7 +20,7 @@ static int device_failed(const struct ofi *o, int rc, const char *what)
 static int register_one(struct ofi *o, void *at, uint64_t bytes, uint64_t access, struct fid_mr **out)
 {
     uint64_t key = 0;
-    int rc = base_random(&key, sizeof key); /* so that nobody can guess it who was not told */
+    int rc = base_random(&key, sizeof key); /* random, so that only nodes that were sent it know it */
     if (rc)
         return rc;
     size_t size = o->info->domain_attr->mr_key_size;
@@ -204,8 +204,10 @@ int ofi_device_open(struct ofi *o)
     o->requests_count = most && most < OFI_REQUESTS ? (uint32_t)most : OFI_REQUESTS;
     o->shift = OFI_SEGMENT_SHIFT;
     if (info->ep_attr->max_msg_size < TB_FRAME_BYTES)
-        return base_fail(-EMSGSIZE, "%s of libfabric takes messages of %zu bytes at most, and weft needs %u", info->fabric_attr->prov_name,
-                         info->ep_attr->max_msg_size, TB_FRAME_BYTES);
+        return base_fail(
+            -EMSGSIZE,
+            "%s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
+            info->fabric_attr->prov_name, info->ep_attr->max_msg_size, TB_FRAME_BYTES);
     const char *what = "fi_fabric";
     int rc = o->lib->fabric(info->fabric_attr, &o->fabric, NULL);
     if (!rc && (what = "fi_domain"))

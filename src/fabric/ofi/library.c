@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * libfabric, found at run time: weft is not linked with it, so that it runs where it is missing. Most of its API is tables of functions
- * behind its objects; only these few are symbols.
+ * libfabric, loaded at run time: weft is not linked with it, so weft also runs where libfabric is missing. Most of libfabric's API is
+ * tables of functions in its objects; only these few functions are symbols.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -35,7 +35,7 @@ static const struct symbol {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ofi_library library; /* under the lock until it is loaded; then it does not change */
+static struct ofi_library library; /* protected by the lock until `loaded`; constant afterwards */
 static bool loaded;
 
 /* The pointer is copied by its bytes: ISO C has no conversion from what dlsym() returns to a pointer to a function. */

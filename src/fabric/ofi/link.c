@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links of ofi: how they begin, and what a link's endpoint asks for. A frame is a message to the peer's endpoint, a move an RMA request.
+ * Links of ofi: creates them, and sends for their endpoints (records/endpoint.h). A frame is a message to the peer, a move is an RMA
+ * request.
  */
 #include "fabric/ofi/ofi.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#define RTO_LEAST   (500 * WEFT_MS) /* the provider repeats what the network loses: this is for what a broken connection took with it */
+#define RTO_LEAST   (500 * WEFT_MS) /* the provider retransmits what the network loses: this is for frames lost with a broken connection */
 #define RTO_MOST    (2 * WEFT_SECOND)
 #define PAUSE_FIRST (WEFT_MS)
 #define PAUSE_MOST  (200 * WEFT_MS)
@@ -49,7 +50,7 @@ void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t n
     l->retry_at = now + l->pause;
     snprintf(l->error, sizeof l->error, "%s: %s", what, l->ofi->lib->strerror(err < 0 ? -err : err));
     if (atomic_fetch_add_explicit(&l->errors, 1, memory_order_relaxed) == 0)
-        base_log(BASE_LOG_INFO, "node %u at %s: %s; it is tried again (WEFT_RECONNECT)", l->r.link->node, l->name, l->error);
+        base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again (for WEFT_RECONNECT)", l->r.link->node, l->name, l->error);
 }
 
 static bool link_pauses(const struct ofi_link *l)
@@ -81,7 +82,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     }
     base_spin_unlock(&o->calls);
     if (rc == 0) {
-        if (inject) /* the provider has copied it */
+        if (inject) /* the provider has copied the frame */
             tb_endpoint_left(&l->r.endpoint, slot);
         return true;
     }
@@ -96,7 +97,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     struct ofi *o = l->ofi;
     ssize_t rc = -FI_EAGAIN;
     if (l->moves == OFI_MOVES)
-        return false; /* one that ends has the link pumped */
+        return false; /* when a move ends, the link is pumped again */
     if (link_pauses(l))
         return link_no_room(l);
     struct iovec here = {.iov_base = local, .iov_len = len};
@@ -119,7 +120,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     if (rc == 0)
         return true;
     if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
-        base_log(BASE_LOG_INFO, "%s refuses RMA (%s): large puts and gets go in frames", o->info->fabric_attr->prov_name,
+        base_log(BASE_LOG_INFO, "%s refuses RMA (%s): large puts and gets are sent in frames", o->info->fabric_attr->prov_name,
                  o->lib->strerror((int)-rc));
         l->r.endpoint.move_least = UINT64_MAX;
     } else if (rc != -FI_EAGAIN) {
@@ -128,7 +129,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     return link_no_room(l);
 }
 
-/* Where the provider wants local memory registered, only the pool is: the rest goes in frames, which copies it. */
+/* If the provider needs local memory to be registered, only memory in the pool can be moved; other memory is copied into frames. */
 static bool link_movable(void *ctx, const uint8_t *local, uint64_t len)
 {
     const struct ofi_link *l = ctx;

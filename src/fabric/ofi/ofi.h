@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the ofi transport share: what carries the frames of fabric/records/ over libfabric. Each calls only those before it:
+ * What the files of the ofi transport share. The transport carries the frames of fabric/records/ over libfabric. Each file calls only
+ * those before it:
  *
  *   library.c     libfabric, found at run time
- *   provider.c    which providers there are, and which one to use
+ *   provider.c    lists the providers, and chooses one
  *   device.c      the provider's objects, memory regions, receives
- *   link.c        a link's life; what its endpoint asks for: frames sent, bytes moved by RMA
+ *   link.c        creates links; sends frames and starts RMA for a link's endpoint
  *   poll.c        progress: completions, timers
- *   watch.c       links that do not get through; a new endpoint
- *   connect.c     what two nodes tell each other when they join
- *   transport.c   opening, joining, the end of a link; the table
+ *   watch.c       links that make no progress; replaces the endpoint
+ *   connect.c     exchanges addresses and keys when two nodes join
+ *   transport.c   opening, joining, the end of a link; the transport's table
  *
- * A node has one reliable datagram endpoint for all its peers. Small operations are records in frames, as on tb: so what a connection loses
- * when it breaks is repeated, and each record is executed once. Large puts and gets are RMA between the pools, if the provider has it.
+ * A node has one reliable datagram endpoint for all its peers. Small operations are records in frames, as on tb: frames that are lost with
+ * a broken connection are sent again, and each record is executed once. Large puts and gets are RMA between the pools, if the provider
+ * supports it.
  *
- * Locks, outer first: ofi->receiving (who polls), a link's lock, ofi->calls. The last one is around every call of libfabric that uses the
- * endpoint or its queue (FI_THREAD_DOMAIN).
+ * Locks, outer first: ofi->receiving (held by the thread that polls), a link's lock, ofi->calls. The last one is held during every call of
+ * libfabric that uses the endpoint or its queue (FI_THREAD_DOMAIN).
  */
 #ifndef WEFT_OFI_H
 #define WEFT_OFI_H
@@ -31,26 +33,26 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES      256u       /* frames that can be received, from all peers; fewer where the provider takes fewer */
-#define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers; likewise */
-#define OFI_MOVES         4u         /* RMA requests under way to a peer: small frames wait behind these */
-#define OFI_MOVE_BYTES    (1u << 20) /* of one of them */
-#define OFI_MOVE_LEAST    8192u      /* from here on RMA; smaller is faster in frames */
+#define OFI_RECEIVES      256u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
+#define OFI_MOVES         4u         /* RMA requests under way to a peer; few, because frames wait behind them */
+#define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
+#define OFI_MOVE_LEAST    8192u      /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u        /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u       /* bytes of a provider's address */
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 
-/* Something that the provider has and that it ends by a completion; its address is the operation's context. */
+/* An operation that was given to the provider and ends with a completion; this struct's address is the operation's context. */
 struct ofi_request {
     struct fi_context2 context; /* first. Some providers keep their own state in it */
-    struct ofi_request *next;   /* free, or owed */
+    struct ofi_request *next;   /* in the list `free` or `owed` */
     enum ofi_request_kind kind;
-    uint32_t slot; /* OFI_RECEIVE: which buffer; OFI_FRAME: the link's frame */
+    uint32_t slot; /* OFI_RECEIVE: index of the buffer; OFI_FRAME: index of the link's frame */
     uint16_t node;
-    bool busy;     /* the provider has it */
-    bool given_up; /* its link has ended: the completion is of no use */
-    void *cookie;  /* OFI_PUT, OFI_GET: of the endpoint */
+    bool busy;     /* under way at the provider */
+    bool given_up; /* its link has ended: the completion is ignored */
+    void *cookie;  /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
 struct ofi_regions {
@@ -63,25 +65,25 @@ struct ofi_link {
     struct ofi *ofi;
     bool touched;   /* an event has happened since the last pump; under ofi->receiving */
     fi_addr_t peer; /* under ofi->calls */
-    uint32_t moves; /* under way; under the link's lock, with the next fields */
-    uint64_t moved; /* how many have ended well */
-    uint64_t base;  /* of addresses in the peer's pool; 0: offsets in a segment */
-    uint32_t shift; /* of its segments */
+    uint32_t moves; /* RMA requests under way; under the link's lock, with the next fields */
+    uint64_t moved; /* RMA requests that have succeeded */
+    uint64_t base;  /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
+    uint32_t shift; /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
-    uint64_t *keys;         /* of its segments */
-    struct ofi_regions own; /* this node's pool as registered for this peer alone; empty: as for all */
-    char name[64];          /* the peer's address, for people */
-    /* When something was refused: nothing is sent before retry_at, and each refusal doubles the pause. Under the link's lock. */
+    uint64_t *keys;         /* the keys of the peer's segments */
+    struct ofi_regions own; /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
+    char name[64];          /* the peer's address as text */
+    /* After a refusal nothing is sent before retry_at; each refusal doubles the pause. Under the link's lock. */
     int64_t retry_at, pause;
-    char error[160]; /* the last one's reason; "" */
+    char error[160]; /* the reason of the last refusal; "": there was none */
     _Atomic uint64_t errors;
     /* watch.c, on the progress thread: */
-    uint64_t stand;   /* what was acknowledged and moved when that was looked at */
-    int64_t still_at; /* since when it has not changed, although something is under way; 0: it has, or nothing is */
-    bool renewed;     /* this node took a new endpoint for it */
-    bool asked;       /* the peer was asked whether it runs ... */
+    uint64_t stand;   /* a count of acknowledged frames and finished moves, at the last check */
+    int64_t still_at; /* since when `stand` has not changed although something is under way; 0: the link makes progress or is idle */
+    bool renewed;     /* this node has already replaced its endpoint because of this link */
+    bool asked;       /* the peer was asked whether its process runs ... */
     int64_t answered; /* ... and answered at this time; 0: not yet */
-    bool tell;        /* this node's address is to be told again */
+    bool tell;        /* this node's new address must be sent to the peer */
     _Atomic uint64_t connects;
 };
 
@@ -89,46 +91,46 @@ struct ofi {
     struct weft_node *w;
     struct fab_look look;
     const struct ofi_library *lib;
-    struct fi_info *info; /* the provider's; NULL: not looked for yet */
+    struct fi_info *info; /* the chosen provider's; NULL: none was chosen yet */
     struct ofi_traits traits;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
     struct fid_ep *ep;       /* NULL: not open yet */
-    int fd;                  /* of the queue; -1: the provider has none, and it is polled */
-    bool armed;              /* idle() has found nothing: the progress thread may sleep on fd */
-    struct ofi_regions pool; /* the pool, where registering is dear: for all peers */
+    int fd;                  /* the completion queue's descriptor; -1: the provider has none, so the queue is polled */
+    bool armed;              /* ofi_idle() found no completion: the progress thread may sleep on fd */
+    struct ofi_regions pool; /* if registering is expensive: the pool, registered once for all peers */
     uint32_t shift;
     uint8_t *memory; /* frames to send and to receive */
     uint64_t memory_bytes;
     uint8_t *link_frames, *receive_frames;
-    struct fid_mr *memory_mr; /* where the provider wants local memory registered */
+    struct fid_mr *memory_mr; /* if the provider needs local memory registered */
     struct ofi_request *receives, *requests;
     uint32_t receives_count, requests_count;
-    struct ofi_request *free, *owed; /* requests; receives that found no room. Under `calls` */
+    struct ofi_request *free, *owed; /* free requests; receives that the provider had no room for. Under `calls` */
     struct ofi_link **links;         /* [size]; NULL for peers that use another transport */
-    char name[64];                   /* this node's address, for people */
+    char name[64];                   /* this node's address as text */
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
     _Atomic int64_t due; /* the earliest timer of all links; may be too early */
     uint32_t looks;
-    uint32_t generation; /* of the endpoint */
-    bool renew;          /* a new endpoint is wanted; under `receiving` */
+    uint32_t generation; /* counts the endpoints that this node has had */
+    bool renew;          /* the endpoint is to be replaced; under `receiving` */
 };
 
 /* device.c */
-int ofi_device_open(struct ofi *o); /* with o->info */
+int ofi_device_open(struct ofi *o); /* opens the provider that o->info describes */
 void ofi_device_close(struct ofi *o);
-int ofi_register(struct ofi *o, struct ofi_regions *r); /* the pool, with new keys */
+int ofi_register(struct ofi *o, struct ofi_regions *r); /* registers the pool, with new keys */
 void ofi_unregister(struct ofi_regions *r);
-void *ofi_descriptor(const struct ofi *o, const void *at);           /* of local memory, where the provider wants one */
-int ofi_endpoint_open(struct ofi *o);                                /* a new endpoint, in place of none; receives are posted */
-int ofi_queue_renew(struct ofi *o);                                  /* a new completion queue, while there is no endpoint */
+void *ofi_descriptor(const struct ofi *o, const void *at);           /* of local memory; NULL if the provider needs none */
+int ofi_endpoint_open(struct ofi *o);                                /* opens an endpoint, while there is none, and posts its receives */
+int ofi_queue_renew(struct ofi *o);                                  /* replaces the completion queue, while there is no endpoint */
 void ofi_receive_again_locked(struct ofi *o, struct ofi_request *q); /* posts a receive, or keeps it for later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);
-/* NULL: all are under way. Under `calls`, as the next one */
+/* NULL: all are under way. Under `calls`, like the next function */
 struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind kind, uint32_t node);
 void ofi_request_free_locked(struct ofi *o, struct ofi_request *q);
 
@@ -143,8 +145,8 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
-/* poll.c; the last six: what struct fab_transport says of them */
-int ofi_poll(struct ofi *o); /* under o->receiving, as the next one */
+/* poll.c; struct fab_transport describes the last six */
+int ofi_poll(struct ofi *o); /* under o->receiving, like the next function */
 void ofi_pump_all(struct ofi *o, int64_t now);
 void ofi_make_room(struct weft_node *w);
 int ofi_service(struct weft_node *w);
@@ -156,17 +158,17 @@ void ofi_woken(struct weft_node *w);
 /* watch.c, on the progress thread */
 int64_t ofi_upkeep(struct weft_node *w, int64_t now);
 void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len);
-/* Takes a new endpoint in place of the old one, and lets all that is under way begin again. Under o->receiving. */
+/* Replaces the endpoint, and starts everything that is under way again. Under o->receiving. */
 void ofi_renew(struct ofi *o);
 /* Whether the bytes are a valid message of watch.c; only computes. */
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
-/* What a node tells a peer; `keys` keys follow, of 8 bytes each. */
+/* What a node sends to a peer when they join; `keys` keys of 8 bytes follow. */
 struct ofi_hello {
     uint64_t magic, pool_bytes;
     uint32_t rank, size, session;
-    uint32_t shift, keys; /* the pool's segments: none where the provider has no RMA */
+    uint32_t shift, keys; /* the pool's segments have 2^shift bytes; keys: how many segments, 0 without RMA */
     uint32_t format, address_bytes;
     uint32_t reserved;
     uint64_t base;

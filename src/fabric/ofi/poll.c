@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Progress of ofi: gives completions and the time to the endpoints of the links, which then send what they can.
+ * Progress of ofi: passes completions and the time to the endpoints of the links, which then send what they can.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -8,18 +8,18 @@
 #include <string.h>
 
 #define BATCH  16
-#define ROUNDS 8u        /* batches that are taken together at most */
-#define RETRY  (WEFT_MS) /* how soon what found no room is tried again, while nobody polls */
-#define CLOCK  16u       /* looks that find nothing, for one at the clock */
+#define ROUNDS 8u        /* the most batches of completions read in one call */
+#define RETRY  (WEFT_MS) /* the pause before a frame that found no room is tried again, while nobody polls */
+#define CLOCK  16u       /* the clock is read once in this many polls that find nothing */
 
-/* What a completion says, once `calls` is free again. */
+/* A completion, copied so that it can be handled without `calls`. */
 struct event {
     struct ofi_request *q;
     size_t bytes;
     int error; /* libfabric's, positive; 0: none */
 };
 
-/* A frame that came alone is answered at once. */
+/* Handles a received frame. If it came alone, its acknowledgement is sent at once. */
 static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = o->receive_frames + (size_t)q->slot * TB_FRAME_BYTES;
@@ -67,7 +67,7 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
     l->touched = true;
 }
 
-/* Takes what the queue has. Under `calls`. */
+/* Reads a batch of completions from the queue. Under `calls`. */
 static uint32_t poll_take(struct ofi *o, struct event *e)
 {
     struct fi_cq_msg_entry entries[BATCH];
@@ -191,7 +191,7 @@ static bool poll_no_messages(const struct ofi *o)
     return true;
 }
 
-/* Whether the progress thread may sleep on the queue's descriptor. Without one it looks again after a millisecond (watch.c). */
+/* Whether the progress thread may sleep on the queue's descriptor. If the queue has none, the thread polls every millisecond (watch.c). */
 bool ofi_idle(struct weft_node *w)
 {
     struct ofi *o = w->ofi;
@@ -208,7 +208,8 @@ bool ofi_idle(struct weft_node *w)
     return quiet && poll_no_messages(o);
 }
 
-/* Only right after idle(): else a thread of the program polls, and each frame would wake the progress thread for nothing. */
+/* The descriptor, only just after ofi_idle(): otherwise a thread of the program polls, and each frame would needlessly wake the progress
+ * thread. */
 int ofi_fd(struct weft_node *w, uint32_t i)
 {
     struct ofi *o = w->ofi;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Providers: what weft asks of them, which one it chooses, and at which address of this host.
+ * Providers: what weft needs of them, which one it chooses, and which address of this host it uses.
  */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -20,8 +20,8 @@
 
 #define ASKED_VERSION FI_VERSION(1, 17)
 
-/* Best first. Of a provider with layers ("tcp;ofi_rxm") the first name counts. What is missing here is used only by name; so is verbs,
- * since rc and tb drive its devices better. */
+/* Best first. Of a layered provider ("tcp;ofi_rxm") the first name counts. A provider that is not in this list is used only if
+ * WEFT_OFI_PROVIDER names it; so is verbs, because the transports rc and tb are faster on its devices. */
 static const struct known {
     const char *name;
     bool plain;
@@ -78,7 +78,7 @@ static struct fi_info *provider_hints(const struct ofi_library *lib, const char 
     return h;
 }
 
-/* All that fits, in libfabric's order; with RMA, else without. */
+/* All suitable providers, in libfabric's order: those with RMA, or if there are none, those without. */
 static int provider_ask(const struct ofi_library *lib, const char *provider, const char *host, struct fi_info **out)
 {
     int rc = -FI_ENOMEM;
@@ -95,7 +95,7 @@ static int provider_ask(const struct ofi_library *lib, const char *provider, con
     return rc;
 }
 
-/* The first address of an interface, IPv4 sooner than IPv6, and a global one sooner than a link's. Numeric, as libfabric takes it. */
+/* An address of the interface, as a number: IPv4 before IPv6, and a global address before a link-local one. */
 static int interface_address(const char *name, char *out, size_t room)
 {
     struct ifaddrs *all, *best = NULL;
@@ -116,7 +116,8 @@ static int interface_address(const char *name, char *out, size_t room)
         }
     }
     socklen_t len = best && best->ifa_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    int rc = !best ? base_fail(-ENODEV, "WEFT_OFI_INTERFACE: this host has no interface and no address '%s', or it has no address", name)
+    int rc = !best
+                 ? base_fail(-ENODEV, "WEFT_OFI_INTERFACE: '%s' is neither an interface with an address nor an address of this host", name)
              : getnameinfo(best->ifa_addr, len, out, (socklen_t)room, NULL, 0, NI_NUMERICHOST)
                  ? base_fail(-EINVAL, "the address of interface %s cannot be printed", name)
                  : 0;
@@ -132,7 +133,7 @@ static bool is_address(const char *text)
     return inet_pton(AF_INET, plain, bytes) == 1 || inet_pton(AF_INET6, plain, bytes) == 1;
 }
 
-/* The better of the two; `a` may be NULL. An address that was asked for is at the head of libfabric's list. */
+/* The better of the two; `a` may be NULL. If they are equally good it is `a`, because libfabric lists the requested address first. */
 static struct fi_info *provider_better(struct fi_info *a, struct fi_info *b)
 {
     return !a || ofi_traits_of(b).rank < ofi_traits_of(a).rank ? b : a;
@@ -151,7 +152,7 @@ int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struc
         rc = interface_address(want->interface, host, sizeof host);
     if (rc)
         return rc;
-    /* First at this address, then those whose addresses are not of IP. A provider of IP at any other address would not be found there. */
+    /* First ask for providers at this address, then for those without IP addresses: peers could not reach an IP provider elsewhere. */
     for (int pass = 0; pass < 2 && !best; pass++) {
         rc = provider_ask(lib, want->provider, pass ? NULL : host, &all);
         for (struct fi_info *i = rc ? NULL : all; i; i = i->next) {

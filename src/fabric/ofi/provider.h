@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * libfabric and its providers: which there are here, and which one weft uses. It opens nothing.
+ * libfabric and its providers: lists those of this host, and chooses the one that weft uses. Nothing is opened here.
  */
 #ifndef WEFT_OFI_PROVIDER_H
 #define WEFT_OFI_PROVIDER_H
@@ -23,21 +23,21 @@ struct ofi_library {
 /* Finds libfabric once for the process: WEFT_OFI_LIBRARY, else by its usual names. -ENOENT: it is not here, or too old. */
 int ofi_load(const struct ofi_library **out);
 
-/* What weft asks of a provider, and gets from this one. */
+/* The properties of a provider that weft depends on. */
 struct ofi_traits {
     bool rma;          /* puts and gets by RMA, and a put's completion says that it is at the target */
-    bool local;        /* local memory has to be registered */
-    bool virtual;      /* addresses at the target, not offsets */
-    bool hardware;     /* registering memory is dear: once for all peers, with the provider's keys */
+    bool local;        /* local memory must be registered */
+    bool virtual;      /* RMA names the target by virtual address, not by offset */
+    bool hardware;     /* registering memory is expensive: done once for all peers, with keys that the provider chooses */
     bool bind_regions; /* regions belong to the endpoint (FI_MR_ENDPOINT) */
-    bool plain;        /* goes over an ordinary network: what it sends can be read there */
+    bool plain;        /* uses an ordinary network, where others can read what is sent */
     bool inet;         /* its addresses are IP addresses */
-    uint32_t rank;     /* the smaller, the sooner it is chosen; OFI_NEVER: only by name */
+    uint32_t rank;     /* the provider with the smallest rank is chosen; OFI_NEVER: only if it is named */
 };
 #define OFI_NEVER 1000u
 
 struct ofi_want {
-    const char *provider;  /* as libfabric names it, "tcp;ofi_rxm" or only "tcp"; "": the best */
+    const char *provider;  /* libfabric's name, "tcp;ofi_rxm" or only "tcp"; "": the best */
     const char *interface; /* a network interface, or an address of this host; "": `address` */
     const char *address;   /* the numeric address by which this node's peers reach it; "": all are on this host */
 };
@@ -53,7 +53,7 @@ struct ofi_listed {
 };
 #define OFI_LISTED_MAX 32u
 int ofi_list(const struct ofi_library *lib, struct ofi_listed list[OFI_LISTED_MAX]);
-/* "tcp over eth0 10.0.0.1"; for people */
+/* As text, such as "tcp over eth0 10.0.0.1". */
 void ofi_print_address(const struct fi_info *info, const void *address, size_t len, char *out, size_t room);
 
 #endif

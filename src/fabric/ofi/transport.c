@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LAST_MOVES (20 * WEFT_MS) /* how long the provider may take to give back requests to a peer that is gone */
+#define LAST_MOVES (20 * WEFT_MS) /* how long to wait for the provider to complete requests to a peer that is gone */
 
 static int ofi_open(struct weft_node *w)
 {
@@ -92,14 +92,13 @@ static void ofi_last_words(struct weft_node *w, struct fab_link *link)
     } while (n > 0 && left > 0);
 }
 
-/* RMA requests to a peer that the provider had when the peer was given up. */
+/* RMA requests to a peer that were still under way when the peer was given up. */
 struct ending {
     void *cookies[OFI_MOVES];
     uint32_t count;
 };
 
-/* Gives up the requests to a peer, whose operations end with it. Returns how many of RMA the provider still has. Under o->receiving and
-   the link's lock. */
+/* Marks all requests to a peer as given up. Returns how many RMA requests are still under way. Under o->receiving and the link's lock. */
 static uint32_t transport_give_up(struct ofi *o, const struct ofi_link *l, struct ending *e)
 {
     uint32_t left = 0;
@@ -117,8 +116,8 @@ static uint32_t transport_give_up(struct ofi *o, const struct ofi_link *l, struc
     return left;
 }
 
-/* The memory of puts and gets is the program's again when they have failed: so the provider must not use it any more by then. If it does
-   not give them back, a new endpoint does. */
+/* Once puts and gets have failed, the program may reuse their memory, so the provider must have stopped using it. If the provider does not
+   complete these requests in time, the endpoint is replaced, which ends them. */
 static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending *e)
 {
     for (int64_t end = base_deadline(LAST_MOVES); base_now_ns() < end; base_sleep_ns(WEFT_MS)) {
@@ -129,11 +128,12 @@ static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending
         if (!left)
             return;
     }
-    base_log(BASE_LOG_INFO, "node %u is gone, and %s still has requests to it", l->r.link->node, o->info->fabric_attr->prov_name);
+    base_log(BASE_LOG_INFO, "node %u is gone, but %s has not completed requests to it: this node takes a new endpoint", l->r.link->node,
+             o->info->fabric_attr->prov_name);
     ofi_renew(o);
 }
 
-/* First nothing is sent to the peer any more. Then its keys end, so that it writes nothing here any more. Then what is pending fails. */
+/* First sending to the peer stops. Then its keys are revoked, so that it can no longer write here. Then pending operations fail. */
 static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
 {
     struct ofi *o = w->ofi;
@@ -185,7 +185,7 @@ static void *ofi_pointer(struct weft_node *w, struct fab_link *l, uint64_t offse
     return NULL;
 }
 
-/* Nothing to do: what changes memory for which threads may sleep is sent as a frame, and the receiver wakes them. */
+/* Nothing to do: writes to words that threads may sleep on are sent as frames, and the receiver of a frame wakes the threads. */
 static void ofi_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;

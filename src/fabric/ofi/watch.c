@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links whose peer is alive and that do not get through. The provider makes a broken connection anew by itself, and the stream repeats what
- * was lost with it. If nothing is acknowledged for long all the same, the peer is asked over the side connection whether it runs. If it
- * does, this node takes a new endpoint once, and after WEFT_RECONNECT the peer is given up. A peer that does not answer is not judged here:
- * that is what liveness is for.
+ * Links that make no progress although the peer is alive. The provider reconnects by itself, and the stream sends again what was lost. If
+ * nothing is acknowledged for long all the same, this node asks the peer over the side connection whether its process runs. If the peer
+ * answers, this node replaces its endpoint once; if that does not help within WEFT_RECONNECT, it gives the peer up. A peer that does not
+ * answer is left to the liveness check.
  *
- * A new endpoint has a new address, which all peers are told over their side connections.
+ * A new endpoint has a new address, which is sent to all peers over their side connections.
  */
 #include "fabric/ofi/ofi.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define WATCH      (250 * WEFT_MS) /* how often links are looked at while something is under way */
-#define POLL       WEFT_MS         /* how often the queue is looked at that has no descriptor to sleep on */
-#define LEAST      WEFT_SECOND     /* silence shorter than this means nothing */
-#define AFTER      WEFT_SECOND     /* how long after the peer's answer nothing may come */
+#define WATCH      (250 * WEFT_MS) /* how often links are checked while something is under way */
+#define POLL       WEFT_MS         /* how often a queue without a descriptor to sleep on is polled */
+#define LEAST      WEFT_SECOND     /* shorter silences are ignored */
+#define AFTER      WEFT_SECOND     /* how long after the peer's answer the link may still be silent */
 #define SIDE_MAGIC 0x31696677u     /* "wfi1" */
 
 enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS };
@@ -54,7 +54,7 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     struct ofi *o = l->ofi;
     fi_addr_t peer = FI_ADDR_NOTAVAIL;
     if (m->address_bytes != o->address_bytes) {
-        records_break(&l->r, "it sent an address of another kind");
+        records_break(&l->r, "it sent a new address of another address family");
         return;
     }
     base_spin_lock(&l->r.lock);
@@ -70,7 +70,7 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     l->touched = true;
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
     if (!inserted)
-        records_break(&l->r, "%s does not take its new address", o->info->fabric_attr->prov_name);
+        records_break(&l->r, "%s does not accept its new address", o->info->fabric_attr->prov_name);
 }
 
 void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len)
@@ -86,7 +86,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     }
     memcpy(&m, bytes, sizeof m);
     if (m.kind == SIDE_QUESTION)
-        (void)watch_say(l, SIDE_ANSWER); /* no room for it: the peer does not read, and is not to judge then */
+        (void)watch_say(l, SIDE_ANSWER); /* if this fails for lack of room, the peer does not read, and needs no answer */
     else if (m.kind == SIDE_ANSWER && l->asked && !l->answered)
         l->answered = base_now_ns();
     base_spin_lock(&o->receiving);
@@ -95,7 +95,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     base_spin_unlock(&o->receiving);
 }
 
-/* Ends what the provider had. Its operations begin again on the next endpoint. Under o->receiving. */
+/* Ends the requests that the provider still had. Their operations begin again on the next endpoint. Under o->receiving. */
 static void watch_take_back(struct ofi *o)
 {
     for (uint32_t i = 0; i < o->requests_count; i++) {
@@ -121,14 +121,15 @@ static void watch_take_back(struct ofi *o)
 void ofi_renew(struct ofi *o)
 {
     if (!o->ep)
-        return; /* an earlier one was refused: the links are broken */
+        return; /* an earlier attempt to open an endpoint failed, and all links were broken */
     base_spin_lock(&o->calls);
     fi_close(&o->ep->fid);
     o->ep = NULL;
     base_spin_unlock(&o->calls);
     watch_take_back(o);
     base_spin_lock(&o->calls);
-    int rc = ofi_queue_renew(o); /* with it go the completions of the old endpoint; and libfabric 1.17 keeps that in its queue */
+    int rc =
+        ofi_queue_renew(o); /* drops the old endpoint's completions; libfabric 1.17 also keeps a reference to that endpoint in the queue */
     rc = rc ? rc : ofi_endpoint_open(o);
     base_spin_unlock(&o->calls);
     base_log(BASE_LOG_WARN, "%s: a new endpoint, at %s%s%s", o->info->fabric_attr->prov_name, rc ? "no address: " : o->name,
@@ -143,11 +144,11 @@ void ofi_renew(struct ofi *o)
         base_spin_unlock(&l->r.lock);
         l->touched = l->tell = true;
         if (rc)
-            records_break(&l->r, "this node has no endpoint any more: %s", base_error());
+            records_break(&l->r, "this node could not open a new endpoint: %s", base_error());
     }
 }
 
-/* Whether something is under way to the peer, and `stand`: changes with all that gets through. */
+/* Whether something is under way to the peer. `*stand` is a value that changes whenever something gets through. */
 static bool watch_under_way(struct ofi_link *l, uint64_t *stand)
 {
     base_spin_lock(&l->r.lock);
@@ -180,7 +181,7 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
     }
     if (!l->answered || now - l->answered < AFTER)
         return;
-    if (!l->renewed) { /* then it is asked again, and may answer by the new one */
+    if (!l->renewed) { /* ask the peer again afterwards: it may get through to the new endpoint */
         l->renewed = o->renew = true;
         l->asked = false;
         return;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Bulk as a whole: lanes that come and go, transfers that are given up, what the peer says, what is due. See bulk.h.
+ * The top level of bulk: lanes that go up and down, transfers that are given up, records of the peer, timers. See bulk.h.
  */
 #include "fabric/records/bulk_private.h"
 
@@ -66,8 +66,7 @@ void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation)
     l->generation = generation;
 }
 
-/* Forgets a put that has arrived whole, but whose TB_DONE could not be sent yet. The peer has given the put up and uses its number again.
- */
+/* Removes a complete incoming put whose TB_DONE is still to be sent: the peer has given that put up and now reuses its number. */
 static bool bulk_forget_done(struct tb_bulk *b, uint32_t id)
 {
     for (uint32_t i = 0; i < b->done_count; i++) {
@@ -86,7 +85,7 @@ static bool bulk_within(const struct tb_bulk *b, uint64_t offset, uint64_t lengt
            length <= b->pool_bytes - offset && offset / b->segment == (offset + length - 1) / b->segment;
 }
 
-/* TB_DROP: the peer has given up a transfer. The receives of one that is coming in are gone already, because a transfer is given up only
+/* TB_DROP: the peer has given up a transfer. If it was incoming, its receives are gone already, because a transfer is given up only
    while no lane is up at the other end, and none comes up there before TB_DROP was sent. */
 static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
 {
@@ -104,7 +103,7 @@ static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m
     b->dropped_count += at == b->dropped_count;
     b->dropped[at] = (struct tb_drop){.transfer = (uint16_t)id, .generation = m->r.generation};
     if (!t->used || t->own || t->generation != m->r.generation || !t->wanted)
-        return 0; /* the transfer is whole already, or was never announced */
+        return 0; /* the transfer is complete already, or was never announced */
     for (uint32_t i = 0; i < b->lane_count; i++)
         for (uint32_t k = b->lanes[i].in_first; k != b->lanes[i].in_next; k++)
             if (b->lanes[i].in[k % TB_LANE_DEPTH].transfer == id)

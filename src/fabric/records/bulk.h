@@ -2,7 +2,7 @@
  *
  * bulk: large data between two pools without a copy on either side. A lane is a queue pair whose messages all have one size. The receiver
  * posts receives on the target memory itself and announces them (TB_READY). The sender posts sends from the source memory itself, in that
- * order, and sends the checksum of each (TB_SUM). A piece has arrived when it is there and its checksum is right.
+ * order, and sends the checksum of each (TB_SUM). A piece has arrived when its receive has completed and its checksum matches.
  *
  * A lane that loses a message delivers all following ones to a receive too early. The checksums show that or, at the end, a receive that
  * stays. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more (TB_QUIET), and sends again
@@ -54,7 +54,7 @@ struct tb_transfer {     /* an incoming transfer */
     uint64_t *wanted;                  /* bitmap: pieces that need a receive */
     uint64_t from;                     /* of a get of this node: the offset in the peer's pool */
     uint32_t repairs_without_progress; /* lane repairs that this transfer caused since its last correct piece */
-    bool use_records;                  /* so many repairs did not help that the remaining pieces are requested as records */
+    bool use_records;                  /* repairs have failed too often: the remaining pieces are requested as records */
     uint32_t fetching, asked, asks;    /* the piece being requested as records; how many of its bytes were requested; requests under way */
     uint64_t word, add;                /* the word and the operand from TB_OPEN */
     uint32_t what;

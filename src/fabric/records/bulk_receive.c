@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The receiving side of bulk: posts receives, judges the pieces that come, and has lanes repaired that have lost some.
+ * The receiving side of bulk: posts receives, verifies the pieces that arrive, and repairs lanes that have lost pieces.
  */
 #include "fabric/records/bulk_private.h"
 
@@ -299,7 +299,7 @@ int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_word
     if (m->a == 0) {
         l->quiet = true;
         l->last = now;
-        l->rest = 2 * (now - l->asked_at); /* a measure of what this pair of nodes and its cables need now */
+        l->rest = 2 * (now - l->asked_at); /* twice the measured round trip: bytes on the wire arrive within that */
         l->rest = l->rest < REST_LEAST ? REST_LEAST : l->rest > REST_MOST ? REST_MOST : l->rest;
         return 0;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The sending side of bulk: sends the pieces that the receiver has posted receives for, in the order it has told.
+ * The sending side of bulk: sends the pieces for which the receiver has posted receives, in the order that it announced.
  */
 #include "fabric/records/bulk_private.h"
 
@@ -52,7 +52,7 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
         return tb_stream_say(b->stream, &m);
     if (l->unleft >= l->depth)
         return false;
-    l->void_end = number; /* keep it just behind: sequence numbers are compared modulo 2^32 */
+    l->void_end = number; /* kept next to the current number, because numbers are compared modulo 2^32 */
     l->unleft++;
     if (!b->env.lane_send(b->env.lane_ctx, lane, offset)) {
         l->unleft--;

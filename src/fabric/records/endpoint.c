@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The life of an endpoint, and what happens to it: see endpoint.h.
+ * Creation, end and events of an endpoint: see endpoint.h.
  */
 #include "fabric/records/endpoint_private.h"
 

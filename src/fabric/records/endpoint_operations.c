@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of an endpoint: at once as records while there is room, else as works in a backlog, in order.
+ * The operations of an endpoint. They are written as records at once while there is room; else they wait, in order, as works in a backlog.
  */
 #include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"
@@ -69,7 +69,8 @@ struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **fir
 
 /* --- records going out --- */
 
-/* Do not split off a small rest. */
+/* Writes a record with as many of these bytes as fit, and returns how many; 0: no room. A frame with less than 256 bytes of room is left,
+ * so that the bytes are not split into tiny records. */
 uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len)
 {
     uint32_t fits = tb_stream_fits(&e->stream);

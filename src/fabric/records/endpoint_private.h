@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of an endpoint share. Each calls only those after it: endpoint.c (its life and events), endpoint_records.c (what the
- * peer's records ask for), endpoint_operations.c (this node's own operations).
+ * What the files of an endpoint share. Each calls only those after it: endpoint.c (creation, end, events), endpoint_records.c (executes
+ * the peer's records), endpoint_operations.c (this node's own operations).
  */
 #ifndef WEFT_RECORDS_ENDPOINT_PRIVATE_H
 #define WEFT_RECORDS_ENDPOINT_PRIVATE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The records that come to an endpoint: what the peer's operations do here, and the answers to this node's own. Bytes from outside.
+ * Executes the records that an endpoint receives: the peer's operations, and the answers to this node's own. Their bytes may be anything.
  */
 #include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A link whose operations are records: the endpoint, its lock, and the messages that wait for their handlers. What a transport over frames
- * has of its own (how a frame gets to the peer, the devices) is in a struct that begins with this one; fab_link's `impl` points to it.
+ * A link whose operations are records: the endpoint, its lock, and the messages that wait for their handlers. Each transport over frames
+ * has a struct that begins with this one and adds its own fields (devices, how to send a frame); fab_link's `impl` points to it.
  *
  *   message.c      messages that wait for their handlers
  *   operations.c   puts, gets, atomics, messages, flush, fence, as struct fab_transport wants them

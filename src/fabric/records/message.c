@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that arrived in records: kept in the inbox of their link, and delivered to their handlers from there. And the end of a link.
+ * Messages that arrived in records: they are kept in the inbox of their link until they are delivered to their handlers. Also how a link
+ * is marked as broken.
  */
 #include "fabric/records/link.h"
 

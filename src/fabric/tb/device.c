@@ -120,7 +120,8 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
 {
     int err = 0;
     for (uint32_t i = 0; i < tb->all_count && !err && tb->device_count < TB_DEVICES; i++) {
-        /* if a signal ends the process, what exists by then is given back (ending.c), and this waits until the process ends */
+        /* if a signal ends the process, another thread frees what exists by then (ending.c), and this thread blocks here until the process
+         * ends */
         base_spin_lock(&tb->receiving);
         struct verbs_device *d = &tb->all[i];
         /* If the node has Thunderbolt ports, tb uses only these. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links of tb: how they begin and break, and what a link's endpoint asks for. The endpoint (endpoint.h) knows what goes over a link.
+ * Links of tb: creates and breaks them, and posts what a link's endpoint (records/endpoint.h) sends.
  */
 #include "fabric/tb/tb.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Progress of tb: gives completions and the time to the endpoints of the links, which then send what they can.
+ * Progress of tb: passes completions and the time to the endpoints of the links, which then send what they can.
  */
 #include "fabric/tb/tb.h"
 
@@ -12,7 +12,7 @@
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED         512u
 #define FETCHED_EARLY   128u
-#define PAUSE           (WEFT_MS / 2)   /* after so long without a completion, it may be that nobody polled */
+#define PAUSE           (WEFT_MS / 2)   /* a gap between completions from which on it is possible that nobody polled */
 #define BUSY_MOST       4u              /* rounds in a row that found something, before the completions of sends are polled */
 #define WATCH           (100 * WEFT_MS) /* how often a port is queried at least */
 
@@ -177,7 +177,7 @@ static void poll_fetch_next(const struct tb *tb)
     }
 }
 
-/* The time of this round. After a pause, timers are not judged by it before everything that has come meanwhile was handled. */
+/* The time of this round. After a pause, timers may expire only when everything that arrived meanwhile has been handled. */
 static int64_t poll_look_time(struct tb *tb)
 {
     int64_t now = base_recent_ns();
@@ -215,8 +215,8 @@ static int poll_take_completions(struct tb *tb, struct tb_device *d, struct tb_c
     return n;
 }
 
-/* Polls the completion queues. Nobody waits for a send to leave, so their queues are polled only if nothing has come, if something has
-   come in too many rounds in a row, or if a cable has many sends under way. */
+/* Polls the completion queues. Nobody waits for completions of sends, so their queues are polled only if nothing was received, if something
+   was received in too many rounds in a row, or if a cable has many sends under way. */
 int tb_poll(struct tb *tb, bool sends)
 {
     int n = 0;

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the tb transport share: what carries the frames of fabric/records/. Each calls only those before it:
+ * What the files of the tb transport share. The transport carries the frames of fabric/records/ over queue pairs. Each file calls only
+ * those before it:
  *
  *   device.c       devices, their memory and completion queues
  *   cable.c        the queue pairs to a neighbour
- *   link.c         a link's life, and what its endpoint asks for
+ *   link.c         creates and breaks links; sends for a link's endpoint
  *   routes.c       routes through other nodes
  *   watch.c        cables that are pulled and plugged in again
  *   leave.c        leaving, one node after another
  *   ending.c       frees devices when a signal ends the process
  *   connect.c      finds and connects the cables to a node that joins
  *   poll.c         progress: completion queues, timers, upkeep
- *   transport.c    opening, joining, the end of a link; the table
+ *   transport.c    opening, joining, the end of a link; the transport's table
  *
- * Locks, outer first: tb->receiving (who polls), a link's lock (its endpoint). Cables post under the lock of whichever link emits,
- * and count with atomics.
+ * Locks, outer first: tb->receiving (held by the thread that polls), a link's lock (its endpoint). Cables post under the lock of whichever
+ * link emits, and count with atomics.
  */
 #ifndef WEFT_TB_H
 #define WEFT_TB_H
@@ -197,7 +198,7 @@ enum tb_side {
     TB_SIDE_NEIGHBOURS = 1,
     TB_SIDE_CABLE,
     TB_SIDE_LEAVE
-}; /* the first two bytes of what the transport says on the side connection */
+}; /* the first two bytes of the transport's messages on the side connection */
 
 /* ending.c: gives all devices back when the process is told to end */
 int tb_ending_watch(struct tb *tb);
@@ -241,7 +242,7 @@ struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment);
 struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of the link that is ready; NULL: none */
 
-/* poll.c; the last six: what struct fab_transport says of them */
+/* poll.c; struct fab_transport describes the last six */
 int tb_poll(struct tb *tb, bool sends); /* polls the completion queues of receives, and of sends if asked to; under tb->receiving */
 void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; no lock may be held */
 int tb_service(struct weft_node *w);

@@ -224,7 +224,7 @@ static void *tb_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset
     return NULL;
 }
 
-/* Nothing to do: what changes memory for which threads may sleep is sent as a frame, and the receiver wakes them. */
+/* Nothing to do: writes to words that threads may sleep on are sent as frames, and the receiver of a frame wakes the threads. */
 static void tb_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;

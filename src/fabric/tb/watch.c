@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Cables that are pulled and plugged in again. No event reports a pulled cable, and a provider may touch memory that is gone with it. So
- * the ports are looked at, often, and before what has arrived is handled; and each side tells the other what it sees. A cable whose port is
- * down has no queue pairs any more; what was under way on it takes another route, or waits.
+ * ports are queried often, and before arrived frames are handled; and each node tells the other when it finds the cable gone. A cable whose
+ * port is down has no queue pairs any more; what was under way on it takes another route, or waits.
  *
  * A lost cable is looked for on all ports that nothing else leads to: it may be plugged in elsewhere now. The lower-numbered node leads. It
  * makes queue pairs, of the next generation, on one of its ports that is up, and sends their addresses. The other node tries each of its
@@ -294,7 +294,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
             return;
         if (c->ready || c->building) {
             if (c->ready) {
-                base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone: that node says so", c->device->d->name, c->node);
+                base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone: that node reports it", c->device->d->name, c->node);
                 c->patience = AGAIN;
                 c->next = (uint32_t)(c->device - tb->devices);
             }
