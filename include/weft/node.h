@@ -36,6 +36,8 @@ typedef struct weft_config {
     int64_t deadline_ns;     /* default deadline of operations; if set, of waits for other nodes too (WEFT_DEADLINE) */
     int64_t join_timeout_ns; /* how long to wait for the other nodes (WEFT_JOIN_TIMEOUT) */
     int64_t reconnect_ns;    /* how long to retry a broken RDMA link; negative: not at all (WEFT_RECONNECT) */
+    const char *grow;        /* other nodes may join the running cluster, at this address of this node (WEFT_GROW) */
+    const char *join;        /* join a running cluster: addresses of members, with commas between (WEFT_JOIN) */
 } weft_config;
 
 /* Join the cluster. On every node it blocks until every node has connected to every other, or until the join time-out. Then the

@@ -69,6 +69,7 @@ struct ofi_link {
     uint32_t shift; /* of its segments */
     uint32_t keys_count;
     uint64_t *keys;         /* of its segments */
+    uint8_t *frames;        /* to send from, where one of the two joined later; else NULL: a part of ofi->memory */
     struct ofi_regions own; /* this node's pool as registered for this peer alone; empty: as for all */
     char name[64];          /* the peer's address, for people */
     /* When something was refused: nothing is sent before retry_at, and each refusal doubles the pause. Under the link's lock. */
