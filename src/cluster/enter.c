@@ -143,6 +143,8 @@ int cluster_enter(struct cluster_settings *s)
 {
     char address[128];
     bool spoke = false;
+    uint32_t denied = 0;
+    char why[WIRE_REASON] = "";
     int rc = 0;
     if (sodium_init() < 0)
         return base_fail(-EIO, "libsodium cannot be initialised");
@@ -161,8 +163,14 @@ int cluster_enter(struct cluster_settings *s)
             rc = enter_at(j, s, address, until < j->deadline ? until : j->deadline, &spoke);
             if (!rc || rc == -EINTR)
                 break;
+            if (rc == -EACCES && snprintf(why, sizeof why, "%s", base_error()))
+                denied++;
         }
-        if (!rc || rc == -EINTR || spoke || rc == -EACCES || base_now_ns() >= j->deadline)
+        if (rc && rc != -EINTR && !spoke && denied > 1) { /* once may have been the end of that member */
+            rc = base_fail(-EACCES, "%s", why);
+            break;
+        }
+        if (!rc || rc == -EINTR || spoke || base_now_ns() >= j->deadline)
             break;
         base_sleep_ns(50 * WEFT_MS);
         rc = 0;

@@ -27,7 +27,7 @@
 #define LONG    patience_ns(60)
 #define BYTES   4096u
 
-enum order { GO_ON, END, BARRIER };
+enum order { GO_ON, END, BARRIER, SERVE };
 
 /* Shared by the test and all nodes. */
 struct board {
@@ -139,6 +139,29 @@ static void check_old(struct member *m)
     m->place->refused = refused;
 }
 
+/* Every node runs a program at every other, and finds what every other has published. */
+static void serve(weft_node *w)
+{
+    const weft_spawn_spec spec = {.bytes = sizeof spec, .program = "true"};
+    char name[32];
+    snprintf(name, sizeof name, "area-%u", weft_rank(w));
+    OK(weft_name_publish(w, weft_rank(w), name, board->area[weft_rank(w)], 8, LONG));
+    for (uint32_t i = 0; i < weft_size(w); i++) {
+        weft_process *p;
+        weft_exit e;
+        weft_name n;
+        if (!weft_alive(w, i))
+            continue;
+        OK(weft_spawn(w, i, &spec, &p, LONG));
+        OK(weft_process_wait(p, &e, sizeof e, LONG));
+        CHECK(e.status == 0 && e.signal == 0);
+        OK(weft_process_close(p));
+        snprintf(name, sizeof name, "area-%u", i);
+        OK(weft_name_wait(w, i, name, &n, LONG));
+        CHECK(n.addr == board->area[i]);
+    }
+}
+
 static void live(weft_node *w, struct place *place)
 {
     struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
@@ -166,6 +189,10 @@ static void live(weft_node *w, struct place *place)
             int rc = weft_barrier(w, LONG);
             board->result[place - board->place] = (uint32_t)-rc;
             place->obeyed = BARRIER;
+        }
+        if (place->order == SERVE && place->obeyed != SERVE) {
+            serve(w);
+            place->obeyed = SERVE;
         }
         usleep(500);
     }
@@ -206,6 +233,7 @@ static void prepare(uint32_t slot, uint32_t rank, uint32_t size)
     }
 #endif
     setenv("WEFT_POOL", "16M", 0);
+    setenv("WEFT_SERVE", "process,name", 1);
     setenv("WEFT_GROW", address_of_host(slot % hosts(), one, sizeof one), 1);
     if (size) {
         snprintf(text, sizeof text, "%u", rank);
@@ -426,6 +454,81 @@ static void test_barrier(void **state)
     end();
 }
 
+/* Programs and names, between all nodes. */
+static void test_services(void **state)
+{
+    (void)state;
+    founders(2);
+    start(2, 0, 0, NULL, NULL);
+    joined(2, 1);
+    killed(0);
+    start(0, 0, 0, NULL, NULL);
+    joined(0, 2);
+    for (uint32_t i = 0; i < 3; i++)
+        board->place[i].order = SERVE;
+    for (uint32_t i = 0; i < 3; i++)
+        until(&board->place[i].obeyed, SERVE, "programs and names", i);
+    go_on();
+    end();
+}
+
+/* --- the last numbers --- */
+
+static void on_none(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    ++*(_Atomic uint32_t *)arg;
+}
+
+/* A node that has given nearly all numbers, and two that come. */
+static int last_number(int rank, void *arg)
+{
+    _Atomic uint32_t *step = arg, messages = 0;
+    const uint32_t last = WEFT_MAX_NUMBERS - 1;
+    weft_node *w;
+    unsetenv("WEFT_RANK");
+    prepare((uint32_t)rank, 0, 0);
+    if (rank == 0) {
+        unsetenv("WEFT_JOIN");
+        OK(weft_open(&w, NULL));
+        CHECK(weft_size(w) == 1);
+        grow_of(w)->highest = last - 1;
+        OK(weft_handle(w, 1, on_none, &messages));
+        *step = 1;
+        wait_for(step, 4);
+        CHECK(weft_size(w) == WEFT_MAX_NUMBERS && weft_alive_count(w) == 1 && messages == 1);
+        OK(weft_close(w));
+        return 0;
+    }
+    wait_for(step, (uint32_t)rank);
+    int rc = weft_open(&w, NULL);
+    if (rank == 2) {
+        CHECK(rc == -ENOSPC && strstr(weft_error(), "start the cluster anew"));
+        *step = 3;
+        return 0;
+    }
+    CHECK(rc == 0 && weft_rank(w) == last && weft_alive_count(w) == 2);
+    weft_gaddr a;
+    OK(weft_alloc(w, 8, &a));
+    CHECK(weft_gaddr_node(a) == last);
+    OK(weft_fetch_add_blocking(w, a, 1, NULL));
+    OK(weft_send(w, 0, 1, NULL, 0, NULL, 0, NULL));
+    CHECK(weft_put_blocking(w, weft_gaddr_make(last - 1, 0, weft_gaddr_offset(a)), &rc, 4) == -ECONNRESET);
+    *step = 2;
+    wait_for(step, 3);
+    OK(weft_close(w));
+    *step = 4;
+    return 0;
+}
+
+static void test_last_number(void **state)
+{
+    (void)state;
+    memset(board, 0, sizeof *board);
+    snprintf(board->grow, sizeof board->grow, "unix:@weft-grow-%d-last", (int)getpid());
+    assert_int_equal(processes_failed(3, last_number, shared_words(sizeof(uint32_t))), 0);
+}
+
 int main(void)
 {
     board = shared_words(sizeof *board);
@@ -434,6 +537,8 @@ int main(void)
         cmocka_unit_test(test_in_turn),
         cmocka_unit_test(test_secret),
         cmocka_unit_test(test_barrier),
+        cmocka_unit_test(test_services),
+        cmocka_unit_test(test_last_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
