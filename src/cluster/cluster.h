@@ -46,8 +46,13 @@ void cluster_hostfile_free(struct cluster_hostfile *h);
 enum cluster_source { CLUSTER_DEFAULT, CLUSTER_HOSTFILE, CLUSTER_PMIX, CLUSTER_ENVIRONMENT, CLUSTER_OPTION };
 
 struct launcher;
+struct join;
 struct cluster_settings {
     uint32_t rank, size;
+    uint32_t founders; /* nodes that the cluster began with: `size`, unless this node joins a running one */
+    char grow[128];    /* address at which this node lets others join the running cluster; "": none */
+    char join[512];    /* addresses of members of a running cluster, with commas between, which this node joins; "": none */
+    struct join *entry; /* cluster_enter(): what the cluster has answered. NULL: none */
     char coord[128]; /* address at which node 0 listens; "" in a cluster of one node */
     struct fab_options fabric;
     struct mem_options pool; /* all members except the heap's offset */
@@ -63,7 +68,7 @@ int cluster_settings_resolve(struct cluster_settings *out, const weft_config *co
 void cluster_settings_clear(struct cluster_settings *s);
 
 /* All settings as text, for `weft config`. */
-#define CLUSTER_SETTINGS_MAX 40u
+#define CLUSTER_SETTINGS_MAX 48u
 struct cluster_setting_row {
     const char *name;     /* "pool" */
     const char *variable; /* "WEFT_POOL" */
@@ -108,6 +113,16 @@ int cluster_connect(const char *address, int64_t deadline);
 extern int (*cluster_stopped)(void);
 struct weft_node;
 int cluster_join(struct weft_node *w, struct cluster_settings *s);
+/* First step of a node that joins a running cluster (s->join): asks a member for a number, and sets rank, size and founders. */
+int cluster_enter(struct cluster_settings *s);
+/* Whether nodes may join this cluster later. */
+static inline bool cluster_grows(const struct cluster_settings *s)
+{
+    return s->grow[0] || s->join[0];
+}
+/* When the node is open: begins to let others join. And the end of that, before the fabric stops. Both do nothing where nodes cannot. */
+int cluster_door_open(struct weft_node *w);
+void cluster_door_close(struct weft_node *w);
 /* Tell the other nodes of a launcher that this node fails before joining, with error `rc` and the sentence of base_error(). Waits up to the
  * join time-out until all nodes have called weft_open(). Returns `rc`; base_error() is unchanged. */
 int cluster_failed(struct cluster_settings *s, int rc);

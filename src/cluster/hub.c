@@ -25,13 +25,25 @@ static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struc
     join_mac(out, j->key, "weft news", j->session, sizeof j->session, &plain, sizeof plain, NULL, 0);
 }
 
-static void send_news(const struct join *j, const struct join_hub *h, uint32_t rank, int error, const char *text)
+void join_news_send(const struct join *j, int fd, uint32_t rank, int error, const char *text)
 {
     struct wire_news m = {.magic = WIRE_MAGIC, .rank = rank, .error = error};
     snprintf(m.text, sizeof m.text, "%s", text);
     message_mac(m.mac, j, &m);
-    if (h->fd >= 0)
-        (void)join_write(h->fd, &m, sizeof m, base_deadline(WEFT_SECOND)); /* an error means that the node is gone */
+    if (fd >= 0)
+        (void)join_write(fd, &m, sizeof m, base_deadline(WEFT_SECOND)); /* an error means that the node is gone */
+}
+
+bool join_news_ok(const struct join *j, const struct wire_news *m)
+{
+    uint8_t right[WIRE_MAC];
+    message_mac(right, j, m);
+    return m->magic == WIRE_MAGIC && sodium_memcmp(right, m->mac, WIRE_MAC) == 0 && memchr(m->text, 0, sizeof m->text);
+}
+
+static void send_news(const struct join *j, const struct join_hub *h, uint32_t rank, int error, const char *text)
+{
+    join_news_send(j, h->fd, rank, error, text);
 }
 
 static void hang_up(struct join_hub *h)
@@ -69,15 +81,12 @@ static int hub_failed(struct join *j, uint32_t rank, const char *text)
 static int hub_hear(struct join *j, struct join_hub *h)
 {
     struct wire_news m;
-    uint8_t right[WIRE_MAC];
     int rc = join_read(h->fd, &m, sizeof m, base_deadline(CAUSE_WAIT));
     if (rc) {
         hang_up(h);
         return hub_failed(j, h->rank, "it ended");
     }
-    message_mac(right, j, &m);
-    bool sense = m.magic == WIRE_MAGIC && sodium_memcmp(right, m.mac, WIRE_MAC) == 0 && m.rank < j->w->size && m.rank != j->w->rank &&
-                 memchr(m.text, 0, sizeof m.text) && (m.rank == h->rank || j->w->rank != 0);
+    bool sense = join_news_ok(j, &m) && m.rank < j->w->size && m.rank != j->w->rank && (m.rank == h->rank || j->w->rank != 0);
     if (sense && m.error == 0 && m.rank == h->rank && !h->done) {
         h->done = true;
         return 0;
@@ -154,9 +163,9 @@ static int hub_wait_for_word(struct join *j)
         rc = join_hub_wait(j, NULL, 0, base_deadline(WEFT_SECOND), &ready);
         if (!rc && !h->done && base_now_ns() > j->deadline + WORD_GRACE)
             rc = base_fail(-ETIMEDOUT,
-                           "node 0 (pid %u on %s) did not report within %.1f s that all nodes have connected; if slow, raise "
+                           "node %u (pid %u on %s) did not report within %.1f s that all nodes have connected; if slow, raise "
                            "WEFT_JOIN_TIMEOUT",
-                           j->cards[0].pid, j->cards[0].host, (double)j->settings->join_timeout_ns / 1e9);
+                           h->rank, j->cards[h->rank].pid, j->cards[h->rank].host, (double)j->settings->join_timeout_ns / 1e9);
     }
     return rc;
 }

@@ -22,13 +22,13 @@
 
 /* --- MACs --- */
 
-static void proof_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_challenge *challenge,
+void join_proof_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_challenge *challenge,
                       const struct wire_card *card)
 {
     join_mac(out, j->key, "weft proof", hello, sizeof *hello, challenge, sizeof *challenge, card, sizeof *card);
 }
 
-static void answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_answer *answer,
+void join_answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_answer *answer,
                        const struct wire_card *cards)
 {
     struct wire_answer plain = *answer;
@@ -38,28 +38,38 @@ static void answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct
 
 /* --- cards --- */
 
-static void card_make(struct wire_card *c, const struct join *j)
+void join_card_make(struct wire_card *c, const struct join *j, const struct join_self *self)
 {
     memset(c, 0, sizeof *c);
-    c->rank = j->w->rank;
+    c->rank = self->rank;
     c->pid = (uint32_t)getpid();
-    c->pool_bytes = j->w->pool_bytes;
-    memcpy(c->host_id, j->w->host_id, sizeof c->host_id);
+    c->pool_bytes = self->pool_bytes;
+    c->grows = self->grows;
+    memcpy(c->host_id, self->host_id, sizeof c->host_id);
     if (gethostname(c->host, sizeof c->host - 1))
         snprintf(c->host, sizeof c->host, "?");
     memcpy(c->side, j->here.bound, strnlen(j->here.bound, sizeof c->side - 1));
     /* Remove the interface's name: it is valid only on this host. */
     const char *away = j->away.bound, *rest = strchr(away, ']');
     snprintf(c->away, sizeof c->away, "%.*s%s", (int)strcspn(away, "%"), away, strchr(away, '%') && rest ? rest : "");
-    c->liveness_ns = j->w->options.liveness_ns;
+    c->liveness_ns = self->liveness_ns;
     base_cpu_set(c->cpus);
 }
 
-static bool card_ok(const struct wire_card *c, uint32_t rank)
+static void card_make(struct wire_card *c, const struct join *j)
+{
+    const struct weft_node *w = j->w;
+    struct join_self self = {
+        .rank = w->rank, .pool_bytes = w->pool_bytes, .liveness_ns = w->options.liveness_ns, .grows = cluster_grows(j->settings)};
+    memcpy(self.host_id, w->host_id, sizeof self.host_id);
+    join_card_make(c, j, &self);
+}
+
+bool join_card_ok(const struct wire_card *c, uint32_t rank)
 {
     return c->rank == rank && memchr(c->host, 0, sizeof c->host) && memchr(c->side, 0, sizeof c->side) &&
            memchr(c->away, 0, sizeof c->away) && strncmp(c->side, "unix:", 5) == 0 && strncmp(c->away, "unix:", 5) != 0 &&
-           c->pool_bytes <= WEFT_MAX_POOL_BYTES && c->liveness_ns > 0 && c->liveness_ns <= WIRE_LIVENESS_MAX;
+           c->pool_bytes <= WEFT_MAX_POOL_BYTES && c->liveness_ns > 0 && c->liveness_ns <= WIRE_LIVENESS_MAX && c->grows <= 1;
 }
 
 /* List the nodes without a card, as in "nodes 1, 3 and 4". */
@@ -104,7 +114,7 @@ struct turned_away {
 static int answer_send(const struct join *j, const struct guest *g, struct wire_answer *a, int64_t deadline)
 {
     memcpy(a->session, j->session, sizeof a->session);
-    answer_mac(a->mac, j, &g->hello, a, j->cards);
+    join_answer_mac(a->mac, j, &g->hello, a, j->cards);
     int rc = join_write(g->fd, a, sizeof *a, deadline);
     return rc || !a->count ? rc : join_write(g->fd, j->cards, a->count * sizeof *j->cards, deadline);
 }
@@ -131,7 +141,7 @@ static void name_guest(const struct guest *g, char *out, size_t len)
 static bool admit(struct join *j, struct guest *g, struct turned_away *t)
 {
     uint8_t right[WIRE_MAC];
-    proof_mac(right, j, &g->hello, &g->challenge, &g->proof.card);
+    join_proof_mac(right, j, &g->hello, &g->challenge, &g->proof.card);
     if (sodium_memcmp(right, g->proof.mac, WIRE_MAC)) {
         t->secret++;
         name_guest(g, t->last, sizeof t->last);
@@ -139,15 +149,22 @@ static bool admit(struct join *j, struct guest *g, struct turned_away *t)
     }
     char text[WIRE_TEXT];
     uint32_t rank = g->hello.rank, size = j->w->size;
-    if (g->hello.size != size) {
+    if (g->hello.size == 0) {
+        snprintf(text, sizeof text, "this cluster is not complete yet, so no node can join it late: its nodes listen at WEFT_GROW when it is");
+        snprintf(t->text, sizeof t->text, "one tried to join as a late node (WEFT_JOIN)");
+    } else if (g->hello.size != size) {
         snprintf(text, sizeof text, "this node is set to %u nodes, node 0 to %u (WEFT_SIZE)", g->hello.size, size);
         snprintf(t->text, sizeof t->text, "node %u is set to %u nodes, node 0 to %u (WEFT_SIZE)", rank, g->hello.size, size);
-    } else if (rank == 0 || rank >= size || !card_ok(&g->proof.card, rank)) {
+    } else if (rank == 0 || rank >= size || !join_card_ok(&g->proof.card, rank)) {
         snprintf(text, sizeof text, "rank %u is not one of 1 to %u", rank, size - 1);
         snprintf(t->text, sizeof t->text, "one tried to join as node %u, which is not one of 1 to %u", rank, size - 1);
     } else if (j->cards[rank].side[0]) {
         snprintf(text, sizeof text, "node %u has joined already (pid %u on %s)", rank, j->cards[rank].pid, j->cards[rank].host);
         snprintf(t->text, sizeof t->text, "two tried to join as node %u", rank);
+    } else if (g->proof.card.grows != (uint32_t)cluster_grows(j->settings)) {
+        snprintf(text, sizeof text, "WEFT_GROW is %s on this node and %s on node 0: set it on all nodes or on none",
+                 g->proof.card.grows ? "set" : "not set", g->proof.card.grows ? "not set" : "set");
+        snprintf(t->text, sizeof t->text, "node %u has WEFT_GROW %s, unlike node 0", rank, g->proof.card.grows ? "set" : "not set");
     } else {
         j->cards[rank] = g->proof.card;
         g->stage = SEATED;
@@ -312,6 +329,8 @@ static int coordinate(struct join *j)
         goto out;
     }
     rc = join_listen_away(j, listener);
+    if (!rc)
+        rc = join_listen_for(j, j->settings->grow);
     if (rc)
         goto out;
     base_log(BASE_LOG_INFO, "waiting for %u nodes at %s", j->w->size - 1, bound);
@@ -363,21 +382,19 @@ out:
 
 /* --- the others --- */
 
-/* Connect to `coord`, send a hello and receive the challenge. Returns the socket. */
-static int reach(struct join *j, const char *coord, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
-                 struct wire_challenge *challenge)
+int join_reach(const char *who, const char *address, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
+               struct wire_challenge *challenge)
 {
-    int pid, rc, fd = cluster_connect(coord, connect_until);
+    int pid, rc, fd = cluster_connect(address, connect_until);
     if (fd < 0)
-        return base_context(fd, "node 0 did not answer");
+        return base_context(fd, "%s did not answer", who);
     if (!join_user_allowed(fd, &pid)) {
         close(fd);
         return base_fail(-EACCES,
                          "the process that listens at %s (pid %d) belongs to another user, so nothing was sent to it; choose another "
-                         "address (WEFT_COORD)",
-                         coord, pid);
+                         "address (%s)",
+                         address, pid, hello->size ? "WEFT_COORD" : "WEFT_JOIN");
     }
-    *hello = (struct wire_hello){.magic = WIRE_MAGIC, .rank = j->w->rank, .size = j->w->size};
     rc = base_random(hello->nonce, sizeof hello->nonce);
     if (!rc)
         rc = join_write(fd, hello, sizeof *hello, answer_until);
@@ -389,9 +406,17 @@ static int reach(struct join *j, const char *coord, int64_t connect_until, int64
         return fd;
     close(fd);
     if (rc == -ECONNRESET || rc == -EPIPE)
-        return base_fail(rc, "node 0 at %s closed the connection: it failed or ended (see its messages), or is not a weft of this version",
-                         coord);
-    return base_fail(rc, "node 0 at %s did not give the answer of a weft of this version: %s", coord, base_strerror(rc));
+        return base_fail(rc, "%s at %s closed the connection: it failed or ended (see its messages), or is not a weft of this version", who,
+                         address);
+    return base_fail(rc, "%s at %s did not give the answer of a weft of this version: %s", who, address, base_strerror(rc));
+}
+
+/* The same for node 0. */
+static int reach(struct join *j, const char *coord, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
+                 struct wire_challenge *challenge)
+{
+    *hello = (struct wire_hello){.magic = WIRE_MAGIC, .rank = j->w->rank, .size = j->w->size};
+    return join_reach("node 0", coord, connect_until, answer_until, hello, challenge);
 }
 
 /* Do this with the first address of node 0 at which it answers. Other addresses may not be reachable, or may belong to another host. */
@@ -429,10 +454,12 @@ static int attend(struct join *j)
     if (fd < 0)
         return fd;
     rc = join_listen_away(j, fd);
+    if (!rc)
+        rc = join_listen_for(j, j->settings->grow);
     if (rc)
         goto out;
     card_make(&proof.card, j);
-    proof_mac(proof.mac, j, &hello, &challenge, &proof.card);
+    join_proof_mac(proof.mac, j, &hello, &challenge, &proof.card);
     rc = join_write(fd, &proof, sizeof proof, j->deadline);
     if (!rc)
         rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
@@ -459,7 +486,7 @@ static int attend(struct join *j)
             goto out;
         }
     }
-    answer_mac(right, j, &hello, &answer, j->cards);
+    join_answer_mac(right, j, &hello, &answer, j->cards);
     if (sodium_memcmp(right, answer.mac, WIRE_MAC)) {
         rc = base_fail(-EACCES, "node 0 at %s does not know the cluster secret", coord);
         goto out;
@@ -471,7 +498,7 @@ static int attend(struct join *j)
     }
     memcpy(j->session, answer.session, sizeof j->session);
     for (uint32_t i = 0; i < j->w->size && !rc; i++)
-        if (!card_ok(&j->cards[i], i))
+        if (!join_card_ok(&j->cards[i], i))
             rc = base_fail(-EPROTO, "node 0 at %s sent an invalid card for node %u", coord, i);
     /* Node 0 may listen at a wildcard address; use the one that this node has reached it at. */
     if (!rc && j->cards[0].away[0])
@@ -509,10 +536,15 @@ static int keep_launcher(struct weft_node *w, struct cluster_settings *s)
     return rc;
 }
 
+void join_key(uint8_t key[32], const struct cluster_settings *s)
+{
+    static const char no_secret[] = "weft without a secret";
+    crypto_generichash(key, 32, s->secret ? s->secret : (const uint8_t *)no_secret, s->secret ? s->secret_len : sizeof no_secret - 1, NULL, 0);
+}
+
 /* Find node 0, and derive the key that authenticates the nodes. */
 static int find_each_other(struct join *j, struct cluster_settings *s)
 {
-    static const char no_secret[] = "weft without a secret";
     uint8_t told[WIRE_MAC];
     bool has_told;
     int rc = meet_agree(&j->place, s, told, &has_told, j->deadline);
@@ -521,10 +553,18 @@ static int find_each_other(struct join *j, struct cluster_settings *s)
     if (has_told)
         crypto_generichash(j->key, sizeof j->key, told, sizeof told, NULL, 0);
     else
-        crypto_generichash(j->key, sizeof j->key, s->secret ? s->secret : (const uint8_t *)no_secret,
-                           s->secret ? s->secret_len : sizeof no_secret - 1, NULL, 0);
+        join_key(j->key, s);
     sodium_memzero(told, sizeof told);
     return 0;
+}
+
+/* A cluster that begins with one node, and to which others may come. */
+static int join_alone(struct join *j)
+{
+    int rc = join_listen_for(j, j->settings->grow);
+    join_key(j->key, j->settings);
+    card_make(&j->cards[0], j);
+    return rc;
 }
 
 int cluster_join(struct weft_node *w, struct cluster_settings *s)
@@ -540,20 +580,26 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
     if (rc)
         return rc;
     atomic_store_explicit(&self->state, FAB_ALIVE, memory_order_release);
-    if (w->size == 1)
+    if (s->entry)
+        return join_enter(w, s);
+    if (w->size == 1 && !cluster_grows(s))
         return keep_launcher(w, s);
     j.cards = calloc(w->size, sizeof *j.cards);
     if (!j.cards)
         return base_fail(-ENOMEM, "no memory for the cards of %u nodes", w->size);
     rc = join_listen_here(&j);
-    if (!rc)
+    if (!rc && w->size > 1)
         rc = find_each_other(&j, s);
-    if (!rc)
+    else if (!rc)
+        rc = join_alone(&j);
+    if (!rc && w->size > 1)
         rc = w->rank == 0 ? coordinate(&j) : attend(&j);
     if (!rc)
         rc = join_pairs(&j);
     rc = say_how_many_files(&j, rc);
     rc = join_hub_end(&j, rc);
+    if (!rc && cluster_grows(s))
+        rc = grow_open(w, s, &j);
     join_unlisten(&j);
     meet_leave(&j.place);
     sodium_memzero(j.key, sizeof j.key);

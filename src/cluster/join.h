@@ -9,11 +9,15 @@
  *   hub.c      keeps every node's connection to node 0 until all pairs have connected
  *   pairs.c    connects every pair of nodes
  *   join.c     connects every node to node 0 and exchanges the cards
+ *   enter.c    a node that joins a running cluster
+ *   grow.c     the members' agreement on who joins, and with which number
+ *   door.c     the thread of a member that lets nodes join
  */
 #ifndef WEFT_JOIN_H
 #define WEFT_JOIN_H
 
 #include <poll.h>
+#include <pthread.h>
 
 #include "cluster/cluster.h"
 #include "cluster/meet.h"
@@ -49,6 +53,7 @@ struct join {
     struct pollfd *fds;    /* used by join_hub_wait() */
     uint32_t hub_count;
     bool told;      /* node 0 has told all nodes which node failed, or has told this one */
+    char address[64]; /* numeric address at which other hosts reach `away`; "": none */
     char scope[32]; /* as "%eth0": the interface to node 0, if this node's address is link-local; else "" */
 };
 
@@ -65,6 +70,9 @@ void join_mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, co
               const void *c, size_t c_len);
 
 /* --- hub.c --- */
+/* What a node and node 0, or a newcomer and its door, report to each other over their connection. `rank` is the node that it is about. */
+void join_news_send(const struct join *j, int fd, uint32_t rank, int error, const char *text);
+bool join_news_ok(const struct join *j, const struct wire_news *m);
 int join_hub_add(struct join *j, int fd, uint32_t rank); /* takes ownership of the descriptor, also on failure */
 /* Wait until one of `others` is readable, a node has sent a report, `until` has passed, or one second has passed. *ready: the first
  * readable one of `others`, or -1. `count` is at most 2 * size + JOIN_STRANGERS. A negative errno: a node failed; the error says which and
@@ -78,9 +86,118 @@ int join_hub_end(struct join *j, int rc);
 int join_listen_here(struct join *j);
 /* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing for other sockets. */
 int join_listen_away(struct join *j, int fd);
+/* If no such listener is open, and nodes of other hosts may come by `grow` (WEFT_GROW): listen at its host. */
+int join_listen_for(struct join *j, const char *grow);
 void join_unlisten(struct join *j);
 /* Replace the host in `address` ("HOST:PORT") by the peer's address of `fd`. Does nothing if `fd` is no TCP socket. */
 void join_correct_host(char address[WIRE_ADDRESS], int fd);
 int join_pairs(struct join *j);
+/* A newcomer: connects to all members in j->cards. */
+int join_pairs_late(struct join *j);
+
+/* Connections that were accepted at the listeners for side connections, and have not authenticated yet. All are polled together, so a silent
+ * one does not delay the others. */
+struct join_caller {
+    int fd, pid;
+    size_t got; /* bytes of `token` received */
+    struct wire_token token;
+};
+struct join_callers {
+    struct join_caller *list; /* oldest first */
+    int *fds;                 /* descriptors to wait for: the callers', then the listeners' */
+    uint32_t count, most;
+};
+int join_callers_open(struct join_callers *cs, uint32_t most);
+void join_callers_close(struct join_callers *cs);
+int join_caller_take(struct join_callers *cs, int listener);
+/* Reads available bytes of the token. Returns 1 when it is complete, 0 when it is not, or a negative errno. */
+int join_caller_hear(struct join_caller *c);
+void join_caller_forget(struct join_callers *cs, uint32_t i);
+void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why);
+/* Connects to the node whose card this is, over its side connection. Takes the descriptor, also on failure. */
+int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int pid, int64_t deadline);
+
+/* --- join.c --- */
+/* What a card tells of the node that has none yet. */
+struct join_self {
+    uint32_t rank;
+    uint64_t pool_bytes;
+    int64_t liveness_ns;
+    bool grows;
+    uint8_t host_id[16];
+};
+void join_card_make(struct wire_card *c, const struct join *j, const struct join_self *self);
+bool join_card_ok(const struct wire_card *c, uint32_t rank);
+void join_proof_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_challenge *challenge,
+                    const struct wire_card *card);
+void join_answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_answer *answer,
+                     const struct wire_card *cards);
+/* Connects to `address`, sends the hello with a new nonce and receives the challenge. Returns the socket. `who`: who should answer. */
+int join_reach(const char *who, const char *address, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
+               struct wire_challenge *challenge);
+void join_key(uint8_t key[32], const struct cluster_settings *s);
+
+/* --- enter.c --- */
+void join_entry_free(struct join *j); /* NULL allowed */
+/* The second step, when the node is open: connects to all members. */
+int join_enter(struct weft_node *w, struct cluster_settings *s);
+
+/* --- grow.c: what each member knows --- */
+#define GROW_MAGIC UINT64_C(0x7765667467723031) /* "weftgr01" */
+enum grow_kind { GROW_ASK = 1, GROW_ANSWER, GROW_JOINED, GROW_END };
+
+/* A message between members. */
+struct grow_message {
+    uint64_t magic;
+    uint64_t attempt; /* random; the door chooses it for each attempt to let a node join */
+    uint32_t kind;
+    uint32_t number;  /* the newcomer's */
+    int32_t answer;   /* GROW_ANSWER: 0; EBUSY: another node is joining; EEXIST: the number, or a higher one, was given before */
+    uint32_t highest; /* GROW_ANSWER: the highest number that the member knows of */
+};
+struct grow_ask { /* payload of GROW_ASK: the notice of who joins */
+    uint8_t ticket[WIRE_NONCE]; /* the session from which the tokens of the newcomer's side connections are made */
+    struct wire_card card;      /* with its number */
+};
+/* Whether the bytes are a valid message; only computes. */
+bool grow_message_ok(const struct grow_message *m, const void *payload, size_t payload_len);
+/* The next number. -ENOSPC, with the sentence for the newcomer: all are used up, or `alive` nodes are as many as can be at once. */
+int grow_next_number(uint32_t highest, uint32_t alive, uint32_t *number);
+
+enum grow_peer { GROW_NOT_ASKED, GROW_ASKED, GROW_AGREED, GROW_HAS_JOINED };
+
+struct grow_joining { /* the node that joins now, as this member knows it */
+    bool active, connecting;
+    uint32_t door, number;
+    uint64_t attempt;
+    int64_t until;
+    struct grow_ask ask;
+};
+
+struct grow {
+    struct weft_node *w;
+    struct join j;        /* key and listeners; `session` is the ticket of the node that joins now */
+    char address[128];    /* where this node listens for newcomers; "": nowhere */
+    int64_t patience_ns;  /* for one node to join */
+    pthread_mutex_t lock; /* protects what follows, up to `thread` */
+    struct wire_card **cards; /* [room]: the members'; NULL: not known, or it is gone */
+    uint32_t highest;         /* the highest number that was ever given, as far as this node knows */
+    struct grow_joining joining;
+    /* The door's: the present attempt. */
+    uint64_t attempt;
+    uint8_t *peers; /* [room]: enum grow_peer */
+    int refused;    /* the answer of a member that did not agree; 0: none */
+    pthread_t thread;
+    bool started;
+    int wake[2];
+    _Atomic bool stopping;
+    _Atomic int busy_fd; /* the side connection that is being connected; -1: none */
+};
+
+int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join *j); /* takes listeners and cards over from `j` */
+struct grow *grow_of(struct weft_node *w);
+int grow_send(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
+void grow_end(struct grow *g, uint64_t attempt, uint32_t door); /* the attempt is over */
+void grow_wake(struct grow *g);
 
 #endif

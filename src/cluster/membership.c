@@ -17,6 +17,11 @@ static void membership_tell(struct weft_node *w, uint32_t node, bool died, void 
     l->fn(w, weft_epoch(w), node, died, l->arg);
 }
 
+static void membership_tell_join(struct weft_node *w, uint32_t node, void *arg)
+{
+    membership_tell(w, node, false, arg);
+}
+
 static void membership_forget(struct weft_node *w, void *arg)
 {
     (void)w;
@@ -31,7 +36,7 @@ int weft_on_change(weft_node *w, weft_member_fn fn, void *arg)
     if (!l)
         return base_fail(-ENOMEM, "no memory for a membership callback");
     *l = (struct listener){fn, arg};
-    int rc = fab_hook(w, &(struct fab_hook){.gone = membership_tell, .close = membership_forget, .arg = l});
+    int rc = fab_hook(w, &(struct fab_hook){.gone = membership_tell, .joined = membership_tell_join, .close = membership_forget, .arg = l});
     if (rc)
         free(l);
     return rc;

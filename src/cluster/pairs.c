@@ -45,9 +45,26 @@ int join_listen_away(struct join *j, int fd)
     snprintf(j->scope, sizeof j->scope, "%.*s", (int)strcspn(host + n, "]"), host + n);
     snprintf(address, sizeof address, "%s:0", host);
     bool six = host[0] == '['; /* "[fe80::1%eth0]" */
-    snprintf(j->w->address, sizeof j->w->address, "%.*s", (int)strcspn(host + six, "]"), host + six);
+    snprintf(j->address, sizeof j->address, "%.*s", (int)strcspn(host + six, "]"), host + six);
+    if (j->w)
+        snprintf(j->w->address, sizeof j->w->address, "%s", j->address);
     j->away.fd = cluster_listen(address, j->away.bound, sizeof j->away.bound);
     return j->away.fd < 0 ? j->away.fd : 0;
+}
+
+int join_listen_for(struct join *j, const char *grow)
+{
+    char address[WIRE_ADDRESS];
+    const char *colon = strrchr(grow, ':');
+    if (j->away.fd >= 0 || !colon || strncmp(grow, "unix:", 5) == 0)
+        return 0;
+    snprintf(address, sizeof address, "%.*s:0", (int)(colon - grow), grow);
+    int fd = cluster_listen(address, j->away.bound, sizeof j->away.bound);
+    if (fd < 0)
+        return base_context(fd, "WEFT_GROW");
+    int rc = join_listen_away(j, fd); /* at the numeric address of that host */
+    close(fd);
+    return rc;
 }
 
 void join_unlisten(struct join *j)
@@ -69,18 +86,23 @@ void join_correct_host(char address[WIRE_ADDRESS], int fd)
 
 /* --- one pair --- */
 
-static int pair_up(struct join *j, uint32_t node, int fd, int pid)
+int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int pid, int64_t deadline)
 {
-    struct fab_link *l = &j->w->links[node];
-    const struct wire_card *c = &j->cards[node];
+    struct fab_link *l = &w->links[card->rank];
     l->side_fd = fd;
-    l->pid = (int)c->pid;
-    memcpy(l->host, c->host, sizeof l->host);
+    l->pid = (int)card->pid;
+    memcpy(l->host, card->host, sizeof l->host);
     /* Use the pid that the kernel reports, not the one on the card: it is valid in this process's pid namespace. */
     l->pid_fd = base_watch_process(pid);
-    int rc = fab_connect(j->w, l, c->host_id, fd, j->deadline);
+    return fab_connect(w, l, card->host_id, fd, deadline);
+}
+
+/* The same before the progress thread runs: the node is alive at once. */
+static int pair_up(struct join *j, uint32_t node, int fd, int pid)
+{
+    int rc = join_pair_up(j->w, &j->cards[node], fd, pid, j->deadline);
     if (!rc)
-        atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_release);
+        atomic_store_explicit(&j->w->links[node].state, FAB_ALIVE, memory_order_release);
     return rc;
 }
 
@@ -138,36 +160,39 @@ static int pairs_call(struct join *j, uint32_t node)
     return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host, base_strerror(rc));
 }
 
-/* A connection that was accepted and has not authenticated yet. */
-struct caller {
-    int fd, pid;
-    size_t got; /* bytes of `token` received */
-    struct wire_token token;
-};
+int join_callers_open(struct join_callers *cs, uint32_t most)
+{
+    *cs = (struct join_callers){.most = most};
+    cs->list = calloc(most, sizeof *cs->list);
+    cs->fds = calloc(most + 2, sizeof *cs->fds);
+    return cs->list && cs->fds ? 0 : base_fail(-ENOMEM, "no memory for the connections of %u nodes", most);
+}
 
-struct callers {
-    struct caller *list; /* oldest first */
-    int *fds;            /* descriptors to wait for: the callers', then the listeners' */
-    uint32_t count, most;
-};
+void join_callers_close(struct join_callers *cs)
+{
+    for (uint32_t i = 0; i < cs->count; i++)
+        close(cs->list[i].fd);
+    free(cs->list);
+    free(cs->fds);
+}
 
-static void forget_caller(struct callers *cs, uint32_t i)
+void join_caller_forget(struct join_callers *cs, uint32_t i)
 {
     memmove(&cs->list[i], &cs->list[i + 1], (--cs->count - i) * sizeof *cs->list);
 }
 
-static void refuse_caller(struct callers *cs, uint32_t i, const char *why)
+void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why)
 {
     base_log(BASE_LOG_INFO, "refused a side connection: %s", why);
     close(cs->list[i].fd);
-    forget_caller(cs, i);
+    join_caller_forget(cs, i);
 }
 
-static int take_caller(struct callers *cs, int listener)
+int join_caller_take(struct join_callers *cs, int listener)
 {
-    struct caller c = {.fd = cluster_accept(listener)};
+    struct join_caller c = {.fd = cluster_accept(listener)};
     if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
-        refuse_caller(cs, 0, "it has not authenticated, and no file descriptor was left for the next one");
+        join_caller_refuse(cs, 0, "it has not authenticated, and no file descriptor was left for the next one");
         return 0; /* the new connection stays in the listener's backlog */
     }
     if (c.fd < 0)
@@ -179,13 +204,12 @@ static int take_caller(struct callers *cs, int listener)
         return 0;
     }
     if (cs->count == cs->most)
-        refuse_caller(cs, 0, "it has not authenticated, and there are too many of this kind");
+        join_caller_refuse(cs, 0, "it has not authenticated, and there are too many of this kind");
     cs->list[cs->count++] = c;
     return 0;
 }
 
-/* Read available bytes of the token. Returns 1 when it is complete, 0 when it is not, or a negative errno. */
-static int hear_caller(struct caller *c)
+int join_caller_hear(struct join_caller *c)
 {
     ssize_t n = recv(c->fd, (uint8_t *)&c->token + c->got, sizeof c->token - c->got, MSG_DONTWAIT);
     if (n == 0)
@@ -207,7 +231,7 @@ static bool is_awaited(const struct join *j, const struct wire_token *t)
 }
 
 /* Wait until a listener or a caller is readable; *ready is its descriptor. */
-static int wait_for_callers(struct join *j, struct callers *cs, int *ready)
+static int wait_for_callers(struct join *j, struct join_callers *cs, int *ready)
 {
     uint32_t n = 0;
     for (; n < cs->count; n++)
@@ -224,26 +248,26 @@ static int wait_for_callers(struct join *j, struct callers *cs, int *ready)
 
 /* Handle one event of the incoming side connections. All are polled together, so a silent one does not delay the others. *node is set if
  * that node has now connected. */
-static int pairs_answer(struct join *j, struct callers *cs, uint32_t *node)
+static int pairs_answer(struct join *j, struct join_callers *cs, uint32_t *node)
 {
     int ready, rc = wait_for_callers(j, cs, &ready);
     if (rc)
         return rc;
     if (ready == j->here.fd || ready == j->away.fd)
-        return take_caller(cs, ready);
+        return join_caller_take(cs, ready);
     uint32_t i = 0;
     while (cs->list[i].fd != ready)
         i++;
-    struct caller c;
-    rc = hear_caller(&cs->list[i]);
+    struct join_caller c;
+    rc = join_caller_hear(&cs->list[i]);
     if (rc == 0)
         return 0;
     c = cs->list[i];
     if (rc < 0 || !is_awaited(j, &c.token)) {
-        refuse_caller(cs, i, "it does not belong to this cluster");
+        join_caller_refuse(cs, i, "it does not belong to this cluster");
         return 0;
     }
-    forget_caller(cs, i);
+    join_caller_forget(cs, i);
     struct wire_token mine;
     join_token(&mine, j, j->w->rank, c.token.from);
     rc = join_write(c.fd, &mine, sizeof mine, j->deadline);
@@ -271,10 +295,8 @@ static int say_who_is_missing(struct join *j, int rc)
 
 static int answer_all(struct join *j)
 {
-    struct callers cs = {.most = j->w->size + JOIN_STRANGERS};
-    cs.list = calloc(cs.most, sizeof *cs.list);
-    cs.fds = calloc(cs.most + 2, sizeof *cs.fds);
-    int rc = cs.list && cs.fds ? 0 : base_fail(-ENOMEM, "no memory for the connections of %u nodes", j->w->size);
+    struct join_callers cs;
+    int rc = join_callers_open(&cs, j->w->size + JOIN_STRANGERS);
     for (uint32_t left = j->w->size - 1 - j->w->rank; left > 0 && !rc;) {
         uint32_t node = j->w->size;
         rc = pairs_answer(j, &cs, &node);
@@ -282,10 +304,7 @@ static int answer_all(struct join *j)
             rc = say_who_is_missing(j, rc);
         left -= node < j->w->size;
     }
-    for (uint32_t i = 0; i < cs.count; i++)
-        close(cs.list[i].fd);
-    free(cs.list);
-    free(cs.fds);
+    join_callers_close(&cs);
     return rc;
 }
 
@@ -303,50 +322,88 @@ static uint32_t processors_here(const struct join *j)
     return n;
 }
 
+/* How often heartbeats are sent so that this peer, which is on another host, does not miss any. Both ends use the longer of their two settings,
+ * so that heartbeats of either are frequent enough for the other. */
+static void pairs_pulse(struct weft_node *w, const struct wire_card *c)
+{
+    int64_t liveness = c->liveness_ns > w->options.liveness_ns ? c->liveness_ns : w->options.liveness_ns;
+    w->links[c->rank].liveness_ns = liveness;
+    w->pulse_ns = w->pulse_ns && w->pulse_ns < liveness / 4 ? w->pulse_ns : liveness / 4;
+}
+
+/* Whether the node can be reached at all. */
+static int pairs_check(struct join *j, uint32_t i)
+{
+    struct weft_node *w = j->w;
+    const struct wire_card *c = &j->cards[i];
+    if (!pairs_is_here(j, i) && !c->away[0])
+        return base_fail(-EHOSTUNREACH,
+                         "node %u (on %s) is on another host or in another container, but %s listens at "
+                         "a Unix socket, which only its own host can reach: set %s to HOST:PORT",
+                         i, c->host, j->settings->join[0] ? "it" : "node 0", j->settings->join[0] ? "WEFT_GROW" : "WEFT_COORD");
+    base_error_clear();
+    if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
+        return base_fail(-EHOSTUNREACH,
+                         "node %u (on %s) is on another host or in another container, which shm "
+                         "(WEFT_TRANSPORT) does not reach",
+                         i, c->host);
+    if (!fab_choose(w, c->host_id))
+        return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this host reaches it", i, c->host);
+    return 0;
+}
+
+/* Before the first pair connects: a peer that has connected to all its nodes expects heartbeats, even while this node still connects. */
+static int pairs_pulse_start(struct join *j)
+{
+    struct weft_node *w = j->w;
+    int64_t own = w->options.liveness_ns / 4;
+    if (cluster_grows(j->settings) && (!w->pulse_ns || own < w->pulse_ns))
+        w->pulse_ns = own; /* a node of another host may join later */
+    return w->pulse_ns ? fab_pulse_start(w) : 0;
+}
+
+static int pairs_call_in_time(struct join *j, uint32_t node)
+{
+    int rc = pairs_call(j, node);
+    if (rc == -ETIMEDOUT)
+        return base_context(rc, "node %u did not connect within %.1f s (if slow, raise WEFT_JOIN_TIMEOUT)", node,
+                            (double)j->settings->join_timeout_ns / 1e9);
+    return rc;
+}
+
 int join_pairs(struct join *j)
 {
     struct weft_node *w = j->w;
     for (uint32_t i = 0; i < w->size; i++) {
-        if (i == w->rank)
-            continue;
-        const struct wire_card *c = &j->cards[i];
-        if (!pairs_is_here(j, i) && !c->away[0])
-            return base_fail(-EHOSTUNREACH,
-                             "node %u (on %s) is on another host or in another container, but node 0 listens at "
-                             "a Unix socket, which only its own host can reach: set WEFT_COORD to HOST:PORT",
-                             i, c->host);
-        base_error_clear();
-        if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
-            return base_fail(-EHOSTUNREACH,
-                             "node %u (on %s) is on another host or in another container, which shm "
-                             "(WEFT_TRANSPORT) does not reach",
-                             i, c->host);
-        if (!fab_choose(w, c->host_id))
-            return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this host reaches it", i, c->host);
-        w->size_here += pairs_is_here(j, i);
-        if (pairs_is_here(j, i))
-            continue;
-        /* Both ends use the longer of their two settings, so that heartbeats of either are frequent enough for the other. */
-        int64_t liveness = c->liveness_ns > w->options.liveness_ns ? c->liveness_ns : w->options.liveness_ns;
-        w->links[i].liveness_ns = liveness;
-        w->pulse_ns = w->pulse_ns && w->pulse_ns < liveness / 4 ? w->pulse_ns : liveness / 4;
-    }
-    /* Before the first pair connects: a peer that has connected to all its nodes expects heartbeats, even while this node still connects.
-     */
-    int begun = w->pulse_ns ? fab_pulse_start(w) : 0;
-    if (begun)
-        return begun;
-    double limit = (double)j->settings->join_timeout_ns / 1e9;
-    for (uint32_t i = 0; i < w->rank; i++) {
-        int rc = pairs_call(j, i);
-        if (rc == -ETIMEDOUT)
-            return base_context(rc, "node %u did not connect within %.1f s (if slow, raise WEFT_JOIN_TIMEOUT)", i, limit);
+        int rc = i == w->rank ? 0 : pairs_check(j, i);
         if (rc)
             return rc;
+        if (i != w->rank && pairs_is_here(j, i))
+            w->size_here++;
+        else if (i != w->rank)
+            pairs_pulse(w, &j->cards[i]);
     }
-    int rc = answer_all(j);
-    if (rc)
-        return rc;
-    w->oversubscribed = w->size_here > processors_here(j);
-    return 0;
+    int rc = pairs_pulse_start(j);
+    for (uint32_t i = 0; i < w->rank && !rc; i++)
+        rc = pairs_call_in_time(j, i);
+    if (!rc)
+        rc = answer_all(j);
+    if (!rc)
+        w->oversubscribed = w->size_here > processors_here(j);
+    return rc;
+}
+
+int join_pairs_late(struct join *j)
+{
+    struct weft_node *w = j->w;
+    for (uint32_t i = 0; i < w->rank; i++)
+        if (j->cards[i].side[0] && pairs_is_here(j, i))
+            w->size_here++;
+        else if (j->cards[i].side[0])
+            pairs_pulse(w, &j->cards[i]);
+    int rc = pairs_pulse_start(j);
+    for (uint32_t i = 0; i < w->rank && !rc; i++)
+        if (j->cards[i].side[0])
+            rc = !pairs_is_here(j, i) && !j->cards[i].away[0] ? pairs_check(j, i) : pairs_call_in_time(j, i);
+    return rc;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cluster/join.h"
 #include "cluster/pmix.h"
 #include "cluster/settings.h"
 
@@ -39,6 +40,10 @@ static void from_config(struct found *found, const weft_config *c)
     }
     if (c->coord)
         settings_take_option(&found[COORD], c->coord);
+    if (c->grow)
+        settings_take_option(&found[GROW], c->grow);
+    if (c->join)
+        settings_take_option(&found[JOIN], c->join);
     if (c->hostfile)
         settings_take_option(&found[HOSTFILE], c->hostfile);
     if (c->secret)
@@ -100,7 +105,7 @@ static void from_hostfile(struct found *found, const struct cluster_hostfile *h)
 static int from_launcher(struct cluster_settings *out, struct found *found)
 {
     int64_t wait = 30 * WEFT_SECOND;
-    if (found[RANK].text || found[SIZE].text || !launcher_is_here())
+    if (found[RANK].text || found[SIZE].text || found[JOIN].text || !launcher_is_here())
         return 0;
     const char *library = found[PMIX_LIBRARY].text ? found[PMIX_LIBRARY].text : "";
     int rc = launcher_open(&out->launcher, library, base_deadline(wait));
@@ -148,6 +153,15 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
         rc = settings_read_address(COORD, &found[COORD], out->coord, sizeof out->coord);
     if (rc)
         return rc;
+    if (is_node && found[JOIN].text) {
+        enum id other = found[SIZE].text ? SIZE : RANK;
+        if (found[other].text)
+            return base_fail(-EINVAL, "%s and %s are both set: a node that joins a running cluster gets its number from it, so unset %s",
+                             settings_table[JOIN].variable, settings_speaker(other, &found[other]), settings_speaker(other, &found[other]));
+        out->coord[0] = '\0';
+        out->size = 1;
+        return 0;
+    }
     if (out->hosts && !found[SIZE].text) {
         size = out->hosts->count;
         snprintf(found[SIZE].own, sizeof found[SIZE].own, "%u", out->hosts->count);
@@ -233,6 +247,7 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         cluster_settings_clear(out);
         return rc;
     }
+    out->founders = out->size;
     out->fabric.bounded = found[DEADLINE].source != CLUSTER_DEFAULT;
     out->fabric.check_frames = strcmp(found[TB_CHECK].text, "frames") == 0;
     base_log_set(found[LOG].text);
@@ -252,6 +267,7 @@ void cluster_settings_clear(struct cluster_settings *s)
     free(s->secret);
     cluster_hostfile_free(s->hosts);
     launcher_close(s->launcher);
+    join_entry_free(s->entry);
     memset(s, 0, sizeof *s);
 }
 

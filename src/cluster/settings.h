@@ -8,13 +8,15 @@
 
 #include "cluster/cluster.h"
 
-enum kind { NUMBER, BYTES, DURATION, FLAG, ADDRESS, CHOICE, LANES, RAIL_LIST, PATH, SECRET };
+enum kind { NUMBER, BYTES, DURATION, FLAG, ADDRESS, CHOICE, LANES, RAIL_LIST, PATH, SECRET, ADDRESSES };
 
 /* Order of the rows in `weft config`. */
 enum id {
     RANK,
     SIZE,
     COORD,
+    GROW,
+    JOIN,
     HOSTFILE,
     PMIX_LIBRARY,
     SECRET_TEXT,

@@ -98,6 +98,23 @@ static int read_choice(enum id id, const struct found *f)
     return settings_bad(id, f, what);
 }
 
+/* WEFT_GROW is one address, WEFT_JOIN one or more with commas between. */
+static int settings_read_addresses(enum id id, const struct found *f)
+{
+    char one[128];
+    for (const char *p = f->text; *p;) {
+        size_t n = strcspn(p, ",");
+        snprintf(one, sizeof one, "%.*s", (int)(n < sizeof one ? n : 0), p);
+        const char *port = strrchr(one, ':');
+        bool named = strncmp(one, "unix:", 5) == 0;
+        if (cluster_address_check(one) || (!named && port && !port[1 + strspn(port + 1, "0")]) || (id == GROW && p[n]))
+            return settings_bad(id, f, id == GROW ? "HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME, with a port from 1 to 65535"
+                                                  : "addresses with commas between: HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME");
+        p += n + (p[n] == ',');
+    }
+    return 0;
+}
+
 int settings_read(enum id id, const struct found *f, struct cluster_settings *out)
 {
     const struct setting *s = &settings_table[id];
@@ -141,6 +158,13 @@ int settings_read(enum id id, const struct found *f, struct cluster_settings *ou
         if (into && strlen(f->text) >= s->into_bytes)
             rc = settings_bad(id, f, what);
         else if (into)
+            snprintf(into, s->into_bytes, "%s", f->text);
+        break;
+    case ADDRESSES:
+        rc = settings_read_addresses(id, f);
+        if (!rc && into && strlen(f->text) >= s->into_bytes)
+            rc = settings_bad(id, f, "a shorter text");
+        else if (!rc && into)
             snprintf(into, s->into_bytes, "%s", f->text);
         break;
     default: break; /* settings.c reads these with functions of their own */

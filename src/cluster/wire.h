@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-#define WIRE_MAGIC        UINT64_C(0x7765667430303034) /* "weft0004": the number grows when a message changes */
+#define WIRE_MAGIC        UINT64_C(0x7765667430303035) /* "weft0005": the number grows when a message changes */
 #define WIRE_NONCE        32
 #define WIRE_MAC          32
 #define WIRE_ADDRESS      108
@@ -30,9 +30,11 @@
 #define WIRE_REASON       1024 /* room for the longest text of base_error() */
 #define WIRE_LIVENESS_MAX (3600 * WEFT_SECOND)
 
+#define WIRE_NEWCOMER UINT32_MAX /* the number of a node that joins a running cluster, before it has got one */
+
 struct wire_hello {
     uint64_t magic;
-    uint32_t rank, size;
+    uint32_t rank, size; /* size 0: the node joins a running cluster */
     uint8_t nonce[WIRE_NONCE];
 };
 
@@ -44,6 +46,8 @@ struct wire_challenge {
 struct wire_card {
     uint64_t pool_bytes;
     uint32_t rank, pid;
+    uint32_t grows; /* 1: nodes may join later (WEFT_GROW). All nodes that start together say the same */
+    uint32_t reserved;
     uint8_t host_id[16];
     char host[64];
     char side[WIRE_ADDRESS];       /* where it listens for side connections from its host */
@@ -57,15 +61,18 @@ struct wire_proof {
     uint8_t mac[WIRE_MAC];
 };
 
-enum wire_answer_kind { WIRE_TABLE = 1, WIRE_REFUSED = 2 };
+/* WIRE_MEMBERS: to a node that joins a running cluster */
+enum wire_answer_kind { WIRE_TABLE = 1, WIRE_REFUSED = 2, WIRE_MEMBERS = 3 };
 
 struct wire_answer {
     uint64_t magic;
-    uint32_t kind, count; /* WIRE_TABLE: `count` cards follow */
+    uint32_t kind, count; /* WIRE_TABLE, WIRE_MEMBERS: `count` cards follow */
     int32_t error;        /* WIRE_REFUSED: an errno, with its text in `text` */
     uint32_t reserved;
+    uint32_t number, founders, from; /* WIRE_MEMBERS: the node's number, how many nodes the cluster began with, who answers */
+    uint32_t reserved2;
     char text[WIRE_TEXT];
-    uint8_t session[WIRE_NONCE]; /* random, chosen by node 0 for this run of the cluster */
+    uint8_t session[WIRE_NONCE]; /* random, chosen by node 0 for this run of the cluster; WIRE_MEMBERS: for this node's joining */
     uint8_t mac[WIRE_MAC];       /* over everything else, the cards included */
 };
 

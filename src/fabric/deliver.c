@@ -114,6 +114,16 @@ void fab_run_gone(struct weft_node *w, uint32_t node, bool died)
     handler_depth--;
 }
 
+void fab_run_joined(struct weft_node *w, uint32_t node)
+{
+    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
+    handler_depth++;
+    for (uint32_t i = 0; i < n; i++)
+        if (w->hooks[i].joined)
+            w->hooks[i].joined(w, node, w->hooks[i].arg);
+    handler_depth--;
+}
+
 int64_t fab_run_ticks(struct weft_node *w)
 {
     int64_t now = base_now_ns(), next = INT64_MAX;

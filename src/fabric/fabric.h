@@ -17,6 +17,7 @@
  *   side.c      the side connection of two nodes
  *   peer.c      heartbeats, and the end of a peer
  *   progress.c  the progress thread
+ *   grow.c      nodes that join the running cluster
  *   node.c      the node's handle
  */
 #ifndef WEFT_FABRIC_ROOM_H
@@ -97,6 +98,7 @@ struct fab_link;
 struct fab_transport {
     const char *name;
     bool rdma;                        /* uses RDMA devices: WEFT_TRANSPORT=rdma allows it */
+    bool founders_only;               /* does not connect nodes of which one has joined later */
     bool at_once;                     /* puts, gets and atomics are complete when the call returns */
     int (*open)(struct weft_node *w); /* allocates resources, before any peer is known */
     void (*close)(struct weft_node *w);
@@ -182,6 +184,7 @@ struct fab_link {
 /* Callbacks of the rooms above, called in the order in which they were installed. */
 struct fab_hook {
     void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
+    void (*joined)(struct weft_node *w, uint32_t node, void *arg);          /* likewise: a node has joined the running cluster */
     /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
        again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
@@ -226,7 +229,15 @@ struct fab_handler {
 };
 
 struct weft_node {
-    uint32_t rank, size, size_here; /* size_here: nodes on this host */
+    uint32_t rank;
+    /* Numbers of nodes that this node knows of: below it. It grows when a node joins a running cluster: after the link's entry has been
+       written, so whoever finds a number below it finds the entry (sequentially consistent). */
+    _Atomic uint32_t size;
+    uint32_t founders; /* the nodes 0 to founders - 1 started together: barriers and exchanges are for them */
+    uint32_t room;     /* numbers that tables have room for: `size` as long as nobody may join later, else WEFT_MAX_NUMBERS */
+    _Atomic uint32_t size_here;    /* nodes on this host */
+    uint32_t prepared;             /* entries of `links` that are written: below it. Only used by the thread that connects nodes */
+    _Atomic uint32_t newcomer;     /* a node that is connected, for the progress thread to announce; 0: none */
     struct fab_options options;
     struct mem_pool *pool;
     uint8_t *pool_base;
@@ -242,9 +253,9 @@ struct weft_node {
     char address[64]; /* the numeric address by which nodes of other hosts reach this one; "": all are on this host */
     base_spin now_lock;
     struct fab_now *now; /* under it: see now.c */
-    char **towards;      /* [size]: the device that leads to each node, NULL: none; NULL as a whole: not configured, tb finds the cables */
+    char **towards;      /* [founders]: the device that leads to each node, NULL: none; NULL as a whole: not configured, tb finds the cables */
 
-    struct fab_link *links; /* [size] */
+    struct fab_link *links; /* [room] */
     struct fab_bell *bell;  /* this node's */
 
     base_spin progress; /* the thread that holds it delivers messages */
@@ -282,7 +293,7 @@ struct weft_node {
 
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
-uint32_t fab_count_dead(const struct weft_node *w);
+uint32_t fab_count_dead(const struct weft_node *w, uint32_t below); /* of the nodes with numbers below `below` */
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
 /* --- wake.c --- */
@@ -319,6 +330,7 @@ bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *he
    and call the periodic hooks. */
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `state`: what the link's state becomes */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
+void fab_run_joined(struct weft_node *w, uint32_t node);
 int64_t fab_run_ticks(struct weft_node *w); /* returns after how many ns to call it again */
 
 /* --- fabric.c --- */
@@ -448,29 +460,47 @@ int fab_patience_check(struct fab_patience *p);
 bool fab_patience_due(struct fab_patience *p);
 /* Prints what this node waits for and for whom: "barrier", "nodes 2 and 3, which are alive". */
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom);
-/* Writes the names of the nodes whose `in` is set, the first ones by number: "no node", "node 2", "nodes 2 and 3". Returns how many are
+/* Writes the names of the nodes below `count` whose `in` is set, the first ones by number: "no node", "node 2", "nodes 2 and 3". Returns how many are
    set. */
-uint32_t fab_name_nodes(const struct weft_node *w, const bool in[], char *buf, size_t len);
+uint32_t fab_name_nodes(const bool in[], uint32_t count, char *buf, size_t len);
 /* "node 1 is alive", "no other node is alive" */
 void fab_name_living(const struct weft_node *w, char *buf, size_t len);
 /* Why a wait has failed that unknown nodes could have ended: the rest of a sentence for -ECONNRESET. */
 const char *fab_patience_loss(const struct fab_patience *p);
 
+/* --- grow.c: nodes that join the running cluster. One thread calls these: the one that connects nodes --- */
+/* Whether one of the two has joined later, this node or `node`. */
+static inline bool fab_late(const struct weft_node *w, uint32_t node)
+{
+    return w->rank >= w->founders || node >= w->founders;
+}
+/* Writes the entries of `links` up to that of `node`, which is below w->room. */
+void fab_prepare(struct weft_node *w, uint32_t node);
+/* The node is connected (fab_connect()): makes it alive here and calls the hooks, on the progress thread. Returns when that is done.
+   -ETIMEDOUT: it is not. */
+int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline);
+void fab_announce(struct weft_node *w); /* for the progress thread: does what fab_admit() waits for */
+
 /* --- node.c --- */
-/* Make the node's handle and open the transports; free it. `w->links` has `size` entries, all FAB_UNKNOWN. */
+/* Make the node's handle and open the transports; free it. `w->links` has entries for `size` nodes, all FAB_UNKNOWN. */
 struct fab_config {
     uint32_t rank, size;
+    uint32_t founders; /* see struct weft_node; 0: as `size` */
+    bool grows;        /* other nodes may join later */
     /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first one also connects the node to itself, and owns the bell on which
        the node's threads sleep. */
     const struct fab_transport *const *transports;
     const struct fab_options *options; /* copied */
-    const char *const *towards;        /* [size]: this node's device towards each other node, NULL: none; NULL as a whole: not configured */
+    const char *const *towards;        /* [founders]: this node's device towards each other node, NULL: none; NULL as a whole: not configured */
     uint64_t system_bytes;             /* bytes of each pool for the system words of the rooms above */
     struct mem_options pool;
 };
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
+/* Before the progress thread starts: has the transports that late nodes may need look for their devices. Later that would disturb the
+   other threads. */
+void fab_look_early(struct weft_node *w);
 /* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
 /* The best transport to a peer of that host, as far as this node knows; NULL: none reaches it. */

@@ -37,10 +37,10 @@ bool fab_alive(const struct weft_node *w, uint32_t node)
     return node < w->size && atomic_load_explicit(&w->links[node].state, memory_order_acquire) == FAB_ALIVE;
 }
 
-uint32_t fab_count_dead(const struct weft_node *w)
+uint32_t fab_count_dead(const struct weft_node *w, uint32_t below)
 {
     uint32_t dead = 0;
-    for (uint32_t i = 0; i < w->size; i++)
+    for (uint32_t i = 0; i < below; i++)
         dead += atomic_load_explicit(&w->links[i].state, memory_order_acquire) == FAB_DEAD;
     return dead;
 }

@@ -66,6 +66,15 @@ const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_
     return NULL;
 }
 
+void fab_look_early(struct weft_node *w)
+{
+    static const uint8_t elsewhere[sizeof w->host_id] = {0};
+    for (const struct fab_transport **t = w->transports; *t; t++)
+        if (node_may_use(w, *t) && !(*t)->founders_only)
+            (void)(*t)->reaches(w, elsewhere);
+    base_error_clear(); /* the reason of a failure is kept, and told when a node needs the transport */
+}
+
 /* What the two say to each other about each transport, in the order of the table. Only what the better ones leave open is asked for: to
    look for devices takes time. */
 struct offer {
@@ -79,7 +88,10 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
     for (uint8_t i = 0; w->transports[i]; i++) {
         const struct fab_transport *t = w->transports[i];
         base_error_clear();
-        struct offer mine = {.index = i, .can = node_may_use(w, t) && t->reaches(w, peer_host_id)}, theirs = {0};
+        bool late = t->founders_only && node_may_use(w, t) && fab_late(w, l->node);
+        if (late)
+            base_fail(-EOPNOTSUPP, "%s does not reach nodes that have joined a running cluster", t->name);
+        struct offer mine = {.index = i, .can = !late && node_may_use(w, t) && t->reaches(w, peer_host_id)}, theirs = {0};
         if (!mine.can)
             node_add_why(why, sizeof why);
         int err = fab_side_transfer(side_fd, &mine, sizeof mine, true, deadline);
@@ -125,8 +137,10 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
         return base_fail(-ENOMEM, "no memory for the node's handle");
     memset(w, 0, sizeof *w);
     w->rank = config->rank;
-    w->size = config->size;
-    w->size_here = 1;
+    atomic_init(&w->size, config->size);
+    w->founders = config->founders ? config->founders : config->size;
+    w->room = config->grows ? WEFT_MAX_NUMBERS : config->size;
+    atomic_init(&w->size_here, 1);
     w->options = *config->options;
     w->wake_fd[0] = w->wake_fd[1] = -1;
     atomic_init(&w->epoch, 1);
@@ -137,23 +151,20 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
         rc = base_pipe(w->wake_fd, O_NONBLOCK);
     if (rc)
         goto fail;
-    w->links = calloc(w->size, sizeof *w->links);
+    w->links = calloc(w->room, sizeof *w->links);
     if (!w->links) {
-        rc = base_fail(-ENOMEM, "no memory for %u links", w->size);
+        rc = base_fail(-ENOMEM, "no memory for %u links", w->room);
         goto fail;
     }
-    for (uint32_t i = 0; i < w->size; i++) {
-        w->links[i].node = i;
-        w->links[i].side_fd = w->links[i].pid_fd = -1;
-    }
+    fab_prepare(w, w->size - 1);
     if (config->towards) {
-        w->towards = calloc(w->size, sizeof *w->towards);
+        w->towards = calloc(w->founders, sizeof *w->towards);
         rc = w->towards ? 0 : -ENOMEM;
-        for (uint32_t i = 0; i < w->size && !rc; i++)
+        for (uint32_t i = 0; i < w->founders && !rc; i++)
             if (config->towards[i] && !(w->towards[i] = strdup(config->towards[i])))
                 rc = -ENOMEM;
         if (rc) {
-            base_fail(rc, "no memory for the names of %u devices", w->size);
+            base_fail(rc, "no memory for the names of %u devices", w->founders);
             goto fail;
         }
     }
@@ -180,7 +191,7 @@ void fab_destroy(struct weft_node *w)
 {
     if (!w)
         return;
-    for (uint32_t i = 0; w->links && i < w->size; i++) {
+    for (uint32_t i = 0; w->links && i < w->prepared; i++) {
         struct fab_link *l = &w->links[i];
         if (l->transport)
             l->transport->release(w, l);
@@ -204,7 +215,7 @@ void fab_destroy(struct weft_node *w)
     pthread_mutex_destroy(&w->member_lock);
     free(w->poll_fds);
     free(w->poll_nodes);
-    for (uint32_t i = 0; w->towards && i < w->size; i++)
+    for (uint32_t i = 0; w->towards && i < w->founders; i++)
         free(w->towards[i]);
     free(w->towards);
     free(w->links);

@@ -31,7 +31,7 @@ void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_wh
             lasting ? base_after(base_recent_ns(), w->options.say_after_ns) : INT64_MAX, /* the cheap clock: every barrier calls this */
         .lost_at = INT64_MAX,
         .epoch = weft_epoch(w),
-        .dead = whom == FAB_ANY ? fab_count_dead(w) : 0,
+        .dead = whom == FAB_ANY ? fab_count_dead(w, w->size) : 0,
     };
     if (lasting && whom != FAB_KNOWN && alone(w))
         p->lost_at = base_deadline(w->options.deadline_ns);
@@ -44,7 +44,7 @@ int fab_patience_check(struct fab_patience *p)
         return -ETIMEDOUT;
     uint64_t epoch = weft_epoch(p->w);
     if (epoch != p->epoch) {
-        uint32_t dead = p->whom == FAB_ANY ? fab_count_dead(p->w) : 0;
+        uint32_t dead = p->whom == FAB_ANY ? fab_count_dead(p->w, p->w->size) : 0;
         bool lost = alone(p->w) ? p->whom != FAB_KNOWN : dead != p->dead;
         if (p->lasting && lost && p->lost_at == INT64_MAX)
             p->lost_at = base_deadline(p->w->options.deadline_ns);
@@ -73,14 +73,14 @@ void fab_patience_say(const struct fab_patience *p, const char *what, const char
              p->w->rank, (double)p->w->options.say_after_ns / 1e9, whom);
 }
 
-uint32_t fab_name_nodes(const struct weft_node *w, const bool in[], char *buf, size_t len)
+uint32_t fab_name_nodes(const bool in[], uint32_t count, char *buf, size_t len)
 {
     uint32_t n = 0, named = 0;
-    for (uint32_t i = 0; i < w->size; i++)
+    for (uint32_t i = 0; i < count; i++)
         n += in[i];
     uint32_t most = n <= NAMED_MOST ? n : NAMED_MOST - 1;
     size_t at = (size_t)snprintf(buf, len, "%s", n == 0 ? "no node" : n == 1 ? "node" : "nodes");
-    for (uint32_t i = 0; i < w->size && named < most && at < len; i++) {
+    for (uint32_t i = 0; i < count && named < most && at < len; i++) {
         if (!in[i])
             continue;
         const char *before = named == 0 ? " " : named + 1 == n ? " and " : ", ";
@@ -94,10 +94,11 @@ uint32_t fab_name_nodes(const struct weft_node *w, const bool in[], char *buf, s
 
 void fab_name_living(const struct weft_node *w, char *buf, size_t len)
 {
-    bool in[WEFT_MAX_NODES];
+    bool in[WEFT_MAX_NUMBERS];
     char names[128];
-    for (uint32_t i = 0; i < w->size; i++)
+    uint32_t count = w->size;
+    for (uint32_t i = 0; i < count; i++)
         in[i] = i != w->rank && fab_alive(w, i);
-    uint32_t n = fab_name_nodes(w, in, names, sizeof names);
+    uint32_t n = fab_name_nodes(in, count, names, sizeof names);
     snprintf(buf, len, "%s %s alive", n == 0 ? "no other node" : names, n > 1 ? "are" : "is");
 }

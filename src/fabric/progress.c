@@ -129,6 +129,8 @@ static void *progress_thread(void *arg)
     bool busy = false, again = false;
     while (!atomic_load_explicit(&w->stopping, memory_order_acquire)) {
         int64_t now = base_now_ns();
+        if (BASE_UNLIKELY(atomic_load_explicit(&w->newcomer, memory_order_acquire)))
+            fab_announce(w);
         if (!busy || now - ticked >= (next < TICK_NS ? next : TICK_NS)) {
             next = progress_ticks(w);
             ticked = now;
@@ -189,8 +191,9 @@ static void *progress_thread(void *arg)
 
 int fab_start(struct weft_node *w)
 {
-    w->poll_fds = calloc(1 + FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS + 2 * (size_t)w->size, sizeof *w->poll_fds);
-    w->poll_nodes = calloc(1 + 2 * (size_t)w->size, sizeof *w->poll_nodes);
+    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* at once */
+    w->poll_fds = calloc(1 + FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS + 2 * alive, sizeof *w->poll_fds);
+    w->poll_nodes = calloc(1 + 2 * alive, sizeof *w->poll_nodes);
     if (!w->poll_fds || !w->poll_nodes)
         return base_fail(-ENOMEM, "no memory to watch %u nodes", w->size);
     int rc = base_thread(&w->thread, progress_thread, w);

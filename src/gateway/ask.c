@@ -22,13 +22,14 @@ int gateway_refuse(struct gateway *g, uint32_t node, uint32_t service)
 {
     struct weft_node *w = g->w;
     const char *name = gateway_service_name(g, service);
-    bool *offers = calloc(w->size, sizeof *offers);
+    uint32_t nodes = w->size;
+    bool *offers = calloc(w->room, sizeof *offers);
     char who[256] = "no node";
     uint32_t n = 0;
-    for (uint32_t i = 0; offers && i < w->size; i++)
+    for (uint32_t i = 0; offers && i < nodes; i++)
         n += offers[i] = weft_service_offered(w, i, service);
     if (n)
-        fab_name_nodes(w, offers, who, sizeof who);
+        fab_name_nodes(offers, nodes, who, sizeof who);
     free(offers);
     return base_fail(-EOPNOTSUPP, "node %u does not offer the service '%s'; %s %s (start a node with WEFT_SERVE=%s for that)", node, name,
                      who, n > 1 ? "do" : "does", name);

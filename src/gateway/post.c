@@ -26,7 +26,7 @@ struct gateway_posts {
 
 int gateway_posts_open(struct gateway *g)
 {
-    struct gateway_posts *p = calloc(1, sizeof *p + g->w->size * sizeof p->queue[0]);
+    struct gateway_posts *p = calloc(1, sizeof *p + g->w->room * sizeof p->queue[0]);
     if (!p)
         return base_fail(-ENOMEM, "no memory for messages to %u nodes", g->w->size);
     for (uint32_t i = 0; i < g->w->size; i++)

@@ -38,7 +38,7 @@ struct processes {
  */
 static bool is_ours(const char *variable)
 {
-    static const char *const own[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_SERVE="};
+    static const char *const own[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_SERVE=", "WEFT_GROW=", "WEFT_JOIN="};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
         if (strncmp(variable, own[i], strlen(own[i])) == 0)
             return true;

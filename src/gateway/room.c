@@ -41,6 +41,15 @@ static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
     fab_wake_here(w);
 }
 
+/* A node has joined the running cluster: it must know what this one offers. */
+static void on_joined(struct weft_node *w, uint32_t node, void *arg)
+{
+    struct gateway *g = arg;
+    uint64_t offered = atomic_load_explicit(&g->offers[w->rank], memory_order_acquire);
+    if (offered)
+        (void)gateway_post(g, node, &(struct gateway_message){.type = GATEWAY_OFFERS, .word = {offered}}, NULL, 0);
+}
+
 static int64_t on_tick(struct weft_node *w, int64_t now, void *arg)
 {
     (void)w;
@@ -91,13 +100,13 @@ int gateway_open(struct weft_node *w, const char *serve, struct gateway_groups *
     g->groups = groups;
     g->next_deadline = INT64_MAX;
     w->gateway = g;
-    g->offers = calloc(w->size, sizeof *g->offers);
-    g->outstanding = calloc(w->size, sizeof *g->outstanding);
+    g->offers = calloc(w->room, sizeof *g->offers);
+    g->outstanding = calloc(w->room, sizeof *g->outstanding);
     int rc = g->offers && g->outstanding ? 0 : base_fail(-ENOMEM, "no memory for the services of %u nodes", w->size);
     if (!rc)
         rc = gateway_posts_open(g);
     if (!rc)
-        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .tick = on_tick, .close = on_close, .arg = g});
+        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .close = on_close, .arg = g});
     if (rc) {
         on_close(w, g);
         return rc;

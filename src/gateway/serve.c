@@ -420,9 +420,9 @@ int gateway_server_open(struct gateway *g)
     s->wake[0] = s->wake[1] = -1;
     s->arrived_last = &s->arrived;
     s->wake_watch = (struct gateway_watch){.fd = -1, .ready = on_wake};
-    s->outstanding = calloc(g->w->size, sizeof *s->outstanding);
-    s->gone = calloc(g->w->size, sizeof *s->gone);
-    s->fetched = calloc(g->w->size, sizeof *s->fetched);
+    s->outstanding = calloc(g->w->room, sizeof *s->outstanding);
+    s->gone = calloc(g->w->room, sizeof *s->gone);
+    s->fetched = calloc(g->w->room, sizeof *s->fetched);
     if (!s->outstanding || !s->gone || !s->fetched)
         return base_fail(-ENOMEM, "no memory to serve %u nodes", g->w->size);
     int rc = base_pipe(s->wake, O_NONBLOCK);

@@ -232,7 +232,7 @@ static void on_told(weft_node *w, uint32_t from, const void *header, size_t head
 int gpu_arenas_new(struct weft_node *w, struct arenas **out)
 {
     struct arenas *c = calloc(1, sizeof *c);
-    struct arena_peer *peer = calloc(w->size, sizeof *peer);
+    struct arena_peer *peer = calloc(w->room, sizeof *peer);
     if (!c || !peer) {
         free(c);
         free(peer);

@@ -20,6 +20,7 @@ struct weft_gpu {
     void *device;
     bool opened;              /* the back end is open */
     uint32_t rings, attached; /* rings; how many of them the device can reach */
+    uint32_t nodes;           /* in the tables for kernels: numbers that were known when the GPU was opened */
     struct gpu_ring *ring;
     struct gpu_server *server;
     struct gpu_workers workers;
@@ -29,8 +30,8 @@ struct weft_gpu {
     _Atomic uint64_t *notice; /* host memory: weft_device.notice */
     size_t notice_bytes;
     bool notice_attached;
-    void **pool_attached;     /* [size]: pools that the device reaches, or NULL */
-    uint64_t *pool_at;        /* [size]: their addresses there */
+    void **pool_attached;     /* [nodes]: pools that the device reaches, or NULL */
+    uint64_t *pool_at;        /* [nodes]: their addresses there */
     _Atomic uint32_t running; /* kernels of weft_gpu_run(); begins under open_lock */
     struct gpu_place place;
     bool turns;               /* kernels and the node take turns */
@@ -49,7 +50,7 @@ static void gpu_detach(weft_gpu *g)
     for (uint32_t i = 0; i < g->attached; i++)
         g->backend->detach(g->device, g->ring[i].memory);
     g->attached = 0;
-    for (uint32_t i = 0; g->pool_attached && i < g->w->size; i++)
+    for (uint32_t i = 0; g->pool_attached && i < g->nodes; i++)
         if (g->pool_attached[i])
             g->backend->detach(g->device, g->pool_attached[i]);
     free(g->pool_attached);
@@ -248,7 +249,7 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
     for (uint32_t i = 0; i < g->rings; i++) {
         struct gpu_ring *r = &g->ring[i];
         uint64_t there;
-        int rc = gpu_ring_open(r, slots, g->w->size);
+        int rc = gpu_ring_open(r, slots, g->nodes);
         if (!rc)
             rc = g->backend->attach(g->device, r->memory, r->bytes, &there);
         if (rc)
@@ -272,7 +273,7 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
 
 static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
 {
-    for (uint32_t i = 0; i < g->w->size; i++) {
+    for (uint32_t i = 0; i < g->nodes; i++) {
         struct fab_link *l = &g->w->links[i];
         void *base = l->transport ? l->transport->pointer(g->w, l, 0) : NULL;
         if (!base)
@@ -291,7 +292,7 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
 static int make_notice(weft_gpu *g, const uint64_t **there)
 {
     uint64_t at;
-    g->notice_bytes = base_round_up((2 + g->w->size / 64) * sizeof(uint64_t), (uint64_t)sysconf(_SC_PAGESIZE));
+    g->notice_bytes = base_round_up((2 + g->nodes / 64) * sizeof(uint64_t), (uint64_t)sysconf(_SC_PAGESIZE));
     void *memory = mmap(NULL, g->notice_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return base_fail(-ENOMEM, "no memory for the page that tells a GPU's kernels which nodes are gone");
@@ -305,7 +306,7 @@ static int make_notice(weft_gpu *g, const uint64_t **there)
 
 static int fill_device(weft_gpu *g, uint32_t slots)
 {
-    struct layout l = lay_out(g->w->size, g->rings, slots);
+    struct layout l = lay_out(g->nodes, g->rings, slots);
     int rc = g->backend->alloc(g->device, l.bytes, &g->own);
     uint8_t *own = g->own, *image = rc ? NULL : calloc(1, l.words);
     if (!rc && !image)
@@ -320,7 +321,7 @@ static int fill_device(weft_gpu *g, uint32_t slots)
     if (!rc) {
         g->here = (weft_device){
             .rank = g->w->rank,
-            .size = g->w->size,
+            .size = g->nodes,
             .rings = g->rings,
             .deadline_ns = g->w->options.deadline_ns,
             .ring = (weft_device_ring *)(void *)(own + l.rings),
@@ -366,9 +367,10 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     g->opened = true;
     g->turns = c->turns || g->backend->turns;
     g->rings = c->rings;
+    g->nodes = g->w->size;
     g->ring = calloc(c->rings, sizeof *g->ring);
-    g->pool_attached = calloc(g->w->size, sizeof *g->pool_attached);
-    g->pool_at = calloc(g->w->size, sizeof *g->pool_at);
+    g->pool_attached = calloc(g->nodes, sizeof *g->pool_attached);
+    g->pool_at = calloc(g->nodes, sizeof *g->pool_at);
     if (!g->ring || !g->pool_attached || !g->pool_at)
         return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
     rc = fill_device(g, c->slots);
@@ -507,6 +509,8 @@ void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes)
         return gpu_arena_reached(gpu_arenas_of(g->w), &g->place, addr, bytes);
     uint32_t node = weft_gaddr_node(addr);
     uint64_t offset = weft_gaddr_offset(addr);
+    if (node >= g->nodes)
+        return NULL;
     void *here = weft_ptr(g->w, addr, bytes);
     if (!here || !g->pool_at[node])
         return NULL;

@@ -268,7 +268,7 @@ static void server_notice(struct gpu_server *s)
     if (epoch == s->epoch)
         return;
     s->epoch = epoch;
-    for (uint32_t i = 0; i < s->w->size; i++)
+    for (uint32_t i = 0; i < s->rings[0].nodes; i++)
         if (!fab_alive(s->w, i))
             atomic_fetch_or_explicit(&s->notice[1 + i / 64], 1ull << i % 64, memory_order_release); /* pairs with weft_device_gone() */
 }

@@ -18,10 +18,11 @@
 #define PATIENCE_MOST  (5 * WEFT_SECOND) /* how long to wait for memory that was requested */
 #define PATIENCE_GIVER WEFT_SECOND       /* how long to wait for an owner that has connected and sends nothing */
 
+/* Nodes that joined later have no entry in the tables for kernels. They reach arenas by messages. */
 static bool is_here(const struct arenas *c, uint32_t node)
 {
     const struct fab_transport *t = c->w->links[node].transport;
-    return node != c->w->rank && t && t->at_once;
+    return node != c->w->rank && !fab_late(c->w, node) && t && t->at_once;
 }
 
 static int64_t patience(const struct arenas *c)
@@ -213,7 +214,7 @@ static int share_map(struct arenas *c, struct arena_other *o, uint32_t node, uin
 static void share_take(struct arenas *c, const struct arena_gift *gift, int fd)
 {
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
-    for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++) {
+    for (uint32_t i = 0; i < c->w->founders * ARENA_SPACES; i++) {
         struct arena_other *o = &all[i];
         uint32_t node = i / ARENA_SPACES;
         if (o->until && !o->ask && o->secret == gift->secret && may_map(c)) {
@@ -283,7 +284,7 @@ bool share_step(struct arenas *c)
     bool came = share_receive(c);
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_acquire);
     c->sharing = false;
-    for (uint32_t node = 0; node < c->w->size; node++)
+    for (uint32_t node = 0; node < c->w->founders; node++)
         for (uint32_t s = 1; s < ARENA_SPACES && is_here(c, node); s++)
             c->sharing |= share_look(c, &all[node * ARENA_SPACES + s], node, s);
     pthread_mutex_unlock(&c->share_lock);
@@ -296,7 +297,7 @@ static bool all_looked_at(void *arg)
 {
     struct arenas *c = arg;
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
-    for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++)
+    for (uint32_t i = 0; i < c->w->founders * ARENA_SPACES; i++)
         if (atomic_load_explicit(&all[i].look, memory_order_acquire))
             return false;
     return true;
@@ -306,7 +307,7 @@ static bool all_looked_at(void *arg)
 static bool share_prepare(struct arenas *c)
 {
     if (!atomic_load_explicit(&c->other, memory_order_relaxed)) {
-        struct arena_other *all = calloc((size_t)c->w->size * ARENA_SPACES, sizeof *all);
+        struct arena_other *all = calloc((size_t)c->w->room * ARENA_SPACES, sizeof *all);
         if (!all)
             return false;
         c->share_place = base_place_open(KIND, c->share_name);
@@ -322,7 +323,7 @@ void share_open(struct arenas *c, const struct gpu_place *place)
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
     if (first)
         c->sharer = *place;
-    for (uint32_t i = 0; first && i < c->w->size * ARENA_SPACES; i++)
+    for (uint32_t i = 0; first && i < c->w->founders * ARENA_SPACES; i++)
         if (atomic_load_explicit(&c->peer[i / ARENA_SPACES].bytes[i % ARENA_SPACES], memory_order_seq_cst) && is_here(c, i / ARENA_SPACES))
             look_at(c, &all[i]);
     pthread_mutex_unlock(&c->share_lock);
@@ -352,7 +353,7 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
     pthread_mutex_lock(&c->share_lock);
     bool is = c->sharer.backend && c->sharer.table == place->table;
     c->share_ends |= is;
-    for (uint32_t i = 0; is && i < c->w->size * ARENA_SPACES; i++)
+    for (uint32_t i = 0; is && i < c->w->founders * ARENA_SPACES; i++)
         if (all[i].until)
             share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
     pthread_mutex_unlock(&c->share_lock);
@@ -360,7 +361,7 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
         return true;
     bool free = true;
     /* release the lock first: others that wait for a step must not wait for this thread */
-    for (uint32_t i = 0; i < c->w->size * ARENA_SPACES; i++)
+    for (uint32_t i = 0; i < c->w->founders * ARENA_SPACES; i++)
         free &= share_leave(c, &all[i], deadline);
     pthread_mutex_lock(&c->share_lock);
     c->sharer = (struct gpu_place){0};
@@ -398,7 +399,7 @@ void share_free(struct arenas *c)
     if (c->share_came >= 0)
         close(c->share_came);
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
-    for (uint32_t i = 0; all && i < c->w->size * ARENA_SPACES; i++)
+    for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
         if (all[i].lost)
             all[i].arena.place.backend->memory_close(all[i].arena.place.device, &all[i].arena.memory);
     free(all);

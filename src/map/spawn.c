@@ -29,7 +29,7 @@ static const char *outer_value(const char *assignment)
 
 int map_environment_save(bool apart)
 {
-    static const char *const ours[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_POOL=", "WEFT_HOSTFILE=", outer};
+    static const char *const ours[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_POOL=", "WEFT_HOSTFILE=", "WEFT_GROW=", "WEFT_JOIN=", outer};
     size_t count = 0, n = 0;
     command_env = environ;
     if (!apart)

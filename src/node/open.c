@@ -55,6 +55,7 @@ static int delist(struct weft_node *w)
 /* Close all rooms. Also used when weft_open() fails. */
 static void take_apart(struct weft_node *w)
 {
+    cluster_door_close(w);
     gateway_leave(w);
     gpu_end(w);
     fab_stop(w);
@@ -69,17 +70,22 @@ static const char *const *devices_towards(const struct cluster_settings *s)
     return me && me->rdma && me->rdma_count == s->size ? (const char *const *)me->rdma : NULL;
 }
 
-int weft_open(weft_node **out, const weft_config *config)
+/* *again: until when to try again after -ECONNRESET; 0: not at all. */
+static int open_once(weft_node **out, const weft_config *config, int64_t *again)
 {
     struct cluster_settings s;
     struct weft_node *w = NULL;
-    weft_config c;
-    *out = NULL;
-    int rc = config ? base_take_struct(&c, sizeof c, config, CONFIG_FIRST, "weft_config") : 0;
-    if (!rc)
-        rc = cluster_settings_resolve(&s, config ? &c : NULL);
+    int rc = cluster_settings_resolve(&s, config);
     if (rc)
         return rc;
+    if (s.join[0]) {
+        *again = *again ? *again : base_deadline(s.join_timeout_ns);
+        rc = cluster_enter(&s);
+    }
+    if (rc) {
+        cluster_settings_clear(&s);
+        return rc;
+    }
     char name[32];
     snprintf(name, sizeof name, "node %u", s.rank);
     if (s.size > 1)
@@ -87,10 +93,12 @@ int weft_open(weft_node **out, const weft_config *config)
     const struct fab_config fab = {
         .rank = s.rank,
         .size = s.size,
+        .founders = s.founders,
+        .grows = cluster_grows(&s),
         .transports = transports,
         .options = &s.fabric,
         .towards = devices_towards(&s),
-        .system_bytes = sync_system_bytes(s.size),
+        .system_bytes = sync_system_bytes(s.founders),
         .pool = s.pool,
     };
     struct gateway_groups *groups;
@@ -120,6 +128,8 @@ int weft_open(weft_node **out, const weft_config *config)
         rc = fab_settle(w, base_deadline(s.join_timeout_ns));
     if (!rc)
         rc = gateway_start(w);
+    if (!rc)
+        rc = cluster_door_open(w);
     if (rc) {
         take_apart(w);
         goto out;
@@ -133,6 +143,20 @@ out:
     return rc;
 }
 
+int weft_open(weft_node **out, const weft_config *config)
+{
+    weft_config c;
+    int64_t again = 0;
+    *out = NULL;
+    int rc = config ? base_take_struct(&c, sizeof c, config, CONFIG_FIRST, "weft_config") : 0;
+    if (rc)
+        return rc;
+    do /* a member may have died while this node joined the running cluster */
+        rc = open_once(out, config ? &c : NULL, &again);
+    while (rc == -ECONNRESET && base_now_ns() < again);
+    return rc;
+}
+
 int weft_close(weft_node *w)
 {
     if (!w)
@@ -142,6 +166,7 @@ int weft_close(weft_node *w)
     int rc = delist(w);
     if (rc)
         return rc;
+    cluster_door_close(w);
     gateway_leave(w);
     gpu_leave(w);
     /* One deadline for all peers: many that do not answer must not delay the close longer than one. */

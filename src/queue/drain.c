@@ -18,7 +18,7 @@
 #include "queue/queue.h"
 
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
 #define DRAIN_SLICE_NS WEFT_MS
 #define ASK_NS         (20 * WEFT_MS) /* between two questions to a node that has not yet answered that the queue is not open there */
@@ -36,7 +36,7 @@ struct drain {
     uint32_t ask;   /* the number of that question */
     int64_t ask_at; /* when to ask the nodes again that have not answered */
     uint32_t unknowns;
-    struct found found[WEFT_MAX_NODES]; /* the result of the last look, for each node */
+    struct found *found; /* [room]: the result of the last look, for each node */
 };
 
 static int drain_count(struct queue_view *v, uint64_t *submitted, uint64_t *completed, bool *closed)
@@ -141,15 +141,16 @@ static bool drain_ready(void *arg)
 /* Print which nodes still have incomplete work. Nothing is known about a node that does not answer. */
 static void say_drain(struct weft_queue *q, const struct fab_patience *p)
 {
-    bool open[WEFT_MAX_NODES];
+    bool open[WEFT_MAX_NUMBERS];
+    uint32_t nodes = q->w->size;
     char names[128], whom[192];
-    for (uint32_t i = 0; i < q->w->size; i++) {
+    for (uint32_t i = 0; i < nodes; i++) {
         struct queue_view *v = queue_view_of(q, i);
         uint64_t submitted, completed;
         bool closed;
         open[i] = v && fab_alive(q->w, i) && drain_count(v, &submitted, &completed, &closed) == 0 && !closed && submitted != completed;
     }
-    uint32_t n = fab_name_nodes(q->w, open, names, sizeof names);
+    uint32_t n = fab_name_nodes(open, nodes, names, sizeof names);
     if (n == 0)
         snprintf(whom, sizeof whom, "the end of all submissions, or for a node that does not answer");
     else
@@ -186,16 +187,17 @@ int weft_drain(weft_queue *q, int64_t timeout_ns)
 {
     if (queue_closed(q))
         return queue_refuse_closed(q);
-    struct drain d; /* large: not cleared as a whole, only the fields in use */
-    d.q = q;
-    d.asked = false;
-    memset(d.found, 0, q->w->size * sizeof d.found[0]);
-    if (drained(&d))
-        return 0;
-    int rc = queue_begin_wait(q);
-    if (rc == 0) {
-        rc = drain_later(&d, timeout_ns);
-        queue_end_wait(q);
+    struct drain d = {.q = q, .found = calloc(q->w->room, sizeof *d.found)};
+    if (!d.found)
+        return base_fail(-ENOMEM, "queue '%s': no memory to look at %u nodes", q->name, q->w->size);
+    int rc = 0;
+    if (!drained(&d)) {
+        rc = queue_begin_wait(q);
+        if (rc == 0) {
+            rc = drain_later(&d, timeout_ns);
+            queue_end_wait(q);
+        }
     }
+    free(d.found);
     return rc;
 }

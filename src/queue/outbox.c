@@ -111,11 +111,13 @@ void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type typ
  * it. */
 void queue_send_unsent(struct weft_queue *q)
 {
-    bool full[WEFT_MAX_NODES] = {false}; /* nodes without room: later messages to them wait as well */
+    uint64_t full[WEFT_MAX_NUMBERS / 64]; /* a bit for each node without room: later messages to it wait as well */
     base_spin_lock(&q->unsent_lock);
+    if (q->unsent)
+        memset(full, 0, sizeof full);
     for (struct queue_unsent **at = &q->unsent; *at;) {
         struct queue_unsent *u = *at;
-        if (full[u->node]) {
+        if (full[u->node / 64] >> u->node % 64 & 1) {
             at = &u->next;
             continue;
         }
@@ -125,7 +127,7 @@ void queue_send_unsent(struct weft_queue *q)
         base_spin_lock(&q->unsent_lock);
         u->sending = false;
         if (waits) {
-            full[u->node] = true;
+            full[u->node / 64] |= UINT64_C(1) << u->node % 64;
             at = &u->next;
             continue;
         }

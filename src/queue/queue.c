@@ -79,9 +79,9 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     queue_set_lease(q, config->lease_ns ? config->lease_ns : QUEUE_LEASE_NS);
     atomic_init(&q->victim, w->rank);
     atomic_init(&q->next, w->rank);
-    q->views = calloc(w->size, sizeof *q->views);
-    q->serving = calloc(w->size, sizeof *q->serving);
-    q->none = calloc(w->size, sizeof *q->none);
+    q->views = calloc(w->room, sizeof *q->views);
+    q->serving = calloc(w->room, sizeof *q->serving);
+    q->none = calloc(w->room, sizeof *q->none);
     rc = q->views && q->serving && q->none ? 0 : base_fail(-ENOMEM, "queue '%s': no memory", name);
     if (rc == 0)
         rc = table_init(&q->table);

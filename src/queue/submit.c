@@ -213,19 +213,20 @@ static bool reap_ready(void *arg)
 /* Print which nodes have claimed the work that this node waits for. Of a shard on another host, print only its home. */
 static void say_reap(struct weft_queue *q, const struct fab_patience *p)
 {
-    bool homes[WEFT_MAX_NODES], in[WEFT_MAX_NODES] = {false};
+    bool homes[WEFT_MAX_NUMBERS], in[WEFT_MAX_NUMBERS] = {false};
+    uint32_t nodes = q->w->size;
     char names[160], whom[256];
     base_spin_lock(&q->table.lock);
-    unsigned long long tasks = table_homes(&q->table, homes);
+    unsigned long long tasks = table_homes(&q->table, homes, nodes);
     base_spin_unlock(&q->table.lock);
-    for (uint32_t i = 0; i < q->w->size; i++) {
+    for (uint32_t i = 0; i < nodes; i++) {
         struct queue_view *v = homes[i] ? queue_view_of(q, i) : NULL;
         if (v && v->shard.mem)
-            slot_workers(&v->shard, q->w->rank, q->w->size, in);
+            slot_workers(&v->shard, q->w->rank, nodes, in);
         else if (v)
             in[i] = true;
     }
-    uint32_t n = fab_name_nodes(q->w, in, names, sizeof names);
+    uint32_t n = fab_name_nodes(in, nodes, names, sizeof names);
     if (n == 0)
         fab_name_living(q->w, names, sizeof names);
     snprintf(whom, sizeof whom, "%llu task%s %s%s%s", tasks, tasks == 1 ? "" : "s", n == 0 ? "that nobody has claimed; " : "at ", names,

@@ -161,13 +161,13 @@ uint32_t table_reap(struct table *t, weft_done *out, uint32_t max)
     return n;
 }
 
-uint64_t table_homes(struct table *t, bool in[WEFT_MAX_NODES])
+uint64_t table_homes(struct table *t, bool in[], uint32_t count)
 {
-    for (uint32_t i = 0; i < WEFT_MAX_NODES; i++)
+    for (uint32_t i = 0; i < count; i++)
         in[i] = false;
     for (uint32_t index = 0; index < t->chunk_count * TABLE_CHUNK; index++) {
         const struct table_entry *e = at(t, index);
-        if (e->state == TABLE_OUT && e->home < WEFT_MAX_NODES)
+        if (e->state == TABLE_OUT && e->home < count)
             in[e->home] = true;
     }
     return t->submitted - t->completed;

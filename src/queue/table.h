@@ -60,8 +60,8 @@ bool table_remove(struct table *t, uint64_t id, uint32_t home);
 bool table_complete(struct table *t, uint64_t id, const weft_done *done);
 uint32_t table_reap(struct table *t, weft_done *out, uint32_t max);
 
-/* Set in[home] for each node whose shard has incomplete tasks. Returns the number of these tasks. */
-uint64_t table_homes(struct table *t, bool in[WEFT_MAX_NODES]);
+/* Set in[home] for each node below `count` whose shard has incomplete tasks. Returns the number of all incomplete tasks. */
+uint64_t table_homes(struct table *t, bool in[], uint32_t count);
 /* A home has died: its entries become pending; returns how many. */
 uint32_t table_home_gone(struct table *t, uint32_t home);
 /* Take the first pending task, for `home`. */

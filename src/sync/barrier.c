@@ -65,7 +65,7 @@ static void take_stock(struct weft_node *w, struct sync *s)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     uint32_t n = 0, dead = 0;
-    for (uint32_t i = 0; i < w->size; i++) {
+    for (uint32_t i = 0; i < w->founders; i++) {
         int state = atomic_load_explicit(&w->links[i].state, memory_order_acquire);
         dead += state == FAB_DEAD;
         if (state != FAB_ALIVE)
@@ -81,7 +81,7 @@ static void take_stock(struct weft_node *w, struct sync *s)
     if (set != s->set) {
         s->set = set;
         s->generation = 0;
-        if (n != w->size)
+        if (n != w->founders)
             (void)tell_newest(w, s); /* nodes that cannot be told now are told when the next barrier begins */
     }
 }
@@ -123,7 +123,7 @@ static bool signalled(void *arg)
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
         /* A death makes the barrier fail. A node that left had passed the barrier before, unless it is the one we wait for. */
         b->epoch = weft_epoch(b->w);
-        if (fab_count_dead(b->w) != b->dead) {
+        if (fab_count_dead(b->w, b->w->founders) != b->dead) {
             b->failed = true;
             return true;
         }
@@ -166,10 +166,10 @@ static bool has_moved_on(void *arg)
 {
     struct reader_wait *r = arg;
     uint64_t newest = atomic_load_explicit(&line_of(r->w, r->node)[NEWEST_WORD], memory_order_acquire) >> 32;
-    uint32_t size = newest ? (uint32_t)(newest >> 20) : r->w->size;
+    uint32_t size = newest ? (uint32_t)(newest >> 20) : r->w->founders;
     if (size < r->size + SIGNAL_WORDS || !fab_alive(r->w, r->node))
         return true;
-    r->failed = fab_count_dead(r->w) != r->dead;
+    r->failed = fab_count_dead(r->w, r->w->founders) != r->dead;
     return r->failed;
 }
 
@@ -205,7 +205,7 @@ static bool has_come(const struct sync *s, uint64_t word)
 static bool find_late(struct weft_node *w, const struct sync *s, fab_ready_fn ready, void *arg, bool late[])
 {
     int64_t end = base_deadline(ASK_ALL_NS);
-    for (uint32_t i = 0; i < w->size; i++)
+    for (uint32_t i = 0; i < w->founders; i++)
         late[i] = false;
     for (uint32_t i = 0; i < s->member_count && base_now_ns() < end; i++) {
         uint32_t node = s->members[i];
@@ -229,7 +229,7 @@ int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char 
         if (!fab_patience_due(p) || !find_late(w, w->sync, ready, arg, late))
             continue;
         char names[128], whom[192];
-        uint32_t n = fab_name_nodes(w, late, names, sizeof names);
+        uint32_t n = fab_name_nodes(late, w->founders, names, sizeof names);
         if (n == 0) /* the node has arrived, but its next signal is delayed */
             snprintf(whom, sizeof whom, "node %u, which is alive", from);
         else
@@ -243,7 +243,7 @@ static int signal_next(struct weft_node *w, struct sync *s, struct fab_patience 
 {
     uint32_t n = s->member_count, to = s->members[(s->place + s->distance) % n];
     struct reader_wait r = {.w = w, .node = to, .size = n, .dead = s->dead};
-    if (BASE_UNLIKELY(n + SIGNAL_WORDS <= w->size) && !has_moved_on(&r)) {
+    if (BASE_UNLIKELY(n + SIGNAL_WORDS <= w->founders) && !has_moved_on(&r)) {
         int rc = sync_wait(p, has_moved_on, &r, what, to);
         if (rc)
             return rc == -ETIMEDOUT ? not_come(w, what, to) : rc;
@@ -359,6 +359,10 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     struct sync *s = w->sync;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "a barrier must not be entered from a handler");
+    if (w->rank >= w->founders)
+        return base_fail(-EOPNOTSUPP,
+                         "node %u joined a running cluster: barriers and exchanges are for the nodes that started together (0 to %u)", w->rank,
+                         w->founders - 1);
     if (pthread_mutex_trylock(&s->barrier_lock))
         return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: only one thread at a time may be");
     struct fab_patience p;

@@ -29,7 +29,7 @@ static uint64_t tag_now(const struct sync *s)
 
 static uint64_t exchange_place(const struct weft_node *w, const struct sync *s, uint32_t from)
 {
-    return sync_exchange_offset(w->size, from) + (s->generation & 1) * sizeof(struct given);
+    return sync_exchange_offset(w->founders, from) + (s->generation & 1) * sizeof(struct given);
 }
 
 static int put_word(struct weft_node *w, const struct fab_patience *p, uint32_t node, uint64_t offset, uint64_t value)
@@ -98,7 +98,7 @@ static bool decided(void *arg)
     const struct sync *s = g->w->sync;
     uint64_t tag = __atomic_load_n(&g->given->tag, __ATOMIC_ACQUIRE);
     bool newer = tag != 0 && tag >> 32 != s->set && tag >> 52 < s->set >> 20; /* the tag is of a smaller set */
-    return tag == tag_now(s) || newer || !fab_alive(g->w, g->from) || fab_count_dead(g->w) != s->dead;
+    return tag == tag_now(s) || newer || !fab_alive(g->w, g->from) || fab_count_dead(g->w, g->w->founders) != s->dead;
 }
 
 /* Read the words of all nodes, after the barrier. The barrier shows only that all words are under way: they come over the link of their own
@@ -107,8 +107,8 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
     struct sync *s = w->sync;
-    memset(x->all, 0, (size_t)w->size * x->words * sizeof *x->all);
-    for (uint32_t i = 0; i < w->size && x->gave; i++)
+    memset(x->all, 0, (size_t)w->founders * x->words * sizeof *x->all);
+    for (uint32_t i = 0; i < w->founders && x->gave; i++)
         x->gave[i] = false;
     for (uint32_t i = 0; i < s->member_count; i++) {
         struct word_wait wait = {w, (const struct given *)(const void *)(w->pool_base + exchange_place(w, s, s->members[i])),

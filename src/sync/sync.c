@@ -22,8 +22,8 @@ int sync_open(struct weft_node *w)
 {
     struct sync *s = calloc(1, sizeof *s);
     if (s) {
-        s->members = calloc(w->size, sizeof *s->members);
-        s->requests = calloc(w->size, sizeof *s->requests);
+        s->members = calloc(w->founders, sizeof *s->members);
+        s->requests = calloc(w->room, sizeof *s->requests);
     }
     if (!s || !s->members || !s->requests) {
         free(s ? s->members : NULL);

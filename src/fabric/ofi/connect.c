@@ -26,7 +26,7 @@ static void connect_introduce(struct ofi_link *l, struct ofi_hello *h)
     *h = (struct ofi_hello){.magic = OFI_HELLO,
                             .pool_bytes = o->w->pool_bytes,
                             .rank = o->w->rank,
-                            .size = o->w->size,
+                            .size = o->w->founders,
                             .base = o->traits.virtual ? (uintptr_t)o->w->pool_base : 0,
                             .shift = o->shift,
                             .keys = r->count,
@@ -48,7 +48,7 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
 {
     const struct ofi *o = l->ofi;
     uint32_t node = l->r.link->node;
-    if (!ofi_hello_valid(h, node, o->w->size, o->w->heap_offset))
+    if (!ofi_hello_valid(h, node, o->w->founders, o->w->heap_offset))
         return base_fail(
             -EPROTO,
             "node %u does not speak this version of the ofi transport (or it uses another: WEFT_TRANSPORT must be the same on all nodes)",

@@ -173,12 +173,13 @@ int ofi_endpoint_open(struct ofi *o)
 static int device_memory(struct ofi *o)
 {
     struct weft_node *w = o->w;
-    uint64_t links = (uint64_t)(w->size - 1) * TB_SLOTS * TB_FRAME_BYTES, receives = (uint64_t)o->receives_count * TB_FRAME_BYTES;
+    /* those of links to nodes that join later are allocated with the link */
+    uint64_t links = (uint64_t)(w->founders - 1) * TB_SLOTS * TB_FRAME_BYTES, receives = (uint64_t)o->receives_count * TB_FRAME_BYTES;
     o->memory_bytes = base_round_up(links + receives, BASE_PAGE);
     o->memory = mmap(NULL, o->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (o->memory == MAP_FAILED) {
         o->memory = NULL;
-        return base_fail(-ENOMEM, "no memory for the frames of %u links", w->size - 1);
+        return base_fail(-ENOMEM, "no memory for the frames of %u links", w->founders - 1);
     }
     o->link_frames = o->memory;
     o->receive_frames = o->memory + links;

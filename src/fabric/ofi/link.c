@@ -7,7 +7,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
+#define LINK_FRAMES ((size_t)TB_SLOTS * TB_FRAME_BYTES)
 #define RTO_LEAST   (500 * WEFT_MS) /* the provider retransmits what the network loses: this is for frames lost with a broken connection */
 #define RTO_MOST    (2 * WEFT_SECOND)
 #define PAUSE_FIRST (WEFT_MS)
@@ -34,6 +36,8 @@ void ofi_link_free(struct ofi_link *l)
     ofi_unregister(&l->own);
     free(l->r.inbox);
     free(l->keys);
+    if (l->frames)
+        munmap(l->frames, LINK_FRAMES);
     free(l);
 }
 
@@ -147,6 +151,19 @@ static void link_completed(void *ctx, weft_op *op, int status)
     fab_complete(op, status);
 }
 
+static int link_own_frames(struct ofi_link *l)
+{
+    if (l->ofi->memory_mr)
+        return base_fail(-EOPNOTSUPP,
+                         "%s of libfabric wants all memory registered at the start, so it does not reach nodes that join later",
+                         l->ofi->info->fabric_attr->prov_name);
+    void *p = mmap(NULL, LINK_FRAMES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return base_fail(-ENOMEM, "no memory for the frames of the link to node %u", l->r.link->node);
+    l->frames = p;
+    return 0;
+}
+
 int ofi_link_ready(struct ofi_link *l, uint32_t session)
 {
     struct ofi *o = l->ofi;
@@ -154,6 +171,9 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
     uint32_t node = l->r.link->node, place = node < w->rank ? node : node - 1;
     size_t most = o->info->ep_attr->max_msg_size;
     bool rma = o->traits.rma && l->keys_count;
+    int rc = fab_late(w, node) ? link_own_frames(l) : 0;
+    if (rc)
+        return rc;
     struct tb_endpoint_env env = {.ctx = l,
                                   .emit = link_emit,
                                   .message = records_message_keep,
@@ -164,7 +184,7 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
         .here = (uint16_t)w->rank,
         .node = (uint16_t)node,
         .session = session,
-        .frames = o->link_frames + (uint64_t)place * TB_SLOTS * TB_FRAME_BYTES,
+        .frames = l->frames ? l->frames : o->link_frames + place * LINK_FRAMES,
         .pool = w->pool_base,
         .pool_bytes = w->pool_bytes,
         .first_byte = FAB_NULL_BYTES,

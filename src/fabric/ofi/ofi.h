@@ -71,6 +71,7 @@ struct ofi_link {
     uint32_t shift; /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
     uint64_t *keys;         /* the keys of the peer's segments */
+    uint8_t *frames;        /* frames to send from, if one of the two nodes joined later; NULL: the link uses a part of ofi->memory */
     struct ofi_regions own; /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
     char name[64];          /* the peer's address as text */
     /* After a refusal nothing is sent before retry_at; each refusal doubles the pause. Under the link's lock. */

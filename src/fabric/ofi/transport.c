@@ -20,7 +20,7 @@ static int ofi_open(struct weft_node *w)
     o->fd = -1;
     w->ofi = o;
     atomic_init(&o->due, INT64_MAX);
-    o->links = calloc(w->size, sizeof(struct ofi_link *));
+    o->links = calloc(w->room, sizeof(struct ofi_link *));
     return o->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->size);
 }
 

@@ -30,7 +30,7 @@ static bool same_device(const struct verbs_device *a, const struct verbs_device 
    priority. */
 static uint32_t room_for(const struct rc *rc, const struct verbs_device *d)
 {
-    uint32_t peers = rc->w->size - 1, used = same_device(rc->device, d) ? peers : 0;
+    uint32_t peers = rc_peers_expected(rc->w), used = same_device(rc->device, d) ? peers : 0;
     for (uint32_t i = 0; i < rc->rails->count; i++)
         used += same_device(rc->rails->rail[i].device, d) ? peers : 0;
     uint32_t qps = d->traits.qps > used ? d->traits.qps - used : 0, entries = d->traits.cqe / (2 * RC_TRACK_DEPTH);
@@ -65,7 +65,7 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
     err = verbs_cq_create(&r->cq, &r->channel, d, r->tracks_max * 2 * RC_TRACK_DEPTH);
     if (err)
         return err;
-    r->landing_bytes = base_round_up((uint64_t)w->size * BASE_CACHE_LINE, BASE_PAGE);
+    r->landing_bytes = base_round_up((uint64_t)w->room * BASE_CACHE_LINE, BASE_PAGE);
     void *p = mmap(NULL, r->landing_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return base_fail(-errno, "mapping %llu bytes: %s", (unsigned long long)r->landing_bytes, base_strerror(errno));

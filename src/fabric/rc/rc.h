@@ -48,6 +48,7 @@
 #define RC_GIVE_BATCH   8u  /* receives that are posted to the shared receive queue in one call */
 #define RC_SEND_DEPTH   128u
 #define RC_CQ_ENTRIES   (RC_SEND_DEPTH + RC_RECEIVES) /* for each peer: every request may ask for a completion */
+#define RC_PEERS_GROWN  128u                          /* peers at once in a cluster that grows, if it did not begin with more */
 #define RC_CQ_SPARE     (RC_SPARE * RC_RECEIVES + 16u)
 #define RC_SIGNAL_EVERY 16u
 #define RC_INLINE_MAX   220u        /* the most bytes that are sent inline, if the device allows as many */
@@ -281,16 +282,19 @@ struct rc {
     bool refused[2];          /* a link got none, and none has been given back since */
     _Atomic bool freed;       /* one was given back after that: rc_progress() must look at all links */
     struct rc_receives receives;
-    uint32_t peers, peers_max; /* peers that have had a queue pair; peers that the completion queue has room for */
+    uint32_t peers, peers_max; /* peers that have had a queue pair and live; peers that the completion queue has room for */
     _Atomic bool attention;    /* a link needs the progress thread */
     int64_t tend_ns;           /* when the progress thread must look at the links anyway; only it uses this */
     struct rc_rails *rails;    /* further devices; NULL: none */
-    struct rc_link **links;    /* [count]; does not change while the node runs */
-    uint32_t count;
+    struct rc_link **links;    /* [count] */
+    _Atomic uint32_t count;    /* grows when a node joins: after its link was written (sequentially consistent) */
     base_spin receiving; /* held by the thread that polls the completion queue */
     struct ibv_wc early; /* a completion that rc_idle() found and nobody has handled yet */
     bool has_early;
 };
+
+/* For how many peers a node of this cluster needs room. */
+uint32_t rc_peers_expected(const struct weft_node *w);
 
 /* --- link.c --- */
 /* puts a stage or frame that no link holds into its free list; under rc->lock, or before there are other threads */

@@ -23,16 +23,16 @@ static int rc_open(struct weft_node *w)
         return base_fail(-ENOMEM, "no memory for the rc transport");
     rc->w = w;
     rc->transport = &fab_rc;
-    rc->links = calloc(w->size, sizeof *rc->links);
+    rc->links = calloc(w->room, sizeof *rc->links);
     w->rc = rc;
-    return rc->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->size);
+    return rc->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->room);
 }
 
 /* --- the device --- */
 
 static int make_memory(struct rc *rc)
 {
-    rc->memory_bytes = base_round_up(RC_FLUSHES_AT + (uint64_t)rc->w->size * 8, BASE_PAGE);
+    rc->memory_bytes = base_round_up(RC_FLUSHES_AT + (uint64_t)rc->w->room * 8, BASE_PAGE);
     void *p = mmap(NULL, rc->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return base_fail(-errno, "mapping %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
@@ -43,6 +43,12 @@ static int make_memory(struct rc *rc)
     for (unsigned i = 0; i < RC_TX_FRAMES; i++, at += RC_FRAME_BYTES)
         rc_put_back(rc, at, true);
     return 0;
+}
+
+uint32_t rc_peers_expected(const struct weft_node *w)
+{
+    uint32_t others = w->founders - 1;
+    return w->room > w->founders && others < RC_PEERS_GROWN ? RC_PEERS_GROWN : others;
 }
 
 static int look_for_device(struct weft_node *w)
@@ -58,7 +64,8 @@ static int look_for_device(struct weft_node *w)
                          "device %s does not support reliable connections with RDMA write and read, which the rc transport needs", d->name);
     /* Room for as many peers as possible: the node may not talk to all of them. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
-    rc->peers_max = room < w->size - 1 ? room : w->size - 1;
+    uint32_t peers = rc_peers_expected(w);
+    rc->peers_max = room < peers ? room : peers;
     uint32_t entries = rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE;
     if (rc->peers_max == 0)
         return base_fail(-ENOSPC, "device %s: its completion queues have %u entries, and one peer needs %u", d->name, d->traits.cqe,
@@ -123,7 +130,7 @@ struct rc_hello {
 static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
 {
     const struct weft_node *w = l->w;
-    return h->magic == RC_MAGIC && h->rank == l->link->node && h->size == w->size && h->window == RC_WINDOW &&
+    return h->magic == RC_MAGIC && h->rank == l->link->node && h->size == w->founders && h->window == RC_WINDOW &&
            h->pool_bytes >= w->heap_offset && h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->segment_bytes > 0 &&
            (h->segment_bytes & (h->segment_bytes - 1)) == 0 && h->segments == (h->pool_bytes + h->segment_bytes - 1) / h->segment_bytes &&
            h->pool_base <= UINT64_MAX - h->pool_bytes && h->rails < FAB_RAILS_MAX;
@@ -139,7 +146,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
         .pool_base = (uintptr_t)w->pool_base,
         .segment_bytes = rc->pool.segment_bytes,
         .rank = w->rank,
-        .size = w->size,
+        .size = w->founders,
         .segments = rc->pool.count,
         .window = RC_WINDOW,
         .rails = rc->rails ? rc->rails->count : 0,
@@ -196,12 +203,13 @@ static int rc_connect(struct weft_node *w, struct fab_link *link, int side_fd, i
     link->transport = &fab_rc;
 
     l->number = rc->count;
-    rc->links[rc->count++] = l;
     struct rc_hello theirs = {0};
     int err = exchange(l, side_fd, &theirs, deadline);
     if (err)
         return base_context(err, "link to node %u", link->node);
     l->has_atomics = theirs.atomics == 1 && rc->device->traits.atomics && rc->device->traits.rd_atomic > 0;
+    rc->links[l->number] = l;
+    rc->count++;
     return 0;
 }
 
@@ -217,9 +225,11 @@ static const char *rc_broken(struct weft_node *w, struct fab_link *link)
 static void rc_disconnect(struct weft_node *w, struct fab_link *link)
 {
     (void)w;
-    if (link->impl) {
-        rc_leave(link->impl);
-        rc_fail_all(link->impl, -ECONNRESET);
+    struct rc_link *l = link->impl;
+    if (l) {
+        rc_leave(l);
+        rc_fail_all(l, -ECONNRESET);
+        l->rc->peers -= l->depth != 0;
     }
 }
 

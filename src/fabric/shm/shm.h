@@ -19,7 +19,7 @@
 struct control {
     uint64_t magic;
     struct fab_bell bell;
-    struct ring rings[]; /* [size]: rings[i] has the messages from node i */
+    struct ring rings[]; /* [founders]: rings[i] has the messages from node i. In the region of a node that joined later: its own only */
 };
 
 struct kept { /* a message that found no room in the ring */
@@ -34,6 +34,7 @@ struct shm_link {
     uint8_t *pool;           /* the peer's pool, mapped into this process */
     struct control *control; /* the peer's control region, mapped too */
     size_t control_bytes;
+    struct ring *late[2]; /* if one of the two joined later: the rings that this pair has for itself, to the peer and from it */
 
     base_spin send_lock; /* protects the members from here to `in` */
     struct ring_sender out;
@@ -51,7 +52,7 @@ struct shm {
     int control_fd;
     struct control *control;
     size_t control_bytes;
-    struct shm_link **here; /* [count]: the links to the nodes of this host */
+    struct shm_link **here; /* [count]: the links to the nodes of this host; changed with w->progress held once the node has joined */
     uint32_t count;
     struct ring_message message;      /* the message that is being delivered */
     _Atomic(struct copy_team *) team; /* threads that help with large copies; NULL: none */

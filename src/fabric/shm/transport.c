@@ -22,6 +22,12 @@ static size_t control_size(uint32_t nodes)
     return base_round_up(sizeof(struct control) + (size_t)nodes * sizeof(struct ring), BASE_PAGE);
 }
 
+/* How many rings the control region of a node has. */
+static uint32_t rings_of(const struct weft_node *w, uint32_t node)
+{
+    return node < w->founders ? w->founders : 1;
+}
+
 static int shm_open_transport(struct weft_node *w)
 {
     struct shm *s = calloc(1, sizeof *s);
@@ -29,10 +35,10 @@ static int shm_open_transport(struct weft_node *w)
         return base_fail(-ENOMEM, "no memory for the shm transport");
     s->control_fd = -1;
     w->shm = s;
-    s->here = calloc(w->size, sizeof *s->here);
+    s->here = calloc(w->room, sizeof *s->here);
     if (!s->here)
-        return base_fail(-ENOMEM, "no memory for %u shm links", w->size);
-    s->control_bytes = control_size(w->size);
+        return base_fail(-ENOMEM, "no memory for %u shm links", w->room);
+    s->control_bytes = control_size(rings_of(w, w->rank));
     s->control_fd = base_memory_fd("weft-control", s->control_bytes, false);
     if (s->control_fd < 0)
         return s->control_fd;
@@ -89,8 +95,8 @@ struct hello {
 
 static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello *h, const int fds[2])
 {
-    size_t want = control_size(w->size);
-    if (h->magic != CONTROL_MAGIC || h->rank != s->link->node || h->size != w->size || h->control_bytes != want ||
+    size_t want = control_size(rings_of(w, s->link->node));
+    if (h->magic != CONTROL_MAGIC || h->rank != s->link->node || h->size != w->founders || h->control_bytes != want ||
         h->pool_bytes < w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES)
         return base_fail(-EPROTO, "node %u: its shared memory is not what this version of weft expects", s->link->node);
     int rc = base_memory_fd_check(fds[0], h->pool_bytes);
@@ -115,6 +121,54 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
     return 0;
 }
 
+/* A ring of its own for the messages from a peer, and the peer's for those to it: where one of the two joined later, the control regions
+   have none for this pair. */
+static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
+{
+    struct hello mine = {.magic = CONTROL_MAGIC, .control_bytes = base_round_up(sizeof(struct ring), BASE_PAGE)}, theirs = {0};
+    int theirs_fd = -1, fd = base_memory_fd("weft-ring", mine.control_bytes, false), fds[2] = {-1, -1};
+    if (fd < 0)
+        return fd;
+    int rc = base_send_fds(side_fd, &mine, sizeof mine, (int[]){fd}, 1);
+    if (!rc)
+        rc = base_receive_fds(side_fd, &theirs, sizeof theirs, fds, 1, deadline);
+    theirs_fd = fds[0];
+    if (!rc && (theirs_fd < 0 || theirs.magic != CONTROL_MAGIC || theirs.control_bytes != mine.control_bytes))
+        rc = -EPROTO;
+    rc = rc ? base_fail(rc, "exchange of rings with node %u: %s", s->link->node, base_strerror(rc))
+            : base_memory_fd_check(theirs_fd, theirs.control_bytes);
+    for (int i = 0; i < 2 && !rc; i++) {
+        void *p = mmap(NULL, mine.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, i ? fd : theirs_fd, 0);
+        if (p == MAP_FAILED)
+            rc = base_fail(-errno, "mapping a ring of node %u: %s", s->link->node, base_strerror(errno));
+        else
+            s->late[i] = p;
+    }
+    close(fd);
+    if (theirs_fd >= 0)
+        close(theirs_fd);
+    return rc;
+}
+
+static bool shm_is_done(const struct shm_link *s)
+{
+    int state = atomic_load_explicit(&s->link->state, memory_order_relaxed);
+    return (state == FAB_LEFT || state == FAB_DEAD) && !s->stash.count && !atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed);
+}
+
+/* Adds a link to those that are looked at for messages. Links of nodes that are gone make room. */
+static void shm_add(struct weft_node *w, struct shm *shm, struct shm_link *s)
+{
+    uint32_t n = 0;
+    base_spin_lock(&w->progress);
+    for (uint32_t i = 0; i < shm->count; i++)
+        if (!shm_is_done(shm->here[i]))
+            shm->here[n++] = shm->here[i];
+    shm->here[n++] = s;
+    shm->count = n;
+    base_spin_unlock(&w->progress);
+}
+
 static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int64_t deadline)
 {
     struct shm *shm = w->shm;
@@ -130,7 +184,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
         s->control = shm->control;
         l->pool_bytes = w->pool_bytes;
     } else {
-        struct hello mine = {CONTROL_MAGIC, w->pool_bytes, shm->control_bytes, w->rank, w->size}, theirs = {0};
+        struct hello mine = {CONTROL_MAGIC, w->pool_bytes, shm->control_bytes, w->rank, w->founders}, theirs = {0};
         int fds[2] = {-1, -1};
         int rc = base_send_fds(side_fd, &mine, sizeof mine, (int[]){mem_fd(w->pool), shm->control_fd}, 2);
         if (!rc)
@@ -145,12 +199,19 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
         for (int i = 0; i < 2; i++)
             if (fds[i] >= 0)
                 close(fds[i]);
+        if (!rc && fab_late(w, l->node))
+            rc = shm_late_rings(s, side_fd, deadline);
         if (rc)
             return rc; /* release() frees the rest */
     }
-    s->out.ring = &s->control->rings[w->rank];
-    s->in.ring = &shm->control->rings[l->node];
-    shm->here[shm->count++] = s;
+    if (s->late[0]) {
+        s->out.ring = s->late[0];
+        s->in.ring = s->late[1];
+    } else {
+        s->out.ring = &s->control->rings[w->rank < w->founders ? w->rank : 0];
+        s->in.ring = &shm->control->rings[l->node < w->founders ? l->node : 0];
+    }
+    shm_add(w, shm, s);
     return 0;
 }
 
@@ -173,6 +234,9 @@ static void shm_release(struct weft_node *w, struct fab_link *l)
             munmap(s->pool, l->pool_bytes);
         if (s->control)
             munmap(s->control, s->control_bytes);
+        for (int i = 0; i < 2; i++)
+            if (s->late[i])
+                munmap(s->late[i], base_round_up(sizeof(struct ring), BASE_PAGE));
     }
     free(s);
     l->impl = NULL;

@@ -69,7 +69,7 @@ static void connect_introduce(const struct tb *tb, struct hello *h, uint32_t nod
                         .pool_bytes = tb->w->pool_bytes,
                         .segment = tb->segment,
                         .rank = tb->w->rank,
-                        .size = tb->w->size,
+                        .size = tb->w->founders,
                         .check = tb->check,
                         .lanes = tb->lane_count,
                         .offers = tb->device_count};

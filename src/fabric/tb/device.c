@@ -15,7 +15,7 @@
 /* Allocates the frames of links, the receives of cables, and the scrap memory. */
 static int device_make_memory(struct tb *tb)
 {
-    uint32_t peers = tb->w->size - 1, scrap = 0;
+    uint32_t peers = tb->w->founders - 1, scrap = 0;
     for (uint32_t i = 0; i < tb->lane_count; i++)
         scrap = tb->lanes[i].message > scrap ? tb->lanes[i].message : scrap;
     uint64_t links = (uint64_t)peers * TB_SLOTS * TB_FRAME_BYTES, cables = (uint64_t)tb->cable_max * TB_RECEIVES * TB_FRAME_BYTES;
@@ -45,7 +45,7 @@ static int device_take(struct tb *tb, struct tb_device *dev)
 {
     struct verbs_device *d = dev->d;
     bool alone = d->traits.link == VERBS_THUNDERBOLT; /* a Thunderbolt port has one cable */
-    uint32_t users = alone ? 1 : tb->w->size - 1, a_cable = (TB_SENDS > TB_RECEIVES ? TB_SENDS : TB_RECEIVES) + 8;
+    uint32_t users = alone ? 1 : tb->w->founders - 1, a_cable = (TB_SENDS > TB_RECEIVES ? TB_SENDS : TB_RECEIVES) + 8;
     for (uint32_t i = 0; i < tb->lane_count; i++)
         a_cable += tb->lanes[i].depth;
     uint64_t entries = (uint64_t)users * a_cable;
@@ -108,7 +108,7 @@ int tb_devices_find(struct tb *tb, bool *thunderbolt)
     }
     if (n == 0)
         return base_fail(-ENODEV, "no device for the tb transport%s", why);
-    tb->cable_max = tb->w->size - 1 + (n < TB_DEVICES ? n : TB_DEVICES);
+    tb->cable_max = tb->w->founders - 1 + (n < TB_DEVICES ? n : TB_DEVICES);
     tb->cables = calloc(tb->cable_max, sizeof(struct tb_cable *));
     if (!tb->cables)
         return base_fail(-ENOMEM, "no memory for %u cables", tb->cable_max);

@@ -69,7 +69,7 @@ static bool ending_take_lock(base_spin *spin)
 static void ending_give_back(struct tb *tb)
 {
     bool mine = ending_take_lock(&tb->receiving);
-    for (uint32_t i = 0; mine && i < tb->w->size; i++) {
+    for (uint32_t i = 0; mine && i < tb->w->founders; i++) {
         struct tb_link *l = tb_link_of(tb, i);
         mine = !l || ending_take_lock(&l->r.lock);
     }

@@ -41,8 +41,8 @@ struct tb_leave {
 
 int tb_leave_open(struct tb *tb)
 {
-    tb->leave = calloc(1, sizeof *tb->leave + tb->w->size * sizeof tb->leave->peer[0]);
-    return tb->leave ? 0 : base_fail(-ENOMEM, "no memory for %u nodes", tb->w->size);
+    tb->leave = calloc(1, sizeof *tb->leave + tb->w->founders * sizeof tb->leave->peer[0]);
+    return tb->leave ? 0 : base_fail(-ENOMEM, "no memory for %u nodes", tb->w->founders);
 }
 
 void tb_leave_close(struct tb *tb)
@@ -81,7 +81,7 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
 bool tb_leave_told(const struct tb *tb)
 {
     const struct tb_leave *v = tb->leave;
-    for (uint32_t i = 0; i < tb->w->size && !v->going; i++)
+    for (uint32_t i = 0; i < tb->w->founders && !v->going; i++)
         if (leave_there(tb, i) && (v->peer[i].answer || (v->question && v->peer[i].told != v->question)))
             return false;
     return true;
@@ -96,7 +96,7 @@ static bool leave_say(struct tb *tb, uint32_t to, enum leave_word word, uint32_t
 void tb_leave_tell(struct tb *tb)
 {
     struct tb_leave *v = tb->leave;
-    for (uint32_t i = 0; i < tb->w->size && !v->going; i++) {
+    for (uint32_t i = 0; i < tb->w->founders && !v->going; i++) {
         struct peer *p = &v->peer[i];
         if (!leave_there(tb, i))
             continue;
@@ -111,7 +111,7 @@ void tb_leave_tell(struct tb *tb)
 static void leave_withdraw(struct tb *tb)
 {
     struct tb_leave *v = tb->leave;
-    for (uint32_t i = 0; i < tb->w->size; i++) {
+    for (uint32_t i = 0; i < tb->w->founders; i++) {
         struct peer *p = &v->peer[i];
         if (p->kept)
             p->answer = p->theirs;
@@ -122,7 +122,7 @@ static void leave_withdraw(struct tb *tb)
 
 static bool leave_answered(const struct tb *tb)
 {
-    for (uint32_t i = 0; i < tb->w->size; i++)
+    for (uint32_t i = 0; i < tb->w->founders; i++)
         if (leave_there(tb, i) && !tb->leave->peer[i].yes)
             return false;
     return true;
@@ -140,7 +140,7 @@ bool tb_leave_waits(struct tb *tb)
         return true;
     }
     if (!v->question && tb_routes_between(tb)) {
-        for (uint32_t i = 0; i < tb->w->size; i++)
+        for (uint32_t i = 0; i < tb->w->founders; i++)
             v->peer[i].yes = false;
         v->question = ++v->questions;
         v->since = now;

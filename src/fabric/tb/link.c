@@ -93,7 +93,7 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
     for (uint32_t i = 0; i < l->cable_count; i++)
         for (uint32_t k = 0; k < l->cables[i]->lane_count; k++)
             tb_endpoint_add_lane(&l->r.endpoint, tb->lanes[k].message, tb->lanes[k].depth);
-    l->r.endpoint.stream.hops = (uint8_t)(w->size < UINT8_MAX ? w->size : UINT8_MAX);
+    l->r.endpoint.stream.hops = (uint8_t)(w->founders < UINT8_MAX ? w->founders : UINT8_MAX);
     if (l->cable_count) {
         for (uint32_t i = 0; i < l->cable_count; i++)
             l->cables[i]->ready = true;

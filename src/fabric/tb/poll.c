@@ -133,7 +133,7 @@ static void poll_pump_all(struct tb *tb, int64_t now)
         tb_watch(tb, &tb->devices[i], now, LOOK);
     tb_routes_apply(tb);
     atomic_store_explicit(&tb->due, INT64_MAX, memory_order_relaxed);
-    for (uint32_t i = 0; i < tb->w->size; i++) {
+    for (uint32_t i = 0; i < tb->w->founders; i++) {
         struct tb_link *l = tb_link_of(tb, i);
         if (!l)
             continue;
@@ -263,7 +263,7 @@ int tb_progress(struct weft_node *w)
 {
     struct tb *tb = w->tb;
     int n = 0;
-    for (uint32_t i = 0; i < w->size && tb->device_count; i++) {
+    for (uint32_t i = 0; i < w->founders && tb->device_count; i++) {
         struct tb_link *l = tb_link_of(tb, i);
         n += l ? records_progress(w, &l->r) : 0;
     }
@@ -272,7 +272,7 @@ int tb_progress(struct weft_node *w)
 
 static bool poll_no_messages(const struct tb *tb)
 {
-    for (uint32_t i = 0; i < tb->w->size; i++) {
+    for (uint32_t i = 0; i < tb->w->founders; i++) {
         const struct tb_link *l = tb_link_of(tb, i);
         if (l && !records_message_none(&l->r))
             return false;

@@ -34,12 +34,12 @@ struct tb_routes {
 
 int tb_routes_open(struct tb *tb)
 {
-    size_t n = tb->w->size;
+    size_t n = tb->w->founders;
     struct tb_routes *r = calloc(1, sizeof *r);
     tb->routes = r;
     if (!r)
         return base_fail(-ENOMEM, "no memory for routes");
-    r->size = tb->w->size;
+    r->size = tb->w->founders;
     r->version = 1;
     r->told = calloc(n, sizeof *r->told);
     r->queue = calloc(n, sizeof *r->queue);
@@ -127,7 +127,7 @@ static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
    nothing. */
 static bool routes_all_heard(const struct tb *tb)
 {
-    for (uint32_t i = 0; i < tb->w->size; i++) {
+    for (uint32_t i = 0; i < tb->w->founders; i++) {
         int state = atomic_load_explicit(&tb->w->links[i].state, memory_order_acquire);
         if (i != tb->w->rank && !tb->routes->heard[i] && (state == FAB_UNKNOWN || (state == FAB_ALIVE && tb_link_of(tb, i))))
             return false;

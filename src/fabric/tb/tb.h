@@ -235,7 +235,7 @@ bool tb_leave_waits(struct tb *tb); /* whether a node that wants to leave must s
 /* acquire: pairs with the release that published the complete link */
 static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
 {
-    return node < tb->w->size ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
+    return node < tb->w->founders ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 /* its cables are known: makes its endpoint. Under tb->receiving */

@@ -29,9 +29,9 @@ static int tb_open(struct weft_node *w)
         tb->lanes[i] = (struct tb_lane_option){w->options.lanes[i].message, w->options.lanes[i].depth};
     tb->lane_count = w->options.lane_count;
     tb->check = w->options.check_frames ? TB_CHECK_FRAMES : TB_CHECK_FULL;
-    tb->links = calloc(w->size, sizeof(struct tb_link *));
+    tb->links = calloc(w->founders, sizeof(struct tb_link *));
     if (!tb->links)
-        return base_fail(-ENOMEM, "no memory for %u links", w->size);
+        return base_fail(-ENOMEM, "no memory for %u links", w->founders);
     int err = tb_routes_open(tb);
     return err ? err : tb_leave_open(tb);
 }
@@ -83,7 +83,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
 static int tb_settle(struct weft_node *w, int64_t deadline)
 {
     struct tb *tb = w->tb;
-    for (uint32_t i = 0; i < w->size && tb->device_count; i++) {
+    for (uint32_t i = 0; i < w->founders && tb->device_count; i++) {
         struct tb_link *l = tb_link_of(tb, i);
         while (l && fab_alive(w, i) && !atomic_load_explicit(&l->led, memory_order_relaxed)) {
             if (atomic_load_explicit(&l->r.cut, memory_order_relaxed))
@@ -265,6 +265,7 @@ static void tb_stat(struct weft_node *w, struct fab_link *link, weft_link_stats 
 
 const struct fab_transport fab_tb = {
     .name = "tb",
+    .founders_only = true,
     .rdma = true,
     .open = tb_open,
     .close = tb_close,

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A node that joins a running cluster. It asks one of the members whose addresses it was given. That member, its door, agrees with all others
+ * on its number (grow.c) and answers with the members' cards. With the number the node can be opened (cluster_enter()). Then it connects to
+ * every member, and its door tells it when all know it (join_enter()).
+ */
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cluster/join.h"
+
+#define TRY_WAIT     (500 * WEFT_MS)   /* time to connect to one of several addresses; doubled in each round */
+#define ANSWER_GRACE (2 * WEFT_SECOND) /* wait so much longer than the door, whose error says more */
+
+void join_entry_free(struct join *j)
+{
+    if (!j)
+        return;
+    join_unlisten(j);
+    for (uint32_t i = 0; i < j->hub_count; i++)
+        if (j->hubs[i].fd >= 0)
+            close(j->hubs[i].fd);
+    free(j->hubs);
+    free(j->fds);
+    free(j->cards);
+    sodium_memzero(j->key, sizeof j->key);
+    free(j);
+}
+
+/* What the door has answered: the members' cards. */
+static int enter_cards(struct join *j, struct cluster_settings *s, const struct wire_hello *hello, const struct wire_answer *a,
+                       struct wire_card *cards, int fd)
+{
+    uint8_t right[WIRE_MAC];
+    join_answer_mac(right, j, hello, a, cards);
+    if (sodium_memcmp(right, a->mac, WIRE_MAC))
+        return base_fail(-EACCES, "the member that answered does not know the cluster secret");
+    if (a->kind == WIRE_REFUSED) {
+        int error = a->error == ENOSPC || a->error == EBUSY || a->error == ETIMEDOUT ? a->error : EINVAL;
+        return base_fail(-error, "the cluster says: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
+    }
+    if (a->number == 0 || a->number >= WEFT_MAX_NUMBERS || a->founders == 0 || a->founders > a->number || a->founders > WEFT_MAX_NODES)
+        return base_fail(-EPROTO, "the member that answered sent an invalid number");
+    j->cards = calloc((size_t)a->number + 1, sizeof *j->cards);
+    if (!j->cards)
+        return base_fail(-ENOMEM, "no memory for the cards of %u nodes", a->number);
+    for (uint32_t i = 0; i < a->count; i++) {
+        if (cards[i].rank >= a->number || !join_card_ok(&cards[i], cards[i].rank))
+            return base_fail(-EPROTO, "the member that answered sent an invalid card");
+        j->cards[cards[i].rank] = cards[i];
+    }
+    if (a->from >= a->number || !j->cards[a->from].side[0])
+        return base_fail(-EPROTO, "the member that answered sent no card of its own");
+    /* It may listen at a wildcard address: use the one at which this node has reached it. */
+    if (j->cards[a->from].away[0])
+        join_correct_host(j->cards[a->from].away, fd);
+    memcpy(j->session, a->session, sizeof j->session);
+    j->hubs = calloc(1, sizeof *j->hubs);
+    j->fds = calloc(3 + JOIN_STRANGERS, sizeof *j->fds);
+    if (!j->hubs || !j->fds)
+        return base_fail(-ENOMEM, "no memory for the connection to node %u", a->from);
+    j->hubs[0] = (struct join_hub){.fd = fd, .rank = a->from};
+    j->hub_count = 1;
+    s->rank = a->number;
+    s->size = a->number + 1;
+    s->founders = a->founders;
+    return 0;
+}
+
+/* Asks the member at `address`. *spoke: it has answered as a member does, so another one would say the same. */
+static int enter_at(struct join *j, struct cluster_settings *s, const char *address, int64_t connect_until, bool *spoke)
+{
+    struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = WIRE_NEWCOMER};
+    struct wire_challenge challenge;
+    struct wire_proof proof;
+    struct wire_answer answer;
+    struct wire_card *cards = NULL;
+    struct join_self self = {
+        .rank = WIRE_NEWCOMER, .pool_bytes = s->pool.bytes, .liveness_ns = s->fabric.liveness_ns, .grows = true};
+    int64_t until = base_deadline(8 * TRY_WAIT);
+    int fd = join_reach("the member of the cluster", address, connect_until, until < j->deadline ? until : j->deadline, &hello, &challenge);
+    if (fd < 0)
+        return fd;
+    base_host_id(self.host_id);
+    memset(&proof, 0, sizeof proof);
+    int rc = join_listen_away(j, fd);
+    if (!rc)
+        rc = join_listen_for(j, s->grow);
+    if (rc)
+        goto out;
+    join_card_make(&proof.card, j, &self);
+    join_proof_mac(proof.mac, j, &hello, &challenge, &proof.card);
+    rc = join_write(fd, &proof, sizeof proof, j->deadline);
+    if (!rc)
+        rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
+    if (rc == -ECONNRESET || rc == -EPIPE) {
+        rc = base_fail(-EACCES,
+                       "the member at %s closed the connection: the cluster secret is wrong or missing, here or there (WEFT_SECRET_FILE), or "
+                       "the member ended",
+                       address);
+        goto out;
+    }
+    if (rc) {
+        base_fail(rc, "no answer from the member at %s: %s", address, base_strerror(rc));
+        goto out;
+    }
+    bool members = answer.magic == WIRE_MAGIC && answer.kind == WIRE_MEMBERS && answer.count >= 1 && answer.count <= WEFT_MAX_NODES;
+    if (!members && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
+        rc = base_fail(-EPROTO, "the member at %s sent an invalid answer", address);
+        goto out;
+    }
+    cards = calloc(answer.count + 1, sizeof *cards);
+    rc = cards ? join_read(fd, cards, answer.count * sizeof *cards, j->deadline + ANSWER_GRACE) : -ENOMEM;
+    if (rc)
+        base_fail(rc, "the connection to the member at %s failed while it sent the cards of the nodes: %s", address, base_strerror(rc));
+    else
+        rc = enter_cards(j, s, &hello, &answer, cards, fd);
+    *spoke = !rc || rc == -ENOSPC || rc == -EINVAL;
+out:
+    free(cards);
+    if (rc)
+        close(fd);
+    if (rc && j->away.fd >= 0) { /* the next member may be reached from another address of this host */
+        cluster_unlisten(j->away.fd, j->away.bound);
+        j->away.fd = -1;
+    }
+    if (rc) {
+        free(j->cards);
+        free(j->hubs);
+        free(j->fds);
+        j->cards = NULL;
+        j->hubs = NULL;
+        j->fds = NULL;
+        j->hub_count = 0;
+    }
+    return rc;
+}
+
+int cluster_enter(struct cluster_settings *s)
+{
+    char address[128];
+    bool spoke = false;
+    uint32_t denied = 0;
+    char why[WIRE_REASON] = "";
+    int rc = 0;
+    if (sodium_init() < 0)
+        return base_fail(-EIO, "libsodium cannot be initialised");
+    struct join *j = calloc(1, sizeof *j);
+    if (!j)
+        return base_fail(-ENOMEM, "no memory to join the cluster");
+    *j = (struct join){.settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
+    join_key(j->key, s);
+    rc = join_listen_here(j);
+    for (int64_t wait = TRY_WAIT; !rc; wait *= 2) {
+        for (const char *p = s->join; *p && !spoke;) {
+            size_t n = strcspn(p, ",");
+            int64_t until = base_deadline(wait);
+            snprintf(address, sizeof address, "%.*s", (int)n, p);
+            p += n + (p[n] == ',');
+            rc = enter_at(j, s, address, until < j->deadline ? until : j->deadline, &spoke);
+            if (!rc || rc == -EINTR)
+                break;
+            if (rc == -EACCES && snprintf(why, sizeof why, "%s", base_error()))
+                denied++;
+        }
+        if (rc && rc != -EINTR && !spoke && denied > 1) { /* once may have been the end of that member */
+            rc = base_fail(-EACCES, "%s", why);
+            break;
+        }
+        if (!rc || rc == -EINTR || spoke || base_now_ns() >= j->deadline)
+            break;
+        base_sleep_ns(50 * WEFT_MS);
+        rc = 0;
+    }
+    if (rc) {
+        rc = base_context(rc, "joining the running cluster at %s (WEFT_JOIN)", s->join);
+        join_entry_free(j);
+    } else {
+        s->entry = j;
+    }
+    return rc;
+}
+
+int join_enter(struct weft_node *w, struct cluster_settings *s)
+{
+    struct join *j = s->entry;
+    j->w = w;
+    snprintf(w->address, sizeof w->address, "%s", j->address);
+    int rc = join_pairs_late(j);
+    int hub = join_hub_end(j, rc);
+    rc = rc && hub == 0 ? rc : hub;
+    j->hubs = NULL;
+    j->fds = NULL;
+    j->hub_count = 0;
+    return rc ? rc : grow_open(w, s, j);
+}

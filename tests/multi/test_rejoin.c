@@ -1,0 +1,544 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A cluster that grows, and whose nodes come back: nodes are killed and join again, with new numbers, while messages, puts, atomics and tasks
+ * of the others go on. Old addresses fail. The first node may be the one that goes.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "cluster/join.h"
+#include "cluster_test.h"
+#include "weft/service.h"
+
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
+
+#define SLOTS   6u   /* processes at once */
+#define NUMBERS 128u /* numbers that a test gives at most */
+#define LONG    patience_ns(60)
+#define BYTES   4096u
+
+enum order { GO_ON, END, BARRIER, SERVE };
+
+/* Shared by the test and all nodes. */
+struct board {
+    char coord[64], grow[64];
+    struct place {
+        _Atomic int pid;
+        _Atomic uint32_t number, up, turns, done; /* number + 1; it has joined; it goes on; tasks of its own that are complete */
+        _Atomic uint32_t order, obeyed;
+        _Atomic uint32_t joined[NUMBERS], died[NUMBERS]; /* what weft_on_change() told, by node */
+        _Atomic uint32_t refused; /* old addresses that failed as they must */
+    } place[SLOTS];
+    _Atomic uint64_t area[NUMBERS]; /* by number */
+    _Atomic uint32_t dead[NUMBERS]; /* the test has killed it, and all have been told */
+    _Atomic uint32_t result[SLOTS];
+};
+
+static struct board *board;
+
+/* --- a node --- */
+
+struct member {
+    weft_node *w;
+    struct place *place;
+    _Atomic uint32_t messages;
+    uint64_t random;
+};
+
+static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+{
+    struct member *m = arg;
+    (void)epoch;
+    CHECK(node < NUMBERS);
+    if (weft_alive(w, node))
+        m->place->joined[node]++;
+    else
+        m->place->died[node] += died;
+}
+
+static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct member *m = arg;
+    (void)payload;
+    uint32_t sender;
+    CHECK(header_len == sizeof sender && payload_len == 100);
+    memcpy(&sender, header, sizeof sender);
+    CHECK(sender == from && from < weft_size(w));
+    m->messages++;
+}
+
+/* The result of something that was done to `node`: it may only fail because that node is gone. */
+static void allowed(struct member *m, uint32_t node, int rc, const char *what)
+{
+    if (rc == 0 || (rc == -ECONNRESET && !weft_alive(m->w, node)))
+        return;
+    fprintf(stderr, "node %u: %s to node %u returned %d: %s\n", weft_rank(m->w), what, node, rc, weft_error());
+    _exit(1);
+}
+
+static void use(struct member *m, uint32_t node)
+{
+    static uint8_t buffer[BYTES], back[BYTES];
+    weft_gaddr area = board->area[node];
+    uint32_t me = weft_rank(m->w);
+    uint8_t payload[100] = {0};
+    if (!area)
+        return;
+    weft_gaddr mine = area + 64 + (uint64_t)(m->place - board->place) * BYTES;
+    memset(buffer, (int)(random_next(&m->random) & 0xff), sizeof buffer);
+    int rc = weft_put_blocking(m->w, mine, buffer, sizeof buffer);
+    allowed(m, node, rc, "put");
+    if (rc == 0)
+        rc = weft_get_blocking(m->w, back, mine, sizeof back);
+    allowed(m, node, rc, "get");
+    if (rc == 0)
+        CHECK(memcmp(buffer, back, sizeof back) == 0);
+    allowed(m, node, weft_fetch_add_blocking(m->w, area, 1, NULL), "fetch_add");
+    allowed(m, node, weft_send(m->w, node, 1, &me, sizeof me, payload, sizeof payload, NULL), "send");
+}
+
+static void tasks(struct member *m, weft_queue *q)
+{
+    weft_task t = {.kind = 1, .tag = random_next(&m->random)};
+    weft_lease lease[8];
+    weft_done done[8];
+    uint64_t id;
+    (void)weft_submit(q, &t, 1, &id, 0);
+    int n = weft_claim(q, lease, 8, 0);
+    for (int i = 0; i < n; i++) {
+        weft_result r = {.status = 0, .result = lease[i].task.tag};
+        (void)weft_complete(q, &lease[i], &r, 1, NULL);
+    }
+    n = weft_reap(q, done, 8, 0);
+    m->place->done += n > 0 ? (uint32_t)n : 0;
+}
+
+/* Addresses of nodes that are gone. */
+static void check_old(struct member *m)
+{
+    uint8_t byte = 1;
+    uint32_t refused = 0;
+    for (uint32_t i = 0; i < NUMBERS; i++) {
+        if (!board->dead[i] || i >= weft_size(m->w))
+            continue;
+        CHECK(!weft_alive(m->w, i));
+        CHECK(weft_put_blocking(m->w, board->area[i], &byte, 1) == -ECONNRESET);
+        CHECK(weft_fetch_add_blocking(m->w, board->area[i], 1, NULL) == -ECONNRESET);
+        refused++;
+    }
+    m->place->refused = refused;
+}
+
+/* Every node runs a program at every other, and finds what every other has published. */
+static void serve(weft_node *w)
+{
+    const weft_spawn_spec spec = {.bytes = sizeof spec, .program = "true"};
+    char name[32];
+    snprintf(name, sizeof name, "area-%u", weft_rank(w));
+    OK(weft_name_publish(w, weft_rank(w), name, board->area[weft_rank(w)], 8, LONG));
+    for (uint32_t i = 0; i < weft_size(w); i++) {
+        weft_process *p;
+        weft_exit e;
+        weft_name n;
+        if (!weft_alive(w, i))
+            continue;
+        OK(weft_spawn(w, i, &spec, &p, LONG));
+        OK(weft_process_wait(p, &e, sizeof e, LONG));
+        CHECK(e.status == 0 && e.signal == 0);
+        OK(weft_process_close(p));
+        snprintf(name, sizeof name, "area-%u", i);
+        OK(weft_name_wait(w, i, name, &n, LONG));
+        CHECK(n.addr == board->area[i]);
+    }
+}
+
+static void live(weft_node *w, struct place *place)
+{
+    struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
+    weft_queue *q;
+    weft_gaddr area;
+    weft_queue_config c = {.bytes = sizeof c, .slots = 256};
+    OK(weft_on_change(w, on_change, &m));
+    OK(weft_handle(w, 1, on_message, &m));
+    OK(weft_queue_open(w, "work", &c, &q));
+    OK(weft_alloc_aligned(w, 64 + SLOTS * BYTES, 64, &area));
+    memset(weft_ptr(w, area, 64), 0, 64);
+    CHECK(weft_rank(w) < NUMBERS);
+    board->area[weft_rank(w)] = area;
+    place->number = weft_rank(w) + 1;
+    place->up = 1;
+    while (place->order != END) {
+        for (uint32_t i = 0; i < weft_size(w); i++)
+            if (weft_alive(w, i))
+                use(&m, i);
+        tasks(&m, q);
+        check_old(&m);
+        weft_progress(w);
+        place->turns++;
+        if (place->order == BARRIER && place->obeyed != BARRIER) {
+            int rc = weft_barrier(w, LONG);
+            board->result[place - board->place] = (uint32_t)-rc;
+            place->obeyed = BARRIER;
+        }
+        if (place->order == SERVE && place->obeyed != SERVE) {
+            serve(w);
+            place->obeyed = SERVE;
+        }
+        usleep(500);
+    }
+    _exit(weft_close(w) ? 1 : 0);
+}
+
+/* --- starting and ending them --- */
+
+static const char *address_of_host(uint32_t host, char *buf, size_t len)
+{
+    const char *first = getenv("TEST_COORD");
+    if (!first)
+        return board->grow;
+    snprintf(buf, len, "%.*s%u:7655", (int)(strrchr(first, '.') + 1 - first), first, host + 1);
+    return buf;
+}
+
+static uint32_t hosts(void)
+{
+    uint32_t n = 1;
+    for (const char *p = getenv("TEST_NAMESPACES"); p && *p; p++)
+        n += *p == ':';
+    return n;
+}
+
+/* In a child: the environment of slot `slot`. `size` 0: it joins. */
+static void prepare(uint32_t slot, uint32_t rank, uint32_t size)
+{
+    char text[256] = "", one[64];
+    snprintf(text, sizeof text, "%u", slot);
+    if (getenv("SOFTVERBS_FABRIC"))
+        setenv("SOFTVERBS_HOST", text, 1);
+#if defined(__linux__)
+    if (getenv("TEST_NAMESPACES")) {
+        char path[64];
+        snprintf(path, sizeof path, "/run/netns/h%u", slot % hosts());
+        enter_namespace(path);
+    }
+#endif
+    setenv("WEFT_POOL", "16M", 0);
+    setenv("WEFT_SERVE", "process,name", 1);
+    setenv("WEFT_GROW", address_of_host(slot % hosts(), one, sizeof one), 1);
+    if (size) {
+        snprintf(text, sizeof text, "%u", rank);
+        setenv("WEFT_RANK", text, 1);
+        snprintf(text, sizeof text, "%u", size);
+        setenv("WEFT_SIZE", text, 1);
+        setenv("WEFT_COORD", board->coord, 1);
+        return;
+    }
+    text[0] = '\0';
+    for (uint32_t i = 0; i < hosts(); i++) {
+        size_t n = strlen(text);
+        snprintf(text + n, sizeof text - n, "%s%s", n ? "," : "", address_of_host(i, one, sizeof one));
+    }
+    setenv("WEFT_JOIN", text, 1);
+}
+
+static pid_t start(uint32_t slot, uint32_t rank, uint32_t size, const char *variable, const char *value)
+{
+    struct place *place = &board->place[slot];
+    memset(place, 0, sizeof *place);
+    fflush(NULL);
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0) {
+#if defined(__linux__)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+#else
+        (void)parent;
+#endif
+        prepare(slot, rank, size);
+        if (variable)
+            setenv(variable, value, 1);
+        weft_node *w;
+        int rc = weft_open(&w, NULL);
+        if (rc) {
+            if (!variable)
+                fprintf(stderr, "slot %u: weft_open() returned %d: %s\n", slot, rc, weft_error());
+            board->result[slot] = (uint32_t)-rc;
+            _exit(100);
+        }
+        live(w, place);
+    }
+    assert_true(pid > 0);
+    place->pid = pid;
+    return pid;
+}
+
+static void until(const _Atomic uint32_t *word, uint32_t least, const char *what, uint32_t slot)
+{
+    for (int64_t end = now_ns() + LONG; *word < least; usleep(1000)) {
+        for (uint32_t i = 0; i < SLOTS; i++) {
+            int status;
+            if (board->place[i].pid && waitpid(board->place[i].pid, &status, WNOHANG) > 0)
+                fail_msg("the node in slot %u ended with status %#x", i, (unsigned)status);
+        }
+        if (now_ns() > end)
+            fail_msg("%s: the node in slot %u did not get there", what, slot);
+    }
+}
+
+static void founders(uint32_t n)
+{
+    static unsigned number;
+    memset(board, 0, sizeof *board);
+    if (getenv("TEST_COORD"))
+        snprintf(board->coord, sizeof board->coord, "%s:%u", getenv("TEST_COORD"), 21000 + number++);
+    else
+        snprintf(board->coord, sizeof board->coord, "unix:@weft-rejoin-%d-%u", (int)getpid(), number++);
+    snprintf(board->grow, sizeof board->grow, "unix:@weft-grow-%d-%u", (int)getpid(), number);
+    for (uint32_t i = 0; i < n; i++)
+        start(i, i, n, NULL, NULL);
+    for (uint32_t i = 0; i < n; i++)
+        until(&board->place[i].up, 1, "start", i);
+}
+
+static bool is_up(uint32_t slot)
+{
+    return board->place[slot].pid && board->place[slot].up;
+}
+
+/* All other nodes have been told that this one has joined. Returns its number. */
+static uint32_t joined(uint32_t slot, uint32_t above)
+{
+    until(&board->place[slot].up, 1, "joining", slot);
+    uint32_t number = board->place[slot].number - 1;
+    assert_true(number > above);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (i != slot && is_up(i) && board->place[i].number < number + 1) {
+            until(&board->place[i].joined[number], 1, "news of a join", i);
+            assert_int_equal(board->place[i].joined[number], 1);
+            assert_int_equal(board->place[i].died[number], 0);
+        }
+    return number;
+}
+
+static uint32_t killed(uint32_t slot)
+{
+    uint32_t number = board->place[slot].number - 1;
+    assert_int_equal(kill(board->place[slot].pid, SIGKILL), 0);
+    assert_true(waitpid(board->place[slot].pid, NULL, 0) > 0);
+    board->place[slot].pid = 0;
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (is_up(i))
+            until(&board->place[i].died[number], 1, "news of a death", i);
+    board->dead[number] = 1;
+    return number;
+}
+
+/* All nodes go on, and their old addresses fail. */
+static void go_on(void)
+{
+    uint32_t dead = 0;
+    for (uint32_t i = 0; i < NUMBERS; i++)
+        dead += board->dead[i];
+    for (uint32_t i = 0; i < SLOTS; i++)
+        if (is_up(i)) {
+            until(&board->place[i].turns, board->place[i].turns + 3, "going on", i);
+            until(&board->place[i].done, board->place[i].done + 1, "tasks", i);
+            until(&board->place[i].refused, dead, "old addresses", i);
+        }
+}
+
+static void end(void)
+{
+    for (uint32_t i = 0; i < SLOTS; i++)
+        board->place[i].order = END;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        int status = 0;
+        if (!board->place[i].pid)
+            continue;
+        assert_true(waitpid(board->place[i].pid, &status, 0) > 0);
+        board->place[i].pid = 0;
+        assert_int_equal(status, 0);
+    }
+}
+
+/* --- the tests --- */
+
+/* Each node in turn is killed and comes back, the first one too. */
+static void test_in_turn(void **state)
+{
+    (void)state;
+    uint32_t highest = 2;
+    founders(3);
+    for (uint32_t round = 0; round < repeats(10); round++)
+        for (uint32_t slot = 0; slot < 3; slot++) {
+            killed(slot);
+            go_on();
+            start(slot, 0, 0, NULL, NULL);
+            highest = joined(slot, highest);
+            go_on();
+        }
+    end();
+}
+
+/* A cluster of one, which grows to five; two come at once. */
+static void test_from_one(void **state)
+{
+    (void)state;
+    founders(1);
+    start(1, 0, 0, NULL, NULL);
+    assert_int_equal(joined(1, 0), 1);
+    for (uint32_t slot = 2; slot < 6; slot += 2) {
+        start(slot, 0, 0, NULL, NULL);
+        start(slot + 1, 0, 0, NULL, NULL);
+        uint32_t a = joined(slot, 1), b = joined(slot + 1, 1);
+        assert_true(a != b);
+        for (uint32_t i = 0; i < slot; i++) {
+            until(&board->place[i].joined[a], 1, "news of a join", i);
+            until(&board->place[i].joined[b], 1, "news of a join", i);
+        }
+    }
+    go_on();
+    killed(0);
+    go_on();
+    end();
+}
+
+/* Who does not know the secret is refused, and disturbs nobody. */
+static void test_secret(void **state)
+{
+    (void)state;
+    int status;
+    setenv("WEFT_SECRET", "the right one", 1);
+    founders(2);
+    pid_t pid = start(2, 0, 0, "WEFT_SECRET", "a wrong one");
+    board->place[2].pid = 0;
+    assert_true(waitpid(pid, &status, 0) == pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 100);
+    assert_int_equal(board->result[2], EACCES);
+    go_on();
+    start(2, 0, 0, NULL, NULL);
+    assert_int_equal(joined(2, 1), 2);
+    assert_int_equal(board->place[0].joined[2], 1);
+    end();
+    unsetenv("WEFT_SECRET");
+}
+
+/* Barriers are for those that started together, whoever joins, and dies. */
+static void test_barrier(void **state)
+{
+    (void)state;
+    founders(2);
+    start(2, 0, 0, NULL, NULL);
+    start(3, 0, 0, NULL, NULL);
+    joined(2, 1);
+    joined(3, 1);
+    killed(3);
+    for (uint32_t i = 0; i < 3; i++)
+        board->place[i].order = BARRIER;
+    for (uint32_t i = 0; i < 3; i++)
+        until(&board->place[i].obeyed, BARRIER, "the barrier", i);
+    assert_int_equal(board->result[0], 0);
+    assert_int_equal(board->result[1], 0);
+    assert_int_equal(board->result[2], EOPNOTSUPP);
+    end();
+}
+
+/* Programs and names, between all nodes. */
+static void test_services(void **state)
+{
+    (void)state;
+    founders(2);
+    start(2, 0, 0, NULL, NULL);
+    joined(2, 1);
+    killed(0);
+    start(0, 0, 0, NULL, NULL);
+    joined(0, 2);
+    for (uint32_t i = 0; i < 3; i++)
+        board->place[i].order = SERVE;
+    for (uint32_t i = 0; i < 3; i++)
+        until(&board->place[i].obeyed, SERVE, "programs and names", i);
+    go_on();
+    end();
+}
+
+/* --- the last numbers --- */
+
+static void on_none(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    ++*(_Atomic uint32_t *)arg;
+}
+
+/* A node that has given nearly all numbers, and two that come. */
+static int last_number(int rank, void *arg)
+{
+    _Atomic uint32_t *step = arg, messages = 0;
+    const uint32_t last = WEFT_MAX_NUMBERS - 1;
+    weft_node *w;
+    unsetenv("WEFT_RANK");
+    prepare((uint32_t)rank, 0, 0);
+    if (rank == 0) {
+        unsetenv("WEFT_JOIN");
+        OK(weft_open(&w, NULL));
+        CHECK(weft_size(w) == 1);
+        grow_of(w)->highest = last - 1;
+        OK(weft_handle(w, 1, on_none, &messages));
+        *step = 1;
+        wait_for(step, 4);
+        CHECK(weft_size(w) == WEFT_MAX_NUMBERS && weft_alive_count(w) == 1 && messages == 1);
+        OK(weft_close(w));
+        return 0;
+    }
+    wait_for(step, (uint32_t)rank);
+    int rc = weft_open(&w, NULL);
+    if (rank == 2) {
+        CHECK(rc == -ENOSPC && strstr(weft_error(), "start the cluster anew"));
+        *step = 3;
+        return 0;
+    }
+    CHECK(rc == 0 && weft_rank(w) == last && weft_alive_count(w) == 2);
+    weft_gaddr a;
+    OK(weft_alloc(w, 8, &a));
+    CHECK(weft_gaddr_node(a) == last);
+    OK(weft_fetch_add_blocking(w, a, 1, NULL));
+    OK(weft_send(w, 0, 1, NULL, 0, NULL, 0, NULL));
+    CHECK(weft_put_blocking(w, weft_gaddr_make(last - 1, 0, weft_gaddr_offset(a)), &rc, 4) == -ECONNRESET);
+    *step = 2;
+    wait_for(step, 3);
+    OK(weft_close(w));
+    *step = 4;
+    return 0;
+}
+
+static void test_last_number(void **state)
+{
+    (void)state;
+    memset(board, 0, sizeof *board);
+    snprintf(board->grow, sizeof board->grow, "unix:@weft-grow-%d-last", (int)getpid());
+    assert_int_equal(processes_failed(3, last_number, shared_words(sizeof(uint32_t))), 0);
+}
+
+int main(void)
+{
+    board = shared_words(sizeof *board);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_from_one),
+        cmocka_unit_test(test_in_turn),
+        cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_barrier),
+        cmocka_unit_test(test_services),
+        cmocka_unit_test(test_last_number),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
