@@ -275,6 +275,23 @@ static void look_at_output(struct launcher *s)
     }
 }
 
+/* Begin a new log file when this one is full. */
+static void turn_log(const struct launcher *s)
+{
+    struct stat st;
+    char old[4096];
+    if (!s->l->log || fstat(STDOUT_FILENO, &st) || st.st_size < s->l->log_max)
+        return;
+    snprintf(old, sizeof old, "%s.1", s->l->log);
+    rename(s->l->log, old);
+    int fd = open(s->l->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return;
+    dup2(fd, STDOUT_FILENO);
+    dup2(fd, STDERR_FILENO);
+    close(fd);
+}
+
 static int poll_timeout(const struct launcher *s)
 {
     int64_t until = s->running ? s->deadline : INT64_MAX;
@@ -326,6 +343,7 @@ static void loop(struct launcher *s, struct pollfd *fds)
         relay_write(&s->out);
         relay_write(&s->err);
         look_at_output(s);
+        turn_log(s);
         bool out_waits = relay_waiting(&s->out), err_waits = relay_waiting(&s->err);
         if (!s->running && (s->hurried || (!more && !out_waits && !err_waits)))
             return;

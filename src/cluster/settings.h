@@ -44,6 +44,7 @@ enum id {
     SPIN,
     SERVE,
     SSH,
+    CLUSTER,
     LOG,
     COUNT
 };
