@@ -149,14 +149,17 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     if (status == 0)
         return;
     if (machine)
-        snprintf(where, sizeof where, "on %s", machine);
+        snprintf(where, sizeof where, "on %s%s", s->l->cluster ? "standing node " : "", machine);
     else
         snprintf(where, sizeof where, "pid %d", (int)node->pid);
     /* Do not report nodes that the launcher itself has ended, or that ended because nobody reads the output. */
     bool by_us = (ending && (WIFSIGNALED(how) || (machine && status > 128))) ||
                  (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (leader || s->out.broken || s->err.broken)) ||
                  (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* nodes end in this way when the leader has ended */
-    if (machine && status == SSH_FAILED && !by_us)
+    if (machine && s->l->cluster && status == SSH_FAILED && !by_us)
+        launch_say(s, "node %u: the standing cluster '%s' could not run it at its node %s: see the message of weft exec", rank,
+                   s->l->cluster, machine);
+    else if (machine && status == SSH_FAILED && !by_us)
         launch_say(s, "node %u (%s): ssh failed: see its message; it must work without a password (try `ssh %s true`)", rank, where,
                    machine);
     else if (machine && status > 128 && !by_us)

@@ -36,6 +36,7 @@ struct launch {
     const char *const *ssh;  /* [nodes] ssh's name of each node's machine, NULL for this machine; or NULL: all nodes are on this machine */
     const char *const *told; /* NULL-terminated assignments for their environment */
     const char *weft;        /* path of this command there */
+    const char *cluster;     /* start those nodes by this standing cluster, of whose nodes `ssh` has the numbers; NULL: by ssh */
     const char *coord;       /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2

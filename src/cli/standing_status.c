@@ -9,6 +9,8 @@
 #include "cli/standing.h"
 #include "weft/service.h"
 
+extern char **environ;
+
 #define SERVICE_NAMES                      \
     {                                      \
         {WEFT_SERVICE_PROCESS, "process"}, \
@@ -95,12 +97,31 @@ static json_t *status_link(uint32_t from, uint32_t to, const struct desk_link *l
                      "damaged", (json_int_t)s->frames_damaged, "repairs", (json_int_t)(s->bulk_rejected + s->bulk_repairs));
 }
 
+/* Settings of this node that a program of the cluster is to have as well. */
+static json_t *status_settings(void)
+{
+    static const char *const own[] = {"WEFT_RANK",        "WEFT_SIZE",  "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_CLUSTER",
+                                      "WEFT_SECRET_FILE", "WEFT_SERVE", "WEFT_SSH",   "WEFT_POOL",     "WEFT_GUARD"};
+    json_t *o = json_object();
+    for (char **e = environ; *e; e++) {
+        char name[64];
+        size_t n = strcspn(*e, "=");
+        bool ours = strncmp(*e, "WEFT_", 5) == 0 && strncmp(*e, "WEFT_OUTER_", 11) != 0 && n < sizeof name && (*e)[n];
+        snprintf(name, sizeof name, "%.*s", (int)n, *e);
+        for (size_t i = 0; i < sizeof own / sizeof own[0] && ours; i++)
+            ours = strcmp(name, own[i]) != 0;
+        if (ours)
+            json_object_set_new(o, name, json_string(*e + n + 1));
+    }
+    return o;
+}
+
 json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
 {
     uint32_t size = weft_size(w);
     struct desk_page **pages = get_pages(w);
     json_t *nodes = json_array(), *links = json_array();
-    const char *hostfile = getenv("WEFT_HOSTFILE");
+    const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD");
     for (uint32_t i = 0; pages && i < size; i++) {
         json_array_append_new(nodes, status_node(w, i, pages[i], jobs));
         for (uint32_t k = 0; pages[i] && k < size; k++)
@@ -108,8 +129,9 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
                 json_array_append_new(links, status_link(i, k, &pages[i]->links[k]));
     }
     free_pages(pages, size);
-    return json_pack("{ss sI so sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
-                     hostfile && hostfile[0] ? json_string(hostfile) : json_null(), "epoch", (json_int_t)weft_epoch(w), "nodes", nodes,
+    return json_pack("{ss sI so ss sb so sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
+                     hostfile && hostfile[0] ? json_string(hostfile) : json_null(), "coord", coord ? coord : "", "emulated",
+                     getenv("SOFTVERBS_HOST") != NULL, "settings", status_settings(), "epoch", (json_int_t)weft_epoch(w), "nodes", nodes,
                      "links", links, "jobs", jobs_list(jobs));
 }
 

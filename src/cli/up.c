@@ -199,6 +199,10 @@ static int up_start(struct up *u, struct launch *l)
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("up", "%s", base_error());
     setenv("WEFT_SERVE", "process,name", 1);
+    const char *file = hosts_file(l->hostfile);
+    static char absolute[4096]; /* commands read it from wherever they run */
+    if (file && realpath(file, absolute))
+        l->hostfile = absolute;
     if (!status && (status = hosts_apply(l, &hosts, hosts_file(l->hostfile))) == 0 && l->softverbs && !l->nodes)
         l->nodes = e.hosts;
     if (!status && l->nodes == 0)

@@ -466,6 +466,33 @@ class Exec(Standing):
             os.chmod(self.path("control"), 0o600)
             os.chmod(self.path(), 0o700)
 
+    def test_programs(self):
+        """weft run and weft map start their nodes by the cluster, also where there is no ssh; they join, and end with their launcher."""
+        env = {**self.env, "WEFT_SSH": "/nonexistent"}
+        p = self.weft("run", "--cluster", "default", "--", WEFT, "topo", "--as-node", "--json", "--time", "1ms", env=env)
+        got = json.loads(p.stdout)
+        self.assertEqual([(l["from"], l["to"], l["state"]) for l in got["links"]], [(a, b, "up") for a in range(3) for b in range(3) if a != b])
+        self.assertEqual({l["transport"] for l in got["links"]}, {"shm" if CLUSTER[0] == "-n" else "rc"})
+        p = self.weft("run", "--cluster", "default", "-n", "5", "-t", "--", "sh", "-c", "echo $WEFT_RANK; exit $WEFT_RANK", env=env, code=None)
+        self.assertIn(p.returncode, (1, 2, 3, 4))
+        self.assertEqual(sorted(p.stdout.splitlines()), [f"[{k}] {k}" for k in range(5)])
+        self.assertRegex(p.stderr, r"node 1 \(on standing node 1\) exited with 1")
+        if CLUSTER[0] == "-n":
+            path = os.path.join(self.tmp.name, "lines")
+            with open(path, "w", encoding="ascii") as f:
+                f.writelines(f"{k}\n" for k in range(200_000))
+            out = self.weft("map", "--cluster", "default", "--block", "100K", path, "--", "cat", env=env).stdout
+            with open(path, encoding="ascii") as f:
+                self.assertEqual(out, f.read())
+            os.unlink(path)
+        run = self.start("run", "--cluster", "default", "--", "sleep", "614")
+        until("all run", lambda: len(self.sleepers("614")) == 3)
+        run.kill()
+        run.communicate()
+        until("its processes have ended", lambda: not self.sleepers("614"))
+        self.assertIn("excludes --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
+        self.assertIn("cluster 'none' is not up", self.weft("run", "--cluster", "none", "true", code=1).stderr)
+
     def metrics_address(self):
         """Where it listens: what was asked for was any port."""
         pid = self.status()["nodes"][0]["pid"]
