@@ -413,6 +413,20 @@ class Exec(Standing):
         job = [j for j in json.loads(self.weft("ps", "--json").stdout) if j["job"] == int(job)][0]
         self.assertEqual(len(out) + job["dropped_bytes"], 5_000_004)
 
+    def test_what_jobs_keep(self):
+        """Detached jobs that have ended keep their output, and neither pool nor descriptors; at most 64 of them."""
+        def used():
+            node = self.status()["nodes"][0]
+            return node["pool_live_bytes"], len(os.listdir(f"/proc/{node['pid']}/fd"))
+        time.sleep(1.1)  # the pool's figures are of the last second
+        before = used()
+        jobs = [self.exec("-d", "--", "echo", str(k)).stdout.strip() for k in range(70)]
+        until("all have ended", lambda: all(j["state"] == "ended" for j in json.loads(self.weft("ps", "--json").stdout)))
+        self.assertEqual(len([j for j in json.loads(self.weft("ps", "--json").stdout)]), 64)
+        self.assertEqual(self.weft("logs", jobs[-1]).stdout, "69\n" * 3)
+        self.assertIn("there is no job", self.weft("logs", jobs[0], code=1).stderr)
+        until("all is given back", lambda: used()[0] <= before[0] + (1 << 20) and used()[1] <= before[1] + 4)
+
     def test_wrong_bytes(self):
         """What is no request gets a sentence, or nothing; and the cluster goes on."""
         head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 1, 0, 0)
