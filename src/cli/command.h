@@ -17,12 +17,19 @@
 int cli_config(int argc, char **argv);
 int cli_devices(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
+int cli_down(int argc, char **argv);
+int cli_exec(int argc, char **argv);
 int cli_gpus(int argc, char **argv);
+int cli_kill(int argc, char **argv);
+int cli_logs(int argc, char **argv);
 int cli_map(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);
+int cli_ps(int argc, char **argv);
 int cli_run(int argc, char **argv);
+int cli_status(int argc, char **argv);
 int cli_topo(int argc, char **argv);
+int cli_up(int argc, char **argv);
 
 /* --- messages: "weft SUB: what: why; remedy" on stderr (output.c) --- */
 #define CLI_FAILED 1

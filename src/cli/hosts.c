@@ -89,6 +89,15 @@ static int hosts_tell(struct hosts *r, const struct launch *l, const char *name,
     return 0;
 }
 
+/* The variable of a setting in the hostfile. */
+static void variable_of(const struct cluster_pair *setting, char *name, size_t len)
+{
+    size_t n = (size_t)snprintf(name, len, "WEFT_");
+    for (const char *p = setting->name; *p && n + 1 < len; p++)
+        name[n++] = (char)toupper((unsigned char)*p);
+    name[n] = '\0';
+}
+
 /* Pass this host's settings to nodes on other hosts, including those from the hostfile, which those hosts need not have. Settings that
  * differ from node to node are set elsewhere, and so is the secret, whose file those hosts need not have either. */
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
@@ -109,11 +118,8 @@ static int tell_settings(struct hosts *r, const struct launch *l, const struct c
         }
     }
     for (uint32_t i = 0; i < h->setting_count && !status; i++) {
-        char name[64] = "WEFT_";
-        size_t n = strlen(name);
-        for (const char *p = h->settings[i].name; *p && n + 1 < sizeof name; p++)
-            name[n++] = (char)toupper((unsigned char)*p);
-        name[n] = '\0';
+        char name[64];
+        variable_of(&h->settings[i], name, sizeof name);
         if (strcmp(name, "WEFT_SECRET_FILE") != 0 && !hosts_is_set(name))
             status = hosts_tell(r, l, name, h->settings[i].value, strlen(h->settings[i].value));
     }
@@ -230,6 +236,119 @@ static const char *own_path(char *buf, size_t len)
         n = snprintf(buf, len, "weft");
     buf[n] = '\0';
     return buf;
+}
+
+/* --- a standing cluster --- */
+
+/* Settings of the cluster, for all nodes: as if they were in this environment. Those of the environment come first. */
+static void set_settings(const json_t *settings, const struct cluster_hostfile *h)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach ((json_t *)(uintptr_t)settings, key, value)
+        if (strncmp(key, "WEFT_", 5) == 0 && json_is_string(value))
+            setenv(key, json_string_value(value), 0);
+    for (uint32_t i = 0; h && i < h->setting_count; i++) {
+        char name[64];
+        variable_of(&h->settings[i], name, sizeof name);
+        if (strcmp(name, "WEFT_SECRET_FILE") != 0) /* this cluster gets a secret of its own */
+            setenv(name, h->settings[i].value, 0);
+    }
+}
+
+/* Where node 0 listens: at the address of the standing cluster's node 0, with a port that is free now. */
+static int choose_coord(struct launch *l, struct hosts *r, const char *address)
+{
+    char bound[sizeof r->coord], any[sizeof r->coord];
+    const char *colon = strrchr(address, ':');
+    if (!colon)
+        return cli_error(l->sub, "the standing cluster does not tell where its node 0 listens: set WEFT_COORD for `weft up --here`");
+    snprintf(any, sizeof any, "%.*s:0", (int)(colon - address), address);
+    int fd = cluster_listen(any, bound, sizeof bound);
+    if (fd < 0)
+        return cli_error(l->sub, "%s", base_error());
+    cluster_unlisten(fd, bound);
+    snprintf(r->coord, sizeof r->coord, "%s", bound);
+    l->coord = r->coord;
+    return 0;
+}
+
+/* Choose the standing nodes for the new ones. Node 0 is started directly if its standing node is here; not on an emulated host. */
+static int choose_standing(struct launch *l, struct hosts *r, const json_t *status)
+{
+    const json_t *nodes = json_object_get(status, "nodes");
+    json_int_t here = json_integer_value(json_object_get(status, "control_node"));
+    bool emulated = json_is_true(json_object_get(status, "emulated"));
+    uint32_t up[WEFT_MAX_NODES], count = 0;
+    size_t i;
+    json_t *o;
+    json_array_foreach (nodes, i, o) {
+        json_int_t number = json_integer_value(json_object_get(o, "node"));
+        const char *state = json_string_value(json_object_get(o, "state"));
+        if (!state || strcmp(state, "up") != 0 || number < 0 || number >= WEFT_MAX_NODES || count == WEFT_MAX_NODES)
+            continue;
+        up[count++] = (uint32_t)number;
+    }
+    for (uint32_t k = 0; k < count; k++) /* the one here is the first */
+        if (up[k] == (uint32_t)here) {
+            up[k] = up[0];
+            up[0] = (uint32_t)here;
+        }
+    if (!count)
+        return cli_error(l->sub, "no node of the standing cluster answers: see `weft status`");
+    l->nodes = l->nodes ? l->nodes : count;
+    r->hosts = calloc(l->nodes, sizeof *r->hosts);
+    for (uint32_t k = 0; r->hosts && k < l->nodes; k++) {
+        char number[16];
+        snprintf(number, sizeof number, "%u", up[k % count]);
+        if (k % count == 0 && up[0] == (uint32_t)here && !emulated)
+            continue;
+        if (!(r->hosts[k] = strdup(number)))
+            return cli_error(l->sub, "no memory for %u nodes", l->nodes);
+    }
+    l->ssh = (const char *const *)r->hosts;
+    return r->hosts ? 0 : cli_error(l->sub, "no memory for %u nodes", l->nodes);
+}
+
+int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
+{
+    struct control_request q = {.head = {.what = CONTROL_STATUS}};
+    struct cluster_hostfile *h = NULL;
+    const struct cluster_hostfile none = {.count = 0};
+    char *text = NULL;
+    int fd = standing_ask(l->sub, cluster, &q);
+    if (fd < 0)
+        return CLI_FAILED;
+    int status = standing_text(l->sub, fd, &text);
+    close(fd);
+    json_t *o = status ? NULL : json_loads(text, 0, NULL);
+    const char *name = json_string_value(json_object_get(o, "cluster")), *path = json_string_value(json_object_get(o, "hostfile"));
+    const char *coord = json_string_value(json_object_get(o, "coord"));
+    free(text);
+    if (!status && (!name || !coord || strlen(name) >= sizeof r->cluster))
+        status = cli_error(l->sub, "the standing cluster's answer is invalid");
+    if (!status)
+        status = choose_standing(l, r, o);
+    if (!status && path && strncmp(path, "/dev/fd/", 8) != 0 && cluster_hostfile_read(&h, path))
+        status = cli_error(l->sub, "%s", base_error());
+    if (!status) {
+        snprintf(r->cluster, sizeof r->cluster, "%s", name);
+        set_settings(json_object_get(o, "settings"), h);
+        status = tell_settings(r, l, &none);
+    }
+    if (!status && strncmp(coord, "unix:", 5) != 0)
+        status = choose_coord(l, r, coord[0] || !h ? coord : h->coord ? h->coord : "");
+    if (!status) {
+        l->cluster = r->cluster;
+        l->make_secret = true;
+        l->told = (const char *const *)r->told;
+        l->self = own_path(r->self, sizeof r->self);
+        l->weft = l->weft ? l->weft : l->self;
+    }
+    if (h)
+        cluster_hostfile_free(h);
+    json_decref(o);
+    return status;
 }
 
 const char *hosts_file(const char *option)

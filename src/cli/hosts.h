@@ -6,11 +6,13 @@
 #define WEFT_CLI_HOSTS_H
 
 #include "cli/launch.h"
+#include "cli/standing.h"
 
 #define HOSTS_TOLD_MAX 128
 
 struct hosts {
     char **hosts; /* [nodes] what struct launch calls `ssh` */
+    char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];
     unsigned count; /* entries of `told` */
     char coord[160];
@@ -22,6 +24,8 @@ const char *hosts_file(const char *option);
 /* Set the members of `l` that follow from the hostfile, or the defaults if there is none. `l` then points into `h`, so `h` must outlive it.
  * Returns 0, or the exit status after an error was printed. */
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
+/* The same for nodes of a standing cluster (`weft up`): one on each of its nodes, or l->nodes of them in turn. */
+int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
 void hosts_free(struct hosts *h, uint32_t nodes);
 
 #endif

@@ -149,14 +149,17 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     if (status == 0)
         return;
     if (machine)
-        snprintf(where, sizeof where, "on %s", machine);
+        snprintf(where, sizeof where, "on %s%s", s->l->cluster ? "standing node " : "", machine);
     else
         snprintf(where, sizeof where, "pid %d", (int)node->pid);
     /* Do not report nodes that the launcher itself has ended, or that ended because nobody reads the output. */
     bool by_us = (ending && (WIFSIGNALED(how) || (machine && status > 128))) ||
                  (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (leader || s->out.broken || s->err.broken)) ||
                  (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* nodes end in this way when the leader has ended */
-    if (machine && status == SSH_FAILED && !by_us)
+    if (machine && s->l->cluster && status == SSH_FAILED && !by_us)
+        launch_say(s, "node %u: the standing cluster '%s' could not run it at its node %s: see the message of weft exec", rank,
+                   s->l->cluster, machine);
+    else if (machine && status == SSH_FAILED && !by_us)
         launch_say(s, "node %u (%s): ssh failed: see its message; it must work without a password (try `ssh %s true`)", rank, where,
                    machine);
     else if (machine && status > 128 && !by_us)
@@ -275,6 +278,23 @@ static void look_at_output(struct launcher *s)
     }
 }
 
+/* Begin a new log file when this one is full. */
+static void turn_log(const struct launcher *s)
+{
+    struct stat st;
+    char old[4096];
+    if (!s->l->log || fstat(STDOUT_FILENO, &st) || st.st_size < s->l->log_max)
+        return;
+    snprintf(old, sizeof old, "%s.1", s->l->log);
+    rename(s->l->log, old);
+    int fd = open(s->l->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return;
+    dup2(fd, STDOUT_FILENO);
+    dup2(fd, STDERR_FILENO);
+    close(fd);
+}
+
 static int poll_timeout(const struct launcher *s)
 {
     int64_t until = s->running ? s->deadline : INT64_MAX;
@@ -326,6 +346,7 @@ static void loop(struct launcher *s, struct pollfd *fds)
         relay_write(&s->out);
         relay_write(&s->err);
         look_at_output(s);
+        turn_log(s);
         bool out_waits = relay_waiting(&s->out), err_waits = relay_waiting(&s->err);
         if (!s->running && (s->hurried || (!more && !out_waits && !err_waits)))
             return;

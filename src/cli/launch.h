@@ -22,6 +22,8 @@ struct launch {
      * launcher sends LAUNCH_TOLD to the first node, which starts with that signal blocked. */
     bool lead;
     bool tag, kill_on_failure;
+    const char *log; /* the file that is standard output and error: at `log_max` bytes it is renamed to FILE.1, and a new one begun. NULL: none */
+    int64_t log_max;
     int64_t timeout_ns;    /* 0: none */
     const char *hostfile;  /* NULL: use the environment's */
     const char *pool;      /* NULL: use the environment's */
@@ -34,6 +36,7 @@ struct launch {
     const char *const *ssh;  /* [nodes] ssh's name of each node's machine, NULL for this machine; or NULL: all nodes are on this machine */
     const char *const *told; /* NULL-terminated assignments for their environment */
     const char *weft;        /* path of this command there */
+    const char *cluster;     /* start those nodes by this standing cluster, of whose nodes `ssh` has the numbers; NULL: by ssh */
     const char *coord;       /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2
@@ -79,6 +82,8 @@ struct relay_out {
 struct relay_in {
     int fd; /* -1: closed */
     uint32_t node;
+    const char *label; /* what stands in the tag instead of the node; NULL: the node */
+    bool bare;         /* no tag, and no newline after an unfinished line: whole lines, as they are */
     struct relay_out *to;
     char *line; /* an incomplete line */
     size_t len, room;
@@ -91,6 +96,8 @@ static inline size_t relay_waiting(const struct relay_out *o)
 void relay_say(struct relay_out *o, const char *text, size_t len); /* write a line of the launcher itself */
 /* Read available bytes. Returns 1 if there were some, 0 if not, -1 at the end: it is then closed, and its last line passed on. */
 int relay_read(struct relay_in *in);
+/* The same for bytes that came otherwise. */
+void relay_feed(struct relay_in *in, const char *bytes, size_t len);
 void relay_close(struct relay_in *in); /* passes on an unfinished line */
 void relay_write(struct relay_out *o); /* writes as much as possible without blocking */
 void relay_out_free(struct relay_out *o);

@@ -18,6 +18,13 @@ struct command {
 static const struct command commands[] = {
     {"map", "run a command on pieces of files, on several nodes; print the outputs in order", cli_map},
     {"run", "start a program on every node of a cluster", cli_run},
+    {"up", "start a standing cluster: one node on each host, which stays", cli_up},
+    {"down", "end a standing cluster", cli_down},
+    {"status", "show hosts, devices, links, memory and jobs of a standing cluster", cli_status},
+    {"exec", "run a command on hosts of a standing cluster, without ssh", cli_exec},
+    {"ps", "list the jobs of a standing cluster", cli_ps},
+    {"kill", "end a job of a standing cluster", cli_kill},
+    {"logs", "print the log of a standing cluster, or the output of a detached job", cli_logs},
     {"topo", "show how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
     {"devices", "show the RDMA devices of this host, and how weft would use each", cli_devices},
     {"gpus", "show the GPUs of this host, and how weft can use each", cli_gpus},
@@ -47,7 +54,7 @@ static void cli_main_print_help(FILE *to)
           "`weft COMMAND --help` (or `weft help COMMAND`) explains a command; `weft --version` prints the version.\n"
           "Settings are environment variables, WEFT_...; `weft config` lists them.\n"
           "Messages go to standard error. Exit status: 0, 1 for a failure, 2 for a wrong command line;\n"
-          "`run` and `map` have more.\n",
+          "`run`, `map` and `exec` have more.\n",
           to);
 }
 

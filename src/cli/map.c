@@ -49,6 +49,7 @@ static const char help_more[] =
     "                     the piece's number (from 1), its file, its offset there, its length, the node's number\n"
     "\n"
     "Hosts:\n"
+    "  --cluster NAME     a node on each node of a standing cluster (`weft up`), started by its services\n"
     "  --hostfile FILE    a node on each host of FILE, as `weft run` starts them; the first must be this host\n"
     "  --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "  --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
@@ -105,6 +106,7 @@ enum {
     PROGRESS,
     NO_PROGRESS,
     HOSTFILE,
+    CLUSTER,
     REMOTE_WEFT,
     SOFTVERBS,
     GUARD,
@@ -132,6 +134,7 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {"progress", no_argument, NULL, PROGRESS},
                                       {"no-progress", no_argument, NULL, NO_PROGRESS},
                                       {"hostfile", required_argument, NULL, HOSTFILE},
+                                      {"cluster", required_argument, NULL, CLUSTER},
                                       {"remote-weft", required_argument, NULL, REMOTE_WEFT},
                                       {"softverbs", required_argument, NULL, SOFTVERBS},
                                       {"guard", no_argument, NULL, GUARD},
@@ -207,6 +210,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
 {
     switch (c) {
     case HOSTFILE: l->hostfile = optarg; return 0;
+    case CLUSTER: l->cluster = optarg; return 0;
     case REMOTE_WEFT: l->weft = optarg; return 0;
     case SOFTVERBS: l->softverbs = optarg; return 0;
     case GUARD: l->guard = true; return 0;
@@ -275,10 +279,16 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
             status = cli_usage("map", "with nodes on other hosts a terminal cannot be the input");
     if (!status && l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("map", "%s", base_error());
-    if (!status && (status = hosts_apply(l, &hosts, l->hostfile)) == 0 && l->softverbs && !l->nodes)
+    if (!status && l->cluster && (l->hostfile || l->softverbs))
+        status = cli_usage("map", "--cluster excludes --hostfile and --softverbs: the cluster has its own");
+    if (!status)
+        status = l->cluster ? hosts_apply_cluster(l, &hosts, l->cluster) : hosts_apply(l, &hosts, l->hostfile);
+    if (!status && l->softverbs && !l->nodes)
         l->nodes = e.hosts;
     if (!status && l->nodes > MAP_NODES_MAX)
         status = cli_usage("map", "%u nodes: a job has at most %u; see --nodes", l->nodes, MAP_NODES_MAX);
+    if (!status && l->cluster && l->ssh[0])
+        status = cli_usage("map", "cluster '%s' has emulated hosts, which have no files: use --softverbs", l->cluster);
     if (!status && l->ssh && l->ssh[0])
         status = cli_usage("map", "hostfile %s: the first host, %s, is not this host: it must be, because the files are here", l->hostfile,
                            l->ssh[0]);
@@ -364,7 +374,7 @@ int cli_map(int argc, char **argv)
             o.apart = true;
             o.emulated = l.softverbs != NULL;
             status = o.nodes && o.nodes <= MAP_NODES_MAX ? map_run(&o) : cli_usage("map", "WEFT_SIZE is not a number of nodes");
-        } else if ((l.hostfile || l.softverbs) && !o.dry_run)
+        } else if ((l.hostfile || l.softverbs || l.cluster) && !o.dry_run)
             status = launch(&o, &l, argc, argv);
         else
             status = map_run(&o);

@@ -51,42 +51,39 @@ void relay_say(struct relay_out *o, const char *text, size_t len)
 
 static void relay_emit(struct relay_in *in, const char *line, size_t len)
 {
-    char tag[16];
+    char tag[96];
     struct relay_out *o = in->to;
-    int n = snprintf(tag, sizeof tag, "[%u] ", in->node);
-    if (!o->broken)
+    int n = in->bare ? 0 : in->label ? snprintf(tag, sizeof tag, "[%.80s] ", in->label) : snprintf(tag, sizeof tag, "[%u] ", in->node);
+    if (!o->broken && n)
         relay_append(o, tag, (size_t)n);
     if (!o->broken)
         relay_append(o, line, len);
-    if (!o->broken && (len == 0 || line[len - 1] != '\n'))
+    if (!o->broken && !in->bare && (len == 0 || line[len - 1] != '\n'))
         relay_append(o, "\n", 1);
 }
 
-int relay_read(struct relay_in *in)
+/* Make room for `more` bytes behind the incomplete line. */
+static bool relay_make_room(struct relay_in *in, size_t more)
 {
-    if (in->room - in->len < 4096) {
-        size_t room = in->room ? 2 * in->room : 16384;
-        char *more = realloc(in->line, room);
-        if (!more) {
-            relay_close(in);
-            return -1;
-        }
-        in->line = more;
-        in->room = room;
-    }
-    ssize_t n;
-    do
-        n = read(in->fd, in->line + in->len, in->room - in->len);
-    while (n < 0 && errno == EINTR);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        return 0;
-    if (n <= 0) {
-        relay_close(in);
-        return -1;
-    }
+    if (in->room - in->len >= more)
+        return true;
+    size_t room = in->room ? 2 * in->room : 16384;
+    while (room - in->len < more)
+        room *= 2;
+    char *line = realloc(in->line, room);
+    if (!line)
+        return false;
+    in->line = line;
+    in->room = room;
+    return true;
+}
+
+/* So many bytes have been put behind the incomplete line: pass on all lines that are complete. */
+static void relay_lines(struct relay_in *in, size_t n)
+{
     size_t seen = in->len, begin = 0;
-    in->len += (size_t)n;
-    in->drained += (size_t)n;
+    in->len += n;
+    in->drained += n;
     for (char *nl; (nl = memchr(in->line + seen, '\n', in->len - seen)); seen = begin) {
         size_t end = (size_t)(nl - in->line) + 1;
         relay_emit(in, in->line + begin, end - begin);
@@ -98,7 +95,36 @@ int relay_read(struct relay_in *in)
         relay_emit(in, in->line, in->len);
         in->len = 0;
     }
+}
+
+int relay_read(struct relay_in *in)
+{
+    if (!relay_make_room(in, 4096)) {
+        relay_close(in);
+        return -1;
+    }
+    ssize_t n;
+    do
+        n = read(in->fd, in->line + in->len, in->room - in->len);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return 0;
+    if (n <= 0) {
+        relay_close(in);
+        return -1;
+    }
+    relay_lines(in, (size_t)n);
     return 1;
+}
+
+void relay_feed(struct relay_in *in, const char *bytes, size_t len)
+{
+    if (!relay_make_room(in, len)) {
+        relay_give_up(in->to, ENOMEM);
+        return;
+    }
+    memcpy(in->line + in->len, bytes, len);
+    relay_lines(in, len);
 }
 
 void relay_close(struct relay_in *in)

@@ -17,7 +17,7 @@
 #include "verbs/verbs.h"
 
 static const char help[] =
-    "Usage: weft run -n N | --hostfile FILE | --softverbs TOPO [OPTIONS] [--] PROGRAM [ARGUMENT...]\n"
+    "Usage: weft run -n N | --hostfile FILE | --softverbs TOPO | --cluster NAME [OPTIONS] [--] PROGRAM [ARGUMENT...]\n"
     "\n"
     "Starts PROGRAM once for each node of a cluster; it joins the cluster with weft_open(). Ends when all nodes have ended.\n"
     "Leaves no process and no file behind, also when it is killed itself. Other hosts of the hostfile are reached by ssh,\n"
@@ -26,6 +26,7 @@ static const char help[] =
     "  -n, --nodes N          how many nodes, 1 to 1024; else one for each entry of the hostfile, or host of TOPO\n"
     "      --hostfile FILE    the cluster's hosts and settings; nodes are started on all of them\n"
     "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
+    "      --cluster NAME     start the nodes on those of a standing cluster (`weft up`), by its services instead of ssh\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:8, chain:4:tb5, lab.json\n"
     "      --gpus K           give each node K GPUs of its machine, in turn (sets CUDA_VISIBLE_DEVICES); nodes share them if\n"
@@ -60,6 +61,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
 {
     static const struct option longs[] = {{"nodes", required_argument, NULL, 'n'},
                                           {"hostfile", required_argument, NULL, 'H'},
+                                          {"cluster", required_argument, NULL, 'C'},
                                           {"pool", required_argument, NULL, 'P'},
                                           {"remote-weft", required_argument, NULL, 'W'},
                                           {"softverbs", required_argument, NULL, 'S'},
@@ -80,6 +82,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
                 return status;
             break;
         case 'H': l->hostfile = optarg; break;
+        case 'C': l->cluster = optarg; break;
         case 'P':
             if (cluster_pool_check(optarg) || strlen(optarg) > 40)
                 return cli_usage("run", "--pool '%s': expected a size from 1M to 16T, as in 256M or 1.5G", optarg);
@@ -141,7 +144,11 @@ int cli_run(int argc, char **argv)
     int status = parse_options(argc, argv, &l, &done);
     if (status || done)
         return status;
-    if ((status = hosts_apply(&l, &hosts, hosts_file(l.hostfile))))
+    if (l.cluster && (l.hostfile || l.softverbs)) {
+        status = cli_usage("run", "--cluster excludes --hostfile and --softverbs: the cluster has its own");
+        goto out;
+    }
+    if ((status = l.cluster ? hosts_apply_cluster(&l, &hosts, l.cluster) : hosts_apply(&l, &hosts, hosts_file(l.hostfile))))
         goto out;
     struct emulation emulated;
     if (l.softverbs && emulate_parse(&emulated, l.softverbs, l.nodes)) {
@@ -151,7 +158,7 @@ int cli_run(int argc, char **argv)
     if (!l.nodes && l.softverbs)
         l.nodes = emulated.hosts;
     if (!l.nodes) {
-        status = cli_usage("run", "the number of nodes is missing: give -n N, or --hostfile FILE");
+        status = cli_usage("run", "the number of nodes is missing: give -n N, --hostfile FILE or --cluster NAME");
     } else if (optind >= argc) {
         status = cli_usage("run", "the program is missing: give it after the options");
     } else {

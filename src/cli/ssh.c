@@ -109,6 +109,13 @@ int ssh_command(struct ssh_command *c, const char *host, const char *weft)
     return 0;
 }
 
+int ssh_command_by_cluster(struct ssh_command *c, const char *cluster, const char *node, const char *self, const char *weft)
+{
+    const char *const words[] = {self, "exec", "--cluster", cluster, "--on", node, "--stdin", "-", "--", weft, "run", "--as-node", NULL};
+    memcpy(c->argv, words, sizeof words);
+    return 0;
+}
+
 void ssh_command_free(struct ssh_command *c)
 {
     free(c->words);

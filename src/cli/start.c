@@ -248,7 +248,8 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
             ;
         argv = words;
     }
-    int rc = ssh_command(&f->ssh, launch_machine(s, rank), s->l->weft);
+    int rc = s->l->cluster ? ssh_command_by_cluster(&f->ssh, s->l->cluster, launch_machine(s, rank), s->l->self, s->l->weft)
+                           : ssh_command(&f->ssh, launch_machine(s, rank), s->l->weft);
     if (!rc)
         rc = ssh_order(&order, &len, dir, argv, env);
     if (!rc)

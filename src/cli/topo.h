@@ -45,6 +45,10 @@ struct topo {
 /* Run one node; the environment gives its number. Node 0 chooses the length of a measurement, and prints. `hostfile`: the one that the
  * launcher used; NULL: none. */
 int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile);
+/* Describe this host and its devices. Opens each device for a moment. */
+void topo_describe(struct topo_node *n);
+/* Make a description by another node safe to use: all strings end, all counts fit. */
+void topo_check_node(struct topo_node *n);
 int topo_print(const struct topo *t, enum topo_format format);
 int topo_matrix(const struct topo *t, const char *hostfile);
 

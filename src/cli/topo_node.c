@@ -243,7 +243,7 @@ static int all_pairs(struct measurer *m, struct topo_link *links)
 
 /* --- describing this node --- */
 
-static void topo_node_describe(struct topo_node *n)
+void topo_describe(struct topo_node *n)
 {
     struct verbs_device *all;
     uint32_t count = 0;
@@ -270,19 +270,22 @@ static void topo_node_describe(struct topo_node *n)
 
 /* --- results of other nodes: check them before use --- */
 
+void topo_check_node(struct topo_node *n)
+{
+    n->host[sizeof n->host - 1] = '\0';
+    n->reported = *(const uint8_t *)&n->reported == 1;
+    n->device_count = n->device_count < TOPO_DEVICES ? n->device_count : TOPO_DEVICES;
+    for (uint32_t k = 0; k < TOPO_DEVICES; k++) {
+        struct topo_device *d = &n->devices[k];
+        d->name[sizeof d->name - 1] = d->interface[sizeof d->interface - 1] = d->link[sizeof d->link - 1] = '\0';
+        d->state[sizeof d->state - 1] = d->reason[sizeof d->reason - 1] = '\0';
+    }
+}
+
 static void topo_node_check(struct topo_node *nodes, struct topo_link *links, uint32_t size)
 {
-    for (uint32_t i = 0; i < size; i++) {
-        struct topo_node *n = &nodes[i];
-        n->host[sizeof n->host - 1] = '\0';
-        n->reported = *(const uint8_t *)&n->reported == 1;
-        n->device_count = n->device_count < TOPO_DEVICES ? n->device_count : TOPO_DEVICES;
-        for (uint32_t k = 0; k < TOPO_DEVICES; k++) {
-            struct topo_device *d = &n->devices[k];
-            d->name[sizeof d->name - 1] = d->interface[sizeof d->interface - 1] = d->link[sizeof d->link - 1] = '\0';
-            d->state[sizeof d->state - 1] = d->reason[sizeof d->reason - 1] = '\0';
-        }
-    }
+    for (uint32_t i = 0; i < size; i++)
+        topo_check_node(&nodes[i]);
     for (uint64_t i = 0; i < (uint64_t)size * size; i++) {
         weft_link_stats *s = &links[i].stats;
         s->transport[sizeof s->transport - 1] = s->devices[sizeof s->devices - 1] = '\0';
@@ -384,7 +387,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     struct topo_link *links = NULL;
     cli_catch_signals();
     cluster_stopped = cli_stopped;
-    topo_node_describe(&node);
+    topo_describe(&node);
     int rc = weft_open(&m.w, NULL), status = CLI_FAILED;
     if (rc)
         return stopped_with_others() ? 128 + cli_stopped() : cli_error("topo", "%s", base_error());

@@ -46,6 +46,7 @@ enum id {
     SPIN,
     SERVE,
     SSH,
+    CLUSTER,
     LOG,
     COUNT
 };

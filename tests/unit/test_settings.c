@@ -23,6 +23,7 @@ static const char *const variables[] = {"WEFT_RANK",         "WEFT_SIZE",       
                                         "WEFT_SECRET",       "WEFT_SECRET_FILE",   "WEFT_TRANSPORT",     "WEFT_POOL",
                                         "WEFT_POOL_HUGE",    "WEFT_POOL_LOCK",     "WEFT_POOL_PREFAULT", "WEFT_DEADLINE",
                                         "WEFT_SAY_AFTER",    "WEFT_JOIN_TIMEOUT",  "WEFT_LIVENESS",      "WEFT_SSH",
+                                        "WEFT_CLUSTER",
                                         "WEFT_SPIN",         "WEFT_LOG",           "WEFT_GID_INDEX",     "WEFT_RAILS",
                                         "WEFT_STRIPE",       "WEFT_COPY_THREADS",  "WEFT_GUARD",         "WEFT_TB_LANES",
                                         "WEFT_TB_CHECK",     "WEFT_VERBS_LIBRARY", "MLX_RANK",           "JACCL_RANK",
@@ -128,7 +129,7 @@ static void option_environment_hostfile_default(void **state)
 
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
     int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config, false);
-    assert_int_equal(n, 33);
+    assert_int_equal(n, 34);
     char file[96];
     snprintf(file, sizeof file, "hostfile %s", hosts);
     for (int i = 0; i < n; i++) {

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Frames and requests of the control socket: see control.h.
+ */
+#include "cli/control.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "weft/types.h"
+
+static const char control_magic[8] = {'w', 'e', 'f', 't', 'c', 't', 'l', '1'};
+
+/* --- requests --- */
+
+static int control_refuse(const char *why)
+{
+    return base_fail(-EPROTO, "invalid request on the control socket: %s (command and cluster must be of the same version of weft)", why);
+}
+
+static const char *take_strings(const char *at, const char **list, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        list[i] = at;
+        at += strlen(at) + 1;
+    }
+    return at;
+}
+
+int control_parse(struct control_request *out, const void *payload, size_t bytes)
+{
+    struct control_head *h = &out->head;
+    *out = (struct control_request){.memory = NULL};
+    if (bytes <= sizeof *h || bytes > CONTROL_REQUEST_MAX)
+        return control_refuse("its size is wrong");
+    memcpy(h, payload, sizeof *h);
+    const char *at = (const char *)payload + sizeof *h, *end = (const char *)payload + bytes;
+    uint64_t lists = (uint64_t)h->hosts + h->arguments + h->changes, strings = 0;
+    for (const char *p = at; p < end; p++)
+        strings += *p == '\0';
+    if (memcmp(h->magic, control_magic, sizeof h->magic) != 0 || h->zero)
+        return control_refuse("it does not begin as a request does");
+    if (h->what < CONTROL_STATUS || h->what > CONTROL_LOGS || h->flags > 7 || h->timeout_ns < 0 || h->signal > 64)
+        return control_refuse("a number is out of range");
+    if (end[-1] != '\0' || strings != lists + 1 || h->hosts > WEFT_MAX_NODES)
+        return control_refuse("the number of its strings is wrong");
+    const char **list = out->memory = calloc(lists + 3, sizeof *list);
+    if (!list)
+        return base_fail(-ENOMEM, "no memory for a request");
+    out->directory = at;
+    out->hosts = list;
+    out->arguments = out->hosts + h->hosts + 1;
+    out->changes = out->arguments + h->arguments + 1;
+    at = take_strings(at + strlen(at) + 1, out->hosts, h->hosts);
+    at = take_strings(at, out->arguments, h->arguments);
+    take_strings(at, out->changes, h->changes);
+    if (h->what == CONTROL_EXEC && (h->arguments == 0 || !out->arguments[0][0])) {
+        control_request_free(out);
+        return control_refuse("it names no program");
+    }
+    return 0;
+}
+
+void control_request_free(struct control_request *r)
+{
+    free(r->memory);
+    *r = (struct control_request){.memory = NULL};
+}
+
+static uint32_t list_size(const char *const *list, size_t *bytes)
+{
+    uint32_t n = 0;
+    for (; list && list[n]; n++)
+        *bytes += strlen(list[n]) + 1;
+    return n;
+}
+
+static char *put_strings(char *at, const char *const *list, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        size_t n = strlen(list[i]) + 1;
+        memcpy(at, list[i], n);
+        at += n;
+    }
+    return at;
+}
+
+int control_write(const struct control_request *r, void **payload, size_t *bytes)
+{
+    struct control_head h = r->head;
+    const char *directory = r->directory ? r->directory : "";
+    size_t n = sizeof h + strlen(directory) + 1;
+    memcpy(h.magic, control_magic, sizeof h.magic);
+    h.hosts = list_size(r->hosts, &n);
+    h.arguments = list_size(r->arguments, &n);
+    h.changes = list_size(r->changes, &n);
+    if (n > CONTROL_REQUEST_MAX)
+        return base_fail(-E2BIG, "the arguments and the environment have %zu bytes; the most is %u", n, CONTROL_REQUEST_MAX);
+    char *at = *payload = malloc(n);
+    if (!at)
+        return base_fail(-ENOMEM, "no memory for a request of %zu bytes", n);
+    memcpy(at, &h, sizeof h);
+    at = put_strings(at + sizeof h, &directory, 1);
+    at = put_strings(at, r->hosts, h.hosts);
+    at = put_strings(at, r->arguments, h.arguments);
+    put_strings(at, r->changes, h.changes);
+    *bytes = n;
+    return 0;
+}
+
+/* --- frames --- */
+
+bool control_frame_fits(const struct control_frame *f, bool from_node)
+{
+    bool type = from_node ? f->type >= CONTROL_STARTED && f->type <= CONTROL_DONE
+                          : f->type == CONTROL_INPUT || (f->type == CONTROL_SIGNAL && f->number >= 1 && f->number <= 64);
+    bool stream = f->type != CONTROL_OUT || f->number == 1 || f->number == 2;
+    return type && stream && f->bytes <= CONTROL_PIECE_MAX && (f->node < WEFT_MAX_NODES || f->node == UINT32_MAX);
+}
+
+int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes)
+{
+    struct control_frame f = {(uint32_t)type, (uint32_t)bytes, node, number};
+    struct iovec part[2] = {{&f, sizeof f}, {(void *)(uintptr_t)payload, bytes}};
+    struct msghdr m = {.msg_iov = part, .msg_iovlen = 2};
+    while (part[0].iov_len + part[1].iov_len) {
+#if defined(MSG_NOSIGNAL)
+        ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL);
+#else
+        ssize_t n = sendmsg(fd, &m, 0);
+#endif
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        for (int i = 0; i < 2; i++) {
+            size_t of_this = (size_t)n < part[i].iov_len ? (size_t)n : part[i].iov_len;
+            part[i].iov_base = (char *)part[i].iov_base + of_this;
+            part[i].iov_len -= of_this;
+            n -= (ssize_t)of_this;
+        }
+    }
+    return 0;
+}
+
+int control_read(int fd, void *to, size_t bytes, int64_t deadline)
+{
+    for (char *p = to; bytes;) {
+        ssize_t n = recv(fd, p, bytes, MSG_DONTWAIT);
+        if (n > 0) {
+            p += n;
+            bytes -= (size_t)n;
+            continue;
+        }
+        if (n == 0)
+            return -ECONNRESET;
+        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
+            return -errno;
+        int64_t left = deadline == INT64_MAX ? WEFT_SECOND : deadline - base_now_ns();
+        if (left <= 0)
+            return -ETIMEDOUT;
+        struct pollfd f = {.fd = fd, .events = POLLIN};
+        poll(&f, 1, left < WEFT_SECOND ? (int)(left / WEFT_MS) + 1 : 1000);
+    }
+    return 0;
+}

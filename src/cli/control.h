@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The protocol of a standing cluster's control socket: a Unix stream socket between a command (`weft exec`, `weft status`, ...) and the
+ * cluster's control node, both of this host and this user. Numbers are in the byte order of the host.
+ *
+ * All is sent in frames. The first one is the command's request. What follows depends on it:
+ *
+ *   exec             node -> command: STARTED a node, OUT, ENDED a node, TAKEN, at last DONE. command -> node: INPUT, SIGNAL
+ *   exec, detached   STARTED a node, then DONE with the job's number
+ *   logs             OUT, DONE
+ *   status, metrics  TEXT, DONE
+ *   kill, down       DONE. For down the socket closes when the node has ended
+ *
+ * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed.
+ */
+#ifndef WEFT_CLI_CONTROL_H
+#define WEFT_CLI_CONTROL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum control_type {
+    CONTROL_REQUEST = 1, /* payload: struct control_head and its strings */
+    CONTROL_INPUT,       /* payload: bytes for standard input; none: its end */
+    CONTROL_SIGNAL,      /* number: a signal for all processes of the job */
+    CONTROL_STARTED,     /* node; number: the process; payload: the name of the node's host */
+    CONTROL_OUT,         /* node; number: 1 standard output, 2 standard error; payload: bytes */
+    CONTROL_ENDED,       /* node; number: exit status, 128 + N for signal N, or 124 when its time was over */
+    CONTROL_TAKEN,       /* number: so many bytes of input have been taken from the buffer */
+    CONTROL_TEXT,        /* payload: a part of the answer */
+    CONTROL_ERROR,       /* node, or UINT32_MAX; number: an errno; payload: the sentence */
+    CONTROL_DONE,        /* number: of the job */
+};
+struct control_frame {
+    uint32_t type, bytes; /* bytes: of the payload, which follows */
+    uint32_t node, number;
+};
+#define CONTROL_PIECE_MAX   (64u << 10)  /* payload of a frame that is no request */
+#define CONTROL_REQUEST_MAX (5u << 20)   /* payload of a request */
+#define CONTROL_INPUT_MAX   (256u << 10) /* input that was sent and not yet taken */
+
+enum control_what { CONTROL_STATUS = 1, CONTROL_METRICS, CONTROL_DOWN, CONTROL_EXEC, CONTROL_KILL, CONTROL_LOGS };
+#define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows */
+#define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command */
+#define CONTROL_FOLLOW     0x4u /* logs: until the job has ended */
+
+/* The start of a request. Zero-terminated strings follow: the directory ("": none), `hosts` hosts, `arguments`, `changes` of the
+ * environment. */
+struct control_head {
+    char magic[8];
+    uint32_t what, flags;
+    int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
+    uint32_t job, signal;
+    uint32_t hosts, arguments, changes, zero;
+};
+
+struct control_request {
+    struct control_head head;
+    const char *directory;
+    const char **hosts, **arguments, **changes; /* NULL-terminated lists of strings in the payload */
+    void *memory;
+};
+/* Check a request. All strings of `out` point into `payload`. Returns 0, or a negative errno with base_error(): -EPROTO, -ENOMEM. */
+int control_parse(struct control_request *out, const void *payload, size_t bytes);
+void control_request_free(struct control_request *r);
+/* The other way: the caller frees `*payload`. -E2BIG: it is larger than CONTROL_REQUEST_MAX. */
+int control_write(const struct control_request *r, void **payload, size_t *bytes);
+/* Whether the frame may come from a node (or, if not `from_node`, from a command, after its request). */
+bool control_frame_fits(const struct control_frame *f, bool from_node);
+
+/* Send a frame. Blocks while the other end does not read. Returns 0, or a negative errno without base_fail(). */
+int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
+/* Read exactly so many bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: not before `deadline`. Without base_fail(). */
+int control_read(int fd, void *to, size_t bytes, int64_t deadline);
+
+#endif

@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft exec: runs a command on hosts of a standing cluster, and prints what it writes.
+ */
+#include "cli/exec.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/standing.h"
+
+#define TAG_BYTES 80u
+
+static const char help[] =
+    "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
+    "\n"
+    "Runs COMMAND on hosts of a standing cluster (`weft up`), without ssh and without a shell, and prints what it writes as it\n"
+    "comes: of one host the bytes as they are, of several hosts whole lines. Ends when COMMAND has ended on all of them. When\n"
+    "this command ends first, however it ends, COMMAND is killed everywhere.\n"
+    "\n"
+    "      --on HOST,...      hosts, as `weft status` names them, or numbers of nodes; else all nodes\n"
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --env NAME=VALUE   set a variable for COMMAND; NAME alone removes it. Can be given several times\n"
+    "      --cwd DIR          where COMMAND runs; else in the home directory\n"
+    "      --stdin FILE       COMMAND's standard input, on each host the same; - is that of this command. Else it has none\n"
+    "      --timeout TIME     kill COMMAND after this time: 10 (seconds), 500ms, 2m\n"
+    "  -t, --tag              put \"[HOST] \" before each line\n"
+    "      --json             print a JSON object a line for each event: started, output, ended\n"
+    "  -d, --detach           print the job's number and return; COMMAND goes on. See `weft ps`, `weft logs`, `weft kill`\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to COMMAND everywhere; a second one (Ctrl-C twice) kills it.\n"
+    "\n"
+    "Exit status: that of the first COMMAND that failed (128 + signal if it was killed), else 0; 124 after --timeout; 127 if\n"
+    "COMMAND is not found, 126 if it cannot be executed; 255 if weft itself failed; 2 for a wrong command line.\n"
+    "\n"
+    "  weft exec -t -- uptime                      on all hosts\n"
+    "  weft exec --on a,b --cwd /data -- ls -l\n";
+
+struct exec_options {
+    const char *cluster, *input;
+    enum exec_form form;
+    char **changes, *hosts, **host_list;
+    uint32_t change_count;
+    struct control_request r;
+};
+struct exec_run {
+    int fd, input; /* input: -1: none, or its end has been sent */
+    struct exec_print print;
+    size_t outstanding; /* bytes of input that have not been taken */
+    int status;         /* of the first that failed; 0: none */
+    bool done, signalled, input_broken;
+    char *payload;
+};
+
+/* --- printing --- */
+
+int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
+{
+    *p = (struct exec_print){.sub = sub, .form = form, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}};
+    p->in = calloc(2 * (size_t)WEFT_MAX_NODES, sizeof *p->in);
+    p->hosts = calloc(WEFT_MAX_NODES, sizeof *p->hosts);
+    p->tags = calloc(WEFT_MAX_NODES, TAG_BYTES);
+    if (!p->in || !p->hosts || !p->tags)
+        return base_fail(-ENOMEM, "no memory for the output");
+    for (uint32_t i = 0; i < 2 * WEFT_MAX_NODES; i++)
+        p->in[i] = (struct relay_in){.fd = -1,
+                                     .node = i / 2,
+                                     .to = i % 2 ? &p->err : &p->out,
+                                     .label = p->tags + (size_t)(i / 2) * TAG_BYTES,
+                                     .bare = form != EXEC_TAGGED};
+    return 0;
+}
+
+void exec_print_host(struct exec_print *p, uint32_t node, const char *host)
+{
+    bool shared = false;
+    snprintf(p->hosts[node], sizeof p->hosts[node], "%s", host);
+    for (uint32_t i = 0; i < WEFT_MAX_NODES; i++) {
+        if (i == node || strcmp(p->hosts[i], p->hosts[node]) != 0)
+            continue;
+        snprintf(p->tags + (size_t)i * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[i], i);
+        shared = true;
+    }
+    if (shared)
+        snprintf(p->tags + (size_t)node * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[node], node);
+    else
+        snprintf(p->tags + (size_t)node * TAG_BYTES, TAG_BYTES, "%s", p->hosts[node]);
+}
+
+static void print_json(struct exec_print *p, json_t *o)
+{
+    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    if (text) {
+        relay_say(&p->out, text, strlen(text));
+        relay_say(&p->out, "\n", 1);
+    }
+    free(text);
+    json_decref(o);
+}
+
+/* Text if it is UTF-8, else base64. */
+static void put_bytes(json_t *o, const char *bytes, size_t len)
+{
+    json_t *text = json_stringn(bytes, len);
+    if (text) {
+        json_object_set_new(o, "text", text);
+        return;
+    }
+    size_t room = sodium_base64_ENCODED_LEN(len, sodium_base64_VARIANT_ORIGINAL);
+    char *coded = malloc(room);
+    if (coded)
+        json_object_set_new(o, "base64",
+                            json_string(sodium_bin2base64(coded, room, (const unsigned char *)bytes, len, sodium_base64_VARIANT_ORIGINAL)));
+    free(coded);
+}
+
+static void print_event(struct exec_print *p, const struct control_frame *f, const char *payload)
+{
+    static const char *const names[] = {
+        [CONTROL_STARTED] = "started", [CONTROL_OUT] = "output", [CONTROL_ENDED] = "ended", [CONTROL_ERROR] = "error"};
+    json_t *o = json_pack("{ss sI ss}", "event", names[f->type], "node", (json_int_t)f->node, "host", p->hosts[f->node]);
+    if (!o)
+        return;
+    if (f->type == CONTROL_OUT) {
+        json_object_set_new(o, "stream", json_string(f->number == 2 ? "stderr" : "stdout"));
+        put_bytes(o, payload, f->bytes);
+    } else if (f->type == CONTROL_ERROR) {
+        json_object_set_new(o, "error", json_string(payload));
+    } else {
+        json_object_set_new(o, f->type == CONTROL_STARTED ? "pid" : "status", json_integer(f->number));
+    }
+    print_json(p, o);
+}
+
+void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload)
+{
+    if (f->node >= WEFT_MAX_NODES)
+        return;
+    if (f->type == CONTROL_STARTED)
+        exec_print_host(p, f->node, payload);
+    if (p->form == EXEC_JSON) {
+        print_event(p, f, payload);
+    } else if (f->type == CONTROL_ERROR) {
+        char line[2048];
+        int n = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
+        relay_say(&p->err, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
+    } else if (f->type == CONTROL_OUT && p->form == EXEC_AS_IT_IS) {
+        relay_say(f->number == 2 ? &p->err : &p->out, payload, f->bytes);
+    } else if (f->type == CONTROL_OUT) {
+        relay_feed(&p->in[2 * f->node + (f->number == 2)], payload, f->bytes);
+    }
+}
+
+bool exec_print_full(const struct exec_print *p)
+{
+    return relay_waiting(&p->out) >= RELAY_QUEUE_MAX || relay_waiting(&p->err) >= RELAY_QUEUE_MAX;
+}
+
+void exec_print_write(struct exec_print *p)
+{
+    relay_write(&p->out);
+    relay_write(&p->err);
+}
+
+int exec_print_close(struct exec_print *p)
+{
+    int status = 0;
+    for (uint32_t i = 0; p->in && i < 2 * WEFT_MAX_NODES; i++)
+        relay_close(&p->in[i]);
+    for (int i = 0; i < 2; i++) {
+        struct relay_out *o = i ? &p->err : &p->out;
+        while (relay_waiting(o)) {
+            struct pollfd f = {.fd = o->fd, .events = POLLOUT};
+            if (poll(&f, 1, -1) < 0 && errno == EINTR)
+                continue;
+            relay_write(o);
+        }
+        if (o->error && !status)
+            status = o->error == EPIPE
+                         ? 128 + SIGPIPE
+                         : (cli_error(p->sub, "standard %s: %s", i ? "error" : "output", base_strerror(o->error)), JOBS_FAILED);
+        relay_out_free(o);
+    }
+    free(p->in);
+    free(p->hosts);
+    free(p->tags);
+    return status;
+}
+
+void exec_print_wait(struct exec_print *p)
+{
+    exec_print_write(p);
+    while (exec_print_full(p) && !p->out.broken && !p->err.broken) {
+        struct pollfd f[2] = {{.fd = relay_waiting(&p->out) ? p->out.fd : -1, .events = POLLOUT},
+                              {.fd = relay_waiting(&p->err) ? p->err.fd : -1, .events = POLLOUT}};
+        poll(f, 2, -1);
+        exec_print_write(p);
+    }
+}
+
+/* --- running --- */
+
+static int signal_pipe[2] = {-1, -1};
+
+static void on_exec_signal(int number)
+{
+    int error = errno;
+    uint8_t byte = (uint8_t)number;
+    ssize_t n = write(signal_pipe[1], &byte, 1);
+    (void)n;
+    errno = error;
+}
+
+static int exec_catch_signals(void)
+{
+    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+    struct sigaction act = {.sa_handler = on_exec_signal, .sa_flags = SA_RESTART}, before;
+    int rc = base_pipe(signal_pipe, O_NONBLOCK);
+    sigfillset(&act.sa_mask);
+    for (size_t i = 0; i < sizeof caught / sizeof caught[0] && !rc; i++)
+        if (sigaction(caught[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(caught[i], &act, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    return rc ? base_fail(rc, "no pipe for signals: %s", base_strerror(rc)) : 0;
+}
+
+static void pass_signals(struct exec_run *x)
+{
+    uint8_t numbers[16];
+    ssize_t n = read(signal_pipe[0], numbers, sizeof numbers);
+    for (ssize_t i = 0; i < n; i++) {
+        control_send(x->fd, CONTROL_SIGNAL, UINT32_MAX, x->signalled ? SIGKILL : numbers[i], NULL, 0);
+        x->signalled = true;
+    }
+}
+
+static void send_input(struct exec_run *x)
+{
+    size_t room = CONTROL_INPUT_MAX - x->outstanding;
+    ssize_t n = read(x->input, x->payload, room < CONTROL_PIECE_MAX ? room : CONTROL_PIECE_MAX);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (n < 0) {
+        cli_error("exec", "standard input for the command: %s", base_strerror(errno));
+        x->status = x->status ? x->status : JOBS_FAILED;
+    }
+    n = n < 0 ? 0 : n;
+    control_send(x->fd, CONTROL_INPUT, UINT32_MAX, 0, x->payload, (size_t)n); /* when it fails, reading tells why */
+    x->outstanding += (size_t)n;
+    if (n == 0) {
+        close(x->input);
+        x->input = -1;
+    }
+}
+
+static void failed(struct exec_run *x, int status)
+{
+    x->status = x->status ? x->status : status;
+}
+
+static void take_frame(struct exec_run *x)
+{
+    struct control_frame f;
+    int rc = standing_answer(x->fd, &f, x->payload);
+    if (rc) {
+        cli_error("exec", "the control node of the cluster has ended: the command is killed on all hosts");
+        failed(x, JOBS_FAILED);
+        x->done = true;
+        return;
+    }
+    switch (f.type) {
+    case CONTROL_TAKEN: x->outstanding -= f.number <= x->outstanding ? f.number : x->outstanding; return;
+    case CONTROL_DONE: x->done = true; return;
+    case CONTROL_ENDED: failed(x, (int)(f.number & 0xff)); break;
+    case CONTROL_ERROR:
+        failed(x, f.number == ENOENT ? LAUNCH_NOT_FOUND : f.number == EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED);
+        if (f.node == UINT32_MAX) {
+            cli_error("exec", "%s", x->payload);
+            x->status = JOBS_FAILED;
+            x->done = true;
+        }
+        break;
+    default: break;
+    }
+    exec_print_frame(&x->print, &f, x->payload);
+}
+
+static void exec_loop(struct exec_run *x)
+{
+    while (!x->done && !x->print.out.broken && !x->print.err.broken) {
+        bool take = !exec_print_full(&x->print);
+        bool give = x->input >= 0 && x->outstanding < CONTROL_INPUT_MAX;
+        struct pollfd p[5] = {{.fd = take ? x->fd : -1, .events = POLLIN},
+                              {.fd = signal_pipe[0], .events = POLLIN},
+                              {.fd = give ? x->input : -1, .events = POLLIN},
+                              {.fd = relay_waiting(&x->print.out) ? STDOUT_FILENO : -1, .events = POLLOUT},
+                              {.fd = relay_waiting(&x->print.err) ? STDERR_FILENO : -1, .events = POLLOUT}};
+        if (poll(p, 5, -1) < 0)
+            continue;
+        if (p[1].revents)
+            pass_signals(x);
+        if (p[2].revents)
+            send_input(x);
+        if (p[0].revents)
+            take_frame(x);
+        exec_print_write(&x->print);
+    }
+}
+
+static int exec_detached(const char *cluster, struct control_request *r)
+{
+    struct control_frame f;
+    char *payload = malloc(CONTROL_PIECE_MAX + 1);
+    int fd = payload ? standing_ask("exec", cluster, r) : -1, status = 0;
+    for (f.type = 0; fd >= 0 && f.type != CONTROL_DONE;) {
+        int rc = standing_answer(fd, &f, payload);
+        if (!rc && f.type != CONTROL_ERROR)
+            continue;
+        status = JOBS_FAILED;
+        if (!rc)
+            status = f.number == ENOENT ? LAUNCH_NOT_FOUND : f.number == EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED;
+        cli_error("exec", "%s", rc ? "the control node of the cluster has ended" : payload);
+        if (rc || f.node == UINT32_MAX)
+            break;
+    }
+    if (fd >= 0 && f.type == CONTROL_DONE)
+        printf("%u\n", f.number);
+    if (fd >= 0)
+        close(fd);
+    free(payload);
+    return fd < 0 ? JOBS_FAILED : status ? status : cli_flush("exec");
+}
+
+static int exec_open_input(struct exec_options *o, struct exec_run *x)
+{
+    x->input = -1;
+    if (!o->input)
+        return 0;
+    x->input = strcmp(o->input, "-") == 0 ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(o->input, O_RDONLY | O_CLOEXEC);
+    if (x->input < 0) {
+        cli_error("exec", "--stdin %s: %s", o->input, base_strerror(errno));
+        return JOBS_FAILED;
+    }
+    o->r.head.flags |= CONTROL_WITH_INPUT;
+    return 0;
+}
+
+static int exec_attached(struct exec_options *o)
+{
+    struct exec_run x = {.fd = -1, .input = -1};
+    int status = exec_open_input(o, &x);
+    if (status)
+        return status;
+    x.payload = malloc(CONTROL_PIECE_MAX + 1);
+    if (!x.payload || exec_print_open(&x.print, "exec", o->form) || exec_catch_signals()) {
+        cli_error("exec", "%s", x.payload ? base_error() : "no memory");
+        x.status = JOBS_FAILED;
+    } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
+        x.status = JOBS_FAILED;
+    } else {
+        exec_loop(&x);
+    }
+    if (x.fd >= 0)
+        close(x.fd);
+    if (x.print.in) {
+        status = exec_print_close(&x.print);
+        failed(&x, status);
+    }
+    if (x.input >= 0)
+        close(x.input);
+    free(x.payload);
+    return x.status;
+}
+
+/* --- the command line --- */
+
+static int exec_split_hosts(struct exec_options *o)
+{
+    size_t n = 2;
+    for (const char *c = o->hosts; *c; c++)
+        n += *c == ',';
+    o->host_list = calloc(n, sizeof *o->host_list);
+    if (!o->host_list)
+        return cli_error("exec", "no memory");
+    n = 0;
+    char *save = NULL;
+    for (char *word = strtok_r(o->hosts, ",", &save); word; word = strtok_r(NULL, ",", &save))
+        o->host_list[n++] = word;
+    if (n == 0 || n > WEFT_MAX_NODES)
+        return cli_usage("exec", "--on: expected names of hosts, with commas between");
+    return 0;
+}
+
+static int exec_take_option(int c, struct exec_options *o)
+{
+    switch (c) {
+    case 'C': o->cluster = optarg; return 0;
+    case 'O': o->hosts = optarg; return exec_split_hosts(o);
+    case 'E':
+        if (optarg[0] == '=' || !optarg[0])
+            return cli_usage("exec", "--env '%s': expected NAME=VALUE, or NAME", optarg);
+        o->changes[o->change_count++] = optarg;
+        return 0;
+    case 'D': o->r.directory = optarg; return 0;
+    case 'I': o->input = optarg; return 0;
+    case 'T':
+        if (base_parse_duration(optarg, &o->r.head.timeout_ns) || o->r.head.timeout_ns <= 0)
+            return cli_usage("exec", "--timeout '%s': expected a time of more than 0, as in 10, 500ms or 2m", optarg);
+        return 0;
+    case 't': o->form = EXEC_TAGGED; return 0;
+    case 'j': o->form = EXEC_JSON; return 0;
+    case 'd': o->r.head.flags |= CONTROL_DETACHED; return 0;
+    default: return CLI_USAGE;
+    }
+}
+
+static int exec_begin(struct exec_options *o, int argc, char **argv)
+{
+    if (optind >= argc || !argv[optind][0])
+        return cli_usage("exec", "the command is missing: give it after the options");
+    if (o->r.head.flags & CONTROL_DETACHED && (o->input || o->form != EXEC_LINES))
+        return cli_usage("exec", "--detach excludes --stdin, --tag and --json");
+    o->r.arguments = (const char **)(uintptr_t)(argv + optind);
+    o->r.changes = (const char **)(uintptr_t)o->changes;
+    o->r.hosts = (const char **)(uintptr_t)o->host_list;
+    if (o->form == EXEC_LINES && o->host_list && !o->host_list[1] && strcmp(o->host_list[0], "all") != 0)
+        o->form = EXEC_AS_IT_IS;
+    return o->r.head.flags & CONTROL_DETACHED ? exec_detached(o->cluster, &o->r) : exec_attached(o);
+}
+
+int cli_exec(int argc, char **argv)
+{
+    static const struct option longs[] = {{"on", required_argument, NULL, 'O'},
+                                          {"cluster", required_argument, NULL, 'C'},
+                                          {"env", required_argument, NULL, 'E'},
+                                          {"cwd", required_argument, NULL, 'D'},
+                                          {"stdin", required_argument, NULL, 'I'},
+                                          {"timeout", required_argument, NULL, 'T'},
+                                          {"tag", no_argument, NULL, 't'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"detach", no_argument, NULL, 'd'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    struct exec_options o = {.form = EXEC_LINES, .r = {.head = {.what = CONTROL_EXEC}}};
+    bool started = false;
+    int c, status = 0;
+    if (!(o.changes = calloc((size_t)argc + 1, sizeof *o.changes)))
+        return cli_error("exec", "no memory");
+    while (!status && (c = cli_option("exec", argc, argv, "+tdh", longs, &started)) != -1) {
+        if (c == 'h') {
+            fputs(help, stdout);
+            free(o.changes);
+            return cli_flush("exec");
+        }
+        status = exec_take_option(c, &o);
+    }
+    if (!status)
+        status = exec_begin(&o, argc, argv);
+    free(o.changes);
+    free(o.host_list);
+    return status;
+}

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft ps, weft kill, weft logs: the jobs of a standing cluster.
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/exec.h"
+#include "cli/standing.h"
+
+#define LOG_POLL_NS (200 * WEFT_MS)
+
+/* --- weft ps --- */
+
+static const char ps_help[] =
+    "Usage: weft ps [--cluster NAME] [--json]\n"
+    "\n"
+    "Lists the jobs of a standing cluster: those that run, and the last 64 detached ones that have ended. A line a process:\n"
+    "job, node, process number there, exit status (- while it runs), seconds since it was started, command.\n"
+    "\n"
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --json             for programs\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "Exit status: 0; 1 if the cluster is not up; 2 if the command line is wrong.\n";
+
+static int print_jobs(const json_t *jobs)
+{
+    static const struct cli_column columns[] = {{"job", true},    {"node", true},    {"pid", true},
+                                                {"status", true}, {"seconds", true}, {"command", false}};
+    struct cli_table *t = cli_table_new(columns, 6);
+    size_t i, k;
+    json_t *j, *task;
+    json_array_foreach (jobs, i, j) {
+        json_array_foreach (json_object_get(j, "tasks"), k, task) {
+            char text[5][24];
+            const json_t *status = json_object_get(task, "status");
+            snprintf(text[0], sizeof text[0], "%lld", (long long)json_integer_value(json_object_get(j, "job")));
+            snprintf(text[1], sizeof text[1], "%lld", (long long)json_integer_value(json_object_get(task, "node")));
+            snprintf(text[2], sizeof text[2], "%lld", (long long)json_integer_value(json_object_get(task, "pid")));
+            snprintf(text[3], sizeof text[3], "-");
+            if (json_is_integer(status))
+                snprintf(text[3], sizeof text[3], "%lld", (long long)json_integer_value(status));
+            snprintf(text[4], sizeof text[4], "%lld", (long long)time(NULL) - (long long)json_integer_value(json_object_get(j, "began")));
+            const char *cells[] = {text[0], text[1], text[2], text[3], text[4], json_string_value(json_object_get(j, "command"))};
+            if (t)
+                cli_table_add(t, cells);
+        }
+    }
+    if (t)
+        cli_table_print(t, stdout);
+    cli_table_free(t);
+    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table");
+}
+
+int cli_ps(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"cluster", required_argument, NULL, 'C'}, {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {0}};
+    const char *cluster = NULL;
+    struct control_request r = {.head = {.what = CONTROL_STATUS}};
+    bool started = false, as_json = false;
+    char *text;
+    int c;
+    while ((c = cli_option("ps", argc, argv, "h", longs, &started)) != -1) {
+        switch (c) {
+        case 'C': cluster = optarg; break;
+        case 'j': as_json = true; break;
+        case 'h': fputs(ps_help, stdout); return cli_flush("ps");
+        default: return CLI_USAGE;
+        }
+    }
+    if (optind < argc)
+        return cli_usage("ps", "unexpected '%s'", argv[optind]);
+    int fd = standing_ask("ps", cluster, &r);
+    if (fd < 0)
+        return CLI_FAILED;
+    int status = standing_text("ps", fd, &text);
+    json_t *o = status ? NULL : json_loads(text, 0, NULL), *jobs = json_object_get(o, "jobs");
+    if (!status && !json_is_array(jobs))
+        status = cli_error("ps", "the cluster's answer is invalid");
+    else if (!status)
+        status = as_json ? cli_json_print("ps", json_incref(jobs)) : print_jobs(jobs);
+    json_decref(o);
+    free(text);
+    close(fd);
+    return status;
+}
+
+/* --- weft kill --- */
+
+static const char kill_help[] =
+    "Usage: weft kill [--cluster NAME] [--signal SIGNAL] JOB\n"
+    "\n"
+    "Ends a job of a standing cluster on all its hosts: SIGTERM to its process groups, and SIGKILL to those that are left after\n"
+    "5 seconds. With --signal only this signal is sent.\n"
+    "\n"
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "  -s, --signal SIGNAL    a number, or one of HUP INT QUIT KILL USR1 USR2 TERM STOP CONT\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "Exit status: 0; 1 if there is no such job; 2 if the command line is wrong.\n";
+
+static int signal_number(const char *text, uint32_t *out)
+{
+    static const struct {
+        const char *name;
+        int number;
+    } names[] = {{"HUP", SIGHUP},   {"INT", SIGINT},   {"QUIT", SIGQUIT}, {"KILL", SIGKILL}, {"USR1", SIGUSR1},
+                 {"USR2", SIGUSR2}, {"TERM", SIGTERM}, {"STOP", SIGSTOP}, {"CONT", SIGCONT}};
+    int64_t n;
+    const char *bare = strncasecmp(text, "SIG", 3) == 0 ? text + 3 : text;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcasecmp(bare, names[i].name) == 0) {
+            *out = (uint32_t)names[i].number;
+            return 0;
+        }
+    if (base_parse_number(text, 1, 64, &n))
+        return cli_usage("kill", "--signal '%s': expected a number from 1 to 64, or a name such as TERM", text);
+    *out = (uint32_t)n;
+    return 0;
+}
+
+static int job_number(const char *sub, const char *text, uint32_t *out)
+{
+    int64_t n;
+    if (base_parse_number(text, 1, UINT32_MAX, &n))
+        return cli_usage(sub, "'%s': expected the number of a job, as `weft ps` shows it", text);
+    *out = (uint32_t)n;
+    return 0;
+}
+
+int cli_kill(int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"cluster", required_argument, NULL, 'C'}, {"signal", required_argument, NULL, 's'}, {"help", no_argument, NULL, 'h'}, {0}};
+    const char *cluster = NULL;
+    struct control_request r = {.head = {.what = CONTROL_KILL}};
+    bool started = false;
+    char *text;
+    int c, status = 0;
+    while ((c = cli_option("kill", argc, argv, "s:h", longs, &started)) != -1) {
+        switch (c) {
+        case 'C': cluster = optarg; break;
+        case 's': status = signal_number(optarg, &r.head.signal); break;
+        case 'h': fputs(kill_help, stdout); return cli_flush("kill");
+        default: return CLI_USAGE;
+        }
+        if (status)
+            return status;
+    }
+    if (argc - optind != 1)
+        return cli_usage("kill", "expected one job");
+    if ((status = job_number("kill", argv[optind], &r.head.job)))
+        return status;
+    int fd = standing_ask("kill", cluster, &r);
+    if (fd < 0)
+        return CLI_FAILED;
+    status = standing_text("kill", fd, &text);
+    free(text);
+    close(fd);
+    return status;
+}
+
+/* --- weft logs --- */
+
+static const char logs_help[] =
+    "Usage: weft logs [--cluster NAME] [--follow] [--tag] [JOB]\n"
+    "\n"
+    "Prints the output of a detached job (`weft exec --detach`): the last MiB of it is kept. Without JOB: the log of the\n"
+    "cluster itself, what its nodes and its launcher have printed; the last 8 MiB of it at most are kept, also after its end.\n"
+    "\n"
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "  -f, --follow           go on until the job has ended; without JOB until a signal\n"
+    "  -t, --tag              put \"[HOST] \" before each line of a job's output\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "Exit status: 0; 1 if there is no such job or cluster; 2 if the command line is wrong; 128 + N if signal N ended it.\n";
+
+static int job_logs(const char *cluster, struct control_request *r, enum exec_form form)
+{
+    struct exec_print print;
+    struct control_frame f;
+    char *payload = malloc(CONTROL_PIECE_MAX + 1), host[16];
+    int status = 0, fd = -1;
+    if (!payload || exec_print_open(&print, "logs", form)) {
+        free(payload);
+        return cli_error("logs", "no memory");
+    }
+    for (uint32_t i = 0; i < WEFT_MAX_NODES && form == EXEC_TAGGED; i++) { /* the job's hosts are not told again */
+        snprintf(host, sizeof host, "%u", i);
+        snprintf(print.tags + (size_t)i * 80, 80, "%s", host);
+    }
+    fd = standing_ask("logs", cluster, r);
+    status = fd < 0 ? CLI_FAILED : 0;
+    while (!status) {
+        int rc = standing_answer(fd, &f, payload);
+        if (rc || f.type == CONTROL_ERROR)
+            status = cli_error("logs", "%s", rc ? "the control node of the cluster has ended" : payload);
+        if (status || f.type == CONTROL_DONE)
+            break;
+        exec_print_frame(&print, &f, payload);
+        exec_print_wait(&print);
+        if (print.out.broken || print.err.broken)
+            break;
+    }
+    int lost = exec_print_close(&print);
+    if (fd >= 0)
+        close(fd);
+    free(payload);
+    return status ? status : lost;
+}
+
+/* Print a file from `*at` on. -ENOENT: there is none. */
+static int print_file(const char *path, long *at)
+{
+    char some[16384];
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return -errno;
+    if (fseek(f, 0, SEEK_END) == 0 && ftell(f) < *at)
+        *at = 0; /* a new file was begun */
+    fseek(f, *at, SEEK_SET);
+    for (size_t n; (n = fread(some, 1, sizeof some, f)) > 0; *at += (long)n)
+        fwrite(some, 1, n, stdout);
+    fclose(f);
+    return 0;
+}
+
+static int cluster_logs(const char *cluster, bool follow)
+{
+    struct standing_place p;
+    char old[STANDING_PATH + 2];
+    long at = 0;
+    if (standing_find(&p, cluster, false))
+        return cli_error("logs", "%s", base_error());
+    snprintf(old, sizeof old, "%s.1", p.log);
+    print_file(old, &at);
+    at = 0;
+    int rc = print_file(p.log, &at), status = cli_flush("logs");
+    if (rc)
+        return cli_error("logs", "%s: %s", p.log, base_strerror(rc));
+    cli_catch_signals();
+    while (follow && !status && !cli_stopped()) {
+        base_sleep_ns(LOG_POLL_NS);
+        print_file(p.log, &at);
+        status = cli_flush("logs");
+    }
+    return status ? status : cli_stopped() ? 128 + cli_stopped() : 0;
+}
+
+int cli_logs(int argc, char **argv)
+{
+    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'},
+                                          {"follow", no_argument, NULL, 'f'},
+                                          {"tag", no_argument, NULL, 't'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    const char *cluster = NULL;
+    struct control_request r = {.head = {.what = CONTROL_LOGS}};
+    enum exec_form form = EXEC_LINES;
+    bool started = false;
+    int c, status;
+    while ((c = cli_option("logs", argc, argv, "fth", longs, &started)) != -1) {
+        switch (c) {
+        case 'C': cluster = optarg; break;
+        case 'f': r.head.flags |= CONTROL_FOLLOW; break;
+        case 't': form = EXEC_TAGGED; break;
+        case 'h': fputs(logs_help, stdout); return cli_flush("logs");
+        default: return CLI_USAGE;
+        }
+    }
+    if (argc - optind > 1)
+        return cli_usage("logs", "unexpected '%s'", argv[optind + 1]);
+    if (optind == argc)
+        return cluster_logs(cluster, r.head.flags & CONTROL_FOLLOW);
+    status = job_number("logs", argv[optind], &r.head.job);
+    return status ? status : job_logs(cluster, &r, form);
+}

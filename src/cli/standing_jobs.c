@@ -1,0 +1,551 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The jobs of a standing cluster. A job is one program, started by `weft exec` on some nodes; a task is its process on one of them.
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/launch.h"
+#include "cli/standing_job.h"
+
+int jobs_open(struct jobs **out, weft_node *w)
+{
+    struct jobs *all = *out = calloc(1, sizeof *all);
+    if (all)
+        all->hosts = calloc(weft_size(w), sizeof *all->hosts);
+    if (!all || !all->hosts)
+        return base_fail(-ENOMEM, "no memory for jobs");
+    all->w = w;
+    pthread_mutex_init(&all->lock, NULL);
+    pthread_cond_init(&all->changed, NULL);
+    return 0;
+}
+
+void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len)
+{
+    struct desk_page *p = NULL;
+    pthread_mutex_lock(&all->lock);
+    bool known = all->hosts[node][0];
+    pthread_mutex_unlock(&all->lock);
+    if (!known && desk_get(all->w, node, &p) == 0) {
+        pthread_mutex_lock(&all->lock);
+        snprintf(all->hosts[node], sizeof all->hosts[node], "%s", p->node.host);
+        pthread_mutex_unlock(&all->lock);
+    }
+    free(p);
+    pthread_mutex_lock(&all->lock);
+    if (all->hosts[node][0])
+        snprintf(out, len, "%s", all->hosts[node]);
+    else
+        snprintf(out, len, "node %u", node);
+    pthread_mutex_unlock(&all->lock);
+}
+
+/* --- making and ending jobs --- */
+
+static void job_free(struct job *j)
+{
+    for (uint32_t i = 0; i < j->tasks; i++)
+        weft_process_close(j->task[i].p);
+    while (j->first) {
+        struct piece *p = j->first;
+        j->first = p->next;
+        free(p);
+    }
+    for (int i = 0; i < 2; i++)
+        if (j->over[i] >= 0)
+            close(j->over[i]);
+    pthread_mutex_destroy(&j->handles);
+    pthread_mutex_destroy(&j->send);
+    pthread_mutex_destroy(&j->feed);
+    pthread_cond_destroy(&j->fed);
+    free(j->input);
+    free(j->task);
+    free(j);
+}
+
+/* With the jobs' lock held. */
+static void job_unlist(struct job *j)
+{
+    for (struct job **at = &j->all->first; *at; at = &(*at)->next)
+        if (*at == j) {
+            *at = j->next;
+            break;
+        }
+    j->listed = false;
+}
+
+/* Forget the oldest detached jobs that have ended, when there are too many. With the jobs' lock held. */
+static void jobs_forget(struct jobs *all)
+{
+    uint32_t ended = 0;
+    for (struct job *j = all->first; j; j = j->next)
+        ended += j->left == 0;
+    for (struct job *j = all->first, *next; j && ended > JOBS_ENDED_MAX; j = next) { /* the list begins with the oldest */
+        next = j->next;
+        if (j->left || j->users)
+            continue;
+        job_unlist(j);
+        job_free(j);
+        ended--;
+    }
+}
+
+static void job_leave(struct job *j)
+{
+    struct jobs *all = j->all;
+    pthread_mutex_lock(&all->lock);
+    j->users--;
+    if (j->users == 0 && !j->listed)
+        job_free(j);
+    pthread_cond_broadcast(&all->changed);
+    pthread_mutex_unlock(&all->lock);
+}
+
+/* Whether the word of --on means this node: its number, its host, or "all". */
+static bool means_node(const char *word, uint32_t node, const char *host)
+{
+    int64_t n;
+    size_t bare = strcspn(host, ".");
+    if (strcmp(word, "all") == 0 || strcmp(word, host) == 0 || (strlen(word) == bare && memcmp(word, host, bare) == 0))
+        return true;
+    return base_parse_number(word, 0, WEFT_MAX_NODES - 1, &n) == 0 && (uint32_t)n == node;
+}
+
+/* Choose the nodes of a job. Returns 0, or a negative errno with base_fail(). */
+static int choose_nodes(struct job *j, const struct control_request *r)
+{
+    weft_node *w = j->all->w;
+    uint32_t size = weft_size(w);
+    if (!(j->task = calloc(size, sizeof *j->task)))
+        return base_fail(-ENOMEM, "no memory for a job");
+    bool *chosen = calloc(size, sizeof *chosen);
+    int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for a job");
+    for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++) {
+        const char *word = r->head.hosts ? r->hosts[k] : "all";
+        bool found = false;
+        for (uint32_t i = 0; i < size; i++) {
+            char host[64] = "";
+            if (strcmp(word, "all") != 0)
+                jobs_host(j->all, i, host, sizeof host);
+            bool wanted = means_node(word, i, host);
+            chosen[i] = chosen[i] || (wanted && (weft_alive(w, i) || strcmp(word, "all") != 0));
+            found = found || wanted;
+        }
+        if (!found)
+            rc = base_fail(-ENOENT, "there is no host or node '%.200s' in the cluster: `weft status` lists them", word);
+    }
+    for (uint32_t i = 0; i < size && !rc; i++)
+        if (chosen[i])
+            j->task[j->tasks++] = (struct task){.job = j, .node = i, .status = -1};
+    free(chosen);
+    return rc;
+}
+
+static void describe_command(struct job *j, const struct control_request *r)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < r->head.arguments && n < sizeof j->command - 1; i++) {
+        int m = snprintf(j->command + n, sizeof j->command - n, "%s%s", i ? " " : "", r->arguments[i]);
+        n += m > 0 ? (size_t)m : 0;
+    }
+    for (char *c = j->command; *c; c++)
+        if ((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7e)
+            *c = '?';
+}
+
+/* Settings of the node itself, which are not for programs: they would name the node's files and its cluster. */
+static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL", "WEFT_GUARD"};
+#define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
+
+/* Start all processes at once. Those that cannot be started are told to the command, and count as ended. */
+static int start_tasks(struct job *j, const struct control_request *r)
+{
+    weft_node *w = j->all->w;
+    const char **changes = calloc(r->head.changes + NOT_THEIRS + 1, sizeof *changes);
+    if (!changes)
+        return base_fail(-ENOMEM, "no memory for a job");
+    memcpy(changes, not_theirs, sizeof not_theirs);
+    memcpy(changes + NOT_THEIRS, r->changes, r->head.changes * sizeof *changes);
+    const weft_spawn_spec spec = {
+        .bytes = sizeof spec,
+        .program = r->arguments[0],
+        .argv = r->arguments,
+        .env = changes,
+        .directory = r->directory[0] ? r->directory : NULL,
+        .flags = WEFT_SPAWN_STDOUT | WEFT_SPAWN_STDERR | (r->head.flags & CONTROL_WITH_INPUT ? WEFT_SPAWN_STDIN : 0),
+        .stdout_ring = j->tasks <= 64 ? 256u << 10 : 0,
+        .time_limit_ns = r->head.timeout_ns,
+    };
+    for (uint32_t i = 0; i < j->tasks; i++) {
+        struct task *t = &j->task[i];
+        int rc = weft_spawn_start(w, t->node, &spec, &t->p, &t->op);
+        if (rc) {
+            job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
+            t->p = NULL;
+        }
+    }
+    free(changes);
+    for (uint32_t i = 0; i < j->tasks; i++) {
+        struct task *t = &j->task[i];
+        char host[64];
+        int rc = t->p ? weft_wait(w, &t->op, WEFT_TIMEOUT_DEFAULT) : -ECANCELED;
+        if (t->p && rc) {
+            rc = rc == -ETIMEDOUT ? rc : weft_process_wait(t->p, NULL, 0, 0); /* for the sentence */
+            job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
+            if (rc == -ETIMEDOUT)
+                weft_request_cancel(w, &t->op);
+            weft_process_close(t->p);
+            t->p = NULL;
+        }
+        t->pid = t->p ? weft_process_pid(t->p) : 0;
+        jobs_host(j->all, t->node, host, sizeof host);
+        if (t->p)
+            job_say(j, CONTROL_STARTED, t->node, t->pid, host);
+        else
+            t->status = rc == -ENOENT ? LAUNCH_NOT_FOUND : rc == -EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED;
+    }
+    return 0;
+}
+
+static int job_new(struct jobs *all, int fd, const struct control_request *r, struct job **out)
+{
+    struct job *j = *out = calloc(1, sizeof *j);
+    if (!j)
+        return base_fail(-ENOMEM, "no memory for a job");
+    *j = (struct job){.all = all,
+                      .fd = fd,
+                      .detached = r->head.flags & CONTROL_DETACHED,
+                      .began = (int64_t)time(NULL),
+                      .kill_at = INT64_MAX,
+                      .over = {-1, -1},
+                      .users = 1};
+    j->last = &j->first;
+    pthread_mutex_init(&j->handles, NULL);
+    pthread_mutex_init(&j->send, NULL);
+    pthread_mutex_init(&j->feed, NULL);
+    pthread_cond_init(&j->fed, NULL);
+    describe_command(j, r);
+    int rc = choose_nodes(j, r);
+    if (!rc && r->head.flags & CONTROL_WITH_INPUT && !(j->input = malloc(CONTROL_INPUT_MAX)))
+        rc = base_fail(-ENOMEM, "no memory for a job's input");
+    if (!rc)
+        rc = base_pipe(j->over, O_NONBLOCK);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&all->lock);
+    rc = all->closing ? base_fail(-ESHUTDOWN, "the cluster is ending") : 0;
+    if (!rc) {
+        struct job **last = &all->first;
+        while (*last)
+            last = &(*last)->next;
+        *last = j;
+        j->listed = true;
+        j->id = ++all->last_id;
+        j->left = j->tasks;
+        all->running++;
+    }
+    pthread_mutex_unlock(&all->lock);
+    return rc;
+}
+
+/* The threads of the tasks. A task without a thread has ended. */
+static void start_threads(struct job *j)
+{
+    for (uint32_t i = 0; i < j->tasks; i++) {
+        struct task *t = &j->task[i];
+        if (t->p && base_thread(&t->main, task_main, t)) {
+            weft_process_close(t->p);
+            t->p = NULL;
+            t->status = JOBS_FAILED;
+            job_say(j, CONTROL_ERROR, t->node, EAGAIN, "the control node can make no thread for the output of the process");
+        }
+        if (!t->p)
+            job_ended(j);
+    }
+}
+
+/* --- the command's side --- */
+
+static void signal_tasks(struct job *j, int number)
+{
+    pthread_mutex_lock(&j->handles);
+    for (uint32_t i = 0; i < j->tasks; i++)
+        if (j->task[i].p && !j->task[i].over)
+            weft_process_signal(j->task[i].p, number, WEFT_SECOND);
+    pthread_mutex_unlock(&j->handles);
+}
+
+/* Handle a frame of the command. False: it is gone, or talks nonsense. */
+static bool job_listen(struct job *j, char *payload)
+{
+    struct control_frame f;
+    int64_t deadline = base_deadline(5 * WEFT_SECOND); /* a frame that has begun is sent at once */
+    if (control_read(j->fd, &f, sizeof f, deadline) || !control_frame_fits(&f, false) || control_read(j->fd, payload, f.bytes, deadline))
+        return false;
+    if (f.type == CONTROL_INPUT)
+        return job_input(j, payload, f.bytes);
+    signal_tasks(j, (int)f.number);
+    return true;
+}
+
+static void job_attend(struct job *j)
+{
+    char *payload = malloc(CONTROL_PIECE_MAX);
+    bool there = payload;
+    for (;;) {
+        struct pollfd p[2] = {{.fd = j->over[0], .events = POLLIN}, {.fd = there ? j->fd : -1, .events = POLLIN}};
+        if (poll(p, 2, -1) < 0)
+            continue;
+        if (p[0].revents)
+            break;
+        if (p[1].revents && !(there = job_listen(j, payload))) {
+            j->stop = true;
+            shutdown(j->fd, SHUT_RDWR); /* a thread may be sending */
+            signal_tasks(j, SIGKILL);
+        }
+    }
+    free(payload);
+}
+
+static void join_threads(struct job *j)
+{
+    for (uint32_t i = 0; i < j->tasks; i++)
+        if (j->task[i].p)
+            pthread_join(j->task[i].main, NULL);
+}
+
+static void stop_feed(struct job *j, pthread_t *feeder)
+{
+    pthread_mutex_lock(&j->feed);
+    j->input_end = true;
+    pthread_cond_signal(&j->fed);
+    pthread_mutex_unlock(&j->feed);
+    pthread_join(*feeder, NULL);
+}
+
+static void job_done(struct job *j)
+{
+    struct jobs *all = j->all;
+    pthread_mutex_lock(&all->lock);
+    all->running--;
+    if (!j->detached)
+        job_unlist(j);
+    jobs_forget(all);
+    pthread_cond_broadcast(&all->changed);
+    pthread_mutex_unlock(&all->lock);
+    job_leave(j);
+}
+
+/* Give back what a job needs while it runs: the rings of its output in the pool, and descriptors. */
+static void job_release(struct job *j)
+{
+    pthread_mutex_lock(&j->handles);
+    for (uint32_t i = 0; i < j->tasks; i++) {
+        weft_process_close(j->task[i].p);
+        j->task[i].p = NULL;
+    }
+    pthread_mutex_unlock(&j->handles);
+    for (int i = 0; i < 2; i++) {
+        close(j->over[i]);
+        j->over[i] = -1;
+    }
+}
+
+static void *job_alone(void *arg) /* a detached job, until its end */
+{
+    struct job *j = arg;
+    job_attend(j);
+    join_threads(j);
+    job_release(j);
+    job_done(j);
+    return NULL;
+}
+
+void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
+{
+    struct job *j;
+    pthread_t feeder, alone;
+    bool fed = false;
+    int rc = job_new(all, fd, r, &j);
+    if (rc) {
+        control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error(), strlen(base_error()));
+        if (j)
+            job_free(j);
+        return;
+    }
+    bool detached = j->detached;
+    j->detached = false; /* until it runs, the command is told of it */
+    rc = start_tasks(j, r);
+    if (!rc && j->input) {
+        rc = base_thread(&feeder, job_feed, j);
+        fed = rc == 0;
+    }
+    if (rc)
+        control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error(), strlen(base_error()));
+    j->detached = detached;
+    if (detached) {
+        j->fd = -1;
+        start_threads(j);
+        uint32_t id = j->id;
+        if (pthread_create(&alone, NULL, job_alone, j)) {
+            j->stop = true;
+            job_alone(j);
+            control_send(fd, CONTROL_ERROR, UINT32_MAX, EAGAIN, "no thread", 9);
+            return;
+        }
+        pthread_detach(alone);
+        control_send(fd, CONTROL_DONE, UINT32_MAX, id, NULL, 0);
+        return;
+    }
+    start_threads(j);
+    job_attend(j);
+    if (fed)
+        stop_feed(j, &feeder);
+    join_threads(j);
+    job_say(j, CONTROL_DONE, UINT32_MAX, j->id, "");
+    job_done(j);
+}
+
+/* --- jobs by number --- */
+
+static struct job *job_enter(struct jobs *all, uint32_t id, int fd)
+{
+    char text[96];
+    pthread_mutex_lock(&all->lock);
+    struct job *j = all->first;
+    while (j && j->id != id)
+        j = j->next;
+    if (j)
+        j->users++;
+    pthread_mutex_unlock(&all->lock);
+    if (!j) {
+        snprintf(text, sizeof text, "there is no job %u: `weft ps` lists them", id);
+        control_send(fd, CONTROL_ERROR, UINT32_MAX, ESRCH, text, strlen(text));
+    }
+    return j;
+}
+
+void jobs_kill(struct jobs *all, int fd, const struct control_request *r)
+{
+    struct job *j = job_enter(all, r->head.job, fd);
+    if (!j)
+        return;
+    signal_tasks(j, r->head.signal ? (int)r->head.signal : SIGTERM);
+    if (!r->head.signal)
+        j->kill_at = base_deadline(JOBS_GRACE_NS);
+    control_send(fd, CONTROL_DONE, UINT32_MAX, j->id, NULL, 0);
+    job_leave(j);
+}
+
+/* Send the kept pieces from `*next` on. Returns 0, or an error when the command is gone. The pieces are copied, so that the job's threads
+ * do not wait for the command. */
+static int send_kept(struct job *j, int fd, uint64_t *next)
+{
+    for (;;) {
+        pthread_mutex_lock(&j->send);
+        const struct piece *p = j->first;
+        while (p && p->number < *next)
+            p = p->next;
+        struct piece *copy = p ? malloc(sizeof *p + p->bytes) : NULL;
+        if (copy)
+            memcpy(copy, p, sizeof *p + p->bytes);
+        pthread_mutex_unlock(&j->send);
+        if (!p)
+            return 0;
+        int rc = copy ? control_send(fd, CONTROL_OUT, copy->node, copy->which, copy->data, copy->bytes) : -ENOMEM;
+        *next = copy ? copy->number + 1 : *next;
+        free(copy);
+        if (rc)
+            return rc;
+    }
+}
+
+static bool command_gone(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0; /* it sends nothing: this is its end */
+}
+
+void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
+{
+    struct job *j = job_enter(all, r->head.job, fd);
+    uint64_t next = 0;
+    int rc = 0;
+    if (!j)
+        return;
+    for (bool last = false; !rc && !last;) {
+        pthread_mutex_lock(&all->lock);
+        last = j->left == 0 || !(r->head.flags & CONTROL_FOLLOW) || all->closing;
+        pthread_mutex_unlock(&all->lock);
+        rc = send_kept(j, fd, &next);
+        if (!rc && !last) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_sec++;
+            pthread_mutex_lock(&all->lock);
+            if (j->left && j->pieces == next)
+                pthread_cond_timedwait(&all->changed, &all->lock, &until);
+            pthread_mutex_unlock(&all->lock);
+            rc = command_gone(fd) ? -ECONNRESET : 0;
+        }
+    }
+    if (!rc)
+        control_send(fd, CONTROL_DONE, UINT32_MAX, j->id, NULL, 0);
+    job_leave(j);
+}
+
+json_t *jobs_list(struct jobs *all)
+{
+    json_t *list = json_array();
+    pthread_mutex_lock(&all->lock);
+    for (struct job *j = all->first; j; j = j->next) {
+        json_t *tasks = json_array();
+        for (uint32_t i = 0; i < j->tasks; i++) {
+            const struct task *t = &j->task[i];
+            json_t *status = t->status < 0 ? json_null() : json_integer(t->status);
+            json_array_append_new(tasks, json_pack("{sI sI so}", "node", (json_int_t)t->node, "pid", (json_int_t)t->pid, "status", status));
+        }
+        json_array_append_new(list, json_pack("{sI ss sb ss sI sI sI so}", "job", (json_int_t)j->id, "state", j->left ? "running" : "ended",
+                                              "detached", j->detached, "command", j->command, "began", (json_int_t)j->began, "kept_bytes",
+                                              (json_int_t)j->kept, "dropped_bytes", (json_int_t)j->dropped, "tasks", tasks));
+    }
+    pthread_mutex_unlock(&all->lock);
+    return list;
+}
+
+void jobs_end(struct jobs *all)
+{
+    pthread_mutex_lock(&all->lock);
+    all->closing = true;
+    for (struct job *j = all->first; j; j = j->next) {
+        j->stop = true;
+        if (j->fd >= 0)
+            shutdown(j->fd, SHUT_RDWR);
+    }
+    pthread_cond_broadcast(&all->changed);
+    pthread_mutex_unlock(&all->lock);
+}
+
+void jobs_close(struct jobs *all)
+{
+    if (!all)
+        return;
+    pthread_mutex_lock(&all->lock);
+    while (all->running)
+        pthread_cond_wait(&all->changed, &all->lock);
+    pthread_mutex_unlock(&all->lock);
+    while (all->first) {
+        struct job *j = all->first;
+        job_unlist(j);
+        job_free(j);
+    }
+    free(all->hosts);
+    free(all);
+}

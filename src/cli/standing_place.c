@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The folder of a standing cluster on this host: $XDG_RUNTIME_DIR/weft/NAME, or, where the system has no such folder,
+ * /tmp/weft-UID/NAME (macOS: below $TMPDIR). It holds the control socket, the lock, and the log. Only its user may enter it, and it is not
+ * used if somebody else could have made it.
+ */
+#include <ctype.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "cli/standing.h"
+
+static int check_name(struct standing_place *p, const char *name)
+{
+    const char *given = getenv("WEFT_CLUSTER");
+    name = name ? name : given && given[0] ? given : "default";
+    bool fits = name[0] && name[0] != '.' && name[0] != '-' && strlen(name) <= STANDING_NAME_MAX;
+    for (const char *c = name; *c && fits; c++)
+        fits = isalnum((unsigned char)*c) || *c == '-' || *c == '_' || *c == '.';
+    if (!fits)
+        return base_fail(-EINVAL, "'%.64s' is no name of a cluster: expected 1 to %u letters, digits, '-', '_' and '.'", name,
+                         STANDING_NAME_MAX);
+    snprintf(p->name, sizeof p->name, "%s", name);
+    return 0;
+}
+
+/* Whether a folder belongs to this user, and nobody else may write to it. `alone`: nor read it. Symbolic links are not followed. */
+static bool is_ours(const char *path, bool alone)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & (alone ? 077 : 022)) == 0;
+}
+
+static int enter(const char *path, bool make)
+{
+    if (make && mkdir(path, 0700) && errno != EEXIST)
+        return base_fail(-errno, "folder %s: %s", path, base_strerror(errno));
+    if (!make && access(path, F_OK))
+        return base_fail(-errno, "folder %s: %s", path, base_strerror(errno));
+    if (!is_ours(path, true))
+        return base_fail(-EPERM,
+                         "folder %s: it must be a folder of this user with mode 0700, since whoever can enter it controls the "
+                         "cluster: remove it, or set XDG_RUNTIME_DIR",
+                         path);
+    return 0;
+}
+
+int standing_find(struct standing_place *p, const char *name, bool make)
+{
+    char top[sizeof p->folder], path[sizeof p->folder + 64];
+    const char *given = getenv("XDG_RUNTIME_DIR");
+    int rc = check_name(p, name), n;
+    if (rc)
+        return rc;
+    if (given && given[0] == '/' && is_ours(given, false)) {
+        n = snprintf(top, sizeof top, "%s/weft", given);
+    } else {
+#if defined(__APPLE__)
+        const char *tmp = getenv("TMPDIR");
+#else
+        const char *tmp = NULL;
+#endif
+        n = snprintf(top, sizeof top, "%s/weft-%u", tmp && tmp[0] == '/' ? tmp : "/tmp", (unsigned)geteuid());
+    }
+    int m = snprintf(path, sizeof path, "%s/%s", top, p->name);
+    if (n >= (int)sizeof top || m >= (int)sizeof p->folder)
+        return base_fail(-ENAMETOOLONG, "folder %s...: a socket's path may have %d bytes: set XDG_RUNTIME_DIR to a shorter path", top,
+                         STANDING_PATH);
+    memcpy(p->folder, path, (size_t)m + 1);
+    snprintf(p->socket, sizeof p->socket, "%s/control", p->folder);
+    snprintf(p->log, sizeof p->log, "%s/log", p->folder);
+    snprintf(p->lock, sizeof p->lock, "%s/lock", p->folder);
+    rc = enter(top, make);
+    return rc ? rc : enter(p->folder, make);
+}
+
+int standing_lock(const struct standing_place *p)
+{
+    int fd = open(p->lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return base_fail(-errno, "%s: %s", p->lock, base_strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB)) {
+        int rc = errno == EWOULDBLOCK
+                     ? base_fail(-EBUSY, "cluster '%s' is up already: end it with `weft down`, or give another name", p->name)
+                     : base_fail(-errno, "%s: %s", p->lock, base_strerror(errno));
+        close(fd);
+        return rc;
+    }
+    return fd;
+}
+
+bool standing_locked(const struct standing_place *p)
+{
+    int fd = open(p->lock, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    bool held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    if (fd >= 0)
+        close(fd);
+    return held;
+}
+
+static int control_socket(const struct standing_place *p, struct sockaddr_un *at)
+{
+    *at = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(at->sun_path, p->socket, strlen(p->socket) + 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (fd < 0)
+        return base_fail(-errno, "no socket: %s", base_strerror(errno));
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+#if defined(SO_NOSIGPIPE)
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
+#endif
+    return fd;
+}
+
+int standing_listen(const struct standing_place *p)
+{
+    struct sockaddr_un at;
+    int fd = control_socket(p, &at);
+    if (fd < 0)
+        return fd;
+    unlink(p->socket); /* left by a cluster that was killed: the lock says that nobody else is up */
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) || chmod(p->socket, 0600) || listen(fd, 128)) {
+        int rc = base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
+        close(fd);
+        return rc;
+    }
+    return fd;
+}
+
+int standing_connect(const struct standing_place *p)
+{
+    struct sockaddr_un at;
+    unsigned uid;
+    int pid, fd = control_socket(p, &at);
+    if (fd < 0)
+        return fd;
+    if (connect(fd, (struct sockaddr *)&at, sizeof at)) {
+        int rc = errno == ENOENT || errno == ECONNREFUSED
+                     ? base_fail(-ECONNREFUSED, "cluster '%s' is not up: start it with `weft up`", p->name)
+                     : base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
+        close(fd);
+        return rc;
+    }
+    if (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid()) {
+        close(fd);
+        return base_fail(-EPERM, "control socket %s: another user listens on it", p->socket);
+    }
+    return fd;
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The control socket's server: a thread accepts connections, and each command has a thread. Also the page for Prometheus, if it was asked
+ * for: one reader at a time, over HTTP.
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cli/standing.h"
+#include "cluster/cluster.h"
+
+#define COMMANDS_MAX  256u
+#define REQUEST_NS    (5 * WEFT_SECOND) /* a command sends its request at once */
+#define HTTP_HEAD_MAX 8192u
+
+struct standing_server {
+    weft_node *w;
+    struct standing_place place;
+    struct jobs *jobs;
+    int listener, metrics; /* -1: none */
+    char metrics_bound[160];
+    int wake[2];
+    void (*on_down)(void *arg);
+    void *arg;
+    pthread_t thread, metrics_thread;
+    pthread_mutex_t lock;
+    pthread_cond_t left;
+    unsigned commands;
+    int fds[COMMANDS_MAX]; /* their sockets; -1: free */
+    bool ending;
+};
+struct command {
+    struct standing_server *s;
+    unsigned place;
+    int fd;
+};
+
+static void refuse(int fd, int rc, const char *text)
+{
+    control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, text, strlen(text));
+}
+
+/* Take what the other end still sends, for a while: closed with bytes that nobody has read, the socket would lose the answer. */
+static void discard(int fd)
+{
+    char some[4096];
+    int64_t deadline = base_deadline(WEFT_SECOND);
+    shutdown(fd, SHUT_WR);
+    while (control_read(fd, some, 1, deadline) == 0)
+        while (recv(fd, some, sizeof some, MSG_DONTWAIT) > 0 && base_now_ns() < deadline)
+            ;
+}
+
+static void send_text(int fd, const char *text)
+{
+    size_t len = strlen(text);
+    for (size_t at = 0; at < len; at += CONTROL_PIECE_MAX)
+        if (control_send(fd, CONTROL_TEXT, UINT32_MAX, 0, text + at, len - at < CONTROL_PIECE_MAX ? len - at : CONTROL_PIECE_MAX))
+            return;
+    control_send(fd, CONTROL_DONE, UINT32_MAX, 0, NULL, 0);
+}
+
+static void answer_status(struct standing_server *s, int fd, bool metrics)
+{
+    char *text = NULL;
+    if (metrics) {
+        text = standing_metrics(s->w, s->jobs);
+    } else {
+        json_t *o = standing_status(s->w, s->jobs, s->place.name);
+        text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+        json_decref(o);
+    }
+    if (text)
+        send_text(fd, text);
+    else
+        refuse(fd, -ENOMEM, "no memory for the status");
+    free(text);
+}
+
+static void answer(struct standing_server *s, int fd, const struct control_request *r)
+{
+    switch (r->head.what) {
+    case CONTROL_EXEC: jobs_exec(s->jobs, fd, r); break;
+    case CONTROL_KILL: jobs_kill(s->jobs, fd, r); break;
+    case CONTROL_LOGS: jobs_logs(s->jobs, fd, r); break;
+    case CONTROL_STATUS:
+    case CONTROL_METRICS: answer_status(s, fd, r->head.what == CONTROL_METRICS); break;
+    default: /* CONTROL_DOWN */ control_send(fd, CONTROL_DONE, UINT32_MAX, 0, NULL, 0); s->on_down(s->arg);
+    }
+}
+
+static int read_request(int fd, struct control_request *r, void **payload)
+{
+    struct control_frame f;
+    unsigned uid;
+    int pid, rc;
+    int64_t deadline = base_deadline(REQUEST_NS);
+    if (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid())
+        return base_fail(-EPERM, "this control socket is for user %u only", (unsigned)geteuid());
+    if ((rc = control_read(fd, &f, sizeof f, deadline)))
+        return rc;
+    if (f.type != CONTROL_REQUEST || f.bytes > CONTROL_REQUEST_MAX)
+        return base_fail(-EPROTO, "the control socket expects a request of weft");
+    if (!(*payload = malloc(f.bytes + 1)))
+        return base_fail(-ENOMEM, "no memory for a request of %u bytes", f.bytes);
+    rc = control_read(fd, *payload, f.bytes, deadline);
+    return rc ? base_fail(rc, "the request is incomplete") : control_parse(r, *payload, f.bytes);
+}
+
+static void *attend_command(void *arg)
+{
+    struct command *c = arg;
+    struct standing_server *s = c->s;
+    struct control_request r = {.memory = NULL};
+    void *payload = NULL;
+    int rc = read_request(c->fd, &r, &payload);
+    if (!rc)
+        answer(s, c->fd, &r);
+    else if (rc != -ECONNRESET)
+        refuse(c->fd, rc, base_error());
+    if (rc && rc != -ECONNRESET)
+        discard(c->fd);
+    control_request_free(&r);
+    free(payload);
+    pthread_mutex_lock(&s->lock);
+    s->fds[c->place] = -1;
+    s->commands--;
+    close(c->fd);
+    pthread_cond_signal(&s->left);
+    pthread_mutex_unlock(&s->lock);
+    free(c);
+    return NULL;
+}
+
+static void take_command(struct standing_server *s, int fd)
+{
+    struct command *c = malloc(sizeof *c);
+    pthread_t thread;
+    int rc = c ? 0 : -ENOMEM;
+    pthread_mutex_lock(&s->lock);
+    unsigned place = 0;
+    while (place < COMMANDS_MAX && s->fds[place] >= 0)
+        place++;
+    rc = rc ? rc : s->ending ? -ESHUTDOWN : place == COMMANDS_MAX ? -EAGAIN : 0;
+    if (!rc) {
+        *c = (struct command){s, place, fd};
+        s->fds[place] = fd;
+        s->commands++;
+        if ((rc = base_thread(&thread, attend_command, c))) {
+            s->fds[place] = -1;
+            s->commands--;
+        } else {
+            pthread_detach(thread);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (rc) {
+        refuse(fd, rc, rc == -EAGAIN ? "the cluster's control node has 256 commands already: try again" : base_strerror(rc));
+        close(fd);
+        free(c);
+    }
+}
+
+static void *accept_commands(void *arg)
+{
+    struct standing_server *s = arg;
+    for (;;) {
+        struct pollfd p[2] = {{.fd = s->listener, .events = POLLIN}, {.fd = s->wake[0], .events = POLLIN}};
+        if (poll(p, 2, -1) < 0)
+            continue;
+        if (p[1].revents)
+            return NULL;
+        int fd = accept(s->listener, NULL, NULL);
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE)
+                base_sleep_ns(10 * WEFT_MS);
+            continue;
+        }
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        fcntl(fd, F_SETFL, 0); /* macOS passes on the listener's flags */
+#if defined(SO_NOSIGPIPE)
+        setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
+#endif
+        take_command(s, fd);
+    }
+}
+
+/* --- the page for Prometheus --- */
+
+static void serve_page(struct standing_server *s, int fd)
+{
+    char head[HTTP_HEAD_MAX + 1], first[256];
+    size_t n = 0;
+    int64_t deadline = base_deadline(REQUEST_NS);
+    while (n < HTTP_HEAD_MAX && control_read(fd, head + n, 1, deadline) == 0) {
+        head[++n] = '\0';
+        if (n >= 4 && memcmp(head + n - 4, "\r\n\r\n", 4) == 0)
+            break;
+    }
+    head[n] = '\0';
+    bool ours = strncmp(head, "GET /metrics ", 13) == 0 || strncmp(head, "GET / ", 6) == 0;
+    char *text = ours ? standing_metrics(s->w, s->jobs) : NULL;
+    const char *body = text ? text : "GET /metrics is all that is here\n";
+    int m = snprintf(
+        first, sizeof first,
+        "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
+        text   ? "200 OK"
+        : ours ? "503 Service Unavailable"
+               : "404 Not Found",
+        strlen(body));
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = 5}, sizeof(struct timeval));
+    if (send(fd, first, (size_t)m, 0) == m)
+        for (size_t at = 0, len = strlen(body); at < len;) {
+            ssize_t sent = send(fd, body + at, len - at, 0);
+            if (sent <= 0)
+                break;
+            at += (size_t)sent;
+        }
+    free(text);
+}
+
+static void *serve_metrics(void *arg)
+{
+    struct standing_server *s = arg;
+    for (;;) {
+        struct pollfd p[2] = {{.fd = s->metrics, .events = POLLIN}, {.fd = s->wake[0], .events = POLLIN}};
+        if (poll(p, 2, -1) < 0)
+            continue;
+        if (p[1].revents)
+            return NULL;
+        int fd = cluster_accept(s->metrics);
+        if (fd < 0) {
+            base_sleep_ns(WEFT_MS);
+            continue;
+        }
+        fcntl(fd, F_SETFL, 0);
+        serve_page(s, fd);
+        close(fd);
+    }
+}
+
+/* --- begin and end --- */
+
+int standing_serve(struct standing_server **out, weft_node *w, const struct standing_place *p, const char *metrics,
+                   void (*on_down)(void *arg), void *arg)
+{
+    struct standing_server *s = *out = calloc(1, sizeof *s);
+    if (!s)
+        return base_fail(-ENOMEM, "no memory for the control socket's server");
+    *s = (struct standing_server){.w = w, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg};
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->left, NULL);
+    for (unsigned i = 0; i < COMMANDS_MAX; i++)
+        s->fds[i] = -1;
+    int rc = jobs_open(&s->jobs, w);
+    if (!rc)
+        rc = base_pipe(s->wake, 0);
+    if (!rc && metrics && (rc = cluster_listen(metrics, s->metrics_bound, sizeof s->metrics_bound)) >= 0) {
+        s->metrics = rc;
+        rc = base_thread(&s->metrics_thread, serve_metrics, s);
+        if (rc) {
+            cluster_unlisten(s->metrics, s->metrics_bound);
+            s->metrics = -1;
+        }
+    }
+    if (!rc && (s->listener = standing_listen(p)) < 0)
+        rc = s->listener;
+    if (!rc && (rc = base_thread(&s->thread, accept_commands, s))) {
+        close(s->listener);
+        s->listener = -1;
+    }
+    return rc;
+}
+
+void standing_serve_end(struct standing_server *s)
+{
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->ending = true;
+    pthread_mutex_unlock(&s->lock);
+    if (s->wake[1] >= 0)
+        close(s->wake[1]); /* both threads see its end */
+    if (s->listener >= 0) {
+        pthread_join(s->thread, NULL);
+        unlink(s->place.socket);
+        close(s->listener);
+    }
+    if (s->metrics >= 0) {
+        pthread_join(s->metrics_thread, NULL);
+        cluster_unlisten(s->metrics, s->metrics_bound);
+    }
+    if (s->jobs)
+        jobs_end(s->jobs);
+    pthread_mutex_lock(&s->lock);
+    for (unsigned i = 0; i < COMMANDS_MAX; i++)
+        if (s->fds[i] >= 0)
+            shutdown(s->fds[i], SHUT_RDWR);
+    while (s->commands)
+        pthread_cond_wait(&s->left, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    jobs_close(s->jobs);
+    if (s->wake[0] >= 0)
+        close(s->wake[0]);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->left);
+    free(s);
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft status; and what the commands of a standing cluster share: asking its control socket.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/standing.h"
+
+#define ANSWER_NS (30 * WEFT_SECOND) /* a control node that tells nothing for so long hangs */
+
+/* --- asking --- */
+
+int standing_ask(const char *sub, const char *cluster, struct control_request *r)
+{
+    struct standing_place p;
+    void *payload = NULL;
+    size_t bytes;
+    int fd = standing_find(&p, cluster, false);
+    if (fd == -ENOENT)
+        fd = base_fail(-ENOENT, "cluster '%s' is not up: start it with `weft up`", p.name);
+    if (!fd)
+        fd = control_write(r, &payload, &bytes);
+    if (!fd)
+        fd = standing_connect(&p);
+    if (fd >= 0) {
+        int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
+        if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* else its answer says why */
+            close(fd);
+            fd = base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
+        }
+    }
+    free(payload);
+    if (fd < 0)
+        cli_error(sub, "%s", base_error());
+    return fd;
+}
+
+int standing_answer(int fd, struct control_frame *f, char *payload)
+{
+    int rc = control_read(fd, f, sizeof *f, INT64_MAX);
+    if (!rc && !control_frame_fits(f, true))
+        rc = -EPROTO;
+    if (!rc)
+        rc = control_read(fd, payload, f->bytes, base_deadline(ANSWER_NS));
+    if (!rc)
+        payload[f->bytes] = '\0';
+    return rc;
+}
+
+int standing_text(const char *sub, int fd, char **out)
+{
+    struct control_frame f = {0};
+    size_t len = 0;
+    char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
+    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer");
+    while (!status) {
+        int rc = standing_answer(fd, &f, payload);
+        if (rc)
+            status = cli_error(sub, "the cluster has ended, or its answer is invalid: %s", base_strerror(rc));
+        else if (f.type == CONTROL_ERROR)
+            status = cli_error(sub, "%s", payload);
+        if (status || f.type != CONTROL_TEXT)
+            break;
+        char *more = realloc(text, len + f.bytes + 1);
+        if (!more) {
+            status = cli_error(sub, "no memory for the answer");
+            break;
+        }
+        text = more;
+        memcpy(text + len, payload, f.bytes + 1);
+        len += f.bytes;
+    }
+    free(payload);
+    if (status) {
+        free(text);
+        text = NULL;
+    }
+    *out = text;
+    return status;
+}
+
+/* --- weft status --- */
+
+static const char status_help[] =
+    "Usage: weft status [--cluster NAME] [--json | --metrics] [--watch]\n"
+    "\n"
+    "Shows a standing cluster: its nodes with their hosts, memory and services, their RDMA devices, the links between them,\n"
+    "and the jobs of `weft exec`. What it shows is at most two seconds old.\n"
+    "\n"
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --json             everything, for programs\n"
+    "      --metrics          the figures, as Prometheus reads them\n"
+    "      --watch            again every second, until a signal\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "Exit status: 0; 1 if the cluster is not up; 2 if the command line is wrong.\n";
+
+static const char *text_of(const json_t *o, const char *key)
+{
+    const char *text = json_string_value(json_object_get(o, key));
+    return text && text[0] ? text : "-";
+}
+
+static uint64_t number_of(const json_t *o, const char *key)
+{
+    return (uint64_t)json_integer_value(json_object_get(o, key));
+}
+
+static struct cli_table *nodes_table(const json_t *list)
+{
+    static const struct cli_column columns[] = {{"node", true}, {"host", false},  {"state", false},    {"pid", true},
+                                                {"pool", true}, {"in use", true}, {"services", false}, {"devices", false}};
+    struct cli_table *t = cli_table_new(columns, 8);
+    size_t i, k;
+    json_t *o, *x;
+    json_array_foreach (list, i, o) {
+        char number[16], pid[16], pool[32], live[32], services[128] = "", devices[512] = "";
+        size_t at = 0;
+        snprintf(number, sizeof number, "%u", (unsigned)number_of(o, "node"));
+        snprintf(pid, sizeof pid, "%u", (unsigned)number_of(o, "pid"));
+        json_array_foreach (json_object_get(o, "services"), k, x)
+            at += (size_t)snprintf(services + at, at < sizeof services ? sizeof services - at : 0, "%s%s", k ? "," : "",
+                                   json_string_value(x));
+        at = 0;
+        json_array_foreach (json_object_get(o, "devices"), k, x) {
+            bool usable = json_is_true(json_object_get(x, "usable"));
+            if (at < sizeof devices)
+                at += (size_t)snprintf(devices + at, sizeof devices - at, "%s%s (%s)", k ? ", " : "", text_of(x, "device"),
+                                       text_of(x, usable ? "state" : "reason"));
+        }
+        base_format_bytes(number_of(o, "pool_bytes"), pool, sizeof pool);
+        base_format_bytes(number_of(o, "pool_live_bytes"), live, sizeof live);
+        const char *cells[] = {number, text_of(o, "host"),           text_of(o, "state"),       pid, pool,
+                               live,   services[0] ? services : "-", devices[0] ? devices : "-"};
+        if (t)
+            cli_table_add(t, cells);
+    }
+    return t;
+}
+
+static struct cli_table *links_table(const json_t *list)
+{
+    static const struct cli_column columns[] = {{"from", true},     {"to", true},   {"state", false}, {"transport", false},
+                                                {"devices", false}, {"rate", true}, {"errors", true}};
+    struct cli_table *t = cli_table_new(columns, 7);
+    size_t i;
+    json_t *o;
+    json_array_foreach (list, i, o) {
+        char from[16], to[16], rate[48], errors[24], size[32];
+        snprintf(from, sizeof from, "%u", (unsigned)number_of(o, "from"));
+        snprintf(to, sizeof to, "%u", (unsigned)number_of(o, "to"));
+        snprintf(errors, sizeof errors, "%llu", (unsigned long long)number_of(o, "errors"));
+        bool counted = strcmp(text_of(o, "transport"), "rc") == 0 || strcmp(text_of(o, "transport"), "tb") == 0;
+        snprintf(rate, sizeof rate, "%s/s", base_format_bytes(number_of(o, "bytes_per_second"), size, sizeof size));
+        const char *cells[] = {from, to, text_of(o, "state"), text_of(o, "transport"), text_of(o, "devices"), counted ? rate : "-", errors};
+        if (t)
+            cli_table_add(t, cells);
+    }
+    return t;
+}
+
+static int print_status(const char *text, bool watch)
+{
+    json_t *o = json_loads(text, 0, NULL);
+    if (!o)
+        return cli_error("status", "the cluster's answer is no JSON");
+    struct cli_table *nodes = nodes_table(json_object_get(o, "nodes")), *links = links_table(json_object_get(o, "links"));
+    if (watch && isatty(STDOUT_FILENO))
+        fputs("\033[H\033[J", stdout);
+    if (nodes)
+        cli_table_print(nodes, stdout);
+    if (json_array_size(json_object_get(o, "links")) && links) {
+        putchar('\n');
+        cli_table_print(links, stdout);
+    }
+    size_t jobs = json_array_size(json_object_get(o, "jobs"));
+    printf("\n%zu job%s%s\n", jobs, jobs == 1 ? "" : "s", jobs ? " (`weft ps`)" : "");
+    cli_table_free(nodes);
+    cli_table_free(links);
+    json_decref(o);
+    return nodes && links ? cli_flush("status") : cli_error("status", "no memory for the tables");
+}
+
+static int show_status(const char *cluster, int how, bool watch)
+{
+    struct control_request r = {.head = {.what = how == 'M' ? CONTROL_METRICS : CONTROL_STATUS}};
+    char *text;
+    int fd = standing_ask("status", cluster, &r);
+    if (fd < 0)
+        return CLI_FAILED;
+    int status = standing_text("status", fd, &text);
+    if (!status && how == 'j')
+        status = cli_json_print("status", json_loads(text, 0, NULL));
+    else if (!status && how == 'M')
+        status = fputs(text, stdout) < 0 ? CLI_FAILED : cli_flush("status");
+    else if (!status)
+        status = print_status(text, watch);
+    free(text);
+    close(fd);
+    return status;
+}
+
+int cli_status(int argc, char **argv)
+{
+    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'}, {"json", no_argument, NULL, 'j'},
+                                          {"metrics", no_argument, NULL, 'M'},       {"watch", no_argument, NULL, 'w'},
+                                          {"help", no_argument, NULL, 'h'},          {0}};
+    const char *cluster = NULL;
+    bool started = false, watch = false;
+    int c, how = 0, status;
+    while ((c = cli_option("status", argc, argv, "h", longs, &started)) != -1) {
+        switch (c) {
+        case 'C': cluster = optarg; break;
+        case 'w': watch = true; break;
+        case 'j':
+        case 'M':
+            if (how && how != c)
+                return cli_usage("status", "--json and --metrics exclude each other");
+            how = c;
+            break;
+        case 'h': fputs(status_help, stdout); return cli_flush("status");
+        default: return CLI_USAGE;
+        }
+    }
+    if (optind < argc)
+        return cli_usage("status", "unexpected '%s'", argv[optind]);
+    if (watch)
+        cli_catch_signals();
+    do
+        status = show_status(cluster, how, watch);
+    while (!status && watch && !cli_stopped() && (base_sleep_ns(WEFT_SECOND), !cli_stopped()));
+    return status;
+}

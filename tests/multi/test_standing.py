@@ -1,0 +1,596 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""A standing cluster: weft up, status, exec, ps, kill, logs, down; what its commands refuse, and what is left when its processes are
+killed.
+
+Usage: test_standing.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 3", or "--softverbs switch:3"
+"""
+import base64
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+sys.dont_write_bytecode = True
+import processes  # noqa: E402
+from processes import alive, clean_env, patience  # noqa: E402
+
+WEFT = os.path.abspath(sys.argv[1])
+CLUSTER = sys.argv[2].split()
+LIMIT = patience(60)  # seconds until something that should have ended is called a failure
+MARK = f"weft-standing-test-{os.getpid()}"
+NOBODY = 65534
+until = functools.partial(processes.until, limit=LIMIT)
+
+
+def marked():
+    """The processes of this test: they have its mark in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                if MARK.encode() in f.read() and alive(int(pid)):
+                    found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def interruptible():
+    """In a shell's background SIGINT is ignored, and so it would be here."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Standing(unittest.TestCase):
+    maxDiff = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.tmp = tempfile.TemporaryDirectory(prefix="weft-up-")
+        cls.addClassCleanup(cls.tmp.cleanup)
+        # Who is not given a processor for long is silent: that is no death.
+        cls.env = clean_env(XDG_RUNTIME_DIR=cls.tmp.name, WEFT_LIVENESS="30s", WEFT_POOL="64M", HOME=cls.tmp.name, MARK=MARK)
+
+    def weft(self, *args, code=0, text=True, **more):
+        more.setdefault("env", self.env)
+        more.setdefault("stdin", None if "input" in more else subprocess.DEVNULL)
+        if "input" in more:
+            del more["stdin"]
+        p = subprocess.run([WEFT, *args], capture_output=True, text=text, timeout=LIMIT, check=False, **more)
+        if code is not None and p.returncode != code:
+            raise AssertionError(f"weft {args}: {p.returncode}\n{p.stdout[-2000:]}\n{p.stderr[-2000:]}\n{self.log()[-3000:]}")
+        return p
+
+    def start(self, *args, **more):
+        return subprocess.Popen([WEFT, *args], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                preexec_fn=interruptible, **more)
+
+    def exec(self, *args, **more):
+        return self.weft("exec", *args, **more)
+
+    def path(self, name=""):
+        return os.path.join(self.tmp.name, "weft", "default", name)
+
+    def log(self):
+        try:
+            with open(self.path("log"), encoding="utf-8", errors="replace") as f:
+                return f.read()
+        except OSError:
+            return ""
+
+    def up(self, *args):
+        self.weft("up", *CLUSTER, *args)
+        self.addCleanup(self.down)
+
+    def down(self):
+        if os.path.exists(self.path("control")):
+            self.weft("down", code=None)
+        until("no process is left", lambda: not marked())
+
+    def status(self):
+        return json.loads(self.weft("status", "--json").stdout)
+
+    def sleepers(self, word):
+        """Processes with this word among their arguments, but for those of weft."""
+        found = []
+        for pid in marked():
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    words = f.read().split(b"\0")
+            except OSError:
+                continue
+            if word.encode() in words and not words[0].endswith(b"weft"):
+                found.append(pid)
+        return found
+
+
+class UpAndDown(Standing):
+    def test_life(self):
+        out = self.weft("up", *CLUSTER)
+        self.addCleanup(self.down)
+        self.assertIn("is up, with 3 nodes", out.stderr)
+        self.assertEqual(os.stat(self.path("control")).st_mode & 0o7777, 0o600)
+        self.assertEqual(os.stat(self.path()).st_mode & 0o7777, 0o700)
+        self.assertIn("is up already", self.weft("up", *CLUSTER, code=1).stderr)
+        got = self.status()
+        self.assertEqual((got["cluster"], [n["node"] for n in got["nodes"]]), ("default", [0, 1, 2]))
+        for n in got["nodes"]:
+            self.assertEqual((n["state"], n["services"], n["pool_bytes"]), ("up", ["process", "name"], 64 << 20))
+            self.assertTrue(alive(n["pid"]))
+        transport = "shm" if CLUSTER[0] == "-n" else "rc"
+        self.assertEqual([(l["from"], l["to"], l["state"], l["transport"]) for l in got["links"]],
+                         [(a, b, "up", transport) for a in range(3) for b in range(3) if a != b])
+        text = self.weft("status").stdout
+        self.assertRegex(text, r"(?m)^ *0  \S+ +up +\d+ +64 MiB")
+        pids = [n["pid"] for n in got["nodes"]]
+        self.weft("down")
+        self.assertFalse([pid for pid in pids if alive(pid)])
+        self.assertFalse(os.path.exists(self.path("control")))
+        self.assertEqual(marked(), [])
+        for words in (["status"], ["down"], ["exec", "--", "true"], ["ps"], ["kill", "1"]):
+            p = self.weft(*words, code=None)
+            self.assertEqual(p.returncode, 255 if words[0] == "exec" else 1)
+            self.assertIn("cluster 'default' is not up: start it with `weft up`", p.stderr)
+
+    def test_two_clusters(self):
+        self.up()
+        self.weft("up", "-n", "1", "--cluster", "other")
+        try:
+            self.assertEqual(len(json.loads(self.weft("status", "--cluster", "other", "--json").stdout)["nodes"]), 1)
+            self.assertEqual(len(self.status()["nodes"]), 3)
+        finally:
+            self.weft("down", "--cluster", "other")
+        self.assertEqual(len(self.status()["nodes"]), 3)
+
+    def test_wrong_words(self):
+        for words, said in ((["up"], "the cluster is missing"), (["up", "-n", "0"], "number of nodes"),
+                            (["up", "-n", "1", "--metrics", "nowhere"], "ADDRESS:PORT"), (["up", "-n", "1", "x"], "unexpected 'x'"),
+                            (["exec"], "the command is missing"), (["exec", "--env", "=x", "--", "true"], "NAME=VALUE"),
+                            (["exec", "--timeout", "0", "--", "true"], "--timeout"), (["kill"], "expected one job"),
+                            (["kill", "x"], "number of a job"), (["kill", "-s", "NONE", "1"], "--signal"), (["logs", "x"], "number of a job"),
+                            (["exec", "-d", "-t", "--", "true"], "excludes"), (["status", "x"], "unexpected")):
+            self.assertIn(said, self.weft(*words, code=2).stderr, words)
+        for name in ("", "../x", "a/b", "-x", ".x", "x" * 33):
+            self.assertIn("is no name of a cluster", self.weft("up", "-n", "1", "--cluster=" + name, code=1).stderr)
+
+    def test_cannot_start(self):
+        """The reason is printed by the command, not only in the log; and nothing stays."""
+        p = self.weft("up", "-n", "2", code=None, env={**self.env, "WEFT_POOL": "none"})
+        self.assertNotEqual(p.returncode, 0)
+        self.assertIn("WEFT_POOL", p.stderr)
+        self.assertIn("could not be started", p.stderr)
+        until("no process is left", lambda: not marked())
+
+    def test_folder_of_others(self):
+        """Without a folder for this user alone there is no cluster; XDG_RUNTIME_DIR of another user is not used."""
+        with tempfile.TemporaryDirectory(prefix="weft-up-") as tmp:
+            os.mkdir(os.path.join(tmp, "weft"), 0o777)
+            os.chmod(os.path.join(tmp, "weft"), 0o777)
+            p = self.weft("up", "-n", "1", code=1, env={**self.env, "XDG_RUNTIME_DIR": tmp})
+            self.assertIn("mode 0700", p.stderr)
+            os.rmdir(os.path.join(tmp, "weft"))
+            os.symlink(self.tmp.name, os.path.join(tmp, "weft"))
+            self.assertIn("mode 0700", self.weft("up", "-n", "1", code=1, env={**self.env, "XDG_RUNTIME_DIR": tmp}).stderr)
+
+    def test_foreground(self):
+        p = self.start("up", *CLUSTER, "--foreground")
+        self.addCleanup(self.down)
+        until("the cluster is up", lambda: self.weft("status", code=None).returncode == 0)
+        self.assertIsNone(p.poll())
+        self.exec("--on", "2", "--", "true")
+        p.send_signal(signal.SIGTERM)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertIn(p.returncode, (0, 128 + signal.SIGTERM), (out, err))
+        until("no process is left", lambda: not marked())
+
+    def test_here(self):
+        """Each host starts its own node: two of them here, each with its own control socket."""
+        coord = f"unix:{self.tmp.name}/coord"
+        nodes = []
+        for k in (0, 1):
+            env = {**self.env, "WEFT_RANK": str(k), "WEFT_SIZE": "2", "WEFT_COORD": coord}
+            nodes.append(subprocess.Popen([WEFT, "up", "--here", "--cluster", f"c{k}"], env=env, stdin=subprocess.DEVNULL))
+        for k in (0, 1):
+            until("it is up", lambda k=k: self.weft("status", "--cluster", f"c{k}", code=None).returncode == 0)
+            self.exec("--cluster", f"c{k}", "--on", str(1 - k), "--", "true")
+        self.weft("down", "--cluster", "c1")
+        self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0])
+
+
+class Exec(Standing):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        subprocess.run([WEFT, "up", *CLUSTER, "--metrics", "127.0.0.1:0"], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
+
+    @classmethod
+    def tearDownClass(cls):
+        subprocess.run([WEFT, "down"], env=cls.env, check=True, timeout=LIMIT)
+        until("no process is left", lambda: not marked())
+        super().tearDownClass()
+
+    def test_output_and_status(self):
+        p = self.exec("--on", "1", "--", "sh", "-c", "echo out; echo err >&2; exit 7", code=7)
+        self.assertEqual((p.stdout, p.stderr), ("out\n", "err\n"))
+        p = self.exec("--", "sh", "-c", "echo a; printf b")
+        self.assertEqual(sorted(re.findall("a\n|b", p.stdout)), ["a\n"] * 3 + ["b"] * 3)
+        p = self.exec("-t", "--", "sh", "-c", "echo one; printf two")
+        lines = p.stdout.splitlines()
+        self.assertEqual(len(lines), 6)
+        for line in lines:
+            self.assertRegex(line, r"^\[\S+\] (one|two)$")
+        self.assertEqual(len({line.split("]")[0] for line in lines}), 3)
+        self.exec("--", "sh", "-c", "kill -9 $$", code=128 + 9)
+        self.exec("--timeout", "300ms", "--", "sleep", "1000", code=124)
+        self.assertEqual(self.sleepers("1000"), [])
+
+    def test_first_that_failed(self):
+        mark = os.path.join(self.tmp.name, "turn")
+        script = f'if mkdir {mark} 2>/dev/null; then exit 3; fi; sleep 1; exit 4'
+        self.exec("--on", "0,2", "--", "sh", "-c", script, code=3)
+        os.rmdir(mark)
+
+    def test_cannot_be_started(self):
+        p = self.exec("--on", "0", "--", "/nonexistent/program", code=127)
+        self.assertIn("node 0: '/nonexistent/program' cannot be executed: No such file", p.stderr)
+        self.assertIn("no program 'no-such-program'", self.exec("--", "no-such-program", code=127).stderr)
+        self.assertIn("Permission denied", self.exec("--on", "1", "--", "/etc/passwd", code=126).stderr)
+        self.assertIn("/nonexistent", self.exec("--on", "1", "--cwd", "/nonexistent", "--", "true", code=127).stderr)
+        self.assertIn("no host or node 'elsewhere'", self.exec("--on", "0,elsewhere", "--", "true", code=255).stderr)
+        self.assertIn("no host or node '3'", self.exec("--on", "3", "--", "true", code=255).stderr)
+
+    def test_where_and_with_what(self):
+        p = self.exec("--on", "2", "--", "pwd")
+        self.assertEqual(p.stdout, os.path.realpath(self.tmp.name) + "\n")
+        self.assertEqual(self.exec("--on", "2", "--cwd", "/", "--", "pwd").stdout, "/\n")
+        p = self.exec("--on", "0", "--env", "A=1 = 2", "--env", "HOME", "--", "sh", "-c", 'echo "$A,${HOME-none}"')
+        self.assertEqual(p.stdout, "1 = 2,none\n")
+        env = self.exec("--on", "1", "--", "env").stdout
+        for name in ("WEFT_RANK", "WEFT_SECRET", "WEFT_COORD", "WEFT_SERVE", "WEFT_POOL"):
+            self.assertNotIn(name + "=", env)
+        host = self.status()["nodes"][1]["host"]
+        self.assertGreaterEqual(len(self.exec("--on", host, "--", "echo", "x").stdout.split()), 1)
+
+    def test_every_byte(self):
+        """Arguments are what they were, and so is a megabyte of environment."""
+        odd = [bytes(range(1, 256)), b"", b"two words", b"-x", b"$HOME `id` \\ \"'", b"\xff\xfe"]
+        p = subprocess.run([WEFT, "exec", "--on", "1", "--", "printf", r"%s\0", *odd], env=self.env, capture_output=True, check=True,
+                           timeout=LIMIT)
+        self.assertEqual(p.stdout, b"".join(word + b"\0" for word in odd))
+        changes = [f"BIG{i}={chr(97 + i) * 100_000}" for i in range(11)]
+        p = self.exec("--on", "1", *(x for c in changes for x in ("--env", c)), "--", "sh", "-c", 'printf %s "$BIG0$BIG10" | wc -c; env')
+        self.assertEqual(p.stdout.split("\n")[0].strip(), "200000")
+        for change in changes:
+            self.assertIn(change + "\n", p.stdout)
+
+    def test_binary(self):
+        """A hundred megabytes are what they were: out, and in and out."""
+        path = os.path.join(self.tmp.name, "big")
+        block = os.urandom(1 << 20)
+        with open(path, "wb") as f:
+            for i in range(100):
+                f.write(struct.pack("<Q", i) + block[i:])
+        out = os.path.join(self.tmp.name, "out")
+        for words in (["--on", "1", "--", "cat", path], ["--on", "2", "--stdin", path, "--", "cat"]):
+            with open(out, "wb") as f:
+                subprocess.run([WEFT, "exec", *words], env=self.env, stdout=f, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
+            subprocess.run(["cmp", path, out], check=True)
+        os.unlink(path)
+        os.unlink(out)
+
+    def test_input(self):
+        p = self.exec("--stdin", "-", "--", "sh", "-c", "cat; echo end", text=False, input=b"first\n\0second\n")
+        self.assertEqual(sorted(p.stdout.splitlines(True)), [b"\0second\n"] * 3 + [b"end\n"] * 3 + [b"first\n"] * 3)
+        self.assertEqual(self.exec("--on", "0", "--", "cat").stdout, "")
+        p = self.exec("--on", "0", "--stdin", "/nonexistent", "--", "cat", code=255)
+        self.assertIn("--stdin /nonexistent", p.stderr)
+        # One that does not read holds up nothing.
+        p = self.exec("--stdin", "-", "--on", "0", "--", "true", text=False, input=os.urandom(3_000_000))
+        self.assertEqual(p.stdout, b"")
+
+    def test_json(self):
+        p = self.exec("--json", "--on", "1", "--", "sh", "-c", r"echo text; sleep 0.3; printf '\377\0' >&2; exit 2", code=2)
+        events = [json.loads(line) for line in p.stdout.splitlines()]
+        self.assertEqual([e["event"] for e in events], ["started", "output", "output", "ended"])
+        self.assertEqual((events[1]["stream"], events[1]["text"]), ("stdout", "text\n"))
+        self.assertEqual((events[2]["stream"], base64.b64decode(events[2]["base64"])), ("stderr", b"\xff\0"))
+        self.assertEqual((events[3]["status"], events[3]["node"]), (2, 1))
+
+    def test_as_it_comes(self):
+        p = self.start("exec", "--on", "1", "--", "sh", "-c", "echo now; sleep 600")
+        self.assertEqual(p.stdout.readline(), b"now\n")
+        p.kill()
+        p.communicate()
+        until("its processes have ended", lambda: not self.sleepers("600"))
+
+    def test_killed(self):
+        """Nothing is left of what was asked for when the command is killed, also of what ignores signals."""
+        p = self.start("exec", "--", "sh", "-c", "trap '' TERM INT HUP; sleep 601 & wait; sleep 601")
+        until("all run", lambda: len(self.sleepers("601")) == 3)
+        p.kill()
+        p.communicate()
+        until("its processes have ended", lambda: not self.sleepers("601"))
+        until("the job is gone", lambda: all(j["detached"] for j in json.loads(self.weft("ps", "--json").stdout)))
+
+    def test_interrupted(self):
+        """Ctrl-C reaches all; twice: also those that ignore it."""
+        p = self.start("exec", "--", "sh", "-c", "sleep 602")
+        until("all run", lambda: len(self.sleepers("602")) == 3)
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 128 + signal.SIGINT)
+        self.assertEqual(self.sleepers("602"), [])
+        p = self.start("exec", "--", "sh", "-c", "trap '' INT; sleep 603; sleep 603")
+        until("all run", lambda: len(self.sleepers("603")) == 3)
+        p.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        self.assertEqual(len(self.sleepers("603")), 3)
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 128 + signal.SIGKILL)
+        until("its processes have ended", lambda: not self.sleepers("603"))
+
+    def test_forks_and_outlives(self):
+        """The command ends with its program; what that left in its group is killed, what left the group does not hold it up."""
+        self.exec("--on", "1", "--", "sh", "-c", "sleep 604 & exit 0")
+        until("its processes have ended", lambda: not self.sleepers("604"))
+        p = self.exec("--on", "1", "--", "sh", "-c", "setsid sleep 605 & sleep 0.2; echo done")
+        self.assertEqual(p.stdout, "done\n")
+        for pid in self.sleepers("605"):
+            os.kill(pid, signal.SIGKILL)
+
+    def test_nobody_reads(self):
+        """| head -1: the command ends, and with it what it runs."""
+        p = self.start("exec", "--on", "0", "--", "sh", "-c", "while echo line of 606; do :; done")
+        p.stdout.readline()
+        p.stdout.close()
+        self.assertEqual(p.wait(LIMIT), 128 + signal.SIGPIPE)
+        p.stderr.close()
+        # One that does not read now is waited for, and holds up no other.
+        p = self.start("exec", "--on", "0", "--", "sh", "-c", "head -c 30000000 /dev/zero")
+        time.sleep(0.3)
+        self.assertIsNone(p.poll())
+        self.exec("--on", "0", "--", "true")
+        self.assertEqual(len(p.communicate(timeout=LIMIT)[0]), 30_000_000)
+
+    def test_many_at_once(self):
+        running = [self.start("exec", "--", "sh", "-c", f"echo {k}; exit {k % 5}") for k in range(20)]
+        for k, p in enumerate(running):
+            out, err = p.communicate(timeout=LIMIT)
+            self.assertEqual((p.returncode, out, err), (k % 5, f"{k}\n".encode() * 3, b""))
+
+    def test_detached(self):
+        job = self.exec("-d", "--", "sh", "-c", "echo begun; echo oops >&2; sleep 607").stdout.strip()
+        until("all run", lambda: len(self.sleepers("607")) == 3)
+        until("all have said so", lambda: self.weft("logs", job).stdout.count("begun\n") == 3)
+        self.assertEqual(self.weft("logs", job).stderr.count("oops\n"), 3)
+        self.assertRegex(self.weft("logs", "-t", job).stdout, r"(?m)^\[2\] begun$")
+        listed = [j for j in json.loads(self.weft("ps", "--json").stdout) if j["job"] == int(job)][0]
+        self.assertEqual((listed["state"], [t["status"] for t in listed["tasks"]]), ("running", [None] * 3))
+        self.assertRegex(self.weft("ps").stdout, rf"(?m)^ *{job} +2 +\d+ +- +\d+  sh -c echo begun")
+        follow = self.start("logs", "--follow", job)
+        self.weft("kill", job)
+        out, _ = follow.communicate(timeout=LIMIT)
+        self.assertEqual((follow.returncode, out.count(b"begun\n")), (0, 3))
+        listed = [j for j in json.loads(self.weft("ps", "--json").stdout) if j["job"] == int(job)][0]
+        self.assertEqual((listed["state"], [t["status"] for t in listed["tasks"]]), ("ended", [143] * 3))
+        self.assertIn("there is no job 4000000", self.weft("kill", "4000000", code=1).stderr)
+        self.assertIn("there is no job 4000000", self.weft("logs", "4000000", code=1).stderr)
+        self.assertIn("no-such-program", self.exec("-d", "--", "no-such-program", code=127).stderr)
+
+    def test_stubborn(self):
+        """One that ignores SIGTERM is killed after 5 seconds."""
+        job = self.exec("-d", "--on", "1", "--", "sh", "-c", "trap '' TERM; sleep 608; sleep 608").stdout.strip()
+        until("it runs", lambda: self.sleepers("608"))
+        self.weft("kill", "-s", "USR2", "--", job)
+        until("it has ended", lambda: not self.sleepers("608"))
+        job = self.exec("-d", "--on", "1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 609; done").stdout.strip()
+        until("it runs", lambda: self.sleepers("609"))
+        began = time.monotonic()
+        self.weft("kill", job)
+        until("it has ended", lambda: not self.sleepers("609"))
+        self.assertGreater(time.monotonic() - began, 4)
+
+    def test_kept_output(self):
+        """Of much output the newest megabyte is kept."""
+        job = self.exec("-d", "--on", "1", "--", "sh", "-c", "head -c 5000000 /dev/zero; echo end").stdout.strip()
+        until("it has ended", lambda: [j for j in json.loads(self.weft("ps", "--json").stdout) if j["job"] == int(job)][0]["state"] == "ended")
+        out = self.weft("logs", job).stdout
+        self.assertTrue(out.endswith("end\n"))
+        self.assertLessEqual(len(out), 1 << 20)
+        self.assertGreater(len(out), 1 << 18)
+        job = [j for j in json.loads(self.weft("ps", "--json").stdout) if j["job"] == int(job)][0]
+        self.assertEqual(len(out) + job["dropped_bytes"], 5_000_004)
+
+    def test_what_jobs_keep(self):
+        """Detached jobs that have ended keep their output, and neither pool nor descriptors; at most 64 of them."""
+        def used():
+            node = self.status()["nodes"][0]
+            return node["pool_live_bytes"], len(os.listdir(f"/proc/{node['pid']}/fd"))
+        time.sleep(1.1)  # the pool's figures are of the last second
+        before = used()
+        jobs = [self.exec("-d", "--", "echo", str(k)).stdout.strip() for k in range(70)]
+        until("all have ended", lambda: all(j["state"] == "ended" for j in json.loads(self.weft("ps", "--json").stdout)))
+        self.assertEqual(len([j for j in json.loads(self.weft("ps", "--json").stdout)]), 64)
+        self.assertEqual(self.weft("logs", jobs[-1]).stdout, "69\n" * 3)
+        self.assertIn("there is no job", self.weft("logs", jobs[0], code=1).stderr)
+        until("all is given back", lambda: used()[0] <= before[0] + (1 << 20) and used()[1] <= before[1] + 4)
+
+    def test_wrong_bytes(self):
+        """What is no request gets a sentence, or nothing; and the cluster goes on."""
+        head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 1, 0, 0)
+        for payload in (b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("<IIII", 1, 1 << 31, 0, 0), struct.pack("<IIII", 1, 3, 0, 0) + b"abc",
+                        struct.pack("<IIII", 1, len(head), 0, 0) + head, struct.pack("<IIII", 1, len(head) + 2, 0, 0) + head + b"\0\0",
+                        struct.pack("<IIII", 1, len(head) + 3, 0, 0) + head + b"\0\0\0", os.urandom(1000)):
+            with socket.socket(socket.AF_UNIX) as s:
+                s.settimeout(LIMIT)
+                s.connect(self.path("control"))
+                s.sendall(payload)
+                s.shutdown(socket.SHUT_WR)
+                answer = b""
+                try:
+                    while piece := s.recv(4096):
+                        answer += piece
+                except ConnectionResetError:
+                    pass
+                if len(answer) >= 16:
+                    self.assertEqual(struct.unpack("<I", answer[:4])[0], 9)  # CONTROL_ERROR
+        # Nonsense behind a request ends what was asked for.
+        strings = b"\0" + b"sleep\0" + b"610\0"
+        head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 2, 0, 0)
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(self.path("control"))
+            s.sendall(struct.pack("<IIII", 1, len(head + strings), 0, 0) + head + strings)
+            until("all run", lambda: len(self.sleepers("610")) == 3)
+            s.sendall(struct.pack("<IIII", 77, 5, 0, 0) + b"hello")
+            until("its processes have ended", lambda: not self.sleepers("610"))
+        self.exec("--", "true")
+
+    def test_another_user(self):
+        """Neither the folder nor the socket lets another user in; and if the folder did, the control node would not."""
+        if os.getuid() != 0 or not shutil.which("setpriv"):
+            self.skipTest("needs root and setpriv")
+        other = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        script = ("import socket,sys\ns=socket.socket(socket.AF_UNIX)\ntry:\n s.connect(sys.argv[1])\nexcept OSError as e:\n print(e)\n"
+                  " sys.exit(9)\ns.sendall(bytes.fromhex(sys.argv[2]))\nprint(s.recv(4096))\n")
+        head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 2, 0, 0) + b"\0touch\0" + self.path("touched").encode() + b"\0"
+        request = (struct.pack("<IIII", 1, len(head), 0, 0) + head).hex()
+        word = [*other, sys.executable, "-c", script, "control", request]  # from within: the folders above are closed, too
+        p = subprocess.run(word, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=self.path())
+        self.assertEqual((p.returncode, "denied" in p.stdout), (9, True), p)
+        try:
+            os.chmod(self.path(), 0o755)
+            os.chmod(self.path("control"), 0o666)
+            p = subprocess.run(word, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=self.path())
+            self.assertIn("this control socket is for user 0 only", p.stdout)
+            self.assertFalse(os.path.exists(self.path("touched")))
+            self.assertIn("mode 0700", self.weft("status", code=1).stderr)
+        finally:
+            os.chmod(self.path("control"), 0o600)
+            os.chmod(self.path(), 0o700)
+
+    def test_programs(self):
+        """weft run and weft map start their nodes by the cluster, also where there is no ssh; they join, and end with their launcher."""
+        env = {**self.env, "WEFT_SSH": "/nonexistent"}
+        p = self.weft("run", "--cluster", "default", "--", WEFT, "topo", "--as-node", "--json", "--time", "1ms", env=env)
+        got = json.loads(p.stdout)
+        self.assertEqual([(l["from"], l["to"], l["state"]) for l in got["links"]], [(a, b, "up") for a in range(3) for b in range(3) if a != b])
+        self.assertEqual({l["transport"] for l in got["links"]}, {"shm" if CLUSTER[0] == "-n" else "rc"})
+        p = self.weft("run", "--cluster", "default", "-n", "5", "-t", "--", "sh", "-c", "echo $WEFT_RANK; exit $WEFT_RANK", env=env, code=None)
+        self.assertIn(p.returncode, (1, 2, 3, 4))
+        self.assertEqual(sorted(p.stdout.splitlines()), [f"[{k}] {k}" for k in range(5)])
+        self.assertRegex(p.stderr, r"node 1 \(on standing node 1\) exited with 1")
+        if CLUSTER[0] == "-n":
+            path = os.path.join(self.tmp.name, "lines")
+            with open(path, "w", encoding="ascii") as f:
+                f.writelines(f"{k}\n" for k in range(200_000))
+            out = self.weft("map", "--cluster", "default", "--block", "100K", path, "--", "cat", env=env).stdout
+            with open(path, encoding="ascii") as f:
+                self.assertEqual(out, f.read())
+            os.unlink(path)
+        run = self.start("run", "--cluster", "default", "--", "sleep", "614")
+        until("all run", lambda: len(self.sleepers("614")) == 3)
+        run.kill()
+        run.communicate()
+        until("its processes have ended", lambda: not self.sleepers("614"))
+        self.assertIn("excludes --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
+        self.assertIn("cluster 'none' is not up", self.weft("run", "--cluster", "none", "true", code=1).stderr)
+
+    def metrics_address(self):
+        """Where it listens: what was asked for was any port."""
+        pid = self.status()["nodes"][0]["pid"]
+        inodes = set()
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}")))
+            except OSError:
+                pass
+        with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
+            for line in f.readlines()[1:]:
+                words = line.split()
+                if words[3] == "0A" and words[9] in inodes and words[1].startswith("0100007F"):
+                    return "127.0.0.1:" + str(int(words[1].split(":")[1], 16))
+        raise AssertionError("it does not listen")
+
+    def test_metrics(self):
+        address = self.metrics_address()
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=LIMIT) as page:
+            self.assertTrue(page.headers["Content-Type"].startswith("text/plain; version=0.0.4"))
+            text = page.read().decode()
+        self.assertEqual(text.count("weft_node_up{"), 3)
+        self.assertIn('weft_pool_bytes{node="2"} 67108864\n', text)
+        self.assertEqual(len(re.findall(r'(?m)^weft_link_up\{from="\d",to="\d",transport="\w+"\} 1$', text)), 6)
+        names = set(re.findall(r"(?m)^(\w+)[{ ]", text))
+        for name in names:
+            self.assertRegex(text, rf"(?m)^# HELP {name} \w.*\n# TYPE {name} (gauge|counter)$")
+        self.assertEqual(self.weft("status", "--metrics").stdout.count("weft_node_up{"), 3)
+        with self.assertRaises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://{address}/else", timeout=LIMIT)
+        if shutil.which("promtool"):
+            subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=True, timeout=LIMIT)
+
+
+class Killed(Standing):
+    def test_a_node(self):
+        """The others go on, and are told apart from the one that is gone."""
+        self.up()
+        os.kill(self.status()["nodes"][1]["pid"], signal.SIGKILL)
+        until("the status says so", lambda: self.status()["nodes"][1]["state"] == "gone")
+        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 2)
+        self.assertIn("node 1", self.exec("--on", "1", "--", "true", code=255).stderr)
+        self.weft("down")
+        self.assertEqual(marked(), [])
+
+    def test_the_node_that_runs_it(self):
+        self.up()
+        p = self.start("exec", "--on", "1", "--", "sleep", "611")
+        until("it runs", lambda: self.sleepers("611"))
+        os.kill(self.status()["nodes"][1]["pid"], signal.SIGKILL)
+        _, err = p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 255, err)
+        self.assertIn(b"node 1", err)
+        until("its process has ended", lambda: not self.sleepers("611"))
+
+    def killed(self, victim):
+        """One process of the cluster is killed: the others end, with all that they ran; then it can be started again."""
+        self.up()
+        p = self.start("exec", "--", "sh", "-c", "trap '' TERM; sleep 612; sleep 612")
+        job = self.exec("-d", "--", "sleep", "613")
+        self.assertTrue(job.stdout.strip())
+        until("all run", lambda: len(self.sleepers("612")) == 3 and len(self.sleepers("613")) == 3)
+        os.kill(victim(), signal.SIGKILL)
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 255)
+        until("no process is left", lambda: not marked())
+        self.assertIn("is not up", self.weft("status", code=1).stderr)
+        self.weft("up", *CLUSTER)
+        self.exec("--", "true")
+
+    def test_the_control_node(self):
+        self.killed(lambda: self.status()["nodes"][0]["pid"])
+
+    def test_the_launcher(self):
+        def launcher():
+            with open(f"/proc/{self.status()['nodes'][1]['pid']}/stat", encoding="ascii", errors="replace") as f:
+                pid = int(f.read().rsplit(")", 1)[1].split()[1])
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                words = f.read().split(b"\0")
+            if b"--as-node" in words or b"up" not in words:
+                self.fail(f"{pid} is not the launcher: {words}")
+            return pid
+        self.killed(launcher)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
