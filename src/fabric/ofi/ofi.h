@@ -95,8 +95,9 @@ struct ofi {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
-    struct fid_ep *ep;       /* NULL: not open yet */
-    int fd;                  /* of the queue; -1: the provider has none, and it is polled */
+    struct fid_ep *ep;       /* NULL: none (any more); written under `receiving` and `calls` */
+    _Atomic bool opened;     /* there has been an endpoint: what the functions of the table look at without a lock */
+    int fd;                  /* of the queue; -1: the provider has none, and it is polled. Written as `ep`, as the next one */
     bool armed;              /* idle() has found nothing: the progress thread may sleep on fd */
     struct ofi_regions pool; /* the pool, where registering is dear: for all peers */
     uint32_t shift;
@@ -117,6 +118,12 @@ struct ofi {
     uint32_t generation; /* of the endpoint */
     bool renew;          /* a new endpoint is wanted; under `receiving` */
 };
+
+/* Whether this node uses the transport. */
+static inline bool ofi_opened(const struct ofi *o)
+{
+    return atomic_load_explicit(&o->opened, memory_order_acquire); /* pairs with the release at the end of ofi_device_open() */
+}
 
 /* device.c */
 int ofi_device_open(struct ofi *o); /* with o->info */
