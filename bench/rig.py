@@ -190,7 +190,7 @@ def wait_listening(port, process, timeout=10):
     what the server said last, when it ends or time is over."""
     limit = time.monotonic() + timeout
     while time.monotonic() < limit and process.poll() is None:
-        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for table in (f"/proc/{process.pid}/net/tcp", f"/proc/{process.pid}/net/tcp6"):  # of its network namespace
             try:
                 with open(table) as f:
                     for line in f.readlines()[1:]:

@@ -5,7 +5,7 @@ hosts, joined by a bridge. All of it is in namespaces of this process, so it goe
 
 Usage: over_network.py PROVIDER[,FAMILY[,HOSTS]] TEST...
 
-PROVIDER is libfabric's ("tcp", "udp;ofi_rxd"); FAMILY 4 or 6, the only one that the hosts have; HOSTS how many there are (4). Each host
+PROVIDER is libfabric's ("tcp;ofi_rxm", "udp;ofi_rxd"), or "tcp": the one that weft chooses for TCP; FAMILY 4 or 6, the only one that the hosts have; HOSTS how many there are (4). Each host
 has two interfaces, net0 and net1, in networks of their own. The test gets TEST_NAMESPACES, one path a host, TEST_COORD, the address of
 the first on net0, and TEST_BRIDGE, the namespace of the bridges br0 and br1, whose ports are net0-HOST and net1-HOST.
 """
@@ -58,7 +58,7 @@ def main():
         os.execvp(own[0], [*own, sys.executable, *sys.argv])
     provider, family, hosts = (what.split(",") + ["", ""])[:3]
     paths, first = make_hosts(int(hosts or 4), family or "4")
-    env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER=provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
+    env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER="" if provider == "tcp" else provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
                TEST_BRIDGE=f"/proc/{os.getpid()}/ns/net")
     # Each step is a few system calls and a message through the kernel: fewer of them, as over softverbs.
     env.setdefault("TEST_DIVIDE", "10")

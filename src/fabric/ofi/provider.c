@@ -21,15 +21,24 @@
 #define ASKED_VERSION FI_VERSION(1, 17)
 
 /* Best first. Of a provider with layers ("tcp;ofi_rxm") the first name counts. What is missing here is used only by name; so is verbs,
- * since rc and tb drive its devices better. */
+ * since rc and tb drive its devices better. `net` is in libfabric 1.17 what later ones have as `tcp`: datagrams over TCP without a layer
+ * between, with two thirds of the latency of "tcp;ofi_rxm" and a fortieth of its memory (bench/run ofi). */
 static const struct known {
     const char *name;
     bool plain;
     uint32_t rank;
 } known[] = {
-    {"cxi", false, 1},        {"efa", false, 2},        {"psm3", false, 3},           {"opx", false, 4},
-    {"psm2", false, 5},       {"tcp", true, 10},        {"verbs", false, OFI_NEVER},  {"shm", false, OFI_NEVER},
-    {"udp", true, OFI_NEVER}, {"net", true, OFI_NEVER}, {"sockets", true, OFI_NEVER},
+    {"cxi", false, 1},
+    {"efa", false, 2},
+    {"psm3", false, 3},
+    {"opx", false, 4},
+    {"psm2", false, 5},
+    {"net", true, 10},
+    {"tcp", true, 11},
+    {"verbs", false, OFI_NEVER},
+    {"shm", false, OFI_NEVER},
+    {"udp", true, OFI_NEVER},
+    {"sockets", true, OFI_NEVER},
 };
 
 static const struct known *provider_known(const char *name)
