@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * How much memory a node needs for each peer: all nodes open, meet, send messages to each other and read one word of each other; then node
- * 0 prints how many KiB its process has (proportional set size). One test a run, "peer_memory:0:MESSAGES:0"; the number of nodes is the
- * cluster's.
+ * 0 prints how many KiB its process has (proportional set size), and how many milliseconds joining and the first messages took. One test a
+ * run, "peer_memory:0:MESSAGES:0"; the number of nodes is the cluster's.
  */
 #include <stdatomic.h>
 
@@ -52,6 +52,7 @@ int main(int argc, char **argv)
         return 2;
     }
     weft_config config = {.bytes = sizeof config, .pool_bytes = 8u << 20};
+    uint64_t begun = spec_now_ns(), joined;
     if (failed("open", weft_open(&w, &config)))
         return 1;
     uint32_t size = weft_size(w), rank = weft_rank(w);
@@ -59,6 +60,7 @@ int main(int argc, char **argv)
     if (!all || failed("handle", weft_handle(w, ON_HELLO, on_hello, NULL)) || failed("alloc", weft_alloc(w, 8, &mine)) ||
         failed("exchange", weft_exchange(w, &mine, 1, all, NULL, WEFT_TIMEOUT_DEFAULT)))
         goto out;
+    joined = spec_now_ns();
     for (uint32_t i = 1; i < size; i++) {
         uint32_t to = (rank + i) % size;
         for (uint64_t k = 0; k < spec.iterations; k++)
@@ -71,9 +73,12 @@ int main(int argc, char **argv)
         weft_progress(w);
     if (failed("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT)))
         goto out;
-    if (rank == 0)
+    if (rank == 0) {
+        printf("{\"test\": \"join\", \"value\": %.6g}\n{\"test\": \"meet\", \"value\": %.6g}\n", (double)(joined - begun) / 1e6,
+               (double)(spec_now_ns() - joined) / 1e6);
         printf("{\"test\": \"peer_memory\", \"nodes\": %u, \"messages\": %llu, \"value\": %.6g, \"anonymous\": %.6g}\n", size,
                (unsigned long long)spec.iterations, kib("Pss:"), kib("Anonymous:"));
+    }
     rc = failed("barrier", weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 out:
     free(all);

@@ -190,7 +190,7 @@ def wait_listening(port, process, timeout=10):
     with the server's last output, if the server ends or the time is over."""
     limit = time.monotonic() + timeout
     while time.monotonic() < limit and process.poll() is None:
-        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for table in (f"/proc/{process.pid}/net/tcp", f"/proc/{process.pid}/net/tcp6"):  # of its network namespace
             try:
                 with open(table) as f:
                     for line in f.readlines()[1:]:

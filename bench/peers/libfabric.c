@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * libfabric's shm provider, measured the way bench/fabric.c measures weft: two processes, one on core 0 and one
+ * A provider of libfabric, measured the way bench/fabric.c measures weft: two processes, one on core 0 and one
  * on core 1, both polling their completion queue all the time, buffers touched beforehand.
+ *
+ * Environment: PEER_PROVIDER (shm); of a network, PEER_ADDRESSES, one of each process ("10.0.0.1,10.0.0.2"), and
+ * PEER_NAMESPACE, the network namespace of the second ("/proc/123/ns/net").
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -31,6 +35,7 @@ enum { WINDOW = 64, NAME_MAX_BYTES = 256, WORDS = 4096 };
 struct control {
     _Alignas(64) _Atomic uint32_t ready[2];
     _Alignas(64) _Atomic uint32_t done;
+    _Alignas(64) _Atomic uint64_t received; /* messages, of a test of their rate */
 };
 
 struct card {
@@ -102,20 +107,47 @@ static uint64_t theirs(const struct side *s, uint64_t offset)
     return s->theirs.base + offset;
 }
 
+/* The first or the second word of a list in the environment. */
+static const char *side_word(const struct side *s, const char *name, char *room, size_t bytes)
+{
+    const char *list = getenv(name), *second = list ? strchr(list, ',') : NULL;
+    if (!second)
+        return NULL;
+    snprintf(room, bytes, "%.*s", s->rank ? (int)strlen(second + 1) : (int)(second - list), s->rank ? second + 1 : list);
+    return room;
+}
+
+static bool side_network(const struct side *s)
+{
+    const char *path = s->rank ? getenv("PEER_NAMESPACE") : NULL;
+    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (!path || (fd >= 0 && setns(fd, CLONE_NEWNET) == 0))
+        return true;
+    perror("libfabric: PEER_NAMESPACE");
+    return false;
+}
+
 static int side_open(struct side *s)
 {
-    struct fi_info *hints = fi_allocinfo();
+    const char *provider = getenv("PEER_PROVIDER") ? getenv("PEER_PROVIDER") : "shm";
+    char room[64];
+    const char *address = side_word(s, "PEER_ADDRESSES", room, sizeof room);
+    struct fi_info *hints = side_network(s) ? fi_allocinfo() : NULL;
     if (!hints)
         return -1;
     hints->caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
     hints->mode = FI_CONTEXT;
-    hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_PROV_KEY | FI_MR_ALLOCATED | FI_MR_LOCAL;
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
-    hints->fabric_attr->prov_name = strdup("shm");
-    int rc = fi_getinfo(FI_VERSION(1, 14), NULL, NULL, 0, hints, &s->info);
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->fabric_attr->prov_name = strdup(provider);
+    int rc = fi_getinfo(FI_VERSION(1, 14), address, NULL, address ? FI_SOURCE : 0, hints, &s->info);
+    if (rc == -FI_ENODATA) { /* a provider without tagged messages or atomics */
+        hints->caps = FI_MSG | FI_RMA;
+        rc = fi_getinfo(FI_VERSION(1, 14), address, NULL, address ? FI_SOURCE : 0, hints, &s->info);
+    }
     fi_freeinfo(hints);
-    if (failed("no provider 'shm'", rc))
+    if (failed(provider, rc))
         return -1;
     struct fi_av_attr av = {.type = FI_AV_TABLE, .count = 2};
     struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_CONTEXT, .size = 4 * WINDOW};
@@ -223,6 +255,33 @@ static int message_latency(struct side *s, uint64_t n, size_t len, bool tagged)
     return 0;
 }
 
+/* Small messages from rank 0, one after the other, until rank 1 has all of them. */
+static int send_rate(struct side *s, uint64_t n, size_t len)
+{
+    static struct fi_context contexts[WINDOW];
+    uint64_t before = s->completions, posted = 0;
+    if (s->rank == 0) {
+        for (uint64_t i = 0; i < n; i++)
+            RETRY(s, "fi_inject", fi_inject(s->ep, s->memory + WORDS, len, s->peer));
+        while (atomic_load_explicit(&s->control->received, memory_order_acquire) < n)
+            if (progress(s))
+                return -1;
+        atomic_store_explicit(&s->control->received, 0, memory_order_release);
+        return 0;
+    }
+    while (s->completions - before < n) {
+        for (; posted < n && posted < s->completions - before + WINDOW; posted++)
+            RETRY(s, "fi_recv", fi_recv(s->ep, s->memory + WORDS, len, fi_mr_desc(s->mr), FI_ADDR_UNSPEC, &contexts[posted % WINDOW]));
+        if (progress(s))
+            return -1;
+    }
+    atomic_store_explicit(&s->control->received, n, memory_order_release);
+    while (atomic_load_explicit(&s->control->received, memory_order_acquire))
+        if (progress(s))
+            return -1;
+    return 0;
+}
+
 /* Rank 0's part of the one-sided tests; rank 1 only makes progress. */
 static int compare_swap(struct side *s, uint64_t n)
 {
@@ -260,9 +319,9 @@ static int stream(struct side *s, uint64_t n, size_t len, bool writes)
     }
     if (completed(s, first + n))
         return -1;
-    /* Small writes complete here when they are queued. Commands are executed in order, so one atomic that has come
-     * back says that all are in the other's memory. */
-    return writes ? compare_swap(s, 1) : 0;
+    /* Writes complete here when they are queued. Commands are executed in order, so one atomic (of a network: one read, as not each
+     * provider has atomics) that has come back says that all are in the other's memory. */
+    return !writes ? 0 : getenv("PEER_ADDRESSES") ? stream(s, 1, 8, false) : compare_swap(s, 1);
 }
 
 static int one_sided(struct side *s, const struct spec *spec, uint64_t n)
@@ -283,6 +342,16 @@ static int test(struct side *s, const struct spec *spec, uint32_t number)
     memset(s->memory, 0, WORDS);
     if (meet(s, 2 * number + 2))
         return -1;
+    if (!strcmp(spec->test, "send_rate")) {
+        if (send_rate(s, spec->warmup, spec->bytes))
+            return -1;
+        start = spec_now_ns();
+        if (send_rate(s, n, spec->bytes))
+            return -1;
+        if (s->rank == 0)
+            spec_value(spec, (double)n * 1e3 / (double)(spec_now_ns() - start));
+        return 0;
+    }
     if (put || message || tagged) {
         if (put ? put_latency(s, spec->warmup, 1) : message_latency(s, spec->warmup, spec->bytes, tagged))
             return -1;
@@ -314,7 +383,7 @@ static int test(struct side *s, const struct spec *spec, uint32_t number)
 int main(int argc, char **argv)
 {
     static struct spec specs[64];
-    static const char *known[] = {"put_lat", "msg_lat", "tag_lat", "cswap_lat", "put_bw", "get_bw"};
+    static const char *known[] = {"put_lat", "msg_lat", "tag_lat", "cswap_lat", "put_bw", "get_bw", "send_rate"};
     uint64_t largest = 0;
     if (argc < 2 || argc > 65) {
         fprintf(stderr, "usage: %s TEST:BYTES:ITERATIONS:WARMUP...\n", argv[0]);

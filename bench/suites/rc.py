@@ -135,7 +135,7 @@ class Weft(OnDevice):
         def kib(n, messages):
             out = together([start([self.weft, "run", "-n", str(n), "--softverbs", f"switch:{NODES[-1]}", "--", self.memory,
                                    f"peer_memory:0:{messages}:0"])], 300)[0]
-            return values(out, lambda line: "KiB")["KiB"]
+            return values(out, lambda line: line["test"])["peer_memory"]
         few, many = NODES[0], NODES[-1]
         quiet = {n: kib(n, 1) for n in NODES}
         busy = {n: kib(n, MESSAGES) for n in (few, many)}

@@ -5,9 +5,10 @@ hosts and are joined by a bridge. All of these are in namespaces of this process
 
 Usage: over_network.py PROVIDER[,FAMILY[,HOSTS]] TEST...
 
-PROVIDER is a provider of libfabric ("tcp", "udp;ofi_rxd"); FAMILY is the only IP version of the hosts, 4 or 6; HOSTS is their number (4). Each
-host has two interfaces, net0 and net1, in two networks. The test gets TEST_NAMESPACES, one path for each host; TEST_COORD, the first host's
-address on net0; and TEST_BRIDGE, the namespace of the bridges br0 and br1, whose ports are net0-HOST and net1-HOST.
+PROVIDER is a provider of libfabric ("tcp;ofi_rxm", "udp;ofi_rxd"), or "tcp": the one that weft chooses for TCP; FAMILY is the only IP version
+of the hosts, 4 or 6; HOSTS is their number (4). Each host has two interfaces, net0 and net1, in two networks. The test gets TEST_NAMESPACES,
+one path for each host; TEST_COORD, the first host's address on net0; and TEST_BRIDGE, the namespace of the bridges br0 and br1, whose ports
+are net0-HOST and net1-HOST.
 """
 import os
 import subprocess
@@ -58,7 +59,7 @@ def main():
         os.execvp(own[0], [*own, sys.executable, *sys.argv])
     provider, family, hosts = (what.split(",") + ["", ""])[:3]
     paths, first = make_hosts(int(hosts or 4), family or "4")
-    env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER=provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
+    env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER="" if provider == "tcp" else provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
                TEST_BRIDGE=f"/proc/{os.getpid()}/ns/net")
     # Each step takes a few system calls and a message through the kernel: do fewer steps, as over softverbs.
     env.setdefault("TEST_DIVIDE", "10")

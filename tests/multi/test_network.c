@@ -63,7 +63,7 @@ static void go_on(weft_node *w, void *arg)
         usleep((useconds_t)(p->away_ns / 1000));
         set_port(p->net, 1, "up");
         wait_for(p->phase, 2);
-        CHECK(((uint64_t *)weft_ptr(w, a, 8))[WORDS] == rounds);
+        CHECK(__atomic_load_n((uint64_t *)weft_ptr(w, a, 8) + WORDS, __ATOMIC_ACQUIRE) == rounds);
     }
     OK(weft_barrier(w, patience_ns(60)));
 }

@@ -54,8 +54,10 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
             "node %u does not speak this version of the ofi transport (or it uses another: WEFT_TRANSPORT must be the same on all nodes)",
             node);
     if (strcmp(h->provider, o->info->fabric_attr->prov_name) != 0)
-        return base_fail(-EINVAL, "node %u uses %.47s of libfabric, and this node %s: WEFT_OFI_PROVIDER must name one that both have", node,
-                         h->provider, o->info->fabric_attr->prov_name);
+        return base_fail(-EINVAL,
+                         "node %u uses %.47s of libfabric, and this node %s: WEFT_OFI_PROVIDER must name one that both have (tcp;ofi_rxm, "
+                         "if their libfabrics are of different versions)",
+                         node, h->provider, o->info->fabric_attr->prov_name);
     if (h->format != o->info->addr_format || h->address_bytes != o->address_bytes)
         return base_fail(
             -EINVAL, "node %u has an address of another family for %s: WEFT_OFI_INTERFACE must name addresses of one family on both nodes",

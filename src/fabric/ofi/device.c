@@ -227,6 +227,7 @@ int ofi_device_open(struct ofi *o)
         rc = ofi_endpoint_open(o);
     if (!rc && o->traits.rma && (o->traits.hardware || o->traits.local))
         rc = ofi_register(o, &o->pool);
+    atomic_store_explicit(&o->opened, rc == 0, memory_order_release);
     return rc;
 }
 

@@ -98,9 +98,10 @@ struct ofi {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
-    struct fid_ep *ep;       /* NULL: not open yet */
-    int fd;                  /* the completion queue's descriptor; -1: the provider has none, so the queue is polled */
-    bool armed;              /* ofi_idle() found no completion: the progress thread may sleep on fd */
+    struct fid_ep *ep;       /* NULL: there is none; written under `receiving` and `calls` */
+    _Atomic bool opened;     /* there has been an endpoint; the transport's functions read it without a lock */
+    int fd;                  /* the completion queue's descriptor; -1: the provider has none, so the queue is polled. Written like `ep` */
+    bool armed;              /* ofi_idle() found no completion: the progress thread may sleep on fd; written like `ep` */
     struct ofi_regions pool; /* if registering is expensive: the pool, registered once for all peers */
     uint32_t shift;
     uint8_t *memory; /* frames to send and to receive */
@@ -120,6 +121,12 @@ struct ofi {
     uint32_t generation; /* counts the endpoints that this node has had */
     bool renew;          /* the endpoint is to be replaced; under `receiving` */
 };
+
+/* Whether this node uses the transport. */
+static inline bool ofi_opened(const struct ofi *o)
+{
+    return atomic_load_explicit(&o->opened, memory_order_acquire); /* pairs with the release at the end of ofi_device_open() */
+}
 
 /* device.c */
 int ofi_device_open(struct ofi *o); /* opens the provider that o->info describes */

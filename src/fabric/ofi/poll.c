@@ -152,7 +152,7 @@ int ofi_poll(struct ofi *o)
 
 static int poll_try(struct ofi *o)
 {
-    if (!o->ep || !base_spin_try(&o->receiving))
+    if (!ofi_opened(o) || !base_spin_try(&o->receiving))
         return 0;
     int n = ofi_poll(o);
     base_spin_unlock(&o->receiving);
@@ -174,7 +174,7 @@ int ofi_progress(struct weft_node *w)
 {
     struct ofi *o = w->ofi;
     int n = 0;
-    for (uint32_t i = 0; i < w->size && o->ep; i++) {
+    for (uint32_t i = 0; i < w->size && ofi_opened(o); i++) {
         struct ofi_link *l = ofi_link_of(o, i);
         n += l ? records_progress(w, &l->r) : 0;
     }
@@ -195,12 +195,12 @@ static bool poll_no_messages(const struct ofi *o)
 bool ofi_idle(struct weft_node *w)
 {
     struct ofi *o = w->ofi;
-    if (!o->ep)
+    if (!ofi_opened(o))
         return true;
     if (!base_spin_try(&o->receiving))
         return false;
-    struct fid *queue = &o->cq->fid;
     base_spin_lock(&o->calls);
+    struct fid *queue = o->ep ? &o->cq->fid : NULL;
     bool quiet = !o->ep || o->fd < 0 || o->fabric->ops->trywait(o->fabric, &queue, 1) == 0;
     o->armed = quiet && o->ep && o->fd >= 0;
     base_spin_unlock(&o->calls);
@@ -213,10 +213,13 @@ bool ofi_idle(struct weft_node *w)
 int ofi_fd(struct weft_node *w, uint32_t i)
 {
     struct ofi *o = w->ofi;
-    if (i > 0 || !o->armed)
+    if (i > 0 || !ofi_opened(o))
         return -1;
+    base_spin_lock(&o->calls); /* another thread may be taking a new queue */
+    int fd = o->armed ? o->fd : -1;
     o->armed = false;
-    return o->fd;
+    base_spin_unlock(&o->calls);
+    return fd;
 }
 
 void ofi_woken(struct weft_node *w)

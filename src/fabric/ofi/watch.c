@@ -198,7 +198,7 @@ int64_t ofi_upkeep(struct weft_node *w, int64_t now)
 {
     struct ofi *o = w->ofi;
     int64_t next = INT64_MAX;
-    if (!o->ep)
+    if (!ofi_opened(o))
         return INT64_MAX;
     if (!base_spin_try(&o->receiving))
         return WEFT_MS; /* another thread polls, and runs the timers */
@@ -215,9 +215,10 @@ int64_t ofi_upkeep(struct weft_node *w, int64_t now)
     o->renew = false;
     if (now >= atomic_load_explicit(&o->due, memory_order_relaxed))
         ofi_pump_all(o, base_now_ns());
+    bool polled = o->fd < 0;
     base_spin_unlock(&o->receiving);
     int64_t due = atomic_load_explicit(&o->due, memory_order_relaxed);
     due = due == INT64_MAX ? due : due > now ? due - now : 0;
     next = due < next ? due : next;
-    return o->fd < 0 && POLL < next ? POLL : next < WATCH * 4 ? next : WATCH * 4;
+    return polled && POLL < next ? POLL : next < WATCH * 4 ? next : WATCH * 4;
 }

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: MIT
+"""The ofi transport over TCP beside bare libfabric, UCX and iperf3: over loopback, and between two network namespaces."""
+import json
+import os
+import shutil
+import subprocess
+
+from rig import Missing, Row, Side, ask, free_port, run, scaled, start, together, values
+
+NAME = "ofi"
+TITLE = "operations over TCP by libfabric, one process on each core, beside libfabric itself"
+
+PLACES = ("loopback", "namespaces")
+SIZES = ((64 << 10, "64 KiB", 20000), (1 << 20, "1 MiB", 2000), (16 << 20, "16 MiB", 100), (64 << 20, "64 MiB", 30))
+# test: (ours, bytes, iterations)
+TESTS = {"put": ("signal_typical", 8, 20000), "message": ("msg_typical", 8, 20000), "add": ("add_typical", 8, 20000),
+         "rate": ("put_rate", 64, 500000)}
+for _bytes, _text, _iterations in SIZES:
+    TESTS[f"put {_text}"] = ("put_bw", _bytes, _iterations)
+    TESTS[f"get {_text}"] = ("get_bw", _bytes, _iterations)
+TWO_WAYS = ("message", "add")  # there and back; the peers' programs print half of that
+PROVIDERS = ("tcp;ofi_rxm", "net")  # those of libfabric 1.17 for reliable datagrams over TCP
+NODES = (2, 16, 64)
+LATENCY, RATE, BANDWIDTH, IDLE_KIB = 1.15, 8, 0.95, 64
+
+
+def rows(context):
+    found = []
+    bare = [f"fi_pingpong {p}" for p in PROVIDERS[:1]]
+    for place in PLACES:
+        found += [Row(f"{place} put", f"put and signal 8 B, half round trip, {place}", "us", "lower", LATENCY, against=bare),
+                  Row(f"{place} message", f"message 8 B, round trip, {place}", "us", "lower", LATENCY, against=bare),
+                  Row(f"{place} add", f"fetch_add, {place}", "us", "lower", LATENCY, against=bare),
+                  Row(f"{place} rate", f"puts of 64 B, {place}", "M/s", "higher", RATE, against=("libfabric tcp;ofi_rxm",))]
+        found += [Row(f"{place} {kind} {text}", f"{kind} {text}, {place}", "GB/s", "higher", BANDWIDTH, against=("libfabric tcp;ofi_rxm",))
+                  for kind in ("put", "get") for _, text, _ in SIZES]
+    found += [Row("memory peer", f"memory of a connection (wanted: under {IDLE_KIB})", "KiB", "lower")]
+    found += [Row(f"{what} {n}", text.format(n), unit, "lower") for n in NODES
+              for what, text, unit in (("memory", "memory of one of {} nodes, all connected", "MiB"),
+                                       ("join", "{} nodes: joining", "ms"), ("meet", "{} nodes: the first message of each to each", "ms"))]
+    return found
+
+
+def groups(context):
+    return [f"{place} {test}" for place in PLACES for test in TESTS] + ["memory"]
+
+
+class Hosts:
+    """Two network namespaces and a pair of interfaces between them, for as long as any side needs them."""
+    addresses = ("10.78.0.1", "10.78.0.2")
+
+    def __init__(self):
+        self.held = []
+        self.user = [] if os.geteuid() == 0 else ["-U", "--preserve-credentials"]
+
+    def open(self):
+        if self.held:
+            return
+        keep = ["sh", "-c", "echo here; exec cat"]
+        try:
+            self.hold(["unshare", *(["--map-root-user"] if self.user else []), "--net", "--", *keep])
+            self.hold([*(["nsenter", "-t", str(self.held[0].pid), *self.user, "--"] if self.user else []), "unshare", "--net", "--", *keep])
+            self.ip(0, "link", "add", "bench0", "type", "veth", "peer", "name", "bench0", "netns", str(self.held[1].pid))
+            for i in (0, 1):
+                self.ip(i, "addr", "add", f"{self.addresses[i]}/24", "dev", "bench0")
+                self.ip(i, "link", "set", "bench0", "up")
+                self.ip(i, "link", "set", "lo", "up")
+        except (OSError, subprocess.CalledProcessError) as why:
+            self.close()
+            raise Missing(f"no network namespaces can be made here ({why})") from why
+
+    def hold(self, argv):
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.held.append(process)
+        if process.stdout.readline() != "here\n":
+            raise OSError("unshare failed")
+
+    def ip(self, host, *words):
+        subprocess.run(self.on(host, ["ip", *words]), check=True)
+
+    def on(self, host, argv):
+        return ["nsenter", "-t", str(self.held[host].pid), *self.user, "-n", "--", *argv]
+
+    def close(self):
+        for process in self.held:
+            process.stdin.close()
+            process.wait()
+            process.stdout.close()
+        self.held = []
+
+
+class OnNetwork(Side):
+    hosts = Hosts()  # one pair for all sides
+
+    def __init__(self, context):
+        self.context = context
+
+    def finish(self):
+        self.hosts.close()
+
+    def place(self, group):
+        """How to start something on host i, the hosts' addresses, and the test."""
+        place, test = group.split(" ", 1)
+        if place == "loopback":
+            return lambda host, argv: argv, ("127.0.0.1", "127.0.0.1"), test
+        self.hosts.open()
+        return self.hosts.on, self.hosts.addresses, test
+
+    def served(self, group, server, client):
+        """Start a server on host 1 and then its client on host 0, each by a function of the port: what the client prints."""
+        on, addresses, test = self.place(group)
+        return ask(lambda port: start(on(1, server(port, addresses[1])), self.context.core(1), self.env(group)),
+                   lambda port: start(on(0, client(port, addresses[1])), self.context.core(0), self.env(group)), 120)
+
+    def env(self, group):
+        return {}
+
+
+class Weft(OnNetwork):
+    provider = None
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.program, self.memory = context.program("bench_fabric"), context.program("bench_memory")
+        self.weft = os.path.join(context.build, "src", "cli", "weft")
+
+    def missing(self):
+        return self.context.need(self.program) or self.context.need(self.memory) or self.context.need(self.weft)
+
+    def env(self, group):
+        return {"WEFT_TRANSPORT": "ofi", **({"WEFT_OFI_PROVIDER": self.provider} if self.provider else {})}
+
+    def measure(self, group, scale):
+        if group == "memory":
+            return self.measure_memory()
+        on, addresses, test = self.place(group)
+        name, size, iterations = TESTS[test]
+        count = scaled(iterations, scale, 10)
+        env = {**self.env(group), "WEFT_SIZE": "2", "WEFT_COORD": f"{addresses[0]}:{free_port()}"}
+        word = f"{name}:{size}:{count}:{max(1, count // 10)}"
+        out = together([start(on(rank, [self.program, word]), self.context.core(rank), {**env, "WEFT_RANK": str(rank)})
+                        for rank in range(2)], 120)[0]
+        return values(out, lambda line: group)
+
+    def measure_memory(self):
+        found = {}
+        for n in NODES:
+            out = run([self.weft, "run", "-n", str(n), "--", self.memory, "peer_memory:0:1:0"], env=self.env("memory"), timeout=300)
+            found.update({f"{name} {n}": value for name, value in self.named(out).items()})
+        found["memory peer"] = (found[f"memory {NODES[-1]}"] - found[f"memory {NODES[0]}"]) * 1024 / (NODES[-1] - NODES[0])
+        return found
+
+    def named(self, out):
+        found = values(out, lambda line: line["test"])
+        return {"memory": found["peer_memory"] / 1024, "join": found["join"], "meet": found["meet"]}
+
+
+class Other(Weft):
+    """The providers that weft does not choose by itself, or does."""
+
+    def __init__(self, context, provider):
+        super().__init__(context)
+        self.peer, self.provider = f"weft, {provider}", provider
+
+
+class Pingpong(OnNetwork):
+    """Messages there and back, half a round trip."""
+
+    def __init__(self, context, provider):
+        super().__init__(context)
+        self.peer, self.provider = f"fi_pingpong {provider}", provider
+
+    def missing(self):
+        return None if shutil.which("fi_pingpong") else "fi_pingpong is not installed (Debian: libfabric-bin)"
+
+    def measure(self, group, scale):
+        test = group.split(" ", 1)[1] if group != "memory" else ""
+        if test not in ("put", *TWO_WAYS):
+            return {}
+        argv = ["fi_pingpong", "-p", self.provider, "-e", "rdm", "-S", "64", "-I", str(scaled(20000, scale, 100))]
+        out = self.served(group, lambda port, address: [*argv, "-B", str(port)],
+                          lambda port, address: [*argv, "-P", str(port), address])
+        lines = [line.split() for line in out.splitlines() if line.split()[:1] == ["64"]]
+        if not lines or len(lines[-1]) < 8:
+            raise Missing("fi_pingpong's output is not understood")
+        return {group: float(lines[-1][6]) * (2 if test in TWO_WAYS else 1)}
+
+
+class UCX(OnNetwork):
+    peer = "UCX over tcp"
+    NAMES = {"put": "ucp_put_lat", "message": "ucp_am_lat", "add": "ucp_fadd"}
+
+    def missing(self):
+        return None if shutil.which("ucx_perftest") else "ucx_perftest is not installed (Debian: ucx-utils)"
+
+    def env(self, group):
+        return {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo" if group.startswith("loopback") else "bench0",
+                "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "error"}
+
+    def measure(self, group, scale):
+        test = group.split(" ", 1)[1] if group != "memory" else ""
+        if test in self.NAMES:
+            name, size, iterations = self.NAMES[test], 8, 20000
+        elif test in TESTS and test != "rate":
+            kind, size, iterations = TESTS[test]
+            name = "ucp_put_bw" if kind == "put_bw" else "ucp_get"
+        else:
+            return {}
+        count = scaled(iterations, scale, 10)
+        out = self.served(group, lambda port, address: ["ucx_perftest", "-p", str(port)],
+                          lambda port, address: ["ucx_perftest", address, "-p", str(port), "-t", name, "-s", str(size), "-n", str(count),
+                                                 "-w", str(max(1, count // 10)), "-f", "-v"])
+        lines = [line for line in out.splitlines() if line.count(",") == 7]
+        if len(lines) < 2:
+            raise Missing("ucx_perftest's output is not understood")
+        figures = dict(zip(lines[-2].split(","), lines[-1].split(",")))
+        if test in self.NAMES:
+            return {group: 1e6 / float(figures["overall_mr"]) * (2 if test == "message" else 1)}
+        return {group: float(figures["overall_bw"]) * 2**20 / 1e9}
+
+
+class Libfabric(OnNetwork):
+    """A bare loop of fi_write and fi_read, 64 in flight; and of fi_inject."""
+    NAMES = {"put_bw": "put_bw", "get_bw": "get_bw", "put_rate": "send_rate"}
+
+    def __init__(self, context, provider):
+        super().__init__(context)
+        self.peer, self.provider, self.program = f"libfabric {provider}", provider, context.program("peer_libfabric")
+
+    def missing(self):
+        why = self.context.need(self.program)
+        return why and why + " (needs libfabric; Debian: libfabric-dev)"
+
+    def measure(self, group, scale):
+        if group == "memory":
+            return {}
+        on, addresses, test = self.place(group)
+        name, size, iterations = TESTS[test]
+        if name not in self.NAMES:
+            return {}
+        count = scaled(iterations, scale, 10)
+        env = {"PEER_PROVIDER": self.provider, "PEER_ADDRESSES": ",".join(addresses)}
+        if group.startswith("namespaces"):
+            env["PEER_NAMESPACE"] = f"/proc/{self.hosts.held[1].pid}/ns/net"
+        return values(run(on(0, [self.program, f"{self.NAMES[name]}:{size}:{count}:{max(1, count // 10)}"]), env=env), lambda line: group)
+
+
+class Iperf(OnNetwork):
+    """One stream of bytes that nobody looks at."""
+    peer, limit = "iperf3, one stream", True
+
+    def missing(self):
+        return None if shutil.which("iperf3") else "iperf3 is not installed (Debian: iperf3)"
+
+    def measure(self, group, scale):
+        test = group.split(" ", 1)[1] if group != "memory" else ""
+        if not test.startswith("put "):
+            return {}
+        out = self.served(group, lambda port, address: ["iperf3", "-s", "-1", "-p", str(port)],
+                          lambda port, address: ["iperf3", "-c", address, "-p", str(port), "-t", "1", "-J"])
+        return {group: json.loads(out)["end"]["sum_received"]["bits_per_second"] / 8e9}
+
+
+def sides(context):
+    return [Weft(context), *(Other(context, p) for p in PROVIDERS), *(Pingpong(context, p) for p in PROVIDERS), UCX(context),
+            *(Libfabric(context, p) for p in PROVIDERS), Iperf(context)]
