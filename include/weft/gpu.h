@@ -104,11 +104,10 @@ WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
 /* Run a kernel on the GPU `host`, and wait for its end. Each of `blocks` blocks (at most 1024) is a thread with a weft_device of its own.
-   Where kernels and the node take turns (weft_gpu_config.turns), requests are done after the kernel's end, and it returns the first error of
-   a request that had no op, as weft_gpu_run_text() does.
-   Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of blocks, or the GPU is closed; -EAGAIN so many threads cannot
-   be started (no block has run); -ENOMEM no memory for so many blocks; -ETIMEDOUT with turns: requests are not done; -EDEADLK called from
-   a handler. */
+   Where kernels and the node take turns (weft_gpu_config.turns), requests are done after the kernel's end, and it returns the first error
+   of a request that had no op, as weft_gpu_run_text() does. Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of
+   blocks, or the GPU is closed; -EAGAIN so many threads cannot be started (no block has run); -ENOMEM no memory for so many blocks;
+   -ETIMEDOUT with turns: requests are not done; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 
 /* Compile a kernel in Metal's language from its text, run it, and wait for its end. The text needs no #include: weft puts the text of
