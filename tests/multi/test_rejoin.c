@@ -331,17 +331,23 @@ static uint32_t joined(uint32_t slot, uint32_t above)
     return number;
 }
 
-static uint32_t killed(uint32_t slot)
+/* `newcomer`: a node that joins meanwhile, and may not have known the one that is killed. */
+static uint32_t killed_while(uint32_t slot, uint32_t newcomer)
 {
     uint32_t number = board->place[slot].number - 1;
     assert_int_equal(kill(board->place[slot].pid, SIGKILL), 0);
     assert_true(waitpid(board->place[slot].pid, NULL, 0) > 0);
     board->place[slot].pid = 0;
     for (uint32_t i = 0; i < SLOTS; i++)
-        if (is_up(i))
+        if (i != newcomer && is_up(i))
             until(&board->place[i].died[number], 1, "news of a death", i);
     board->dead[number] = 1;
     return number;
+}
+
+static uint32_t killed(uint32_t slot)
+{
+    return killed_while(slot, SLOTS);
 }
 
 /* All nodes go on, and their old addresses fail. */
@@ -411,6 +417,29 @@ static void test_from_one(void **state)
     go_on();
     killed(0);
     go_on();
+    end();
+}
+
+/* Members are killed while a node joins, its door or others: it joins all the same. */
+static void test_meanwhile(void **state)
+{
+    (void)state;
+    uint64_t seed = 16;
+    uint32_t highest = 3;
+    founders(4);
+    for (uint32_t round = 0; round < repeats(12); round++) {
+        uint32_t newcomer = (4 + round) % 5, victim = (newcomer + 1 + (uint32_t)(random_next(&seed) % 4)) % 5;
+        start(newcomer, 0, 0, NULL, NULL);
+        usleep((useconds_t)(random_next(&seed) % 30000));
+        killed_while(victim, newcomer);
+        highest = joined(newcomer, highest);
+        go_on();
+        if (victim != (newcomer + 1) % 5) { /* the next round's newcomer takes the slot that is free */
+            start(victim, 0, 0, NULL, NULL);
+            highest = joined(victim, highest);
+            killed((newcomer + 1) % 5);
+        }
+    }
     end();
 }
 
@@ -535,6 +564,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_from_one),
         cmocka_unit_test(test_in_turn),
+        cmocka_unit_test(test_meanwhile),
         cmocka_unit_test(test_secret),
         cmocka_unit_test(test_barrier),
         cmocka_unit_test(test_services),
