@@ -27,7 +27,7 @@
 #define LONG    patience_ns(60)
 #define BYTES   4096u
 
-enum order { GO_ON, END, BARRIER, SERVE };
+enum order { GO_ON, END, BARRIER, SERVE, LIE };
 
 /* Shared by the test and all nodes. */
 struct board {
@@ -37,7 +37,8 @@ struct board {
         _Atomic uint32_t number, up, turns, done; /* number + 1; it has joined; it goes on; tasks of its own that are complete */
         _Atomic uint32_t order, obeyed;
         _Atomic uint32_t joined[NUMBERS], died[NUMBERS]; /* what weft_on_change() told, by node */
-        _Atomic uint32_t refused; /* old addresses that failed as they must */
+        _Atomic uint32_t gone[NUMBERS]; /* it does not count this node as alive */
+        _Atomic uint32_t refused;       /* old addresses that failed as they must */
     } place[SLOTS];
     _Atomic uint64_t area[NUMBERS]; /* by number */
     _Atomic uint32_t dead[NUMBERS]; /* the test has killed it, and all have been told */
@@ -162,6 +163,32 @@ static void serve(weft_node *w)
     }
 }
 
+/* Sends all others messages of members that no honest member sends. */
+static void lie(struct member *m)
+{
+    struct grow_message g;
+    struct grow_ask ask;
+    for (uint32_t k = 0; k < 2000; k++)
+        for (uint32_t i = 0; i < weft_size(m->w); i++) {
+            uint64_t r = random_next(&m->random);
+            g = (struct grow_message){.magic = GROW_MAGIC,
+                                      .kind = (uint32_t)(r % 6),
+                                      .number = r >> 8 & 1 ? (uint32_t)(r >> 16 & 31) : (uint32_t)(r >> 16),
+                                      .attempt = r >> 40 & 3,
+                                      .answer = (int32_t)(r >> 44 & 31),
+                                      .highest = r >> 56 & 1 ? (uint32_t)(r >> 16 & 31) : UINT32_MAX};
+            /* A high number that is believed uses up those below it: the test needs them. */
+            g.number = g.number > 31 && g.number < WEFT_MAX_NUMBERS ? WEFT_MAX_NUMBERS : g.number;
+            memset(&ask, (int)(r >> 32 & 0xff), sizeof ask);
+            ask.card.rank = g.number;
+            if (r >> 57 & 1)
+                ask.card = (struct wire_card){.rank = g.number, .liveness_ns = 1, .side = "unix:@nowhere"};
+            bool with = g.kind == GROW_ASK ? r >> 58 & 3 : r >> 58 & 1;
+            if (i != weft_rank(m->w) && weft_alive(m->w, i))
+                (void)fab_send(m->w, i, FAB_ROOM_HANDLERS(4), &g, r >> 60 ? sizeof g : 8, &ask, with ? sizeof ask : 0, NULL);
+        }
+}
+
 static void live(weft_node *w, struct place *place)
 {
     struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
@@ -183,6 +210,8 @@ static void live(weft_node *w, struct place *place)
                 use(&m, i);
         tasks(&m, q);
         check_old(&m);
+        for (uint32_t i = 0; i < NUMBERS; i++)
+            place->gone[i] = !weft_alive(w, i);
         weft_progress(w);
         place->turns++;
         if (place->order == BARRIER && place->obeyed != BARRIER) {
@@ -193,6 +222,10 @@ static void live(weft_node *w, struct place *place)
         if (place->order == SERVE && place->obeyed != SERVE) {
             serve(w);
             place->obeyed = SERVE;
+        }
+        if (place->order == LIE && place->obeyed != LIE) {
+            lie(&m);
+            place->obeyed = LIE;
         }
         usleep(500);
     }
@@ -341,13 +374,14 @@ static uint32_t killed_while(uint32_t slot, uint32_t newcomer)
     for (uint32_t i = 0; i < SLOTS; i++)
         if (i != newcomer && is_up(i))
             until(&board->place[i].died[number], 1, "news of a death", i);
-    board->dead[number] = 1;
     return number;
 }
 
 static uint32_t killed(uint32_t slot)
 {
-    return killed_while(slot, SLOTS);
+    uint32_t number = killed_while(slot, SLOTS);
+    board->dead[number] = 1;
+    return number;
 }
 
 /* All nodes go on, and their old addresses fail. */
@@ -431,8 +465,10 @@ static void test_meanwhile(void **state)
         uint32_t newcomer = (4 + round) % 5, victim = (newcomer + 1 + (uint32_t)(random_next(&seed) % 4)) % 5;
         start(newcomer, 0, 0, NULL, NULL);
         usleep((useconds_t)(random_next(&seed) % 30000));
-        killed_while(victim, newcomer);
+        uint32_t number = killed_while(victim, newcomer);
         highest = joined(newcomer, highest);
+        until(&board->place[newcomer].gone[number], 1, "the end of a node", newcomer);
+        board->dead[number] = 1;
         go_on();
         if (victim != (newcomer + 1) % 5) { /* the next round's newcomer takes the slot that is free */
             start(victim, 0, 0, NULL, NULL);
@@ -456,11 +492,35 @@ static void test_secret(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 100);
     assert_int_equal(board->result[2], EACCES);
     go_on();
+    /* Nor do connections that say nothing. */
+    int silent[100];
+    for (uint32_t i = 0; i < 100; i++)
+        silent[i] = getenv("TEST_COORD") ? -1 : cluster_connect(board->grow, base_deadline(LONG));
     start(2, 0, 0, NULL, NULL);
     assert_int_equal(joined(2, 1), 2);
     assert_int_equal(board->place[0].joined[2], 1);
+    for (uint32_t i = 0; i < 100; i++)
+        if (silent[i] >= 0)
+            close(silent[i]);
     end();
     unsetenv("WEFT_SECRET");
+}
+
+/* A member that lies about who joins. When it is gone, nodes join as before. */
+static void test_liar(void **state)
+{
+    (void)state;
+    founders(2);
+    start(2, 0, 0, NULL, NULL);
+    joined(2, 1);
+    board->place[2].order = LIE;
+    until(&board->place[2].obeyed, LIE, "lies", 2);
+    go_on();
+    killed(2);
+    start(2, 0, 0, NULL, NULL);
+    joined(2, 2);
+    go_on();
+    end();
 }
 
 /* Barriers are for those that started together, whoever joins, and dies. */
@@ -566,6 +626,7 @@ int main(void)
         cmocka_unit_test(test_in_turn),
         cmocka_unit_test(test_meanwhile),
         cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_liar),
         cmocka_unit_test(test_barrier),
         cmocka_unit_test(test_services),
         cmocka_unit_test(test_last_number),
