@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -414,12 +415,27 @@ static void end(void)
 
 /* --- the tests --- */
 
-/* Each node in turn is killed and comes back, the first one too. */
+/* Open files of a node; 0 where the system does not tell. */
+static uint32_t open_files(uint32_t slot)
+{
+    char path[64];
+    uint32_t n = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)board->place[slot].pid);
+    DIR *files = opendir(path);
+    while (files && readdir(files))
+        n++;
+    if (files)
+        closedir(files);
+    return n;
+}
+
+/* Each node in turn is killed and comes back, the first one too. The fourth stays, and keeps no files of those that went. */
 static void test_in_turn(void **state)
 {
     (void)state;
-    uint32_t highest = 2;
-    founders(3);
+    uint32_t highest = 3;
+    founders(4);
+    uint32_t files = open_files(3);
     for (uint32_t round = 0; round < repeats(10); round++)
         for (uint32_t slot = 0; slot < 3; slot++) {
             killed(slot);
@@ -428,6 +444,8 @@ static void test_in_turn(void **state)
             highest = joined(slot, highest);
             go_on();
         }
+    for (int64_t limit = now_ns() + LONG; open_files(3) > files + 2; usleep(10000))
+        assert_true(now_ns() < limit);
     end();
 }
 
