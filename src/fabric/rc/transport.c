@@ -45,12 +45,6 @@ static int make_memory(struct rc *rc)
     return 0;
 }
 
-uint32_t rc_peers_expected(const struct weft_node *w)
-{
-    uint32_t others = w->founders - 1;
-    return w->room > w->founders && others < RC_PEERS_GROWN ? RC_PEERS_GROWN : others;
-}
-
 static int look_for_device(struct weft_node *w)
 {
     struct rc *rc = w->rc;
