@@ -181,13 +181,13 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(const weft_device *d)
 
 /* --- requests --- */
 
-/* The clock of a wait. Initialize it with zeros, and call this between two looks. True: the deadline has passed, or the GPU is
-   being closed. */
+/* The clock of a wait. Initialize it with zeros, and call weft_device_late() between two polls. True: the deadline has passed, or the GPU
+   is being closed. */
 typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
 } weft_device_patience;
-/* What seldom changes is not read at every look. */
+/* Whether a waiting thread reads words that rarely change at this poll: it does so only at every few polls. */
 WEFT_DEVICE_CALL bool weft_device_now_and_then(const weft_device_patience *p)
 {
     return p->looks % 16 == 0;
@@ -206,7 +206,7 @@ WEFT_DEVICE_CALL bool weft_device_late(const weft_device *d, weft_device_patienc
     return now - p->since > d->deadline_ns || (weft_device_now_and_then(p) && weft_device_load(d->notice));
 }
 
-/* Has that node left, or died? Its node tells its kernels within about 1 ms. */
+/* Whether that node has left or died. The kernel's node reports it within about 1 ms. */
 WEFT_DEVICE_CALL bool weft_device_gone(const weft_device *d, uint32_t node)
 {
     return node >= d->size || (weft_device_load(d->notice + 1 + node / 64) >> node % 64 & 1);
@@ -337,7 +337,7 @@ WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 WEFT_DEVICE_CALL int weft_device_post(const weft_device *d, const weft_device_request *q, bool wait, weft_device_op *op)
 {
     uint32_t block = weft_device_block(d), slots = weft_device_slots(q->kind);
-    uint32_t number = block < d->rings ? block : block % d->rings; /* a GPU divides slowly */
+    uint32_t number = block < d->rings ? block : block % d->rings; /* avoids a division, which is slow on a GPU */
     const weft_device_ring ring = d->ring[number], *r = &ring;     /* read once: stores of the kernel do not change it */
     uint64_t ticket;
     if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
@@ -386,7 +386,7 @@ WEFT_DEVICE_CALL bool weft_device_answered(const weft_device *d, weft_device_op 
     return true;
 }
 
-/* The place of its answer. */
+/* The cell of the op's answer in the ring. */
 WEFT_DEVICE_CALL const weft_device_cell *weft_device_answer_of(const weft_device *d, const weft_device_op *op)
 {
     const weft_device_ring *r = weft_device_ring_of(d, op);
@@ -482,13 +482,14 @@ WEFT_DEVICE_CALL int weft_device_fence(const weft_device *d, uint32_t node)
 /* The following calls wait. */
 WEFT_DEVICE_CALL int weft_device_call(const weft_device *d, const weft_device_request *q, uint64_t *old)
 {
-    weft_device_op op = {0, 0, 0, 0}; /* not under way, should the request find no room */
+    weft_device_op op = {0, 0, 0, 0}; /* not under way if the request finds no room */
     int rc = weft_device_post(d, q, true, &op);
     if (rc)
         return rc; /* there is no op */
     rc = weft_device_wait(d, &op);
     if (rc == -WEFT_DEVICE_ETIMEDOUT)
-        weft_device_leave(d, &op); /* unless the operation itself ended with that error */
+        weft_device_leave(d, &op); /* frees the answer's place after a time-out of the wait; does nothing if the operation itself has ended
+                                      with that error */
     if (rc == 0 && old)
         *old = op.value;
     return rc;
@@ -575,10 +576,11 @@ WEFT_DEVICE_CALL int weft_device_wait_for(const weft_device *d, uint32_t node, u
             return -WEFT_DEVICE_ECONNRESET;
         if (weft_device_late(d, &patience))
             return -WEFT_DEVICE_ETIMEDOUT;
-        gone = weft_device_now_and_then(&patience) && weft_device_gone(d, node); /* then one last look: what it has sent has arrived */
+        gone = weft_device_now_and_then(&patience) &&
+               weft_device_gone(d, node); /* then read the word once more, because everything that the node has sent has arrived by now */
     }
 }
-/* The same, whoever adds to it: it ends when there is enough, or late. */
+/* Like weft_device_wait_for(), but any node may add to the word: ends when the value is reached, or at the deadline. */
 WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t word, uint64_t value, uint64_t *seen)
 {
     return weft_device_wait_for(d, d->rank, word, value, seen);
@@ -586,7 +588,7 @@ WEFT_DEVICE_CALL int weft_device_wait_at_least(const weft_device *d, uint64_t wo
 
 /* --- work queues: like the calls of the same names in weft/queue.h --- */
 
-/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results lie in this node's own pool, at most WEFT_DEVICE_TASKS of them
+/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool, at most WEFT_DEVICE_TASKS of them
    in a call; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has come: after -WEFT_DEVICE_ETIMEDOUT
    it may still write there, until the GPU is closed. Errors are those of weft/queue.h, with -ENOENT for a number that no queue has, and
    -EFAULT for memory outside the pool.
@@ -608,21 +610,21 @@ WEFT_DEVICE_CALL int weft_device_claim_start(const weft_device *d, uint32_t queu
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-/* The op's `value`: a bit for each that is held still, bit 0 for the first. */
+/* The op's `value` has a bit for each claim that this node still holds, bit 0 for the first. */
 WEFT_DEVICE_CALL int weft_device_renew_start(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, bool wait,
                                              weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-/* The op's `value`: a bit for each that was accepted, bit 0 for the first. */
+/* The op's `value` has a bit for each completion that was accepted, bit 0 for the first. */
 WEFT_DEVICE_CALL int weft_device_complete_start(const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
                                                 bool wait, weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-/* Repeats the request until there is something. Returns how many. */
+/* Repeats the request until its answer is not -WEFT_DEVICE_EAGAIN. Returns the number of tasks. */
 WEFT_DEVICE_CALL int weft_device_ask_queue(const weft_device *d, const weft_device_request *q)
 {
     weft_device_patience p = {0, 0};
@@ -635,8 +637,8 @@ WEFT_DEVICE_CALL int weft_device_ask_queue(const weft_device *d, const weft_devi
             return -WEFT_DEVICE_ETIMEDOUT;
     }
 }
-/* Submits those that find room, and returns how many: the first ones, at least 1. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there was no
-   room; or no answer came, and then they may have been submitted. */
+/* Submits as many of the first tasks as there is room for, at least 1, and returns how many. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there
+   was no room; or no answer came, and the tasks may have been submitted. */
 WEFT_DEVICE_CALL int weft_device_submit(const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
 {
     weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
@@ -650,7 +652,7 @@ WEFT_DEVICE_CALL int weft_device_claim(const weft_device *d, uint32_t queue, uin
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
-/* How many, and which: a bit for each. */
+/* Submits a request about several claims. Returns for how many it succeeded; `*which` has a bit for each of these. */
 WEFT_DEVICE_CALL int weft_device_ask_bits(const weft_device *d, const weft_device_request *q, uint64_t *which)
 {
     uint64_t bits = 0;
@@ -670,8 +672,8 @@ WEFT_DEVICE_CALL int weft_device_complete(const weft_device *d, uint32_t queue, 
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
     return weft_device_ask_bits(d, &q, accepted);
 }
-/* Renews `count` claims, as weft_renew(): the leases change. Returns how many are held still; `held` (may be NULL) has a bit for each. One
- * that is not may have been lost, or its home does not answer now. */
+/* Renews `count` claims, like weft_renew(): the leases change. Returns how many this node still holds; `held` (may be NULL) has a bit for
+ * each. Other claims are lost, or their home does not answer now. */
 WEFT_DEVICE_CALL int weft_device_renew(const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, uint64_t *held)
 {
     weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};

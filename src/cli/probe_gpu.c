@@ -205,11 +205,12 @@ static int differs(const uint8_t *seen, uint64_t bytes, uint8_t byte, const char
 {
     for (uint64_t i = 0; i < bytes; i++)
         if (seen[i] != byte)
-            return base_fail(-EIO, "what the GPU wrote is not %s at byte %llu", where, (unsigned long long)i);
+            return base_fail(-EIO, "the GPU filled this memory, but the bytes %s are wrong from byte %llu on", where,
+                             (unsigned long long)i);
     return 0;
 }
 
-/* The GPU fills all of it, at its address for it. */
+/* Lets the GPU fill the memory, by the GPU's address of it, and checks the bytes. */
 static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
 {
     int rc = probe_gpu_failed("cuMemsetD8", cuda->cuMemsetD8_v2(at, byte, m->bytes));

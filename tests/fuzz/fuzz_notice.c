@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as what nodes under mpirun tell each other: refused, or all of it can be used.
+ * Any bytes as the notices that nodes under mpirun exchange: each is refused, or all its fields can be used.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,12 +16,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     uint32_t n = (uint32_t)(size / sizeof(struct wire_notice));
     n = n > MOST ? MOST : n;
-    struct wire_notice *all = calloc(n + 1, sizeof *all); /* the last is one that is refused, if it is cut */
+    struct wire_notice *all = calloc(n + 1, sizeof *all); /* the last one is incomplete, and must be refused */
     if (!all)
         return 0;
     memcpy(all, data, size < (n + 1) * sizeof *all ? size : (n + 1) * sizeof *all);
     for (uint32_t i = 0; i <= n; i++) {
-        all[i].magic = WIRE_MAGIC; /* so that more than the magic number is looked at */
+        all[i].magic = WIRE_MAGIC; /* correct, so that the other fields are checked, too */
         all[i].rank = i;
         if (!meet_notice_ok(&all[i], i)) {
             n = i;
