@@ -247,7 +247,7 @@ class Generic(Base):
         self.assertEqual(rows["CUDA VMM, by dmabuf"], (0, "ibv_reg_dmabuf_mr", "cuMemMap", True))
         self.assertEqual(rows["CUDA managed"], (0, "ibv_reg_mr", "cuMemAllocManaged", True))
         got = self.with_gpu(FAKE_CUDA="deaf")
-        self.assertIn("what the GPU wrote is not here", {k["kind"]: k for k in got["kinds"]}["malloc"]["gpu"]["note"])
+        self.assertIn("the bytes that the processor reads are wrong", {k["kind"]: k for k in got["kinds"]}["malloc"]["gpu"]["note"])
         self.assertFalse(any(k["both"] for k in got["kinds"]))
         got = {k["kind"]: k["note"] for k in self.with_gpu(FAKE_CUDA="no-dmabuf,full")["kinds"]}
         self.assertEqual(got["CUDA device"], "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (CUDA 2)")

@@ -12,9 +12,8 @@
 #include <sys/socket.h>
 
 /* ---- The library --------------------------------------------------------------------------------------- */
-/* librdma.dylib, the rdma-core API; ibv_post_send, ibv_post_recv and ibv_poll_cq go through the context
- * and are no symbols; it is loaded with dlopen. Symbols exist that the header has not, ibv_reg_dmabuf_mr
- * among them. */
+/* librdma.dylib has the API of rdma-core, and is loaded with dlopen. ibv_post_send, ibv_post_recv and ibv_poll_cq are not symbols, because
+ * they go through the context. Some symbols are not in the header, for example ibv_reg_dmabuf_mr. */
 static void check_symbols(void)
 {
     void *handle = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
