@@ -67,7 +67,7 @@ class Vm(unittest.TestCase):
     def tearDown(self):
         limit = time.monotonic() + 60
         while started_and_alive() and time.monotonic() < limit:
-            time.sleep(0.05)  # what was killed may still be on its way out
+            time.sleep(0.05)  # processes that were killed may still be ending
         self.assertEqual(started_and_alive(), [])
 
     def test_use(self):
