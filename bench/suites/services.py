@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Services of nodes beside what a program does without them."""
+"""The process service, beside programs that are started without it."""
 from rig import Ours, Row, nodes, run, scaled, values
 
 NAME = "services"

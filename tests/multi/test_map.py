@@ -168,7 +168,7 @@ class Map(unittest.TestCase):
         left = os.listdir(Map.tmp)
         shutil.rmtree(Map.tmp)  # so that only one test reports it, not every later one
         os.mkdir(Map.tmp)
-        # The thread sanitizer's own, which it makes and removes while a program starts: one killed there leaves it.
+        # A file of the thread sanitizer, which it makes and removes while a program starts; a process killed at that moment leaves it.
         left = [name for name in left if not name.startswith("tsan.rodata.")]
         self.assertEqual(left, [], "temporary files are left behind")
         self.assertEqual([n for n in os.listdir(Map.dir) if "weft-" in n], [], "half an output is left behind")

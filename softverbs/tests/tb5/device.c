@@ -172,11 +172,11 @@ static void check_peer_dies(void)
         raise(SIGKILL);
     }
     char c;
-    expect(recv(wire, &c, 1, MSG_WAITALL) <= 0); /* it is gone */
+    expect(recv(wire, &c, 1, MSG_WAITALL) <= 0); /* the peer has ended */
     for (unsigned i = 0; i < 8; i++) {
         expect_error(post_send(&e, 2, FRAME, FRAME), 0);
     }
-    /* its one receive may have taken a message in the meantime of its death; nothing but a success comes */
+    /* its one receive may have taken a message while it died; no completion other than a success may come */
     while (next(&e, &wc, 4 * QUIET_MS)) {
         expect_error(wc.status, IBV_WC_SUCCESS);
     }
