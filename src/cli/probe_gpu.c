@@ -217,7 +217,7 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());
     if (rc || !m->far)
-        return rc ? rc : differs(m->at, m->bytes, byte, "here");
+        return rc ? rc : differs(m->at, m->bytes, byte, "that the processor reads");
     uint8_t *copy = malloc(m->bytes);
     if (!copy)
         return base_fail(-ENOMEM, "no memory for a copy");
@@ -225,7 +225,7 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());
     if (rc == 0)
-        rc = differs(copy, m->bytes, byte, "read back");
+        rc = differs(copy, m->bytes, byte, "that were copied back");
     free(copy);
     return rc;
 }

@@ -255,8 +255,8 @@ class Generic(Base):
         self.assertEqual(got["CUDA VMM, by dmabuf"], "cuMemGetHandleForAddressRange: CUDA_ERROR_NOT_SUPPORTED (CUDA 801)")
 
     def test_probe_memory_with_a_driver_that_cannot_be_used(self):
-        self.assertEqual(self.with_gpu("old")["gpu_why"], "no GPU: CUDA's driver is too old: it is of CUDA 9.1 and has no "
-                         "cuMemGetAllocationGranularity; one of CUDA 10.2 or newer is needed")
+        self.assertEqual(self.with_gpu("old")["gpu_why"], "no GPU: CUDA's driver is too old: it is for CUDA 9.1 and lacks "
+                         "cuMemGetAllocationGranularity; install one for CUDA 10.2 or newer")
         for code, says in ((100, "CUDA_VISIBLE_DEVICES is \"7\""), (802, "start nvidia-fabricmanager"), (803, "restart this machine")):
             got = self.with_gpu(FAKE_CUDA=f"init={code}", CUDA_VISIBLE_DEVICES="7")
             self.assertIn(says, got["gpu_why"])
