@@ -251,8 +251,8 @@ static void *rc_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset
     return NULL;
 }
 
-/* Every change of memory that a peer may sleep on is done by a frame, which wakes the sleeper. Only a native atomic is not, so a frame is
-   sent behind it. */
+/* Words that a peer may sleep on are changed by frames, and a frame wakes the sleeper. Only a native atomic of the device is not a frame,
+   so a frame is sent after it. */
 static void rc_wake(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;
