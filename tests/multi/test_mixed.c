@@ -54,8 +54,13 @@ static int mixed_node(int rank, void *arg)
     check_everything(w, 4);
     weft_gaddr word = symmetric_alloc(w, 64);
     OK(weft_barrier(w, patience_ns(60)));
-    if (rank == p->victim)
+    /* Not before all have left the barrier, which would fail. */
+    if (p->victim >= 0 && rank != p->victim)
+        OK(weft_fetch_add(w, on_node(word, (uint32_t)p->victim), 1, NULL, NULL));
+    if (rank == p->victim) {
+        OK(weft_wait_until(w, on_node(word, (uint32_t)rank), WEFT_EQ, 2, NULL, patience_ns(60)));
         kill(getpid(), SIGKILL);
+    }
     for (int i = 0; i < 3 && p->victim >= 0; i++) {
         uint64_t old;
         if (i != p->victim) {

@@ -34,7 +34,7 @@ def sent(interface):
 class Network(test_ssh.Ssh):
     """With the tests of test_ssh.py, which run here over TCP."""
     if not test_ssh.LONG:
-        test_interrupted = None  # nothing of it goes over the transport
+        test_node_killed = test_interrupted = None  # test_ssh.py and test_death.c have them
 
     def well(self, process):
         out, err = process.communicate(timeout=2 * LIMIT)
