@@ -240,13 +240,14 @@ static int cluster_logs(const char *cluster, bool follow)
     if (standing_find(&p, cluster, false))
         return cli_error("logs", "%s", base_error());
     snprintf(old, sizeof old, "%s.1", p.log);
-    FILE *f = fopen(old, "re");
-    if (f) {
-        print_rest(f);
-        fclose(f);
-    }
-    if (!(f = fopen(p.log, "re")))
+    FILE *f = fopen(p.log, "re"); /* first: if it is renamed now, nothing is left out */
+    if (!f)
         return cli_error("logs", "%s: %s", p.log, base_strerror(errno));
+    FILE *before = fopen(old, "re");
+    if (before && !same_file(f, old))
+        print_rest(before);
+    if (before)
+        fclose(before);
     print_rest(f);
     int status = cli_flush("logs");
     cli_catch_signals();
