@@ -34,6 +34,7 @@ def sent(interface):
 class Network(test_ssh.Ssh):
     """With the tests of test_ssh.py, which run here over TCP."""
     if not test_ssh.LONG:
+        lines, jobs = 60_000, 1
         test_node_killed = test_interrupted = None  # test_ssh.py and test_death.c have them
 
     def well(self, process):

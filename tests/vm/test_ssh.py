@@ -67,6 +67,8 @@ class Ssh(unittest.TestCase):
     def tearDownClass(cls):
         cls.far("kill $(cat /run/sshd.pid)")
 
+    lines, jobs = 200_000, 2  # of test_map: its input, and how many of its two jobs
+
     @classmethod
     def far(cls, command):
         """Runs a command on the second machine. All use one connection, because making one takes a second or two here."""
@@ -118,8 +120,8 @@ class Ssh(unittest.TestCase):
         """A job is shared with the other machine, which has none of its files. What runs here waits until something has
         come from there; the second time, until the node there is killed."""
         with open("/tmp/in", "w", encoding="utf-8") as file:
-            file.writelines(f"{n}\n" for n in range(200_000))
-        for kill, wait, mode in ((False, "[ -s /tmp/out ]", "--unordered"), (True, "[ -e /tmp/killed ]", "--no-progress")):
+            file.writelines(f"{n}\n" for n in range(self.lines))
+        for kill, wait, mode in ((False, "[ -s /tmp/out ]", "--unordered"), (True, "[ -e /tmp/killed ]", "--no-progress"))[-self.jobs:]:
             command = f"[ {{node}} = 1 ] || until {wait}; do sleep 0.2; done; : >/tmp/ran-{{#}}; cat; sleep 1007 &"
             with open("/tmp/out", "w+", encoding="utf-8") as out:
                 process = self.start("--memory", "24M", "--slots", "1", "--block", "100K", mode, "/tmp/in", "--", "sh", "-c",
@@ -133,7 +135,7 @@ class Ssh(unittest.TestCase):
                 _, err = process.communicate(timeout=2 * LIMIT)
                 out.seek(0)
                 found = list(map(int, out))
-            self.assertEqual((process.returncode, (found if kill else sorted(found)) == list(range(200_000))), (0, True), err)
+            self.assertEqual((process.returncode, (found if kill else sorted(found)) == list(range(self.lines))), (0, True), err)
             self.assertEqual("weft map: node 1 is gone; its pieces run again elsewhere\n" in err, kill, err)
             self.nothing_stays()
             self.far("rm -f /tmp/ran-*")
