@@ -158,7 +158,9 @@ int base_memory_fd_check(int fd, uint64_t bytes)
     int seals = fcntl(fd, F_GET_SEALS);
     /* Without the seal the peer could shrink the memory, and the next access here would raise SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return base_fail(-EPROTO, "a peer passed a descriptor that is not sealed memory");
+        return base_fail(
+            -EPROTO, "the shared memory that was passed is not a memfd with F_SEAL_SHRINK, so the sender could shrink it and crash this "
+                     "process: do both run the same version of weft?");
     return system_check_size(fd, bytes);
 }
 

@@ -46,7 +46,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
         return base_fail(-EPROTO, "the member that answered sent an invalid number");
     j->cards = calloc((size_t)a->number + 1, sizeof *j->cards);
     if (!j->cards)
-        return base_fail(-ENOMEM, "no memory for the cards of %u nodes", a->number);
+        return base_fail(-ENOMEM, "cannot join the cluster: no memory for the names and addresses of %u nodes", a->number);
     for (uint32_t i = 0; i < a->count; i++) {
         if (cards[i].rank >= a->number || !join_card_ok(&cards[i], cards[i].rank))
             return base_fail(-EPROTO, "the member that answered sent an invalid card");

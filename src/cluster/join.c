@@ -586,7 +586,7 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
         return keep_launcher(w, s);
     j.cards = calloc(w->size, sizeof *j.cards);
     if (!j.cards)
-        return base_fail(-ENOMEM, "no memory for the cards of %u nodes", w->size);
+        return base_fail(-ENOMEM, "no memory for the names and addresses of %u nodes", w->size);
     rc = join_listen_here(&j);
     if (!rc && w->size > 1)
         rc = find_each_other(&j, s);

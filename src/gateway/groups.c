@@ -45,7 +45,7 @@ int gateway_groups_open(struct gateway_groups **out)
     int fds[2];
     struct gateway_groups *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the processes that this node is to run");
+        return base_fail(-ENOMEM, "no memory for the table of the processes that other nodes may start on this node");
     void *memory = mmap(NULL, GROUPS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int rc = memory == MAP_FAILED ? -errno : base_pipe(fds, 0);
     if (rc) {

@@ -15,16 +15,19 @@ struct gateway_stream *handle_output(struct weft_process *p, uint32_t which)
 
 static int no_output(const struct weft_process *p, uint32_t which)
 {
-    return base_fail(-EINVAL, "process %u of node %u does not send its output %u here: start it with WEFT_SPAWN_%s", p->pid, p->node, which,
-                     which == 2 ? "STDERR" : "STDOUT");
+    if (which != 1 && which != 2)
+        return base_fail(-EINVAL, "process %u on node %u has no output %u: pass 1 (standard output) or 2 (standard error)", p->pid, p->node,
+                         which);
+    return base_fail(-EINVAL, "process %u on node %u does not send its standard %s to this node: start it with WEFT_SPAWN_%s", p->pid,
+                     p->node, which == 2 ? "error" : "output", which == 2 ? "STDERR" : "STDOUT");
 }
 
 static int read_error(const struct weft_process *p, uint32_t which, int rc)
 {
-    if (rc == -EBUSY)
-        return base_fail(rc, "output %u of process %u of node %u: another read is under way", which, p->pid, p->node);
-    return rc ? base_fail(rc, "output %u of process %u of node %u: %s", which, p->pid, p->node,
-                          rc == -ECONNRESET ? "the node is gone" : base_strerror(rc))
+    return rc ? base_fail(rc, "cannot read standard %s of process %u on node %u: %s", which == 2 ? "error" : "output", p->pid, p->node,
+                          rc == -EBUSY        ? "another read is under way"
+                          : rc == -ECONNRESET ? "the node is gone"
+                                              : base_strerror(rc))
               : 0;
 }
 
@@ -101,7 +104,7 @@ int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t l
 int handle_input(struct weft_process *p)
 {
     if (!p->wants_in)
-        return base_fail(-EINVAL, "the input of process %u of node %u does not come from here: start the process with WEFT_SPAWN_STDIN",
+        return base_fail(-EINVAL, "process %u on node %u does not read its standard input from this node: start it with WEFT_SPAWN_STDIN",
                          p->pid, p->node);
     if (!handle_has_started(p))
         return 1;
@@ -123,7 +126,7 @@ static int write_error(struct weft_process *p, int rc)
     base_spin_unlock(&p->g->lock);
     if (rc == -EPIPE && lost)
         return handle_error(p);
-    return rc == -EPIPE ? base_fail(rc, "process %u of node %u reads no more input", p->pid, p->node) : rc;
+    return rc == -EPIPE ? base_fail(rc, "process %u on node %u no longer reads its standard input", p->pid, p->node) : rc;
 }
 
 /* Writes as many bytes as there is room for, and returns how many. */

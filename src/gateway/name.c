@@ -166,7 +166,11 @@ static void name_begin(void *state, struct gateway_call *c)
     char name[WEFT_NAME_BYTES];
     uint16_t kind = c->record.kind;
     if (kind != WEFT_NAME_LIST && !name_read(&c->record, name)) {
-        base_fail(-EINVAL, "a request has an invalid name: a name has 1 to %u bytes", WEFT_NAME_BYTES - 1);
+        base_fail(-EINVAL, "cannot %s a name: the name is %s: give a name of 1 to %u bytes",
+                  kind == WEFT_NAME_PUBLISH    ? "publish"
+                  : kind == WEFT_NAME_WITHDRAW ? "withdraw"
+                                               : "look up",
+                  name[0] ? "too long" : "empty", WEFT_NAME_BYTES - 1);
         gateway_answer_error(c, -EINVAL);
         return;
     }

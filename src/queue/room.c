@@ -150,7 +150,7 @@ static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, con
     fab_wake_here(q->w); /* wake threads that wait for room */
 }
 
-/* Tell a node that asks for a queue that it is not open here. */
+/* Answer a node that has asked for a queue: this node has no open queue of that name. */
 static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
 {
     struct queue_message m = *ask;
@@ -158,8 +158,8 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
     m.incarnation = 0;
     m.to = ask->incarnation;
     if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
-        base_log(BASE_LOG_WARN, "queue '%.*s': cannot tell node %u, which drains it, that it is not open here: %s", (int)QUEUE_NAME_BYTES,
-                 m.name, to, base_error());
+        base_log(BASE_LOG_WARN, "queue '%.*s': cannot tell node %u, which drains the queue, that this node has not opened it: %s",
+                 (int)QUEUE_NAME_BYTES, m.name, to, base_error());
 }
 
 static void room_handle(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,

@@ -315,6 +315,10 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (!err)
         err = connect_exchange(l, side_fd, &ready, &answer, 1, deadline);
     if (!err && answer != 'r')
-        err = base_fail(-EPROTO, "node %u did not get ready", link->node);
+        err = base_fail(
+            -EPROTO,
+            "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses: do all nodes run the "
+            "same version of weft?",
+            link->node, (unsigned)(unsigned char)answer);
     return err;
 }
