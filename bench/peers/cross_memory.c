@@ -83,7 +83,8 @@ static bool right(struct pair *p, int me, uint64_t bytes)
     return !p->failed;
 }
 
-/* What tells of a turn: the copied bytes themselves, a line of shared memory, such a line with the sum of the bytes. */
+/* How a side announces its turn: by the copied bytes themselves, by a line of shared memory, or by such a line with the sum of the bytes.
+ */
 enum told { BY_BYTES, BY_LINE, BY_SUM };
 
 /* Turns of one side. at[i], where there is an `at`: when turn i began. */

@@ -3,7 +3,7 @@
 import importlib
 
 NAMES = ("pool", "fabric", "wait", "barrier", "queue", "map", "services", "softverbs", "rc", "tb", "ofi", "gpu")
-ASKED_FOR = ("gpu",)  # only by name: they need what few machines have
+ASKED_FOR = ("gpu",)  # run only if named: they need devices that few machines have
 
 
 def load(name):

@@ -20,7 +20,7 @@ SHARED = {}
 for _bytes, _text, _iterations, _warmup in ((4 << 20, "4 MiB", 500, 20), (64 << 20, "64 MiB", 40, 8), (256 << 20, "256 MiB", 10, 2)):
     for _test in ("put_bw", "get_bw"):
         SHARED[f"shared {_test} {_text}"] = (_test, _bytes, _iterations, _warmup)
-SHARED_CORES = 4   # with fewer nobody helps
+SHARED_CORES = 4   # with fewer cores there are no helper threads
 SHARED_TARGET = 3  # times one thread, for 64 MiB with 16 cores
 
 
@@ -61,7 +61,7 @@ class Weft(Ours):
 
 
 class OneThread(Weft):
-    """Ours where no other thread may help with a copy."""
+    """weft without helper threads for copies."""
     peer = "weft, one thread"
     ENV = {"WEFT_COPY_THREADS": "1"}
 
@@ -70,7 +70,7 @@ class OneThread(Weft):
 
 
 class Machine(Weft):
-    """What the same two cores do with plain loads and stores."""
+    """The limit of the same two cores, with plain loads and stores."""
     peer = "machine"
     limit = True
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Requests of a GPU's kernels to their node, beside the bare thing: two words in host memory, rings that a thread only reads. Tasks done by
-a kernel that stays, beside a kernel launched for each. `weft map --gpu`, beside a bare copy to the GPU and the processor's kernels."""
+"""Requests of a GPU's kernels to their node, beside the limits without weft: two words in host memory, rings that a thread only reads. Tasks done
+by a persistent kernel, beside a kernel launched for each task. `weft map --gpu`, beside a bare copy to the GPU and the processor's kernels."""
 import json
 import os
 import tempfile
@@ -10,7 +10,7 @@ from rig import OUT, Ours, Row, Side, nodes, run, scaled, values
 NAME = "gpu"
 TITLE = "requests of a GPU's kernels to their node (needs a CUDA GPU)"
 
-# group: (test of ours, the bare one, blocks, iterations, warm-up)
+# group: (weft's test, the test without weft, blocks, iterations, warm-up)
 TESTS = {"request": ("request_lat", "bare_lat", 0, 20000, 1000), "put": ("put_lat", "bare_lat", 0, 20000, 1000),
          "requests 8": ("requests", "bare_rate", 8, 20000000, 1), "requests 64": ("requests", "bare_rate", 64, 20000000, 1),
          "puts 8": ("puts", "bare_rate", 8, 5000000, 1), "puts 64": ("puts", "bare_rate", 64, 5000000, 1),

@@ -86,7 +86,7 @@ def timed(argv, env=None, out=None, timeout=300):
 
 
 class Mapper(Side):
-    """What ours and GNU parallel have in common: the same file, blocks and number of commands at once."""
+    """The arguments that weft map and GNU parallel share: the same file, blocks and number of commands at once."""
     checked = False
     pieces = PIECES
 
@@ -130,8 +130,8 @@ class Mapper(Side):
         return self.words(path, size)
 
     def piece(self, scale):
-        """The whole time of N pieces less that of one, by N - 1; and less a bare start, measured next to it. That can
-        be below zero: the bare one starts nothing before the last has been waited for."""
+        """The time of N pieces minus that of one, divided by N - 1; and this minus a bare start, measured next to it. That can
+        be below zero, because the bare test starts no command before the last one has ended."""
         count = scaled(self.pieces, scale, 50)
         many, one = lines_file(count), lines_file(1)
         took = timed(self.true(many))

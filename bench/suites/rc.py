@@ -79,7 +79,7 @@ class OnDevice(Side):
         return scaled(iterations, scale / SLOWER if DEVICE else scale, 100)
 
     def pair(self, argvs, env, fabric="bench"):
-        """Both at once; the first one's output."""
+        """Runs both nodes at the same time, and returns the output of the first."""
         return together([start(self.on(i, argv, fabric), self.core(i), {**self.env, **env, **own})
                          for i, (argv, own) in enumerate(argvs)], 120)[0]
 
@@ -102,7 +102,7 @@ class Weft(OnDevice):
         return values(self.run_test(test, size, iterations, scale, {}), lambda line: group)
 
     def measure_rails(self, group, scale):
-        """Of the fabric's devices so many; the machine's copying is the limit of all together."""
+        """Uses so many of the fabric's devices; the machine's copying limits all of them together."""
         if not self.made:
             devices = [[{"interface": f"en{k}", "ipv4": f"10.0.{k}.{host + 1}"} for k in range(max(RAILS))] for host in range(2)]
             path = os.path.join(self.folder.name, "rails.json")
@@ -145,8 +145,8 @@ class Weft(OnDevice):
 
 
 class Perftest(OnDevice):
-    """Its typical (median) time as we take ours, its average rates. Small writes: 128 in flight as its default and ours is,
-    once as it does by itself and once with the bytes in the request (-I), as weft sends them: the better one counts."""
+    """perftest's typical (median) time, as for weft, and its average rates. Small writes: 128 in flight, as weft's; once with
+    perftest's default and once with inline data (-I), as weft sends them: the better result counts."""
     peer = "perftest"
 
     def missing(self):

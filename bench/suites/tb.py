@@ -21,7 +21,7 @@ TESTS = {
     "links": ("links", 1 << 20, 1000, "ib_send_bw", 1 << 20, 1.0),
 }
 DEEP = {64: 64, 1 << 20: 14, 4 << 20: 2, 64 << 20: 2}  # messages of perftest's in flight
-LANES = "32K:32,512K:14"  # what pays here, where a message costs a call into the system; by default they are smaller
+LANES = "32K:32,512K:14"  # larger lanes than the default, because a message costs a system call on softverbs
 
 
 def rows(context):
@@ -86,7 +86,7 @@ class Weft(OnCable):
 
 
 class Small(Weft):
-    """The lanes that weft has by default: a cable's own messages cost less than softverbs', and small ones are sooner repaired."""
+    """weft's default lanes: on a real cable a message costs less than on softverbs, and small messages are repaired faster."""
     peer, lanes = "tb, lanes by default", "32K:32,128K:16,128K:16"
 
     def measure(self, group, scale):
@@ -94,7 +94,7 @@ class Small(Weft):
 
 
 class One(Weft):
-    """To one of the three peers. All three share the one processor that copies for them here: no cable would."""
+    """Puts to one of three peers. Here all three share the processor that copies for them, unlike real cables."""
     peer, cables = "tb, one cable", 1
 
     def measure(self, group, scale):
@@ -130,7 +130,7 @@ class Perftest(OnCable, rc.Perftest):
 
 
 class Cached(Perftest):
-    """What 64 MiB cannot be: in a processor's cache, again and again the same 4 MiB."""
+    """The same 4 MiB again and again, which stay in a processor's cache; 64 MiB cannot."""
     peer, size = "perftest, messages of 4 MiB", 4 << 20
 
     def measure(self, group, scale):
@@ -138,7 +138,7 @@ class Cached(Perftest):
 
 
 class Copy(Side):
-    """No device can be quicker here: one processor copies and sums, the other fetches what came from its cache, and sums that."""
+    """The limit of this machine: one processor copies and computes checksums, the other reads the received bytes and checks them."""
     peer, limit = "copied and summed at both ends", True
     tests = {"put 64": ("frame_lat", 64, 1), "put 4096": ("frame_lat", 3840, 1), "get": ("frame_lat", 64, 2), "add": ("frame_lat", 64, 2),
              "bulk 1M": ("check_bw", 1 << 20, 1), "bulk 64M": ("check_bw", 64 << 20, 1), "links": ("check_bw", 1 << 20, 1)}

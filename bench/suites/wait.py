@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What waiting costs, beside the kernel's own wake-up of a process."""
+"""The cost of waiting, beside the kernel's own wake-up of a process."""
 from rig import Ours, Row, nodes, scaled, values
 
 NAME = "wait"
@@ -32,7 +32,7 @@ class Weft(Ours):
 
 
 class Kernel(Weft):
-    """A futex that one process waits on and another one wakes: no waking is sooner."""
+    """A futex on which one process waits and which another one wakes: the fastest wake-up possible."""
     peer = "futex"
     limit = True
 

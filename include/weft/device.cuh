@@ -2,21 +2,22 @@
  *
  * Calls of weft/device.h for threads that work together, in CUDA only: by a warp (`_warp`: all its 32 threads) or a block (`_block`: all
  * its threads). Each thread of the warp or block makes the call, at the same point and with the same arguments, and each gets the same
- * result. They meet at barriers inside; so what any of them has stored before comes before what the call does, and what the call brought
- * may be read by all of them after it. Waits are bounded as in weft/device.h, if all threads come.
+ * result. The calls have barriers inside: everything that any of the threads has stored before is visible to the operation, and after the
+ * call all threads can read the data that it fetched. Waits are bounded as in weft/device.h, if all threads make the call.
  *
- * Put and get: where the kernel reaches both ends by loads and stores (weft_device_ptr()), all threads copy, 16 bytes each at a time, and
- * the operation is complete when the call returns: its op says so, too. (16 bytes where both ends have the same remainder by 16; else 8, 4
- * or 1.) Elsewhere the first thread hands it to the node as one request.
- *   - A direct copy passes what the ring still holds: it is not behind an earlier weft_device_fence(). Call weft_device_flush() before,
- * where that matters.
- *   - It does not find out that the other node has died.
- *   - Both ends have to be memory of their nodes: -WEFT_DEVICE_EINVAL where the near end is another node's.
+ * Put and get: if the kernel can access both ends by loads and stores (weft_device_ptr()), all threads copy directly, and the operation and
+ * its op are complete when the call returns. Each thread copies 16 bytes at a time if both addresses have the same remainder modulo 16,
+ * otherwise 8, 4 or 1. If the kernel cannot access both ends, the first thread submits one request to the node.
+ *   - A direct copy is not ordered with requests in the ring, so an earlier weft_device_fence() has no effect on it. If the order matters,
+ *     call weft_device_flush() before.
+ *   - A direct copy does not notice that the other node has died.
+ *   - The near end must be memory of this node; otherwise the call returns -WEFT_DEVICE_EINVAL.
  *
- * An op is the first thread's (weft_device_first()): those of the others are not used, and may be NULL. Whether there is one has to be the
- * same for all. Where the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, the others wait.
+ * Only the op of the first thread (weft_device_first()) is used; the other threads may pass any pointer, but either all or none pass NULL.
+ * If the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, and the others wait.
  *
- * All else: let the first thread call what weft/device.h has, and share the answer, by weft_device_by_warp() and weft_device_by_block():
+ * For all other calls of weft/device.h, let the first thread make the call and share the result with weft_device_by_warp() or
+ * weft_device_by_block():
  *     int n = weft_device_by_block([&] { return weft_device_claim(d, queue, leases, 8); });
  */
 #ifndef WEFT_DEVICE_CUH
@@ -30,7 +31,7 @@
 
 /* --- warps and blocks --- */
 
-/* `share` gives the first thread's word to all; `meet` is a barrier, behind which all see what each has stored before. */
+/* share(): gives the first thread's word to all threads. meet(): a barrier; after it all threads see the earlier stores of each. */
 struct weft_device_warp {
     static __device__ __forceinline__ uint32_t threads()
     {
@@ -76,13 +77,13 @@ struct weft_device_whole_block {
     }
 };
 
-/* Is this thread the first one of its warp, or block? */
+/* Whether this thread is the first one of its warp or block. */
 template <typename G> static __device__ __forceinline__ bool weft_device_first()
 {
     return G::number() == 0;
 }
 
-/* The first thread calls `f`, which returns an int; all get what it returned. */
+/* The first thread calls `f`, which returns an int; all threads get this value. */
 template <typename G, typename F> static __device__ __forceinline__ int weft_device_by(F f)
 {
     int rc = 0;
@@ -102,7 +103,7 @@ template <typename F> static __device__ __forceinline__ int weft_device_by_block
 
 /* --- copying --- */
 
-/* All threads copy so many whole words: four loads of each are under way at a time. */
+/* All threads together copy whole words; each thread has four loads under way at a time. */
 template <typename T>
 static __device__ __forceinline__ void weft_device_copy_words(T *dst, const T *src, uint64_t n, uint32_t me, uint32_t all)
 {
@@ -118,7 +119,7 @@ static __device__ __forceinline__ void weft_device_copy_words(T *dst, const T *s
         dst[i] = src[i];
 }
 
-/* By the widest words that both ends allow; what is before the first and behind the last goes by bytes. */
+/* Copies by the widest words that both ends allow; the bytes before the first and after the last word are copied one by one. */
 template <typename T>
 static __device__ __forceinline__ void weft_device_copy_as(uint8_t *dst, const uint8_t *src, uint64_t len, uint32_t me, uint32_t all)
 {
@@ -130,8 +131,8 @@ static __device__ __forceinline__ void weft_device_copy_as(uint8_t *dst, const u
     weft_device_copy_words(dst + head + words * sizeof(T), src + head + words * sizeof(T), len - head - words * sizeof(T), me, all);
 }
 
-/* Thread `me` of `all`: its part of a copy between memory that the kernel reaches. The ends must not overlap. The part of a thread is seen
- * by others after weft_device_publish() of that thread. */
+/* Copies the part of thread `me` of `all` threads, between memory that the kernel can access. Source and target must not overlap. Others
+ * see this part after this thread has called weft_device_publish(). */
 static __device__ inline void weft_device_copy(void *to, const void *from, uint64_t len, uint32_t me, uint32_t all)
 {
     uint8_t *dst = (uint8_t *)to;
@@ -147,7 +148,8 @@ static __device__ inline void weft_device_copy(void *to, const void *from, uint6
         weft_device_copy_as<uint8_t>(dst, src, len, me, all);
 }
 
-/* Copy directly, if the kernel reaches both ends. One thread looks: the tables may change meanwhile, and all must do the same. */
+/* Copies directly, if the kernel can access both ends. Only one thread reads the tables, because they may change meanwhile, and all threads
+ * must decide the same. */
 template <typename G>
 static __device__ __forceinline__ bool weft_device_copy_by(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len)
 {
@@ -160,7 +162,7 @@ static __device__ __forceinline__ bool weft_device_copy_by(const weft_device *d,
     from = G::share(from);
     if (!to || !from)
         return false;
-    weft_device_follow(); /* what another has written, and told one of us: each thread's own cache may be older */
+    weft_device_follow(); /* for data of which another thread of this group was notified: this thread's own cache may hold older bytes */
     weft_device_copy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, len, G::number(), G::threads());
     weft_device_publish();
     G::meet();
@@ -169,7 +171,7 @@ static __device__ __forceinline__ bool weft_device_copy_by(const weft_device *d,
 
 /* --- operations --- */
 
-/* `near` is the end that has to be of this node. */
+/* `near` is the end that must be memory of this node. */
 template <typename G>
 static __device__ inline int weft_device_move_by(const weft_device *d, uint32_t kind, uint64_t dst, uint64_t src, uint64_t len, bool wait,
                                                  weft_device_op *op)
@@ -190,7 +192,7 @@ static __device__ inline int weft_device_move_by(const weft_device *d, uint32_t 
         return weft_device_post(d, &q, wait, op);
     });
 }
-/* The signal is added to when the bytes are there, by the node: so it is a request in any case, and complete as that. */
+/* The node adds to the signal when the bytes have arrived: so the signal is always a request, and the op is complete with it. */
 template <typename G>
 static __device__ inline int weft_device_put_signal_by(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, uint64_t signal,
                                                        uint64_t add, weft_device_op *op)
@@ -201,7 +203,7 @@ static __device__ inline int weft_device_put_signal_by(const weft_device *d, uin
     uint64_t left = len && weft_device_copy_by<G>(d, dst, src, len) ? 0 : len;
     return weft_device_by<G>([&] { return weft_device_put_signal(d, left ? dst : signal, left ? src : 0, left, signal, add, op); });
 }
-/* The op's result is shared; its value is the first thread's. */
+/* All threads get the op's result; only the first thread gets its value. */
 template <typename G> static __device__ __forceinline__ int weft_device_wait_by(const weft_device *d, weft_device_op *op)
 {
     int rc = weft_device_by<G>([&] { return weft_device_wait(d, op); });
@@ -215,7 +217,7 @@ template <typename G> static __device__ __forceinline__ int weft_device_test_by(
     return rc;
 }
 
-/* The names to call. Each pair is the same by a warp and by a block, and like the call of weft/device.h without the ending. */
+/* The public calls. Each pair does the same for a warp and for a block, like the call of weft/device.h without the suffix. */
 #define WEFT_DEVICE_TOGETHER(name, group)                                                                                      \
     static __device__ inline int weft_device_put_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,        \
                                                         weft_device_op *op)                                                    \

@@ -180,10 +180,11 @@ WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32
             return -WEFT_DEVICE_ECONNRESET;
         if (weft_device_late(d, &patience))
             return -WEFT_DEVICE_ETIMEDOUT;
-        gone = weft_device_now_and_then(&patience) && weft_device_gone(d, node); /* then one last look: what it has sent has arrived */
+        gone = weft_device_now_and_then(&patience) &&
+               weft_device_gone(d, node); /* then read the word once more, because everything that the node has sent has arrived by now */
     }
 }
-/* The same, whoever adds to it: it ends when there is enough, or late. */
+/* Like weft_device_wait_for(), but any node may add to the word: ends when the value is reached, or at the deadline. */
 WEFT_DEVICE_CALL int weft_device_wait_at_least(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t value, WEFT_NEAR uint64_t *seen)
 {
     return weft_device_wait_for(d, d->rank, word, value, seen);

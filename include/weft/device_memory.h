@@ -61,7 +61,7 @@ WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* The same from the cache of this thread's multiprocessor: quick, and perhaps an earlier value. */
+/* Loads from the cache of this thread's multiprocessor: fast, but perhaps an older value. */
 WEFT_DEVICE_CALL uint64_t weft_device_load_guess(const uint64_t *p)
 {
     uint64_t v;
@@ -78,7 +78,8 @@ WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-WEFT_DEVICE_CALL bool weft_device_raise_flag(uint32_t *p) /* changes the word from 0 to 1; other threads see that before what follows */
+WEFT_DEVICE_CALL bool weft_device_raise_flag(
+    uint32_t *p) /* changes the word from 0 to 1; false: it was 1. Other threads see the change before this thread's later stores */
 {
     return atomicCAS(p, 0u, 1u) == 0;
 }
@@ -90,7 +91,7 @@ WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, u
 {
     return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired);
 }
-/* Both of the above at a time: returns what was in `p`; `raised`: the flag was 0. */
+/* Both atomics at the same time. Returns the former value of `*p`; `*raised`: the flag was 0 before. */
 WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expected, uint64_t desired, uint32_t *flag, bool *raised)
 {
     uint64_t was;
@@ -104,7 +105,7 @@ WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* ret
 {
     return atomicAdd((unsigned long long *)p, (unsigned long long)more);
 }
-/* A cell is stored and loaded by one access of 16 bytes, which travels as one. */
+/* A cell is stored and loaded by one access of 16 bytes, which the bus does not split. */
 WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
 {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(c), "l"(low), "l"(high) : "memory");
@@ -113,7 +114,7 @@ WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t 
 {
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*low), "=l"(*high) : "l"(c) : "memory");
 }
-WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from now on is read after the cell */
+WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thread after its read of the cell */
 {
     __threadfence_system();
 }
@@ -126,7 +127,7 @@ WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores to mem
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* What is read after this is read after the words. */
+/* Loads several cells. Later reads of this thread are ordered after these loads. */
 WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++)
@@ -139,8 +140,8 @@ WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
     return (int64_t)v;
 }
-/* How long to pause between two reads of the host's memory. A read takes longer than the host needs to answer, so one that comes a moment
-   too soon costs a whole second read. */
+/* Pauses before the first read of an answer. A read of the host's memory takes longer than the host needs to answer, so a read that comes
+   a moment too soon costs another whole read. */
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
     for (long long start = clock64(); clock64() - start < 480;)
@@ -214,7 +215,7 @@ WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
-WEFT_DEVICE_CALL uint64_t weft_device_load_guess(const uint64_t *p) /* perhaps an earlier value */
+WEFT_DEVICE_CALL uint64_t weft_device_load_guess(const uint64_t *p) /* perhaps an older value */
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
@@ -226,7 +227,8 @@ WEFT_DEVICE_CALL uint32_t weft_device_load_flag(const uint32_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-WEFT_DEVICE_CALL bool weft_device_raise_flag(uint32_t *p) /* changes the word from 0 to 1; other threads see that before what follows */
+WEFT_DEVICE_CALL bool weft_device_raise_flag(
+    uint32_t *p) /* changes the word from 0 to 1; false: it was 1. Other threads see the change before this thread's later stores */
 {
     uint32_t down = 0;
     return __atomic_compare_exchange_n(p, &down, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
@@ -240,7 +242,7 @@ WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, u
     (void)__atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     return expected;
 }
-/* Both of the above: returns what was in `p`; `raised`: the flag was 0. */
+/* Both atomics. Returns the former value of `*p`; `*raised`: the flag was 0 before. */
 WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expected, uint64_t desired, uint32_t *flag, bool *raised)
 {
     *raised = weft_device_raise_flag(flag);
@@ -260,7 +262,7 @@ WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t 
     *high = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with the release in gpu_ring_finish(), which stores `low` before */
     *low = __atomic_load_n(&c->low, __ATOMIC_RELAXED);
 }
-WEFT_DEVICE_CALL void weft_device_follow(void) /* what this thread reads from now on is read after the cell */
+WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thread after its read of the cell */
 {
     /* weft_device_load_cell() acquires */
 }
@@ -273,7 +275,7 @@ WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores to mem
 {
     __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
-/* What is read after this is read after the words. */
+/* Loads several cells. Later reads of this thread are ordered after these loads. */
 WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++) { /* pairs with the releases in fill_slot() */

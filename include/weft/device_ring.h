@@ -136,13 +136,13 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(WEFT_NEAR const weft_device *d)
 
 /* --- requests --- */
 
-/* The clock of a wait. Initialize it with zeros, and call this between two looks. True: the deadline has passed, or the GPU is
-   being closed. */
+/* The clock of a wait. Initialize it with zeros, and call weft_device_late() between two polls. True: the deadline has passed, or the GPU
+   is being closed. */
 typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
 } weft_device_patience;
-/* What seldom changes is not read at every look. */
+/* Whether a waiting thread reads words that rarely change at this poll: it does so only at every few polls. */
 WEFT_DEVICE_CALL bool weft_device_now_and_then(WEFT_NEAR const weft_device_patience *p)
 {
     return p->looks % 16 == 0;
@@ -166,7 +166,7 @@ WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR
 #endif
 }
 
-/* Has that node left, or died? Its node tells its kernels within about 1 ms. */
+/* Whether that node has left or died. The kernel's node reports it within about 1 ms. */
 WEFT_DEVICE_CALL bool weft_device_gone(WEFT_NEAR const weft_device *d, uint32_t node)
 {
     return node >= d->size || (weft_device_load(d->notice + 1 + node / 64) >> node % 64 & 1);
@@ -315,7 +315,7 @@ WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR 
                                       WEFT_NEAR weft_device_op *op)
 {
     uint32_t block = weft_device_block(d), slots = weft_device_slots(q->kind);
-    uint32_t number = block < d->rings ? block : block % d->rings; /* a GPU divides slowly */
+    uint32_t number = block < d->rings ? block : block % d->rings; /* avoids a division, which is slow on a GPU */
     uint64_t ticket;
     bool place = false;
 #if defined(WEFT_DEVICE_METAL)
@@ -370,7 +370,7 @@ WEFT_DEVICE_CALL bool weft_device_answered(WEFT_NEAR const weft_device *d, WEFT_
     return true;
 }
 
-/* The place of its answer. */
+/* The cell of the op's answer in the ring. */
 WEFT_DEVICE_CALL WEFT_FAR const weft_device_cell *weft_device_answer_of(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_op *op)
 {
     WEFT_FAR const weft_device_ring *r = weft_device_ring_of(d, op);
@@ -422,13 +422,14 @@ WEFT_DEVICE_CALL int weft_device_call(WEFT_NEAR const weft_device *d, WEFT_NEAR 
     (void)d, (void)q, (void)old;
     return -WEFT_DEVICE_ENOTSUP;
 #else
-    weft_device_op op = {0, 0, 0, 0}; /* not under way, should the request find no room */
+    weft_device_op op = {0, 0, 0, 0}; /* not under way if the request finds no room */
     int rc = weft_device_post(d, q, true, &op);
     if (rc)
         return rc; /* there is no op */
     rc = weft_device_wait(d, &op);
     if (rc == -WEFT_DEVICE_ETIMEDOUT)
-        weft_device_leave(d, &op); /* unless the operation itself ended with that error */
+        weft_device_leave(d, &op); /* frees the answer's place after a time-out of the wait; does nothing if the operation itself has ended
+                                      with that error */
     if (rc == 0 && old)
         *old = op.value;
     return rc;

@@ -17,7 +17,7 @@ extern "C" {
 
 /* --- work queues: like the calls of the same names in weft/queue.h --- */
 
-/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results lie in this node's own pool, at most WEFT_DEVICE_TASKS of them
+/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool, at most WEFT_DEVICE_TASKS of them
    in a call; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has come: after -WEFT_DEVICE_ETIMEDOUT
    it may still write there, until the GPU is closed. Errors are those of weft/queue.h, with -ENOENT for a number that no queue has, and
    -EFAULT for memory outside the pool.
@@ -39,21 +39,21 @@ WEFT_DEVICE_CALL int weft_device_claim_start(WEFT_NEAR const weft_device *d, uin
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-/* The op's `value`: a bit for each that is held still, bit 0 for the first. */
+/* The op's `value` has a bit for each claim that this node still holds, bit 0 for the first. */
 WEFT_DEVICE_CALL int weft_device_renew_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count, bool wait,
                                              WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-/* The op's `value`: a bit for each that was accepted, bit 0 for the first. */
+/* The op's `value` has a bit for each completion that was accepted, bit 0 for the first. */
 WEFT_DEVICE_CALL int weft_device_complete_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results,
                                                 uint32_t count, bool wait, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-/* Repeats the request until there is something. Returns how many. */
+/* Repeats the request until its answer is not -WEFT_DEVICE_EAGAIN. Returns the number of tasks. */
 WEFT_DEVICE_CALL int weft_device_ask_queue(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q)
 {
     weft_device_patience p = {0, 0};
@@ -66,8 +66,8 @@ WEFT_DEVICE_CALL int weft_device_ask_queue(WEFT_NEAR const weft_device *d, WEFT_
             return -WEFT_DEVICE_ETIMEDOUT;
     }
 }
-/* Submits those that find room, and returns how many: the first ones, at least 1. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there was no
-   room; or no answer came, and then they may have been submitted. */
+/* Submits as many of the first tasks as there is room for, at least 1, and returns how many. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there
+   was no room; or no answer came, and the tasks may have been submitted. */
 WEFT_DEVICE_CALL int weft_device_submit(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
 {
     weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
@@ -81,7 +81,7 @@ WEFT_DEVICE_CALL int weft_device_claim(WEFT_NEAR const weft_device *d, uint32_t 
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
-/* How many, and which: a bit for each. */
+/* Submits a request about several claims. Returns for how many it succeeded; `*which` has a bit for each of these. */
 WEFT_DEVICE_CALL int weft_device_ask_bits(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *which)
 {
     uint64_t bits = 0;
@@ -101,8 +101,8 @@ WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
     return weft_device_ask_bits(d, &q, accepted);
 }
-/* Renews `count` claims, as weft_renew(): the leases change. Returns how many are held still; `held` (may be NULL) has a bit for each. One
- * that is not may have been lost, or its home does not answer now. */
+/* Renews `count` claims, like weft_renew(): the leases change. Returns how many this node still holds; `held` (may be NULL) has a bit for
+ * each. Other claims are lost, or their home does not answer now. */
 WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
                                        WEFT_NEAR uint64_t *held)
 {

@@ -24,7 +24,7 @@ typedef struct weft_gpu weft_gpu;
 /* How near an RDMA device is to a GPU, by the deepest PCI bridge that both are below. */
 enum weft_gpu_distance {
     WEFT_GPU_NO_RDMA,     /* there is none on PCI */
-    WEFT_GPU_SAME_SWITCH, /* below one PCIe switch: what they exchange passes no processor */
+    WEFT_GPU_SAME_SWITCH, /* below one PCIe switch: data between them does not pass through a processor */
     WEFT_GPU_SAME_ROOT,   /* below one host bridge */
     WEFT_GPU_SAME_NODE,   /* at one NUMA node */
     WEFT_GPU_OTHER_NODE
@@ -41,7 +41,7 @@ typedef struct weft_gpu_info {
     bool usable;
     char why[160];          /* the reason, if it is not usable */
     char remedy[160];       /* what to do about that; "": `why` says it, or nothing helps */
-    bool external;          /* behind a port for devices that come and go, as Thunderbolt's */
+    bool external;          /* behind a hot-plug port, such as Thunderbolt's */
     uint32_t rdma_distance; /* enum weft_gpu_distance */
     char rdma[64];          /* the nearest RDMA device; "": there is none on PCI */
     uint64_t nvlink_peers;  /* bit i: cuda:i, over NVLink */
@@ -67,13 +67,13 @@ typedef struct weft_gpu_config {
    started to serve it; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
-/* Close it. The call closes its workers, ends the waits of kernels of weft_gpu_run(), waits for these kernels, and does the requests that
- * kernels have made, for up to the node's deadline. No other kernel may use the GPU any more. Operations that are still under way then, for
- * example to a node that is stopped, keep their memory until weft_close(). NULL is allowed. weft_close() closes the GPUs that are open.
- * Errors: -EINVAL it is closed already; -EDEADLK called from a handler. */
+/* Close the GPU. The call closes its workers, ends the waits of kernels of weft_gpu_run(), waits for these kernels, and does the requests
+ * that kernels have made, for up to the node's deadline. No other kernel may use the GPU any more. Operations that are still under way
+ * then, for example to a node that is stopped, keep their memory until weft_close(). NULL is allowed. weft_close() closes the GPUs that are
+ * open. Errors: -EINVAL it is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
-/* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */
+/* The argument for kernels of the GPU: a pointer to the device's memory, valid until the GPU is closed. */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
 /* Open an arena: memory of the GPU that has addresses of the cluster, in a space of this node from 1 to 15. It is closed with the GPU,
@@ -104,10 +104,10 @@ WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
 /* Run a kernel on the GPU `host`, and wait for its end. Each of `blocks` blocks (at most 1024) is a thread with a weft_device of its own.
-   Where kernels and the node take turns (weft_gpu_config.turns), requests are done after the kernel's end, as weft_gpu_run_text()
-   describes. Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of blocks, or the GPU is closed; -EAGAIN so many
-   threads cannot be started (no block has run); -ENOMEM no memory for so many blocks; -EDEADLK called from a handler; with turns also those
-   of requests, and -ETIMEDOUT. */
+   Where kernels and the node take turns (weft_gpu_config.turns), requests are done after the kernel's end, and it returns the first error
+   of a request that had no op, as weft_gpu_run_text() does. Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of
+   blocks, or the GPU is closed; -EAGAIN so many threads cannot be started (no block has run); -ENOMEM no memory for so many blocks;
+   -ETIMEDOUT with turns: requests are not done; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 
 /* Compile a kernel in Metal's language from its text, run it, and wait for its end. The text needs no #include: weft puts the text of
@@ -164,7 +164,7 @@ typedef struct weft_gpu_worker_config {
    -ENOTSUP its kernels take turns with the node; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out);
 
-/* What its kernels are given: an address of the device's memory, valid until the GPU is closed. */
+/* The argument for kernels that take the worker's tasks: a pointer to the device's memory, valid until the GPU is closed. */
 WEFT_API const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k);
 
 /* Close a worker: it claims no more, and lets blocks do the claimed tasks, for up to the node's deadline or until no block is alive; then
@@ -174,8 +174,8 @@ WEFT_API const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k);
 WEFT_API int weft_gpu_worker_close(weft_gpu_worker *k);
 
 typedef struct weft_gpu_worker_stats {
-    uint64_t claimed;    /* tasks */
-    uint64_t done;       /* by blocks */
+    uint64_t claimed;    /* tasks that the worker has claimed */
+    uint64_t done;       /* tasks that blocks have done */
     uint64_t refused;    /* completions that the queue refused, because the lease had ended */
     uint64_t taken_back; /* tasks that no block has done in time */
 } weft_gpu_worker_stats;

@@ -266,7 +266,7 @@ struct sf_qp {
 enum sf_wait {
     SF_WAIT_NOTHING,
     SF_WAIT_RECEIVE, /* receiver not ready */
-    SF_WAIT_ANSWER,  /* nobody answers: retries run */
+    SF_WAIT_ANSWER,  /* the peer does not answer: the request is retried */
     SF_WAIT_DELAY,   /* a fault delays the message */
     SF_WAIT_HELD,    /* a fault delays the completion: the data has moved */
 };

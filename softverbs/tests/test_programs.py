@@ -120,7 +120,7 @@ INFINIBAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "exa
 
 
 class InfinibandPingpong(Pingpongs):
-    """By LID, as these programs do without -g."""
+    """Addressed by LID, as these programs do without the option -g."""
     PROFILE = INFINIBAND
 
     def test_devinfo(self):

@@ -205,18 +205,19 @@ static int differs(const uint8_t *seen, uint64_t bytes, uint8_t byte, const char
 {
     for (uint64_t i = 0; i < bytes; i++)
         if (seen[i] != byte)
-            return base_fail(-EIO, "what the GPU wrote is not %s at byte %llu", where, (unsigned long long)i);
+            return base_fail(-EIO, "the GPU filled this memory, but the bytes %s are wrong from byte %llu on", where,
+                             (unsigned long long)i);
     return 0;
 }
 
-/* The GPU fills all of it, at its address for it. */
+/* Lets the GPU fill the memory, by the GPU's address of it, and checks the bytes. */
 static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
 {
     int rc = probe_gpu_failed("cuMemsetD8", cuda->cuMemsetD8_v2(at, byte, m->bytes));
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());
     if (rc || !m->far)
-        return rc ? rc : differs(m->at, m->bytes, byte, "here");
+        return rc ? rc : differs(m->at, m->bytes, byte, "that the processor reads");
     uint8_t *copy = malloc(m->bytes);
     if (!copy)
         return base_fail(-ENOMEM, "no memory for a copy");
@@ -224,7 +225,7 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());
     if (rc == 0)
-        rc = differs(copy, m->bytes, byte, "read back");
+        rc = differs(copy, m->bytes, byte, "that were copied back");
     free(copy);
     return rc;
 }

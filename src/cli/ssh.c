@@ -179,12 +179,12 @@ static int read_job(struct job *job)
     if (!job->text)
         return base_fail(-ENOMEM, "no memory for the order");
     if ((rc = ssh_read_all(job->text, o.bytes)))
-        return base_fail(rc, "the order is incomplete");
+        return base_fail(rc, "the launcher's order on standard input is incomplete");
     uint64_t strings = 0;
     for (uint32_t i = 0; i < o.bytes; i++)
         strings += job->text[i] == '\0';
     if (strings != 1 + (uint64_t)o.argc + o.envc || job->text[o.bytes - 1] != '\0')
-        return base_fail(-EPROTO, "the order is invalid");
+        return base_fail(-EPROTO, "the launcher's order on standard input is invalid");
     size_t own = 0, n = o.envc;
     while (environ[own])
         own++;

@@ -520,8 +520,11 @@ static void door_round(struct door *d)
     }
     now = base_now_ns();
     for (uint32_t i = d->count; i-- > 0;)
-        if (now > d->visitors[i].until)
+        if (now > d->visitors[i].until) {
+            if (d->visitors[i].stage == VISITOR_WAITS)
+                door_refuse(d, &d->visitors[i], ETIMEDOUT, "other nodes were joining all the time");
             visitor_drop(d, i);
+        }
     visitor_next(d, now);
     door_step(d, now);
     door_listen(d, now);

@@ -4,13 +4,14 @@
  *
  *   wire.c     sends and receives whole messages; computes the MACs that prove knowledge of the secret
  *   address.c  listens at and connects to addresses
+ *   card.c     the first messages, cards, the MACs over them
  *   pmix.c     talks to a launcher that speaks PMIx
  *   meet.c     finds the address of node 0
  *   hub.c      keeps every node's connection to node 0 until all pairs have connected
  *   pairs.c    connects every pair of nodes
- *   join.c     connects every node to node 0 and exchanges the cards
+ *   grow.c     the agreement of a running cluster's members on who joins, and with which number
  *   enter.c    a node that joins a running cluster
- *   grow.c     the members' agreement on who joins, and with which number
+ *   join.c     connects every node to node 0 and exchanges the cards
  *   door.c     the thread of a member that lets nodes join
  */
 #ifndef WEFT_JOIN_H
@@ -117,7 +118,7 @@ void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why);
 /* Connects to the node whose card this is, over its side connection. Takes the descriptor, also on failure. */
 int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int pid, int64_t deadline);
 
-/* --- join.c --- */
+/* --- card.c --- */
 /* What a card tells of the node that has none yet. */
 struct join_self {
     uint32_t rank;

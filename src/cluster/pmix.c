@@ -210,7 +210,7 @@ static int launcher_call(struct launcher **at, int (*step)(struct launcher *, in
         int64_t left = base_after(deadline, GRACE) - base_now_ns();
         if (seen == DONE)
             break;
-        rc = left <= 0 ? base_fail(-ETIMEDOUT, "%s: no answer from the launcher in time (PMIx)", what) : join_stopped();
+        rc = left <= 0 ? base_fail(-ETIMEDOUT, "%s: the launcher did not answer in time (PMIx)", what) : join_stopped();
         if (rc && atomic_compare_exchange_strong_explicit(&p->state, &seen, ABANDONED, memory_order_acq_rel, memory_order_acquire)) {
             *at = NULL;
             return rc;
@@ -284,7 +284,7 @@ static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_
                           pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t next, void *cookie)
 {
     (void)handler, (void)status, (void)source, (void)info, (void)infos, (void)results, (void)result_count;
-    base_log(BASE_LOG_ERROR, "the launcher of this process is gone: SIGTERM");
+    base_log(BASE_LOG_ERROR, "the launcher of this process has ended: the process sends itself SIGTERM");
     kill(getpid(), SIGTERM);
     if (next)
         next(PMIX_EVENT_NO_ACTION_TAKEN, NULL, 0, NULL, NULL, cookie);

@@ -202,7 +202,7 @@ int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size
               weft_op *op)
 {
     if (BASE_UNLIKELY(id >= WEFT_HANDLERS))
-        return base_fail(-EINVAL, "message to handler %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
+        return base_fail(-EINVAL, "a message names handler %u: handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
     return fab_send(w, node, id, header, header_len, payload, payload_len, op);
 }
 
@@ -452,10 +452,11 @@ static int fabric_wait_for_word(struct word_wait *c, weft_gaddr word)
             return rc;
         rc = fab_patience_check(p);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "wait at %#llx: still %llu at the deadline", (unsigned long long)word, (unsigned long long)c->seen);
+            return base_fail(rc, "the word at %#llx was still %llu at the deadline of the wait", (unsigned long long)word,
+                             (unsigned long long)c->seen);
         if (rc)
-            return base_fail(rc, "wait at %#llx: still %llu: %s", (unsigned long long)word, (unsigned long long)c->seen,
-                             fab_patience_loss(p));
+            return base_fail(rc, "the wait for the word at %#llx, which is still %llu, has failed: %s", (unsigned long long)word,
+                             (unsigned long long)c->seen, fab_patience_loss(p));
         if (fab_patience_due(p))
             say_word(p, word, c->seen);
     }

@@ -167,6 +167,7 @@ struct fab_link {
     int pid;       /* for messages */
     base_spin side_lock;
     struct fab_side *side;          /* buffers of side.c; NULL while no message is on its way */
+    int64_t gone_ns;                /* when the peer went; 0: it has not. Used by the progress thread only */
     char *gone_why;                 /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;                   /* the peer has said that it leaves; used by the progress thread only */
     _Atomic(const char *) given_up; /* why a room above wants the peer treated as dead (fab_give_up()); NULL: none does */

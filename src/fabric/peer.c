@@ -17,8 +17,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define JUDGE_NS (10 * WEFT_MS) /* the least time between two checks */
+#define GONE_NS  (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it */
 #define PATIENCE 5              /* how many liveness times a process may be silent while its host answers */
 
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why)
@@ -38,6 +40,10 @@ void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *wh
     fab_last_words(w, l, died ? FAB_DEAD : FAB_LEFT);
     l->transport->disconnect(w, l);
     shutdown(l->side_fd, SHUT_RDWR); /* if the peer is alive after all, it learns by this that it was given up */
+    if (l->pid_fd >= 0)
+        close(l->pid_fd);
+    l->pid_fd = -1;
+    l->gone_ns = base_now_ns();
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);
     fab_wake_here(w);
     fab_run_gone(w, node, died);
@@ -111,6 +117,15 @@ static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, s
     return left < PATIENCE * l->liveness_ns - l->silent_ns ? left : PATIENCE * l->liveness_ns - l->silent_ns;
 }
 
+/* In a cluster that grows, nodes come and go without end, and descriptors are few. */
+static void peer_forget(struct weft_node *w, struct fab_link *l, int64_t now)
+{
+    if (w->room == w->founders || l->side_fd < 0 || !l->gone_ns || now - l->gone_ns < GONE_NS)
+        return;
+    close(l->side_fd);
+    l->side_fd = -1;
+}
+
 int64_t fab_judge_silence(struct weft_node *w)
 {
     if (!w->pulse_ns)
@@ -123,6 +138,7 @@ int64_t fab_judge_silence(struct weft_node *w)
     for (uint32_t i = 0; i < w->size; i++) {
         struct fab_link *l = &w->links[i];
         char why[128];
+        peer_forget(w, l, now);
         if (!l->liveness_ns || !fab_alive(w, i))
             continue;
         bool heard = atomic_exchange_explicit(&l->heard, false, memory_order_relaxed);

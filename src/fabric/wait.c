@@ -92,9 +92,9 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
         }
     }
     if (atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst) == 1) {
-        /* This comes before the loads of `napping` and of what has arrived; it pairs with the senders' fences, and with the progress
-           thread's before it naps. A sender that sent before this saw `pollers` and woke nobody: its message is seen here. If the progress
-           thread is not napping yet, it looks after this, and this thread need not. */
+        /* Orders the decrement above before the loads of `napping` and of received messages; pairs with the senders' fences, and with the
+           progress thread's fence before it sleeps. A sender that still saw `pollers` woke nobody, so its message must be found by the last
+           look here. If the progress thread does not sleep yet, it looks itself after this. */
         fab_fence_after_rmw();
         if (BASE_UNLIKELY(atomic_load_explicit(&w->bell->napping, memory_order_relaxed)))
             fab_last_look(w);

@@ -91,7 +91,7 @@ struct arena_other {
     bool ask;              /* its memory must still be requested */
     bool lost;             /* it was in use when the GPU was closed: leave it as it is */
     uint64_t secret;
-    bool wanted; /* that node wants ours, at `wants`; both under `lock` */
+    bool wanted; /* that node has requested this node's arena of the same number, at the socket in `wants`; both under `lock` */
     struct arena_share wants;
 };
 

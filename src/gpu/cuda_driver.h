@@ -96,7 +96,7 @@ extern struct cuda_driver gpu_cuda_driver; /* written only by the first gpu_cuda
 bool gpu_cuda_usable(void);
 const char *gpu_cuda_error_name(int code);
 
-/* What explains that the driver does not start. */
+/* Facts that explain why the driver does not start. */
 struct cuda_facts {
     int code;            /* the result of cuInit() */
     bool module;         /* NVIDIA's kernel module is loaded */

@@ -60,7 +60,7 @@ static struct arena_piece *piece_take(struct arenas *c, struct arena_job *j)
 {
     struct arena_peer *peer = &c->peer[j->node];
     if (c->pieces == ARENA_PIECES || (peer->pieces && peer->pieces >= ARENA_PIECES - c->pieces))
-        return NULL; /* a node may use no more pieces than it leaves free */
+        return NULL; /* the pieces of one node must not outnumber the free ones */
     struct arena_piece *p = c->piece;
     while (step_of(p) != PIECE_FREE)
         p++;

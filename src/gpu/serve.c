@@ -116,7 +116,7 @@ int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
 {
     struct gpu_request *q = (struct gpu_request *)call;
     if (status > 0 || status == -EINPROGRESS || __atomic_load_n(&q->op.status, __ATOMIC_RELAXED) != 1)
-        return base_fail(-EINVAL, "weft_gpu_answer(): a status of %d, or the call has been answered", status);
+        return base_fail(-EINVAL, "weft_gpu_answer(): the status, %d, is positive, or the call was answered already", status);
     q->value = value;
     __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* pairs with server_begin() and server_look() */
     return 0;

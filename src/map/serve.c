@@ -118,7 +118,7 @@ static int get_order(struct map_job *job)
     if (!len)
         return base_fail(-ETIMEDOUT, "node 0 has not sent the order");
     if (len > MAP_ORDER_MAX)
-        return base_fail(-EPROTO, "the order of node 0 has %llu bytes", (unsigned long long)len);
+        return base_fail(-EPROTO, "node 0 has announced an order of %llu bytes, which is more than possible", (unsigned long long)len);
     if (!(f->order_bytes = malloc(len)))
         return base_fail(-ENOMEM, "no memory for the order of node 0");
     int rc = weft_get_blocking(job->w, f->order_bytes, at, len);

@@ -67,7 +67,7 @@ static void take_apart(struct weft_node *w)
 static const char *const *devices_towards(const struct cluster_settings *s)
 {
     const struct cluster_host *me = s->hosts && s->rank < s->hosts->count ? &s->hosts->hosts[s->rank] : NULL;
-    return me && me->rdma && me->rdma_count == s->size ? (const char *const *)me->rdma : NULL;
+    return me && me->rdma && me->rdma_count == s->size && !s->join[0] ? (const char *const *)me->rdma : NULL;
 }
 
 /* *again: until when to try again after -ECONNRESET; 0: not at all. */

@@ -119,11 +119,15 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     atomic_store_explicit(&q->views[from], v, memory_order_release); /* pairs with queue_view_of() */
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_relaxed);
     bool listed = v->shard.slots == 0;
-    for (uint32_t i = 0; i < n; i++)
+    uint32_t at = n; /* in place of a node that is gone, if there is one: in a cluster that grows they would be more and more */
+    for (uint32_t i = 0; i < n; i++) {
         listed = listed || q->serving[i] == from;
+        at = q->w->room > q->w->founders && !fab_alive(q->w, q->serving[i]) ? i : at;
+    }
     if (!listed) {
-        q->serving[n] = from;
-        atomic_store_explicit(&q->serving_count, n + 1, memory_order_release); /* pairs with acquire loads of it */
+        q->serving[at] = from;
+        if (at == n)
+            atomic_store_explicit(&q->serving_count, n + 1, memory_order_release); /* pairs with acquire loads of it */
     }
     if (m->shut)
         room_shut(q);

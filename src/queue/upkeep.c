@@ -34,7 +34,7 @@ void queue_destroy(struct weft_queue *q)
     free(q->own);
     free((void *)q->views);
     free((void *)q->none);
-    free(q->serving);
+    free((void *)q->serving);
     free(q);
 }
 

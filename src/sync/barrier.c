@@ -313,7 +313,7 @@ static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_pa
         s->epoch = weft_epoch(w);
         take_stock(w, s);
     }
-    return base_fail(-ECONNRESET, "barrier: a node is gone; the next barrier is one of those that are left");
+    return base_fail(-ECONNRESET, "barrier: a node is gone; the next barrier is among the remaining nodes");
 }
 
 /* Begin a new barrier with the nodes that are alive. */
@@ -326,7 +326,7 @@ static int barrier_enter(struct weft_node *w, struct sync *s)
         take_stock(w, s);
         /* Each death makes one barrier of every survivor fail, before it enters a barrier with the smaller set. */
         if (s->dead != dead)
-            return base_fail(-ECONNRESET, "barrier: a node has died; the next barrier is one of those that are left");
+            return base_fail(-ECONNRESET, "barrier: a node has died; the next barrier is among the remaining nodes");
     }
     s->generation++;
     s->entered = true;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as the facts of weft doctor, with a zero byte between one fact and the next: findings that are plain text, in
- * order, each with all its parts.
+ * Any bytes as the facts of weft doctor, separated by zero bytes: the findings must be plain text, in order, each with all its parts.
  */
 #include <stdint.h>
 #include <stdlib.h>

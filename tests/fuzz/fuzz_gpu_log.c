@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as lines of the kernel's log about a GPU: what is kept of them is plain text.
+ * Any bytes as lines of the kernel's log about a GPU: the text that is taken from them must be printable.
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a program can write to its guard: calls with any words, and anything in the rings and the descriptors that both have mapped. The
- * devices behind it are made here; they refuse nothing that is in range and stop the process when they are used in a way that
- * a driver need not survive: an object that is gone, one destroyed while another needs it, memory that was not shared.
- * Whatever comes, the guard goes on or gives the program up; then it gives everything back, once.
+ * Everything that a program can send to its guard: calls with any words, and any bytes in the rings and the descriptors that both have
+ * mapped. The fake devices are in this file. They accept everything in range, and stop the process if they are used in a way in which a
+ * driver might crash: use of a destroyed object, destroying an object that another one needs, memory that was not shared. For every input
+ * the guard goes on or gives the program up; then it frees every object once.
  */
 #include <signal.h>
 #include <stdint.h>

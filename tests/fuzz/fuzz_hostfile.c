@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as a hostfile: read or refused, never a crash; a refusal has a sentence, and what was read is sane.
+ * Any bytes as a hostfile: it is accepted or refused, without a crash. A refusal has an error text, and accepted values are in range.
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What another process can write over shared memory. The first byte chooses:
- *   even: the rest lies in the cells of a ring, as a peer may have scribbled it; taking messages out must end, and
- *         give only lengths that are allowed;
- *   odd:  the rest is a row of messages to the rooms' own handlers (lock, queue), sent to a node of one through its
- *         ring: they may be refused or obeyed, and must not harm the process.
+ * Everything that another process can write into shared memory. The first byte chooses:
+ *   even: the rest is written to the cells of a ring; reading messages must end, and return only allowed lengths;
+ *   odd:  the rest is a sequence of messages to weft's own handlers (lock, queue), sent through the ring to a cluster of one node: they may
+ * be refused or executed, and must not harm the process.
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as what nodes under mpirun tell each other, and as what the members of a running cluster tell each other about a node that joins:
- * refused, or all of it can be used.
+ * Any bytes as what nodes under mpirun tell each other, and as what the members of a running cluster tell each other about a node that
+ * joins: refused, or all of it can be used.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -34,12 +34,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     member(data, size);
     uint32_t n = (uint32_t)(size / sizeof(struct wire_notice));
     n = n > MOST ? MOST : n;
-    struct wire_notice *all = calloc(n + 1, sizeof *all); /* the last is one that is refused, if it is cut */
+    struct wire_notice *all = calloc(n + 1, sizeof *all); /* the last one is incomplete, and must be refused */
     if (!all)
         return 0;
     memcpy(all, data, size < (n + 1) * sizeof *all ? size : (n + 1) * sizeof *all);
     for (uint32_t i = 0; i <= n; i++) {
-        all[i].magic = WIRE_MAGIC; /* so that more than the magic number is looked at */
+        all[i].magic = WIRE_MAGIC; /* correct, so that the other fields are checked, too */
         all[i].rank = i;
         if (!meet_notice_ok(&all[i], i)) {
             n = i;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a peer of the ofi transport tells about itself when it joins (connect.c), and later of its endpoint (watch.c). What counts as valid
- * is within all bounds that its users rely on. The frames themselves: fuzz_frames.
+ * Messages of a peer of the ofi transport: at joining (connect.c), and later about its endpoint (watch.c). If a message is accepted, its
+ * fields are within the bounds that the rest of the code relies on. fuzz_frames.c tests the frames.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (ofi_hello_valid(&h, 1, 2, 1 << 16)) {
         must(h.rank == 1 && h.pool_bytes >= 1 << 16 && h.pool_bytes <= WEFT_MAX_POOL_BYTES);
         must(h.address_bytes && h.address_bytes <= sizeof h.address && strlen(h.provider) < sizeof h.provider);
-        /* a key for every byte of the pool, and no more of them than memory can be had for */
+        /* the segments cover the whole pool, and the number of keys is bounded */
         must(!h.keys || (h.pool_bytes - 1) >> h.shift == h.keys - 1);
         must((uint64_t)h.keys * sizeof(uint64_t) <= UINT64_C(1) << 24);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as the order that node 0 of a map job gives nodes on other hosts: refused, or whole, and then the same bytes
- * come of it again.
+ * Any bytes as the order that node 0 of a map job gives to nodes on other hosts: it is refused, or read completely; then writing it again
+ * gives the same bytes.
  */
 #include <stdint.h>
 #include <stdlib.h>

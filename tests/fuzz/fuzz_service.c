@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What others write about services. The first byte chooses:
- *   even: the rest is a record that asks to start a program, and its data: it is refused, or read, with texts that lie in the data;
- *   odd:  the rest is a row of messages to a node that offers names: header length (1), payload length (2), header, payload. They may be
- *         refused or obeyed, and must not harm the process.
+ * Messages of other nodes about services. The first byte chooses:
+ *   even: the rest is a record that starts a program, and its data: it is refused, or read, and then all strings are within the data;
+ *   odd:  the rest is a sequence of messages to a name server: header length (1), payload length (2), header, payload. They may be refused
+ * or executed, and must not harm the process.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ static void block(const uint8_t *data, size_t size)
     memcpy(&r, data, size < sizeof r ? size : sizeof r);
     data += size < sizeof r ? size : sizeof r;
     size -= size < sizeof r ? size : sizeof r;
-    /* A copy of its own, so that a byte too many is noticed. */
+    /* An exact copy, so that the address sanitizer detects reads beyond the end. */
     uint8_t *own = malloc(size + 1);
     if (!own)
         abort();
@@ -77,7 +77,7 @@ static void messages(const uint8_t *data, size_t size)
         abort();
     while (weft_progress(w))
         ;
-    /* It still works. */
+    /* The server still works. */
     weft_name n;
     int rc = weft_name_lookup(w, 0, "no such name", &n, WEFT_TIMEOUT_DEFAULT);
     if (rc != -ENOENT && rc != -EAGAIN && rc)

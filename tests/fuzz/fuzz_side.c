@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What comes over a side connection once two nodes have joined, in pieces as the first byte says. Messages for the transport
- * must be of a length that is allowed, and whole; anything may end the peer, and nothing the process.
+ * Bytes that a peer sends over the side connection, in pieces whose sizes the first byte gives. Messages that are passed to the transport
+ * must be complete and of an allowed length. Invalid bytes may end the connection to the peer, but must not end the process.
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a joined peer can say to a node of the tb transport over the side connection (watch.c, routes.c, leave.c), between all else that
- * may happen: ports that go down and come up, frames that come, are passed on or fail, operations, time, a node that leaves. The
- * input is a row of commands, each a byte and what it needs. Whatever comes: no driver is used in a way that it need not survive
- * (../tb/node.h), a node that a cable leads to is reached over it, and when all ends, everything is given back.
+ * Messages that a joined peer can send to a node of the tb transport over the side connection (watch.c, routes.c, leave.c), mixed with
+ * other events: ports that go down and come up, frames that arrive, are forwarded or fail, operations, time, a node that leaves. The input
+ * is a sequence of commands, each a byte and its arguments. For every input: no device is used in a way in which a driver might crash
+ * (../tb/node.h), a node at the end of a cable is reached over that cable, and at the end everything is freed.
  */
 #include <stdint.h>
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
  * The barrier of src/sync/barrier.c while nodes leave, for the Spin model checker. Of NODES nodes, two leave, each after as many barriers
- * as LEAVES_1 and LEAVES_3 say; every other node sees that at any later time, and in any order. The rest call until they have
- * passed PASSES barriers.
+ * as LEAVES_1 and LEAVES_3 say; every other node notices that at any later time, and in any order. The remaining nodes call the barrier until
+ * they have passed PASSES barriers.
  *
  * What is checked:
- *   - nobody passes a barrier before all that stay have come to it (assert A);
- *   - when nothing can move any more, all that stay have passed (assert L): nobody waits for one that waits for it in turn.
+ *   - no node passes a barrier before all remaining nodes have entered it (assert A);
+ *   - when no step is possible any more, all remaining nodes have passed (assert L): no two nodes wait for each other.
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
- * Each write into another node's line is a step, and so is each look at a word. A word holds the set as a mask, and the generation.
+ * Each write into another node's line is one step, and so is each read of a word. A word holds the set as a mask, and the generation.
  * There are fewer nodes than a line has words for the sizes of sets, so a word is never used again for another set of another size.
  */
 #ifndef NODES

@@ -5,15 +5,15 @@
  * nothing, when that takes too long), write cells that may arrive in any order, and wait for answers or leave them; the node takes requests as their cells arrive, and ends them in order, later.
  *
  * What is checked: a request is taken as it was written, once, in the order of numbers (assert T); answers are given in order
- * (assert A); and when nothing can move any more, all requests have been written, taken and ended (assert D).
+ * (assert A); and when no step is possible any more, all requests have been written, taken and ended (assert D).
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
- * One access to shared memory is one step, together with what the process does by itself before and after it: that no other process sees
- * or changes, so each interleaving of accesses is still there. A cell arrives as a whole, and is read so. A cell holds the number of its
- * request, how many slots that has, and whether an answer is wanted.
+ * One access to shared memory is one step, together with the process's own computations before and after it. No other process sees those, so
+ * all interleavings of accesses are still covered. A cell is written and read as a whole. It holds the number of its request, how many slots
+ * the request has, and whether an answer is wanted.
  */
 #ifndef REQUESTS
-#define REQUESTS 2 /* of each thread: a slot is used up to four times */
+#define REQUESTS 2 /* requests of each thread; a slot is used up to four times */
 #endif
 #define THREADS 2
 #define SLOTS   2
@@ -22,13 +22,13 @@ typedef cell { bool round; byte ticket; byte slots; bool asks }
 typedef slot { cell c[2] }
 
 slot ring[SLOTS];
-byte next, taken_seen;      /* the device's own */
+byte next, taken_seen;      /* used only by the device */
 bool awaited[SLOTS];
 byte taken;                 /* written by the node */
-byte answer[SLOTS];         /* number + 1 of the request that it is of */
-byte head, done;            /* the node's own */
-bool wants[SLOTS];          /* an answer: in the request */
-byte length[SLOTS];         /* slots of a request under way, by its first */
+byte answer[SLOTS];         /* number + 1 of the request that is answered */
+byte head, done;            /* used only by the node */
+bool wants[SLOTS];          /* whether the request wants an answer */
+byte length[SLOTS];         /* number of slots of a request under way, indexed by its first slot */
 byte finished;
 
 #ifdef MUTATION_ONE_ROUND
@@ -62,7 +62,7 @@ active [THREADS] proctype thread()
     byte t, own, seen, slots, i;
     bool room, asks, raised, a, b, c, d;
 #ifdef FEWER
-    i = (_pid == 0 -> 0 : 1); /* the second thread has one request less */
+    i = (_pid == 0 -> 0 : 1); /* the second thread has one request fewer */
 #endif
     do
     :: i < REQUESTS ->
@@ -70,10 +70,10 @@ active [THREADS] proctype thread()
 claim:  t = next;
         has_room(t, slots, room);
         if
-        :: !room -> (next != t || t + slots <= taken + SLOTS); goto claim /* look again when that is of use */
+        :: !room -> (next != t || t + slots <= taken + SLOTS); goto claim /* check again when the condition may have changed */
         :: else
         fi;
-        if /* the place of the answer, when it is free: before the numbers are its */
+        if /* takes the place of the answer if it is free, before it takes the numbers */
         :: asks -> atomic { raised = !awaited[t % SLOTS]; awaited[t % SLOTS] = true }
         :: true
         fi;
@@ -86,7 +86,7 @@ claim:  t = next;
             fi;
             goto claim
         fi;
-        own = t; /* number of the request that the second slot is of */
+        own = t; /* number of the request to which the second slot belongs */
         if
         :: asks && !raised ->
             if
@@ -94,7 +94,7 @@ claim:  t = next;
             :: awaited[t % SLOTS] = true
 #else
             :: atomic { !awaited[t % SLOTS] -> awaited[t % SLOTS] = true }
-            :: asks = false; own = t + slots - 1 /* it waits no longer, and fills each slot with a request of one: nothing */
+            :: asks = false; own = t + slots - 1 /* it gives up, and fills each slot with an empty request of one slot */
 #endif
             fi
         :: else
@@ -114,9 +114,9 @@ claim:  t = next;
         if
         :: asks ->
             if
-            :: answer[t % SLOTS] == t + 1 -> awaited[t % SLOTS] = false /* looked at */
+            :: answer[t % SLOTS] == t + 1 -> awaited[t % SLOTS] = false /* the answer was read */
 #ifndef NOBODY_LEAVES
-            :: awaited[t % SLOTS] = false /* or left */
+            :: awaited[t % SLOTS] = false /* or the op was abandoned */
 #endif
             fi
         :: else
@@ -136,7 +136,7 @@ end:
     do
     :: atomic { head - done < SLOTS && ARRIVED(head, 0) -> slots = ring[head % SLOTS].c[0].slots }
         if
-        :: slots > SLOTS - (head - done) -> goto end /* room for both, later */
+        :: slots > SLOTS - (head - done) -> goto end /* until there is room for both slots */
         :: else
         fi;
 #ifndef MUTATION_FIRST_CELL_ONLY
@@ -160,7 +160,7 @@ end:
     :: atomic { done < head ->
         if
         :: wants[done % SLOTS] ->
-            assert(answer[done % SLOTS] <= done); /* A: none is put in the place of a newer one */
+            assert(answer[done % SLOTS] <= done); /* A: no answer overwrites a newer one */
             answer[done % SLOTS] = done + 1
         :: else
         fi;

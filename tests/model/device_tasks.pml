@@ -4,18 +4,19 @@
  * weft_device_next_task() and weft_device_task_done() on the other. The worker's thread fills slots, completes what is done, and takes
  * back what takes too long; blocks draw numbers by compare-and-swap, one of them may hang with its task; the serving thread hands results over.
  *
- * What is checked: a block has the whole of one task (assert T); a task's end is its own, and comes once for each claim (assert C); when
- * nothing can move any more, every task is complete, or was left to other nodes after the last claim, and no slot is in use (assert D).
+ * What is checked: a block reads one task, not parts of two (assert T); a result belongs to its task, and comes once for each claim (assert C);
+ * when no step is possible any more, every task is complete, or was left to other nodes after the last claim, and no slot is in use (assert
+ * D).
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
- * Not in it: numbers drawn by addition, the renewal of leases, the queue itself (slot.pml). One access to shared memory is one step,
- * together with what the process does by itself before and after it.
+ * The model leaves out: numbers drawn by addition, the renewal of leases, the queue itself (slot.pml). One access to shared memory is one step,
+ * together with the process's own computations before and after it.
  */
 #ifndef TASKS
 #define TASKS 3
 #endif
 #ifndef BACK
-#define BACK 1 /* tasks that are taken back though no block hangs */
+#define BACK 1 /* how many tasks are taken back although no block hangs */
 #endif
 #define BLOCKS 2
 #define SLOTS  2
@@ -31,7 +32,7 @@ byte filled, next;
 bool ended;
 byte held[SLOTS], result[SLOTS];
 bool used[SLOTS], hung[SLOTS];
-byte lease[SLOTS], at[SLOTS]; /* the worker's thread's */
+byte lease[SLOTS], at[SLOTS]; /* used only by the worker's thread */
 byte put, in_use, hangs;
 bool closing;
 chan done = [4] of { byte };           /* slots */

@@ -2,25 +2,25 @@
  *
  * weft_drain() of src/queue/drain.c, for the Spin model checker, with a node whose shard the drainer does not know. Node 0 drains. It knows
  * the shard of node 2, which has one task outstanding. Node 1 opens the queue at any time (its HELLO is handled at any later time), runs
- * that task, and submits another in it, which nobody runs. With BARRIER the task of node 2 is none; node 1 opens and submits, and then the
- * drain begins. With REOPEN node 0 knows the shard of node 1, which has the task; running it submits one at node 2, and running that one at
- * node 0. When its task is complete node 1 closes the queue and opens it again.
+ * that task, and while it runs submits another, which no node runs. With BARRIER node 2 has no task; node 1 opens the queue and submits, and
+ * then the drain begins. With REOPEN node 0 knows the shard of node 1, which has the task; while this runs, it submits a task to node 2, and
+ * that one submits a task to node 0. When its task is complete, node 1 closes the queue and opens it again.
  *
- * What is checked: a drain never ends while work is outstanding that had been submitted before it began, or by work that was.
+ * What is checked: a drain never ends while a task is outstanding that was submitted before the drain began, or by such a task.
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  */
-#define ASKS 3 /* looks again so often; more would only repeat */
+#define ASKS 3 /* how often the drain repeats its reads; more would only repeat the same states */
 
 mtype = { HELLO, CLOSE, ASK, ANSWER, NONE };
 
-/* The counters that are published: of the three nodes, and ANEW of node 1 when it has opened the queue again. */
+/* The published counters of the three nodes; index ANEW: those of node 1 after it has opened the queue again. */
 #define ANEW  3
 #define NO    4                  /* no queue, no shard */
 byte submitted[4], completed[4];
-bool closed;                     /* node 1's first, and its shard says so */
-byte open = NO, view = NO;       /* node 1's queue; what node 0 knows of it */
+bool closed;                     /* node 1 has closed its first opening of the queue, as its shard shows */
+byte open = NO, view = NO;       /* open: node 1's opening; view: the opening that node 0 knows */
 bool ready;                      /* the first task waits for a worker */
-byte none = 1;                   /* the newest ASK that node 1 has answered with NONE; the first was an earlier drain's */
+byte none = 1;                   /* the newest ASK that node 1 has answered with NONE; ASK 1 was sent by an earlier drain */
 chan to_0 = [ASKS + 4] of { mtype, byte };
 chan to_1 = [ASKS + 1] of { mtype, byte };
 
@@ -72,7 +72,7 @@ end:
     od
 }
 
-/* What node 1 says of one opening comes before what it says of the next. */
+/* Messages of node 1 about one opening arrive before those about the next. */
 proctype handler_0()
 {
     byte n;
@@ -86,10 +86,10 @@ end:
 }
 
 #define SHUT(at) (at == 1 && closed)
-/* What a node has submitted, and which queue it is; 0: that is not known. */
+/* Reads how much a node has submitted, and in which opening; 0: that is not known. */
 #define SEEN(at) (submitted[at] * 4 + (at == ANEW -> 2 : 1))
 
-/* Completed first, then submitted and whether it is closed. */
+/* Reads `completed` first, then `submitted` and `closed`. */
 inline count(node, at)
 {
     c = completed[at];
@@ -107,7 +107,7 @@ inline count(node, at)
     }
 }
 
-/* One look. */
+/* One reading of all counters. */
 inline look()
 {
     atomic { equal = true; same = true; unknown = false; sum = 0 };
@@ -183,7 +183,7 @@ again:
 next:
     if
     :: goto again
-    :: goto stop /* its time is over */
+    :: goto stop /* the drain's time-out */
     fi;
 over:
     assert(submitted[0] == completed[0] && submitted[1] == completed[1] && submitted[2] == completed[2] && submitted[3] == completed[3]);

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock of src/sync/lock.h, for the Spin model checker: two nodes take one lock, of a third, again and again. Each wait may time out
- * (the home was stopped: what was asked of it happens later), and a swap may end without anybody knowing whether it happened; then it
- * may still happen, until the home has done that node's next one.
+ * The lock of src/sync/lock.h, for the Spin model checker: two nodes take a lock whose home is a third node, again and again. Each wait may time
+ * out (the home was stopped, and executes the requests later), and a swap may end with an error although it was executed, or is executed
+ * later, at the latest before the same node's next swap.
  *
  * What is checked:
  *   - at most one claim has the lock (assert A);
- *   - when nothing can move any more, the lock is free, nobody is in line, and no call is still waiting (assert L): so no swap that
- *     happened late, and no grant that came late, leaves the lock with a claim that nobody knows of.
+ *   - when no step is possible any more, the lock is free, no claim waits in the home's queue, and no call is still waiting (assert L): so
+ *     no late swap and no late grant leaves the lock with a claim that no call knows.
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
- * Of each node: `user` is a thread in weft_lock() and weft_unlock(), `upkeep` its progress thread (handlers, and the tick that settles
- * what was left). Atomics of a node happen in order, and so do its messages; between the two there is no order.
+ * Each node has two processes: `user` is a thread in weft_lock() and weft_unlock(), `upkeep` its progress thread (handlers, and the tick that
+ * settles abandoned attempts). Atomics of a node are executed in order, and so are its messages; there is no order between the two.
  */
 #ifndef ATTEMPTS
-#define ATTEMPTS 2  /* of each node */
+#define ATTEMPTS 2  /* calls of each node */
 #endif
 #ifndef TIMEOUTS
 #define TIMEOUTS 1
 #endif
 #ifndef FAILURES
-#define FAILURES 0  /* swaps that end without anybody knowing how */
+#define FAILURES 0  /* swaps whose result is lost */
 #endif
 #define CLAIMS (2 * ATTEMPTS)
 #define NODE(c) (((c) - 1) % 2)
@@ -29,30 +29,30 @@
 #define RELEASE 2
 #define CANCEL  3
 
-/* The word: which claim, and LOCK_WAITERS. */
+/* The lock's word: the claim that holds it, and the flag LOCK_WAITERS. */
 byte word;
 bool waiters;
 chan line = [CLAIMS] of { byte };
 
-/* To the home: swaps (to the claim, or back from it) and messages. From it: grants. */
+/* To the home: swaps (0 to claim, or claim to 0) and messages. From the home: grants. */
 chan swaps[2] = [4] of { byte, bool };
 chan messages[2] = [8] of { byte, byte };
 chan grants[2] = [4] of { byte };
 
-/* Of each claim: its swap, and what it has come to. */
+/* For each claim: the state of its swap and of the call. */
 #define NONE   0
 #define SWAPS  1 /* a thread waits for the swap to it */
 #define WAITS  2 /* a thread waits for the home */
 #define HELD   3
-#define LEFT   4 /* an attempt that was left */
-#define BACK   5 /* to be given back by the upkeep */
+#define LEFT   4 /* an attempt whose call has timed out */
+#define BACK   5 /* the upkeep must release this claim */
 #define OVER   6
 byte state[CLAIMS + 1];
 bool pending[CLAIMS + 1], bad[CLAIMS + 1], old_waiters[CLAIMS + 1];
 byte old[CLAIMS + 1];
-byte lost[CLAIMS + 1]; /* swaps of it that have ended at its node, and not at the home */
+byte lost[CLAIMS + 1]; /* swaps of this claim that have ended at its node, but were not executed at the home yet */
 
-/* What only the checker sees. */
+/* Variables that only the checks use. */
 byte holders, timeouts, failures, finished;
 
 inline begin_swap(c, back)
@@ -61,7 +61,7 @@ inline begin_swap(c, back)
     swaps[NODE(c)]!c,back
 }
 
-/* The home hands the lock to the first in line, or frees it. */
+/* The home grants the lock to the first waiting claim, or frees it. */
 inline hand_over()
 {
     if
@@ -70,7 +70,7 @@ inline hand_over()
     fi
 }
 
-/* Does the word name this claim? */
+/* Whether the word names this claim. */
 #ifdef MUTATION_WORD_NAMES_NODE
 #define NAMES(c) (word != 0 && NODE(word) == NODE(c))
 #else
@@ -81,7 +81,7 @@ inline do_swap(n)
 {
     swaps[n]?c,back;
     if
-    :: lost[c] > 0 -> /* nobody asks how it ends; it may be gone with its link */
+    :: lost[c] > 0 -> /* no call waits for its result; it may be lost with its link */
        lost[c]--;
        if
        :: true -> goto done
@@ -155,7 +155,7 @@ again:
         fi;
         c = 1 + me + 2 * made;
         made++;
-        /* It may find an attempt of its node's that was left. */
+        /* It may find an earlier attempt of the same node that was abandoned. */
         left = 1 + me;
         do
         :: left < c && state[left] != LEFT -> left = left + 2
@@ -217,7 +217,7 @@ over:
     skip
 }
 
-/* A grant, or one step of what was left. */
+/* Handles a grant, or does one step for an abandoned attempt. */
 inline settle(c)
 {
     if
@@ -263,7 +263,7 @@ init
 {
     atomic { run home(); run user(0); run user(1); run upkeep(0); run upkeep(1) }
     atomic {
-        timeout -> /* nothing else can move */
+        timeout -> /* no other step is possible */
         assert(finished == 2 && word == 0 && !waiters && empty(line)) /* L */
     }
 }

@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * A queue that is closed and opened again while messages about the former one are on their way, for the Spin model checker: room.c,
- * outbox.c, submit.c and claim.c of src/queue. Node A submits one task in each of its openings, and claims now and then. Node B has a shard
- * of one slot, another in each opening, and works. Either closes the queue at any time, once; A opens
- * it again, and B may.
+ * A queue that is closed and opened again while messages about the earlier opening are under way, for the Spin model checker: room.c, outbox.c,
+ * submit.c and claim.c of src/queue. Node A submits one task in each of its openings, and claims now and then. Node B has a shard of one slot,
+ * another one in each opening, and works. Each node closes the queue once, at any time; A opens it again, and B may do so.
  *
- * What is the same in every opening, as it is in the code: the id of the first task, and the words of a slot that has lived alike.
- * The messages of one opening stay in order, those of two do not: what found no room is sent later. A handler is one step: who closes a
- * queue waits for those that are inside.
+ * As in the code, every opening uses the same id for its first task, and slots with the same history have the same words. Messages of one
+ * opening stay in order, those of two openings do not, because messages that found no room are sent later. A handler is one step, because
+ * closing a queue waits for handlers that are running.
  *
  * What is checked:
  *   - a completion counts for the task of its own opening (assert D);
- *   - the end of an opening takes no task (assert F) and no claim (assert H) of the next, and neither does what is to be settled
- *     in a shard (assert H);
- *   - when nothing can move any more, the task of A's last opening is complete where B has the queue open, and A knows the shard of that
- *     and no other (asserts L, V).
+ *   - the end of an opening removes no task (assert F) and no claim (assert H) of the next opening, and neither does a settlement in a shard
+ *     (assert H);
+ *   - when no step is possible any more, the task of A's last opening is complete if B has the queue open, and A knows only the shard of B's
+ *     last opening (asserts L, V).
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  */
 #ifndef CLAIMS
-#define CLAIMS 2 /* of A's */
+#define CLAIMS 2 /* how often A claims */
 #endif
 #define OPENINGS 2
 
@@ -29,11 +28,11 @@ mtype = { HELLO, ANSWER, CLOSE, SETTLE, COMPLETED };
 #define CLAIMED 2
 #define DONE    3
 
-/* The shards, by B's openings. An owner is A's opening, or B. */
+/* The shards, indexed by B's openings. `owner` is an opening of A, or B. */
 #define B 7
 byte status[OPENINGS + 1], version[OPENINGS + 1], owner[OPENINGS + 1], submitter[OPENINGS + 1];
 
-/* A's table, and what A knows of B: nothing of an earlier opening is left in them. */
+/* A's table of tasks, and A's view of B. Neither keeps anything of an earlier opening. */
 #define NONE     0
 #define OUT      1
 #define PENDING  2
@@ -41,7 +40,7 @@ byte status[OPENINGS + 1], version[OPENINGS + 1], owner[OPENINGS + 1], submitter
 byte task, home;
 byte view, newest; /* B's opening, 0: not known; the newest that A has heard of */
 
-byte a, b;         /* which opening is open; 0: none is */
+byte a, b;         /* the present opening; 0: the queue is closed */
 
 /* From each opening: type, the receiver's opening (0: any), and of a slot its shard and the version. */
 chan to_a[OPENINGS + 1] = [8] of { mtype, byte, byte, byte };
@@ -58,7 +57,7 @@ inline accept(whose, x, y)
 {
     if
     :: task == OUT || task == PENDING -> assert(whose == a) /* D */; task = COMPLETE
-    :: else /* another came before it, or the id is not known */
+    :: else /* a second completion, or one with an unknown id */
     fi;
     if
     :: view == x && status[x] == DONE && version[x] == y -> status[x] = FREE; version[x]++; owner[x] = 0; submitter[x] = 0
@@ -100,7 +99,7 @@ end:
                  status[shard] = DONE; version[shard]++;
                  if
 #ifndef MUTATION_OWN_OF_ANY
-                 :: submitter[shard] != a /* B has the CLOSE, or will */
+                 :: submitter[shard] != a /* B has got the CLOSE, or will get it */
 #endif
                  :: else -> accept(submitter[shard], shard, version[shard])
                  fi
@@ -108,7 +107,7 @@ end:
               fi;
               shard = 0; v = 0
           }
-       :: atomic { /* the end of the swap is not seen */
+       :: atomic { /* the result of the swap is lost */
               holds = 0;
               if
               :: status[shard] == CLAIMED && version[shard] == v && owner[shard] == a -> status[shard] = DONE; version[shard]++
@@ -214,7 +213,7 @@ end:
     to_a[opening]!CLOSE, 0, 0, 0;
     if
     :: goto again
-    :: true /* and stays closed */
+    :: true /* B keeps the queue closed */
     fi
 }
 
@@ -277,7 +276,7 @@ init
 {
     atomic { run node_a(); run handler_a(); run node_b(); run handler_b() }
     atomic {
-        timeout -> /* nothing else can move */
+        timeout -> /* no other step is possible */
         assert(a == OPENINGS && (b == 0 || task == COMPLETE)); /* L */
         assert(view == b) /* V */
     }

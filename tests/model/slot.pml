@@ -2,8 +2,8 @@
  *
  * The slot protocol of src/queue/slot.c, for the Spin model checker: every interleaving of two submitters, two
  * workers and the home on a ring of two slots. Leases end at any time, a worker (or, with SUBMITTER_DIES, a submitter)
- * dies between any two steps, a worker may give tasks back. With LATES, a swap's end is not seen: it has happened, happens
- * at any later time, or never; who gave up tells the home which, and the home settles it (slot_settle()).
+ * dies between any two steps, a worker may give tasks back. With LATES, the result of a swap is lost: it has been executed, is executed at any
+ * later time, or never; the caller that gave up tells the home which swap it was, and the home settles it (slot_settle()).
  *
  * What is checked:
  *   - no task is lost: when nothing can move any more, every task of a living submitter is accepted (assert L).
@@ -58,14 +58,14 @@ byte tail, head, head_version;
 /* The messages to each submitter: task, slot, version of the DONE word. */
 chan done[2] = [TASKS + EXPIRIES + DEATHS] of { byte, byte, byte };
 
-/* What only the checker sees. */
+/* Variables that only the checks use. */
 byte living[N];         /* the task in the slot, from READY to FREE; 0: none */
 byte claims[N];         /* how often the slot was claimed */
 bool accepted[TASKS + 1];
 bool worker_dead[2], submitter_dead[2];
 byte expiries, deaths, releases, lates;
 
-/* A swap on its way, of a slot's word with this status and version for the next; and what the home is to settle. */
+/* A swap under way, from a slot's word with this status and version to the next one; and the settlements that the home must do. */
 byte late_from, late_to, late_slot, late_version, late_owner;
 bool late, to_settle;
 byte settle_from, settle_to, settle_slot, settle_version, settle_owner, settle_then;
@@ -87,7 +87,7 @@ byte settle_from, settle_to, settle_slot, settle_version, settle_owner, settle_t
 #else
 #define SAME(i, v) (version[i] == v)
 #endif
-/* Without versions a claimer can only see that head is where it was. */
+/* Without versions a claimer can only see that `head` has not changed. */
 #ifdef MUTATION_NO_HEAD_VERSION
 #define HEAD_CHANGED (head != h)
 #else
@@ -146,7 +146,7 @@ again:
 take:
     atomic {
         if
-        :: looked == N -> /* full: wait for a slot, look again */
+        :: looked == N -> /* the ring is full: wait for a free slot, and try again */
            goto no_room
         :: looked < N && status[p % N] == FREE ->
            assert(living[p % N] == 0); /* C */
@@ -171,7 +171,7 @@ take:
 #endif
     if
     :: atomic {
-           assert(status[i] == WRITING && owner[i] == me); /* F: nobody takes it from a living submitter */
+           assert(status[i] == WRITING && owner[i] == me); /* F: no other process takes it while its submitter is alive */
            status[i] = READY; version[i]++; owner[i] = 0; living[i] = task
        }
     :: atomic { /* it counts as submitted, and the home makes it ready and shows it */
@@ -218,7 +218,7 @@ inline accept(me)
 {
     skip;
 end:    do
-    :: atomic { done[me]?task,i,v -> accepted[task] = true } /* its table knows whether it is the first */
+    :: atomic { done[me]?task,i,v -> accepted[task] = true } /* the submitter's table shows whether this is the first completion */
        atomic {
            if
            :: status[i] == DONE && version[i] == v ->
@@ -301,7 +301,7 @@ raise:
               living[i] = 0;
 #endif
               goto tell
-           :: status[i] == CLAIMED && owner[i] == me && SAME(i, v) && lates < LATES -> /* refused: another is to do it */
+           :: status[i] == CLAIMED && owner[i] == me && SAME(i, v) && lates < LATES -> /* refused: another worker has to do the task */
               GIVE_UP(i, v, CLAIMED, DONE, me, READY);
               goto again
            :: else -> goto again
@@ -367,7 +367,7 @@ end:
     od;
     atomic {
         if
-        :: version[i] != v -> goto again /* it moved on */
+        :: version[i] != v -> goto again /* `head` has moved */
         :: version[i] == v && free ->
            status[i] = FREE;
            version[i]++;
@@ -399,7 +399,7 @@ end:
 #endif
 
 #if LATES
-/* The swap happens now, if the word is still the one it was to change. Or never. */
+/* The swap is executed now, if the word still has its old value; or never. */
 proctype delayed()
 {
 end:
@@ -424,7 +424,7 @@ end:
     od
 }
 
-/* slot_settle(): the home has the message. */
+/* slot_settle(): the home has received the message. */
 proctype settler()
 {
     byte i, t;
@@ -499,7 +499,7 @@ init
         skip
     }
     atomic {
-        timeout -> /* nothing else can move */
+        timeout -> /* no other step is possible */
         do
         :: task > TASKS -> break
         :: else -> assert(SETTLED(task)); /* L */ task++

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Who looks at a message ring, and who wakes whom, for the Spin model checker: wait.c, progress.c and shm/message.c of src/fabric. Node A
- * sends to node B over a ring; what finds no room is kept, and A's progress thread sends it when there is room. At B
- * look: the progress thread, a thread that waits (it counts itself in `pollers`), and one that calls weft_progress() (it does not).
- * Both progress threads nap when there is nothing to do.
+ * Which threads poll a message ring, and which thread wakes which, for the Spin model checker: wait.c, progress.c and shm/message.c of
+ * src/fabric. Node A sends to node B over a ring; messages that find no room are queued, and A's progress thread sends them when there is room.
+ * At B three threads poll: the progress thread, a thread that waits (it counts itself in `pollers`), and one that calls weft_progress() (it
+ * does not). Both progress threads sleep when there is nothing to do.
  *
- * What is checked: when nothing can move any more, every message has been delivered (assert D). A real nap ends after a second at the
- * latest; here it lasts until somebody wakes the thread, so a message that would have to wait for that is a lost one.
+ * What is checked: when no step is possible any more, every message has been delivered (assert D). A real sleep ends after a second at the
+ * latest; here it lasts until another thread wakes the sleeper, so a message that only the end of a sleep would deliver counts as lost.
  * The model fails when it should: `run` checks that each MUTATION_... is found wrong.
  *
  * One access to shared memory is one step, but for pushing into the ring and taking from the list of kept messages, which are under
@@ -17,18 +17,18 @@
 #define MESSAGES 2
 #endif
 
-#ifdef KEPT                /* half of it: the ring is full now and then; only B's progress thread looks */
+#ifdef KEPT                /* one half of the model: the ring is sometimes full, and only B's progress thread polls */
 #define ROOM 1
-#else                      /* the other half: there is always room */
+#else                      /* the other half: there is always room in the ring */
 #define ROOM MESSAGES
 #endif
 
 byte available, room = ROOM;  /* in the ring */
 byte kept, delivered;
 bool want_room;
-bool sending;              /* locks: A's send_lock, */
-bool looking;              /* and B's w->progress */
-byte pollers;              /* of B */
+bool sending;              /* locks: A's send_lock */
+bool looking;              /* B's w->progress */
+byte pollers;              /* threads of B that poll */
 bool napping_a, napping_b;
 bool woken_a, woken_b;     /* a byte in the pipe */
 
@@ -81,7 +81,7 @@ inline drain()
     od
 }
 
-/* shm_message_take(), with the lock of who looks: some of what is there */
+/* shm_message_take(), with the polling thread's lock: takes some of the messages */
 inline take()
 {
     took = false;
@@ -181,7 +181,7 @@ again:
     :: else
     fi
     if
-    :: pollers > 0 -> goto again /* lazy: a sleep that ends by itself */
+    :: pollers > 0 -> goto again /* lazy: this sleep ends by itself */
     :: else
     fi
     napping_b = true;
@@ -223,7 +223,7 @@ inline last_look()
 }
 
 #ifndef KEPT
-/* A thread of B that waits for something, which happens at any time. */
+/* A thread of B that waits for an event, which happens at any time. */
 proctype waiter()
 {
     bool took, was, got, last;
@@ -248,7 +248,7 @@ proctype waiter()
 #endif
 }
 
-/* One that calls weft_progress() once. */
+/* A thread of B that calls weft_progress() once. */
 active proctype caller()
 {
     bool took, was, got;

@@ -62,7 +62,7 @@ def main():
     env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER="" if provider == "tcp" else provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
                TEST_BRIDGE=f"/proc/{os.getpid()}/ns/net")
     # Each step takes a few system calls and a message through the kernel: do fewer steps, as over softverbs.
-    env.setdefault("TEST_DIVIDE", "10")
+    env.setdefault("TEST_DIVIDE", "30")
     # On a busy machine a node may be silent for long, and must not be declared dead for that.
     env.setdefault("WEFT_LIVENESS", f"{patience(30):.0f}s")
     return subprocess.run(test, env=env, check=False).returncode

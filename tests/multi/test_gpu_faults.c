@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Failures around GPUs, on the GPU `host`: nodes that stop or die while requests to them are under way, GPUs and nodes that are closed while
- * others use them, and calls with invalid arguments.
+ * Failures around GPUs, on the GPU `host`: nodes that stop or die while requests to them are under way, GPUs and nodes that are closed
+ * while others use them, and calls with invalid arguments.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -86,7 +86,8 @@ static void to_the_stopped(const weft_device *d, void *arg)
 {
     const struct stop_job *j = arg;
     weft_device_op op;
-    for (uint32_t i = 0; weft_device_send(d, 1, 5, i, j->mine, 2000, &op) == 0; i++) /* until neither the stopped node nor the ring has room */
+    for (uint32_t i = 0; weft_device_send(d, 1, 5, i, j->mine, 2000, &op) == 0;
+         i++) /* until neither the stopped node nor the ring has room */
         weft_device_leave(d, &op);
     CHECK(weft_device_flush(d, 1) == -WEFT_DEVICE_ETIMEDOUT);
 }

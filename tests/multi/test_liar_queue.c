@@ -133,7 +133,7 @@ struct message_to {
     weft_node *w;
     struct told *t;
     uint32_t node, opened;
-    struct queue_message header; /* of a lie about the payload */
+    struct queue_message header; /* the correct header of a message whose payload is wrong */
 };
 
 static bool sent(int rc)

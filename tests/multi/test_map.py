@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft map: the output is the input's, in order, whatever is killed, fails or fills up; and nothing stays behind.
+"""weft map: outputs are complete and in the input's order, whatever is killed, fails or fills up; and no process or file is left.
 
 Usage: test_map.py PATH-OF-WEFT [TEST...]
 WEFT_TEST_LONG=1: the same on a text of 200 MB and one of 5 GB (needs 15 GB of disk and some minutes).
@@ -63,7 +63,7 @@ def read(path):
 
 
 def writes(path, data):
-    """False: there is no space."""
+    """Writes a file of this size. False: the disk has no room."""
     try:
         with open(path, "wb") as f:
             f.write(data)
@@ -102,13 +102,13 @@ def run(*args, **kw):
 
 
 def theirs(path, *command):
-    """What another program makes of a file."""
+    """The output of another program for a file."""
     with open(path, "rb") as f:
         return subprocess.run(command, stdin=f, stdout=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}).stdout
 
 
 def marked():
-    """Processes started by a job of these tests, this one's own children apart from jobs included."""
+    """Processes that a job of these tests has started, and other children of this process."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -166,9 +166,9 @@ class Map(unittest.TestCase):
                 os.kill(pid, signal.SIGKILL)
             self.fail(f"left behind: {left}")
         left = os.listdir(Map.tmp)
-        shutil.rmtree(Map.tmp)  # told of once, not by every test after it
+        shutil.rmtree(Map.tmp)  # so that only one test reports it, not every later one
         os.mkdir(Map.tmp)
-        # The thread sanitizer's own, which it makes and removes while a program starts: one killed there leaves it.
+        # A file of the thread sanitizer, which it makes and removes while a program starts; a process killed at that moment leaves it.
         left = [name for name in left if not name.startswith("tsan.rodata.")]
         self.assertEqual(left, [], "temporary files are left behind")
         self.assertEqual([n for n in os.listdir(Map.dir) if "weft-" in n], [], "half an output is left behind")
@@ -189,7 +189,7 @@ class Map(unittest.TestCase):
             self.fail(f"{len(out)} bytes, {len(expected)} expected; they differ from byte {n} on. {err}")
         return err
 
-    # --- what comes out ---
+    # --- outputs ---
 
     def test_cat_is_the_input(self):
         for block in ("64K", "1M", "1G"):
@@ -243,10 +243,10 @@ class Map(unittest.TestCase):
         self.check(b"".join(contents), "--nodes", "2", *names, "--", "cat", **limited)
         lines = sum(c.count(b"\n") for c in contents)
         self.check(b"%7d %7d %7d\n" % (lines, lines, sum(map(len, contents))), "--kernel", "wc", *names, **limited)
-        # Where there is room for hardly any of them.
+        # With room for hardly any open files.
         tight = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))}
         self.check(b"".join(contents[:99]), "--nodes", "2", "--slots", "1", *names[:99], "--", "cat", **tight)
-        # One of those that are opened late is no longer what it was.
+        # One of the files that are opened late was replaced meanwhile.
         slow = ["sh", "-c", f"[ {{#}} = 1 ] && mv {names[1]} {names[699]}; cat"]
         code, out, err = run("--nodes", "1", "--retries", "0", *names, "--", *slow, **limited)
         self.assertEqual(code, 1)
@@ -277,7 +277,7 @@ class Map(unittest.TestCase):
         self.check(Map.bytes, "--block", "333K", "-", "--", "cat", input=Map.bytes)
         self.check(Map.bytes, "--exact", "--block", "333333", "-", "--", "cat", input=Map.bytes)
         self.check(b"", "-", "--", "cat", input=b"")
-        with open(Map.text, "rb") as f:  # a file as standard input, from where it stands
+        with open(Map.text, "rb") as f:  # a file as standard input, read from its present position
             f.seek(1000)
             os.lseek(f.fileno(), 1000, os.SEEK_SET)
             self.check(Map.bytes[1000:], "--block", "400K", "-", "--", "cat", stdin=f)
@@ -298,7 +298,7 @@ class Map(unittest.TestCase):
         self.assertEqual(out, b"".join(b"line %d of five\n" % i for i in range(5)))
 
     def test_larger_than_memory(self):
-        """Pieces and outputs that do not fit in the pools go through the disk."""
+        """Pieces and outputs that do not fit into the pools are written to disk."""
         small = ["--memory", "10M", "--nodes", "2", "--slots", "1"]
         data = Map.bytes[:6_000_000] * 4
         path = self.path("large", data)
@@ -362,7 +362,7 @@ class Map(unittest.TestCase):
 
     @of_bytes
     def test_an_input_that_is_cut_short(self):
-        """After it has been cut in pieces: those that are gone fail, however they are read."""
+        """A file is truncated after it was cut into pieces: the pieces that no longer exist fail, however they are read."""
         path, first, last = self.path("shrinks", b""), os.path.join(Map.dir, "first"), os.path.join(Map.dir, "last")
         for fifo in first, last:
             os.mkfifo(fifo)
@@ -380,7 +380,7 @@ class Map(unittest.TestCase):
 
     @of_bytes
     def test_more_slots_than_pieces(self):
-        """No more threads are started than there is work for; all slots are there when it is needed."""
+        """Only as many threads are started as there is work for; all slots run if there is enough."""
         threads = ["sh", "-c", "cat >/dev/null; ls /proc/$PPID/task | wc -l"]
         code, out, err = run("--slots", "200", "--nodes", "2", self.path("one", b"x\n"), "--", *threads)
         self.assertEqual(code, 0, err)
@@ -412,16 +412,16 @@ class Map(unittest.TestCase):
         self.assertEqual((stats["retried"], stats["failed"]), (1, 0))
 
     def test_a_retry_goes_elsewhere(self):
-        """What has failed on a node is tried on another: here every piece fails on the node that has it first."""
+        """A piece that has failed on a node is tried on another: here every piece fails on the first node that runs it."""
         for nodes in ("2", "4"):
             with tempfile.TemporaryDirectory(dir=Map.dir) as seen:
                 err = self.check(Map.bytes, "--json", "--block", "500K", "--nodes", nodes, "--retries", "1", Map.text, "--", "sh",
                                  "-c", f"cd {seen}; echo {{node}} >> {{#}}; [ $(wc -l < {{#}}) = 2 ] && cat")
                 pairs = [read(os.path.join(seen, n)).split() for n in os.listdir(seen)]
                 self.assertEqual(json.loads(err)["retried"], len(pairs))
-                # A preference, not a promise: when the others have long work it runs where it is.
+                # If the other nodes are busy for long, the piece runs on the same node again.
                 self.assertGreater(sum(a != b for a, b in pairs), len(pairs) / 2, pairs)
-        # Nowhere else to go.
+        # With a single node it runs there again.
         once = os.path.join(Map.dir, "once")
         self.check(Map.bytes, "--nodes", "1", Map.text, "--", "sh", "-c", f"mkdir {once} 2>/dev/null && exit 1; cat")
         os.rmdir(once)
@@ -541,7 +541,7 @@ class Map(unittest.TestCase):
 
     def test_what_output_replaces(self):
         out, real = self.path("out"), self.path("real")
-        # A link to nothing: what it names is made.
+        # A symbolic link to a file that does not exist: the file is made.
         os.symlink("real", out)
         self.addCleanup(lambda: os.path.lexists(out) and os.unlink(out))
         code, _, err = run("--output", out, self.path("one", b"x"), "--", "cat")
@@ -586,7 +586,7 @@ class Map(unittest.TestCase):
 
     @of_bytes
     def test_closed_standard_files(self):
-        """What main() puts in the place of a closed one fails so, too."""
+        """The descriptor that main() opens in place of a closed one also fails on writing."""
         some = self.path("some", b"a\n")
         for args, line in (([some, "--", "cat"], '"$@" 1</dev/null'), (["--kernel", "wc", some], '"$@" 1</dev/null'),
                            (["--dry-run", some], '"$@" 1</dev/null'), (["--kernel", "wc", "-"], '"$@" 0>/dev/null')):
@@ -646,7 +646,7 @@ class Map(unittest.TestCase):
         p.stderr.close()
 
     def slow_job(self, *more, **kw):
-        """All nodes in the middle of a piece that never ends, with children of the command's own."""
+        """All nodes run pieces that never end, whose commands have child processes."""
         ready = tempfile.mkdtemp(dir=Map.dir)
         self.addCleanup(shutil.rmtree, ready)
         p = start("--nodes", "4", "--slots", "1", "--block", "300K", *more, Map.text, "--", "sh", "-c",
@@ -672,12 +672,12 @@ class Map(unittest.TestCase):
             self.assertFalse(os.path.exists(os.path.join(Map.dir, "out")))
 
     def test_nodes_killed(self):
-        """Two of four nodes, at random moments: the output is the same to the byte."""
+        """Two of four nodes are killed at random moments: the output is the same to the byte."""
         for _ in range(8 if LONG else 5):
             with tempfile.TemporaryFile(dir=Map.dir) as out:
                 p = start("--nodes", "4", "--slots", "2", "--block", "100K", "--stats-file", self.path("stats"), Map.text,
                           "--", "sh", "-c", "sleep 0.0$(({#} % 4)); cat", stdout=out)
-                # All have joined when there is output: a node killed before that is started again without a word.
+                # When there is output, all nodes have joined. A node that is killed before that is started again without a message.
                 until("there is output", lambda: os.fstat(out.fileno()).st_size)
                 nodes = nodes_of(p.pid)
                 killed = 0
@@ -718,7 +718,7 @@ class Map(unittest.TestCase):
             self.assertEqual((p.returncode, out), (0, b"a\nb\n"), err)
 
     def test_a_stopped_node(self):
-        """Its pieces run elsewhere when their lease is over: here after 3.2 seconds."""
+        """A node is stopped: its pieces run on other nodes when their leases end, here after 3.2 seconds."""
         p = start("--nodes", "3", "--slots", "1", "--block", "200K", "--timeout", "200ms", "--retries", "1000", Map.text, "--",
                   "sh", "-c", "sleep 0.01; cat")
         self.addCleanup(p.stdout.close)
@@ -731,7 +731,7 @@ class Map(unittest.TestCase):
         self.assertTrue(first + out == Map.bytes)
 
     def test_stopped_and_continued(self):
-        """Ctrl-Z, for longer than a lease: what has lost its lease runs again, and nothing comes twice."""
+        """Ctrl-Z for longer than a lease: pieces whose leases have ended run again, and no output is printed twice."""
         p = start("--nodes", "3", "--slots", "2", "--block", "200K", "--timeout", "500ms", "--retries", "1000", Map.text, "--",
                   "sh", "-c", "sleep 0.05; cat", start_new_session=True)
         until("the nodes run", lambda: len(nodes_of(p.pid)) == 2)
@@ -761,7 +761,7 @@ class Map(unittest.TestCase):
         return sizes
 
     def test_ctrl_z(self):
-        """Commands stop and go on with the job, and what they were stopped for is not of their time."""
+        """Commands stop and continue with the job, and the time while they are stopped does not count towards --timeout."""
         limit = patience(3)
         ticks = tempfile.mkdtemp(dir=Map.dir)
         self.addCleanup(shutil.rmtree, ticks)
@@ -780,7 +780,7 @@ class Map(unittest.TestCase):
         self.addCleanup(os.unlink, go)
         out, err = job.communicate(timeout=LIMIT)
         self.assertEqual((job.returncode, out == Map.bytes), (0, True), err)
-        # Killed while it is stopped, it leaves nothing: tearDown() looks.
+        # The job is killed while it is stopped, and leaves nothing: tearDown() checks that.
         os.unlink(go)
         for name in os.listdir(ticks):
             os.unlink(os.path.join(ticks, name))
@@ -846,7 +846,7 @@ class Map(unittest.TestCase):
         go = os.path.join(Map.dir, "go")
 
         def terminal(*args, interrupt=False, sign=None, **kw):
-            """What comes on a terminal. Once `sign` was on it, there is the file `go`."""
+            """Runs a job on a terminal, and returns what it prints. Makes the file `go` when `sign` has been printed."""
             main, other = pty.openpty()
             p = start(*args, stderr=other, stdout=other if kw.get("both") else subprocess.DEVNULL)
             os.close(other)
@@ -856,7 +856,7 @@ class Map(unittest.TestCase):
                     p.send_signal(signal.SIGINT)
                     interrupt, sent = False, time.monotonic()
                 if sent and time.monotonic() - sent > 20:
-                    # Seen twice, with the thread sanitizer, which holds signals back: the job went on as if none had come.
+                    # With the thread sanitizer, which delays signals, it was seen twice that the job went on as if no signal had come.
                     print("test_progress: no end 20 s after SIGINT; it is sent again", file=sys.stderr)
                     p.send_signal(signal.SIGINT)
                     sent = time.monotonic()
@@ -896,7 +896,7 @@ class Map(unittest.TestCase):
         self.assertEqual(run(*args)[2], "")
 
     def test_progress_and_typing(self):
-        """Nothing is drawn over what is typed as the input."""
+        """If the input is typed at the terminal, no progress bar is drawn over it."""
         main, other = pty.openpty()
         p = start("-", "--", "sh", "-c", "sleep 0.5; cat", stdin=other, stderr=other)
         os.close(other)
@@ -949,7 +949,7 @@ class Map(unittest.TestCase):
         os.unlink(out)
 
 
-PART = (1, 1)  # K/N behind the path of weft: of the tests every N-th, from the K-th on
+PART = (1, 1)  # argument K/N after the path of weft: run every N-th test, from the K-th on
 
 
 def load_tests(loader, _tests, _pattern):

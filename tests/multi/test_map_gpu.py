@@ -88,7 +88,7 @@ class Gpu(Map):
         say = "weft map: node {} runs its pieces on the processor: {}\n".format
         for kernel in ("histogram", "grep:e"):
             err = self.fails("open", kernel)
-            self.assertEqual(sorted(err.splitlines(True)), [say(n, "it is held by another") for n in (1, 2)])
+            self.assertEqual(sorted(err.splitlines(True)), [say(n, "another process uses it") for n in (1, 2)])
         for where, nodes, why in (("pass", (0, 1, 2), "it is full"), ("trap", (0, 1, 2), "a kernel has trapped"), ("one", (1, 2), "a kernel has trapped")):
             lines = self.fails(where, "wc" if where == "pass" else "grep:e").splitlines(True)
             self.assertEqual(len(lines), len(set(lines)), lines)

@@ -3,8 +3,8 @@
  * A node of `weft map` that writes or sends wrong values. A table lists one wrong value for each field of each record; each job has one of
  * them. The job may fail with an error text, but no node may crash, hang, or allocate memory for a length that is only claimed.
  *
- * The nodes are this program: the engine of the command, some of whose library calls are replaced here (the linker's --wrap). Node 0 runs no
- * piece while node 1 is alive.
+ * The nodes are this program: the engine of the command, some of whose library calls are replaced here (the linker's --wrap). Node 0 runs
+ * no piece while node 1 is alive.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -420,7 +420,8 @@ static void test_lies(void **state)
                 lie = &lies[i];
                 atomic_store(told, 0);
                 failed += !job(where | what);
-                /* The wrong value was never written, because this job has no such record: an error in the table. (A kernel's outcome has no parts.) */
+                /* The wrong value was never written, because this job has no such record: an error in the table. (A kernel's outcome has no
+                 * parts.) */
                 if (!atomic_load(told)) {
                     fprintf(stderr, "--- %s: was not told\n", lie->name);
                     wasted++;

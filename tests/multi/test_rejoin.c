@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -27,7 +28,7 @@
 #define LONG    patience_ns(60)
 #define BYTES   4096u
 
-enum order { GO_ON, END, BARRIER, SERVE };
+enum order { GO_ON, END, BARRIER, SERVE, LIE };
 
 /* Shared by the test and all nodes. */
 struct board {
@@ -37,7 +38,8 @@ struct board {
         _Atomic uint32_t number, up, turns, done; /* number + 1; it has joined; it goes on; tasks of its own that are complete */
         _Atomic uint32_t order, obeyed;
         _Atomic uint32_t joined[NUMBERS], died[NUMBERS]; /* what weft_on_change() told, by node */
-        _Atomic uint32_t refused; /* old addresses that failed as they must */
+        _Atomic uint32_t gone[NUMBERS]; /* it does not count this node as alive */
+        _Atomic uint32_t refused;       /* old addresses that failed as they must */
     } place[SLOTS];
     _Atomic uint64_t area[NUMBERS]; /* by number */
     _Atomic uint32_t dead[NUMBERS]; /* the test has killed it, and all have been told */
@@ -162,6 +164,32 @@ static void serve(weft_node *w)
     }
 }
 
+/* Sends all others messages of members that no honest member sends. */
+static void lie(struct member *m)
+{
+    struct grow_message g;
+    struct grow_ask ask;
+    for (uint32_t k = 0; k < 2000; k++)
+        for (uint32_t i = 0; i < weft_size(m->w); i++) {
+            uint64_t r = random_next(&m->random);
+            g = (struct grow_message){.magic = GROW_MAGIC,
+                                      .kind = (uint32_t)(r % 6),
+                                      .number = r >> 8 & 1 ? (uint32_t)(r >> 16 & 31) : (uint32_t)(r >> 16),
+                                      .attempt = r >> 40 & 3,
+                                      .answer = (int32_t)(r >> 44 & 31),
+                                      .highest = r >> 56 & 1 ? (uint32_t)(r >> 16 & 31) : UINT32_MAX};
+            /* A high number that is believed uses up those below it: the test needs them. */
+            g.number = g.number > 31 && g.number < WEFT_MAX_NUMBERS ? WEFT_MAX_NUMBERS : g.number;
+            memset(&ask, (int)(r >> 32 & 0xff), sizeof ask);
+            ask.card.rank = g.number;
+            if (r >> 57 & 1)
+                ask.card = (struct wire_card){.rank = g.number, .liveness_ns = 1, .side = "unix:@nowhere"};
+            bool with = g.kind == GROW_ASK ? r >> 58 & 3 : r >> 58 & 1;
+            if (i != weft_rank(m->w) && weft_alive(m->w, i))
+                (void)fab_send(m->w, i, FAB_ROOM_HANDLERS(4), &g, r >> 60 ? sizeof g : 8, &ask, with ? sizeof ask : 0, NULL);
+        }
+}
+
 static void live(weft_node *w, struct place *place)
 {
     struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
@@ -183,6 +211,8 @@ static void live(weft_node *w, struct place *place)
                 use(&m, i);
         tasks(&m, q);
         check_old(&m);
+        for (uint32_t i = 0; i < NUMBERS; i++)
+            place->gone[i] = !weft_alive(w, i);
         weft_progress(w);
         place->turns++;
         if (place->order == BARRIER && place->obeyed != BARRIER) {
@@ -193,6 +223,10 @@ static void live(weft_node *w, struct place *place)
         if (place->order == SERVE && place->obeyed != SERVE) {
             serve(w);
             place->obeyed = SERVE;
+        }
+        if (place->order == LIE && place->obeyed != LIE) {
+            lie(&m);
+            place->obeyed = LIE;
         }
         usleep(500);
     }
@@ -331,15 +365,22 @@ static uint32_t joined(uint32_t slot, uint32_t above)
     return number;
 }
 
-static uint32_t killed(uint32_t slot)
+/* `newcomer`: a node that joins meanwhile, and may not have known the one that is killed. */
+static uint32_t killed_while(uint32_t slot, uint32_t newcomer)
 {
     uint32_t number = board->place[slot].number - 1;
     assert_int_equal(kill(board->place[slot].pid, SIGKILL), 0);
     assert_true(waitpid(board->place[slot].pid, NULL, 0) > 0);
     board->place[slot].pid = 0;
     for (uint32_t i = 0; i < SLOTS; i++)
-        if (is_up(i))
+        if (i != newcomer && is_up(i))
             until(&board->place[i].died[number], 1, "news of a death", i);
+    return number;
+}
+
+static uint32_t killed(uint32_t slot)
+{
+    uint32_t number = killed_while(slot, SLOTS);
     board->dead[number] = 1;
     return number;
 }
@@ -374,12 +415,27 @@ static void end(void)
 
 /* --- the tests --- */
 
-/* Each node in turn is killed and comes back, the first one too. */
+/* Open files of a node; 0 where the system does not tell. */
+static uint32_t open_files(uint32_t slot)
+{
+    char path[64];
+    uint32_t n = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)board->place[slot].pid);
+    DIR *files = opendir(path);
+    while (files && readdir(files))
+        n++;
+    if (files)
+        closedir(files);
+    return n;
+}
+
+/* Each node in turn is killed and comes back, the first one too. The fourth stays, and keeps no files of those that went. */
 static void test_in_turn(void **state)
 {
     (void)state;
-    uint32_t highest = 2;
-    founders(3);
+    uint32_t highest = 3;
+    founders(4);
+    uint32_t files = open_files(3);
     for (uint32_t round = 0; round < repeats(10); round++)
         for (uint32_t slot = 0; slot < 3; slot++) {
             killed(slot);
@@ -388,6 +444,8 @@ static void test_in_turn(void **state)
             highest = joined(slot, highest);
             go_on();
         }
+    for (int64_t limit = now_ns() + LONG; open_files(3) > files + 2; usleep(10000))
+        assert_true(now_ns() < limit);
     end();
 }
 
@@ -414,6 +472,31 @@ static void test_from_one(void **state)
     end();
 }
 
+/* Members are killed while a node joins, its door or others: it joins all the same. */
+static void test_meanwhile(void **state)
+{
+    (void)state;
+    uint64_t seed = 16;
+    uint32_t highest = 3;
+    founders(4);
+    for (uint32_t round = 0; round < repeats(12); round++) {
+        uint32_t newcomer = (4 + round) % 5, victim = (newcomer + 1 + (uint32_t)(random_next(&seed) % 4)) % 5;
+        start(newcomer, 0, 0, NULL, NULL);
+        usleep((useconds_t)(random_next(&seed) % 30000));
+        uint32_t number = killed_while(victim, newcomer);
+        highest = joined(newcomer, highest);
+        until(&board->place[newcomer].gone[number], 1, "the end of a node", newcomer);
+        board->dead[number] = 1;
+        go_on();
+        if (victim != (newcomer + 1) % 5) { /* the next round's newcomer takes the slot that is free */
+            start(victim, 0, 0, NULL, NULL);
+            highest = joined(victim, highest);
+            killed((newcomer + 1) % 5);
+        }
+    }
+    end();
+}
+
 /* Who does not know the secret is refused, and disturbs nobody. */
 static void test_secret(void **state)
 {
@@ -427,11 +510,35 @@ static void test_secret(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 100);
     assert_int_equal(board->result[2], EACCES);
     go_on();
+    /* Nor do connections that say nothing. */
+    int silent[100];
+    for (uint32_t i = 0; i < 100; i++)
+        silent[i] = getenv("TEST_COORD") ? -1 : cluster_connect(board->grow, base_deadline(LONG));
     start(2, 0, 0, NULL, NULL);
     assert_int_equal(joined(2, 1), 2);
     assert_int_equal(board->place[0].joined[2], 1);
+    for (uint32_t i = 0; i < 100; i++)
+        if (silent[i] >= 0)
+            close(silent[i]);
     end();
     unsetenv("WEFT_SECRET");
+}
+
+/* A member that lies about who joins. When it is gone, nodes join as before. */
+static void test_liar(void **state)
+{
+    (void)state;
+    founders(2);
+    start(2, 0, 0, NULL, NULL);
+    joined(2, 1);
+    board->place[2].order = LIE;
+    until(&board->place[2].obeyed, LIE, "lies", 2);
+    go_on();
+    killed(2);
+    start(2, 0, 0, NULL, NULL);
+    joined(2, 2);
+    go_on();
+    end();
 }
 
 /* Barriers are for those that started together, whoever joins, and dies. */
@@ -535,7 +642,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_from_one),
         cmocka_unit_test(test_in_turn),
+        cmocka_unit_test(test_meanwhile),
         cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_liar),
         cmocka_unit_test(test_barrier),
         cmocka_unit_test(test_services),
         cmocka_unit_test(test_last_number),

@@ -2,8 +2,8 @@
  *
  * A program that uses both MPI and weft, started by mpirun: MPI's rank and size must equal weft's.
  *
- * Usage: multi_with_mpi FIRST     "mpi": MPI is initialized before the node is opened, and finalized after it is closed; "weft": both happen
- *                                 while the node is open
+ * Usage: multi_with_mpi FIRST     "mpi": MPI is initialized before the node is opened, and finalized after it is closed; "weft": both
+ * happen while the node is open
  */
 #include <mpi.h>
 #include <stdio.h>

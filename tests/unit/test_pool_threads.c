@@ -265,7 +265,8 @@ static void hoards_are_bounded(void **state)
     struct mem_stats s;
     mem_stat(h.pool, &s);
     assert_int_equal(s.live_buffers, n);
-    /* Up to an eighth may be hoarded. Blocks of other classes occupy parts of extents, for which another eighth is ample. */
+    /* The idle thread's cache may keep up to an eighth of the blocks. Another eighth is enough for extents that blocks of other classes
+     * occupy. */
     if (n < 512 * 3 / 4)
         fail_msg("an idle thread leaves others %u of 512 blocks", n);
     for (unsigned k = 0; k < n; k++)

@@ -163,7 +163,7 @@ static void places_descriptors(void **state)
     char text[64];
     const char *argv[] = {"sh", "-c", "read x; echo out $x; echo err >&2", NULL};
     pid_t pid;
-    /* The descriptors that become 1 and 2 are at 2 and 1, and the one that becomes 0 is at 0 already, close-on-exec. */
+    /* Descriptor 2 is to become 1, and descriptor 1 is to become 2. Descriptor 0 is to stay 0, but is close-on-exec. */
     int keep_in = dup(0);
     assert_int_equal(base_pipe(a, 0), 0);
     assert_int_equal(base_pipe(b, 0), 0);

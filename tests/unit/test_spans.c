@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels in their device form, played by the back end `host`: whatever the bytes, how many, and where they lie, the result is that of the
- * kernel on the processor, byte by byte. And what a GPU that fails does to a run.
+ * The GPU versions of kernels, on the back end `host`: for all bytes, lengths and alignments the result equals that of the kernel on the
+ * processor, byte by byte. Also runs on a GPU that fails.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -247,7 +247,7 @@ class Generic(Base):
         self.assertEqual(rows["CUDA VMM, by dmabuf"], (0, "ibv_reg_dmabuf_mr", "cuMemMap", True))
         self.assertEqual(rows["CUDA managed"], (0, "ibv_reg_mr", "cuMemAllocManaged", True))
         got = self.with_gpu(FAKE_CUDA="deaf")
-        self.assertIn("what the GPU wrote is not here", {k["kind"]: k for k in got["kinds"]}["malloc"]["gpu"]["note"])
+        self.assertIn("the bytes that the processor reads are wrong", {k["kind"]: k for k in got["kinds"]}["malloc"]["gpu"]["note"])
         self.assertFalse(any(k["both"] for k in got["kinds"]))
         got = {k["kind"]: k["note"] for k in self.with_gpu(FAKE_CUDA="no-dmabuf,full")["kinds"]}
         self.assertEqual(got["CUDA device"], "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (CUDA 2)")
@@ -255,8 +255,8 @@ class Generic(Base):
         self.assertEqual(got["CUDA VMM, by dmabuf"], "cuMemGetHandleForAddressRange: CUDA_ERROR_NOT_SUPPORTED (CUDA 801)")
 
     def test_probe_memory_with_a_driver_that_cannot_be_used(self):
-        self.assertEqual(self.with_gpu("old")["gpu_why"], "no GPU: CUDA's driver is too old: it is of CUDA 9.1 and has no "
-                         "cuMemGetAllocationGranularity; one of CUDA 10.2 or newer is needed")
+        self.assertEqual(self.with_gpu("old")["gpu_why"], "no GPU: CUDA's driver is too old: it is for CUDA 9.1 and lacks "
+                         "cuMemGetAllocationGranularity; install one for CUDA 10.2 or newer")
         for code, says in ((100, "CUDA_VISIBLE_DEVICES is \"7\""), (802, "start nvidia-fabricmanager"), (803, "restart this machine")):
             got = self.with_gpu(FAKE_CUDA=f"init={code}", CUDA_VISIBLE_DEVICES="7")
             self.assertIn(says, got["gpu_why"])

@@ -20,7 +20,7 @@ import tempfile
 
 META_PACKAGE = "linux-image-amd64"  # the "cloud" flavour has neither 9p nor rdma_rxe
 BOOT_MODULES = ["virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net"]
-# Two thirds of the modules are for what no such machine has.
+# Two thirds of the modules are for hardware that no such machine has.
 USELESS = ["sound", *("drivers/" + kind for kind in ("gpu", "media", "staging", "iio", "usb", "scsi", "video", "hid",
                                                      "input", "net/wireless", "net/ethernet", "platform"))]
 FETCH_SECONDS = 600
@@ -28,7 +28,7 @@ FORMAT = "2"  # part of an entry's name: raised when what an entry holds changes
 
 
 class Missing(Exception):
-    """Something the machines need is not on this host; the text says what to do."""
+    """Something that the machines need is not on this host; the text says what to do."""
 
 
 def cache_folder():
@@ -136,7 +136,7 @@ def download(folder, options):
 
 
 def fetch(cache):
-    """Makes the cache's entry; says on the way what takes time."""
+    """Makes the cache's entry, and prints the steps that take time."""
     for command in ("apt-get", "dpkg-deb", "depmod"):
         if not find(command):
             raise Missing(f"{command} is not here (Debian's packages apt, dpkg and kmod)")
@@ -144,7 +144,7 @@ def fetch(cache):
         try:
             package = download(scratch, [])
         except Missing:
-            # Own lists, since those of the system may be absent or old and only root may renew them.
+            # Package lists of its own, because those of the system may be missing or old, and only root may update them.
             lists, archives = os.path.join(scratch, "lists"), os.path.join(scratch, "archives")
             for folder in (lists, archives):
                 os.makedirs(os.path.join(folder, "partial"))
@@ -198,7 +198,7 @@ class Kernel:
         if entry is None:
             with open(os.path.join(cache, "lock"), "w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                entry = None if refresh else self.newest(cache)  # perhaps another run made it meanwhile
+                entry = None if refresh else self.newest(cache)  # another run may have made it meanwhile
                 if entry is None:
                     say(f"fetching Debian's kernel package (70 MB) into {cache}, once")
                     fetch(cache)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """One virtual machine: a QEMU process, and the streams that join it with the harness.
 
-Nothing of a machine is a file: its streams are socket pairs, its initramfs lies in a memory file, and QEMU is told to
-die with the harness. So nothing is left behind, whatever ends the harness.
+A machine has no files on the host: its streams are socket pairs, its initramfs is in a memory file, and QEMU ends with the
+harness. So nothing is left, however the harness ends.
 """
 import ctypes
 import glob
@@ -46,7 +46,7 @@ def memory_file(data):
 
 
 def counter_khz():
-    """How fast this processor's time stamp counter counts; None where it cannot be read. QEMU's is the same one."""
+    """The frequency of this processor's time stamp counter, which QEMU uses, too; None if it cannot be read."""
     try:
         code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     except OSError:
@@ -55,7 +55,7 @@ def counter_khz():
     read_counter = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
 
     def sample():
-        """Of many the one that was disturbed least: when, and the counter."""
+        """The least disturbed of many samples: (time, counter)."""
         found = []
         for _ in range(50):
             before, count, after = time.monotonic_ns(), read_counter(), time.monotonic_ns()
@@ -68,7 +68,7 @@ def counter_khz():
 
 
 def hardware(qemu, accelerator, kernel, initramfs, arguments):
-    """What every machine has. The board is one with good clocks: without (QEMU's microvm) a kernel on a busy host
+    """The options of every machine. The board has good clocks: without them (QEMU's microvm) a kernel on a busy host
     calibrates its timers wrongly, or never ends doing it. The ELF kernel is entered without unpacking."""
     # QEMU emulates one time stamp counter for all processors; the kernel's own test of that is misled by a busy host. So is
     # its measurement of how fast it counts: clocks were seen to run forty times too fast.
@@ -176,7 +176,7 @@ class Machine:
         try:
             self.streams["control"].sendall(word.encode() + b"\n", socket.MSG_NOSIGNAL)
         except OSError:
-            pass  # it is gone: its end is seen on the control stream
+            pass  # QEMU has ended, which the control stream shows
 
     def end(self):
         if self.process:

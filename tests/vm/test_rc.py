@@ -16,7 +16,7 @@ import unittest
 WHICH = sys.argv[1]
 RUN, PEER, *TESTS = [os.path.abspath(path) for path in sys.argv[2:]]
 
-# On both machines; the node of the second is the one that ends. What it leaves in the way of a command's end is cut off.
+# Runs on both machines; the node of the second one ends in the way that `end` names. Then its machine's command ends, too.
 NODE = """
 export WEFT_RANK=$((VM_INDEX - 1)) WEFT_SIZE=2 WEFT_COORD=10.77.0.1:7654 WEFT_POOL=16M WEFT_SECRET=of-the-test
 export WEFT_DEADLINE=120s WEFT_JOIN_TIMEOUT=60s WEFT_LIVENESS={liveness}
@@ -66,19 +66,19 @@ class Between(unittest.TestCase):
 
     @long_only
     def test_stopped(self):
-        """Its host's kernel goes on answering: it has longer than one that is cut off."""
+        """A stopped process, whose host's kernel still answers: it is declared dead later than a host that is cut off."""
         self.assertIn("on a host that answers", self.two("stop", liveness="2s"))
 
     @long_only
     def test_cable_cut(self):
-        """The machine is there no more, and nothing tells so."""
+        """The machine is cut off, and no connection reports that."""
         self.assertNotIn("on a host that answers", self.two("cut"))
 
 
 class Inside(unittest.TestCase):
     @long_only
     def test_two_devices(self):
-        """Two of the kernel's devices, on two interfaces: large puts and gets go by both."""
+        """Two of the kernel's devices, on two interfaces: large puts and gets use both."""
         fabric = next(test for test in TESTS if test.endswith("_fabric"))
         done = vm("sh", "-ec", """
             ip link show dummy0 >/dev/null 2>&1 || ip link add dummy0 type dummy

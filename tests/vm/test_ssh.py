@@ -67,7 +67,7 @@ class Ssh(unittest.TestCase):
 
     @classmethod
     def far(cls, command):
-        """By one connection for all: each takes a second or two here."""
+        """Runs a command on the second machine. All use one connection, because making one takes a second or two here."""
         return subprocess.run([*cls.ssh, "-oControlMaster=auto", "-oControlPath=/tmp/way", "-oControlPersist=yes", "root@vm2",
                                command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=2 * LIMIT, check=False)
@@ -86,7 +86,7 @@ class Ssh(unittest.TestCase):
         return process.returncode, out, err
 
     def nothing_stays(self):
-        """Of a node, of weft, or of files; on the other machine or here. What was told to end may take its time."""
+        """Checks that no process of a node or of weft, and no file, is left on either machine. Processes that are ending get some time."""
         look = f"""for i in $(seq {LIMIT * 5}); do
             left=$(pgrep -af '[a]s-node|[m]ulti_peer|[s]leep 1007'; ls -A /dev/shm /tmp | grep weft)
             [ "$left" ] || exit 0
@@ -107,7 +107,7 @@ class Ssh(unittest.TestCase):
         return code, out, err
 
     def test_node_killed(self):
-        """A cluster, each byte checked, until the node on the other machine is killed: that is said and noticed."""
+        """A cluster checks every byte until the node on the other machine is killed; this is noticed and reported."""
         code, out, err = self.peers(1, "kill", WEFT_LIVENESS="30s")
         self.assertEqual(code, 137, out + err)
         self.assertIn("weft run: node 1 (on root@vm2) was killed by SIGKILL\n", err)
@@ -143,7 +143,7 @@ class Ssh(unittest.TestCase):
         self.assertEqual((code, len(out.splitlines()), len(err.splitlines())), (0, 4, 2), out + err)
 
     def begun(self, *args):
-        """Two nodes that sleep, each with a child of its own; when both have said so."""
+        """Starts two nodes that sleep, each with a child process, and waits until both have reported that."""
         process = self.start("-t", *args, "--", "sh", "-c", "sleep 1007 & echo begun; wait")
         said = [process.stdout.readline(), process.stdout.readline()]
         self.assertEqual(sorted(said), ["[0] begun\n", "[1] begun\n"])
@@ -165,7 +165,7 @@ class Ssh(unittest.TestCase):
 
     @long_only
     def test_connection_lost(self):
-        """sshd's process for the connection is killed: the far node ends with it, and the launcher says which way failed."""
+        """sshd's process for the connection is killed: the remote node ends with it, and the launcher reports which ssh failed."""
         process = self.begun("-k")
         self.far("kill -KILL $(ps -o ppid= -p $(pgrep -of '[a]s-node'))")
         _, err = process.communicate(timeout=LIMIT)
@@ -183,7 +183,7 @@ class Ssh(unittest.TestCase):
 
     @long_only
     def test_host_not_known(self):
-        """Nobody who pretends to be the other machine is told anything."""
+        """A host that pretends to be the other machine, with another key, gets no program, secret or data."""
         code, out, err = self.run_weft("-k", "--", "sleep", "1007", WEFT_SSH=" ".join(self.ssh).replace("/known", "/unknown"))
         self.assertEqual((code, out), (255, ""), err)
         self.assertIn("Host key verification failed", err)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""tests/vm/run: what it promises, in as few boots as can show it.
+"""tests/vm/run: tests of its documented behaviour, in as few boots as possible.
 
 Usage: test_vm.py RUN. Exits 77 where there are no virtual machines to be had, except under CI (CI set), which must
 install what they need.
@@ -36,7 +36,7 @@ def run(*arguments):
 
 
 def started_and_alive():
-    """The processes that carry the mark: all the harness started, other than what has ended."""
+    """The running processes that have the mark: those that the harness has started."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -67,7 +67,7 @@ class Vm(unittest.TestCase):
     def tearDown(self):
         limit = time.monotonic() + 60
         while started_and_alive() and time.monotonic() < limit:
-            time.sleep(0.05)  # what was killed may still be on its way out
+            time.sleep(0.05)  # processes that were killed may still be ending
         self.assertEqual(started_and_alive(), [])
 
     def test_use(self):
@@ -89,7 +89,7 @@ class Vm(unittest.TestCase):
         self.assertIn("apt-get install", result.stderr)
 
     def test_rdma_and_death_by_signal(self):
-        """A device over which programs talk; output apart and whole; what the command leaves does not matter."""
+        """Programs communicate over the device; both outputs are separate and complete; processes that the command leaves do not matter."""
         code, out, err = run("--modules", "rdma_rxe", "--env", "WORD=two words", "--", "bash", "-c", RETRY + """
             set -e
             [ $(hostname) = vm1 ] && [ $VM_INDEX = 1 ] && [ "$WORD" = 'two words' ] && [ "$PWD" = "$0" ]
@@ -134,7 +134,7 @@ class Vm(unittest.TestCase):
         self.assertEqual((code, out, err), (7, b"1000\n1\nrefused\n", ""))
 
     def test_two_machines(self):
-        """A real connection between two hosts; one that fails ends the other, a little later."""
+        """A real connection between two hosts. If the command of one fails, the other is ended a little later."""
         code, out, err = run("--machines", "2", "--modules", "rdma_rxe", "--", "sh", "-c", RETRY + """
             set -e
             grep -q "$VM_PEER.*vm$((3 - VM_INDEX))" /etc/hosts
@@ -165,7 +165,7 @@ class Vm(unittest.TestCase):
         self.assertIn("sysrq triggered crash", err)
 
     def test_deadline(self):
-        """The time counts from the boot: how long that takes is the machine's business, so several are tried."""
+        """The time-out counts from the boot. It is not known how long a boot takes, so several time-outs are tried."""
         for limit in ("10", "40", "160"):
             code, out, err = run("--timeout", limit, "--", "sh", "-c", "printf begun; sleep 1000")
             self.assertEqual(code, 124, err)

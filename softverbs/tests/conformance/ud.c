@@ -140,8 +140,8 @@ static void nobody(struct t *t, long arg)
     wait_for(t, u.p.b.rcq, 2, IBV_WC_SUCCESS);
 }
 
-/* A datagram is one packet. A longer one is not sent; whether that is an error (when posted, or when
- * completed) or passed over in silence, as the standard has it (C10-93.1.1), differs between devices. */
+/* A datagram is one packet. A longer one is not sent. Devices differ in whether that is an error (when posted, or when completed) or
+ * whether it is dropped silently, as the standard demands (C10-93.1.1). */
 static void too_long(struct t *t, long arg)
 {
     struct ud u;

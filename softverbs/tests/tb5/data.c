@@ -106,7 +106,7 @@ static void check_credits(void)
         fill(e.memory, FRAME, 4);
         expect_error(post_send(&e, 1, 0, FRAME), 0);
         expect(!next(&e, &wc, QUIET_MS));
-        fill(e.memory, FRAME, 5); /* it has not left: what is sent is what is there then */
+        fill(e.memory, FRAME, 5); /* the send has not left yet: it sends the bytes that are there when it leaves */
         meet();
         done(&e, 1);
         expect(!next(&e, &wc, QUIET_MS));
@@ -151,7 +151,7 @@ static void check_losses(void)
                 posted++;
             }
             expect(next(&e, &wc, LIMIT_MS));
-            expect_error(wc.status, IBV_WC_SUCCESS); /* of those that were lost too */
+            expect_error(wc.status, IBV_WC_SUCCESS); /* also for messages that were lost */
             got++;
         }
         meet();
@@ -172,7 +172,7 @@ static void check_losses(void)
         } else if (all) {
             break;
         } else {
-            all = recv(wire, &c, 1, 0) == 1; /* the other side has sent all */
+            all = recv(wire, &c, 1, 0) == 1; /* the other side has sent all messages */
         }
     }
     tell(&c, 1);
@@ -193,7 +193,7 @@ static void check_losses_of_long_messages(void)
     struct ibv_wc wc;
     unsigned got = 0, total = 0, receives = 0;
     for (; total < COUNT; total += FLIGHT) {
-        for (; !left && receives < got + FLIGHT; receives++) { /* a message that is lost uses none up */
+        for (; !left && receives < got + FLIGHT; receives++) { /* a message that is lost consumes no receive */
             expect_error(post_receive(&e, receives, receives % FLIGHT * bytes, bytes), 0);
         }
         meet();
@@ -201,9 +201,9 @@ static void check_losses_of_long_messages(void)
             expect_error(post_send(&e, i, i * bytes, bytes), 0);
         }
         for (unsigned i = 0; left && i < FLIGHT; i++) {
-            done(&e, i); /* of those that were lost too */
+            done(&e, i); /* also for messages that were lost */
         }
-        meet(); /* what has arrived is there */
+        meet(); /* everything that was not lost has arrived by now */
         while (!left && next(&e, &wc, 0)) {
             expect_error(wc.status, IBV_WC_SUCCESS);
             got++;

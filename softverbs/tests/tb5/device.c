@@ -12,9 +12,8 @@
 #include <sys/socket.h>
 
 /* ---- The library --------------------------------------------------------------------------------------- */
-/* librdma.dylib, the rdma-core API; ibv_post_send, ibv_post_recv and ibv_poll_cq go through the context
- * and are no symbols; it is loaded with dlopen. Symbols exist that the header has not, ibv_reg_dmabuf_mr
- * among them. */
+/* librdma.dylib has the API of rdma-core, and is loaded with dlopen. ibv_post_send, ibv_post_recv and ibv_poll_cq are not symbols, because
+ * they go through the context. Some symbols are not in the header, for example ibv_reg_dmabuf_mr. */
 static void check_symbols(void)
 {
     void *handle = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
@@ -173,11 +172,11 @@ static void check_peer_dies(void)
         raise(SIGKILL);
     }
     char c;
-    expect(recv(wire, &c, 1, MSG_WAITALL) <= 0); /* it is gone */
+    expect(recv(wire, &c, 1, MSG_WAITALL) <= 0); /* the peer has ended */
     for (unsigned i = 0; i < 8; i++) {
         expect_error(post_send(&e, 2, FRAME, FRAME), 0);
     }
-    /* its one receive may have taken a message in the meantime of its death; nothing but a success comes */
+    /* its one receive may have taken a message while it died; no completion other than a success may come */
     while (next(&e, &wc, 4 * QUIET_MS)) {
         expect_error(wc.status, IBV_WC_SUCCESS);
     }

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 /* ---- Limits -------------------------------------------------------------------------------------------- */
-/* max_qp says 11, 10 work; 11th: NULL, errno 16, for ever. */
+/* max_qp is 11, but only 10 queue pairs can be created; the 11th always fails with NULL and errno 16. */
 static void check_queue_pairs(void)
 {
     struct end e = begin(FRAME);
@@ -163,7 +163,7 @@ static void check_huge_region(void)
     } else {
         expect_error(post_receive(&e, 6, 0, FRAME), 0);
         meet();
-        done(&e, 6); /* a success, and not the bytes that were sent */
+        done(&e, 6); /* the completion shows success, but the bytes are not those that were sent */
         expect(!filled(e.memory, FRAME, 2));
     }
     meet();
@@ -225,7 +225,8 @@ static void check_depth_granted(void)
     expect(!make_qp(&e, IBV_QPT_UC, 4096));
 }
 
-/* Sends beyond the depth. That they are lost is told in one line on stderr, however many there are; a refusal tells itself. */
+/* Sends beyond the depth. If they are lost, one line on stderr reports it, however many there are; if they are refused, nothing is printed.
+ */
 static void post_too_many(struct end *e, unsigned id, size_t offset, size_t message)
 {
     char text[4096] = "", number[16];

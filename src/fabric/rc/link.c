@@ -132,7 +132,7 @@ int rc_gone(struct rc_link *l)
     return fab_refuse_node(l->w, l->link->node) ? -ECONNRESET : base_fail(-ECONNRESET, "node %u is gone", l->link->node);
 }
 
-/* --- how long a queue pair may take --- */
+/* --- how long a queue pair may make no progress --- */
 
 /* The time-out of a request. The queue pair must go on trying for at least the liveness time, because a host that is silent for a while may
    not be dead; the device must not decide that. It goes on for about half a minute at most. If a broken queue pair is made anew, about one

@@ -294,7 +294,11 @@ struct rc {
 };
 
 /* For how many peers a node of this cluster needs room. */
-uint32_t rc_peers_expected(const struct weft_node *w);
+static inline uint32_t rc_peers_expected(const struct weft_node *w)
+{
+    uint32_t others = w->founders - 1;
+    return w->room > w->founders && others < RC_PEERS_GROWN ? RC_PEERS_GROWN : others;
+}
 
 /* --- link.c --- */
 /* puts a stage or frame that no link holds into its free list; under rc->lock, or before there are other threads */

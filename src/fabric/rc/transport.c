@@ -45,12 +45,6 @@ static int make_memory(struct rc *rc)
     return 0;
 }
 
-uint32_t rc_peers_expected(const struct weft_node *w)
-{
-    uint32_t others = w->founders - 1;
-    return w->room > w->founders && others < RC_PEERS_GROWN ? RC_PEERS_GROWN : others;
-}
-
 static int look_for_device(struct weft_node *w)
 {
     struct rc *rc = w->rc;
@@ -257,8 +251,8 @@ static void *rc_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset
     return NULL;
 }
 
-/* Every change of memory that a peer may sleep on is done by a frame, which wakes the sleeper. Only a native atomic is not, so a frame is
-   sent behind it. */
+/* Words that a peer may sleep on are changed by frames, and a frame wakes the sleeper. Only a native atomic of the device is not a frame,
+   so a frame is sent after it. */
 static void rc_wake(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;

@@ -81,17 +81,18 @@ int tb_cable_add_lane(struct tb_cable *c)
     struct verbs_qp *qp = &c->lanes[c->lane_count];
     uint32_t need = cable_units(c->device, o->depth, o->message);
     if (o->message > d->traits.message_bytes)
-        return base_fail(-EMSGSIZE, "%s: a message of %u bytes is larger than the device's, %llu: smaller ones in WEFT_TB_LANES", d->name,
-                         o->message, (unsigned long long)d->traits.message_bytes);
+        return base_fail(-EMSGSIZE, "%s: a message of %u bytes is larger than the device allows, %llu: set smaller ones in WEFT_TB_LANES",
+                         d->name, o->message, (unsigned long long)d->traits.message_bytes);
     int err = cable_make_qp(qp, c->device, o->depth, o->depth, o->message);
     if (err)
         return err;
     c->lane_count++; /* counted even if it fails, so that it is closed with the cable */
     if (qp->send_depth < need || qp->recv_depth < need)
-        return base_fail(-ENOSPC,
-                         "%s: a lane of %u messages of %u bytes needs a depth of %u, and %u is granted: fewer or smaller ones in "
-                         "WEFT_TB_LANES",
-                         d->name, o->depth, o->message, need, qp->send_depth < qp->recv_depth ? qp->send_depth : qp->recv_depth);
+        return base_fail(
+            -ENOSPC,
+            "%s: a lane of %u messages of %u bytes needs a depth of %u, and the device grants %u: set fewer or smaller messages in "
+            "WEFT_TB_LANES",
+            d->name, o->depth, o->message, need, qp->send_depth < qp->recv_depth ? qp->send_depth : qp->recv_depth);
     return 0;
 }
 
