@@ -172,7 +172,7 @@ int base_random(void *bytes, size_t len)
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return base_fail(-errno, "getrandom: %s", base_strerror(errno));
+            return base_fail(-errno, "cannot get random bytes (getrandom): %s", base_strerror(errno));
         p += n;
         len -= (size_t)n;
     }

@@ -52,7 +52,7 @@ int gateway_groups_open(struct gateway_groups **out)
         if (memory != MAP_FAILED)
             munmap(memory, GROUPS_BYTES);
         free(all);
-        return base_fail(rc, "preparing to run processes for other nodes: %s", base_strerror(rc));
+        return base_fail(rc, "cannot prepare the table of the processes that other nodes may start on this node: %s", base_strerror(rc));
     }
     all->number = memory;
     all->guardian = base_process_fork();

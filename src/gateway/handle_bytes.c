@@ -57,7 +57,8 @@ int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, si
         return read_error(p, which, -EBUSY);
     int rc = handle_wait(p, has_output, s, handle_until(p, timeout_ns));
     if (rc == -ETIMEDOUT && timeout_ns)
-        base_fail(rc, "output %u of process %u of node %u: nothing came before the deadline", which, p->pid, p->node);
+        base_fail(rc, "cannot read standard %s of process %u on node %u: no bytes came before the deadline",
+                  which == 2 ? "error" : "output", p->pid, p->node);
     const uint8_t *at = NULL;
     struct gateway_credit due = {0};
     base_spin_lock(&g->lock);
@@ -176,8 +177,8 @@ int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put
     if (put)
         *put = done;
     if (rc == -ETIMEDOUT && timeout_ns)
-        return base_fail(rc, "process %u of node %u has not read its input before the deadline: %zu of %zu bytes were sent", p->pid,
-                         p->node, done, len);
+        return base_fail(rc, "process %u on node %u has not read its standard input before the deadline: %zu of %zu bytes were sent",
+                         p->pid, p->node, done, len);
     return write_error(p, rc);
 }
 
@@ -187,7 +188,7 @@ int weft_process_end_input(weft_process *p)
     if (rc == 1) {
         rc = handle_wait(p, handle_has_started, p, fab_timeout(p->g->w, WEFT_TIMEOUT_DEFAULT));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "node %u has not started the process before the deadline", p->node);
+            return base_fail(rc, "the input was not ended: node %u has not started the process before the deadline", p->node);
         rc = rc ? rc : handle_input(p);
     }
     if (rc == -EPIPE || rc == -EDEADLK || rc == -EINVAL)

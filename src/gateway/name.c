@@ -27,7 +27,7 @@ static int name_open(struct gateway_server *s, void **state)
 {
     struct names *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for names");
+        return base_fail(-ENOMEM, "no memory for the table of names (service 'name')");
     all->server = s;
     *state = all;
     return 0;
@@ -97,13 +97,13 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
         return base_context(rc == -ECONNRESET ? rc : -EFAULT, "name '%s'", name);
     struct name **at = name_find(all, name), *n = *at;
     if (n && n->n.owner != c->node)
-        return base_fail(-EEXIST, "name '%s': node %u has published it", name, n->n.owner);
+        return base_fail(-EEXIST, "name '%s': node %u has published this name: choose another name", name, n->n.owner);
     if (!n && all->count == NAMES_MOST)
         return base_fail(-ENOSPC, "name '%s': node %u has %u names, the most possible: withdraw some", name, w->rank, NAMES_MOST);
     if (!n) {
         n = *at = calloc(1, sizeof *n);
         if (!n)
-            return base_fail(-ENOMEM, "no memory for a name");
+            return base_fail(-ENOMEM, "name '%s': no memory", name);
         memcpy(n->n.name, name, WEFT_NAME_BYTES);
         all->count++;
     }
@@ -134,7 +134,7 @@ static int name_withdraw(struct names *all, const struct gateway_call *c, const 
     if (!*at)
         return -ENOENT;
     if ((*at)->n.owner != c->node)
-        return base_fail(-EPERM, "name '%s': node %u has published it", name, (*at)->n.owner);
+        return base_fail(-EPERM, "name '%s': only node %u, which has published this name, can withdraw it", name, (*at)->n.owner);
     name_drop(all, at);
     return 0;
 }
