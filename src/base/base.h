@@ -123,6 +123,8 @@ static inline void base_spin_unlock(base_spin *s)
 }
 
 /* --- the system (system.c): functions that differ between Linux and macOS --- */
+/* Makes memory zero. Where it is zero already it is not written: pages that were never written then still take no memory. */
+void base_clear(void *memory, size_t bytes);
 /* Wait while *word == seen, at most timeout_ns; shared between processes. Spurious returns are allowed. */
 void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
 void base_futex_wake(_Atomic uint32_t *word, int count);

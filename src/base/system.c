@@ -39,6 +39,20 @@ int __ulock_wake(uint32_t operation, void *addr, uint64_t wake_value);
 
 /* --- both systems --- */
 
+#define CLEAR_BYTES 4096u /* the smallest page size */
+
+void base_clear(void *memory, size_t bytes)
+{
+    uint8_t *at = memory;
+    for (size_t left = bytes; left > 0;) {
+        size_t n = left < CLEAR_BYTES ? left : CLEAR_BYTES;
+        if (at[0] || memcmp(at, at + 1, n - 1) != 0)
+            memset(at, 0, n);
+        at += n;
+        left -= n;
+    }
+}
+
 /* Set the size of shared memory. The limit on file sizes applies to it; check that first, because exceeding it raises SIGXFSZ. */
 static int set_size(int fd, const char *name, uint64_t bytes)
 {

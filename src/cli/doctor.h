@@ -13,7 +13,7 @@ enum doctor_fact {
     DOCTOR_LIBRARY,     /* library.txt      "found PATH", or "missing: REASON" */
     DOCTOR_DEVICES,     /* devices.json     weft devices --json; an object with "error" if the devices cannot be listed */
     DOCTOR_ALLOCATION,  /* allocation.txt   "DEVICE domain|queue_pair ERRNO"; 0: it could be allocated */
-    DOCTOR_LIMITS,      /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "privileged: yes|no" */
+    DOCTOR_LIMITS,      /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "transport: NAME", "privileged: yes|no" */
     DOCTOR_UVERBS,      /* uverbs.txt       "PATH yes|no" for each device file: whether it opens */
     DOCTOR_RDMA_CTL,    /* rdma_ctl.txt     rdma_ctl status */
     DOCTOR_THUNDERBOLT, /* thunderbolt.txt  system_profiler SPThunderboltDataType */

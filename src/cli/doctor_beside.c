@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of weft doctor that are not about RDMA devices: the bridge over Thunderbolt ports, the limit of locked memory, GPUs on PCIe.
+ * Checks of weft doctor that are not about RDMA devices: the bridge over Thunderbolt ports, a setting that leaves the devices unused, the
+ * limit of locked memory, GPUs on PCIe.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,21 @@ void doctor_check_bridge(struct doctor *d)
             bridge[0] = '\0';
         }
     }
+}
+
+/* The slow path that nobody notices. What a pair of nodes uses, and why, only both of them know: fab_connect() warns, and `weft topo`
+ * shows it. */
+void doctor_check_slow_path(struct doctor *d)
+{
+    char transport[64];
+    if (d->usable == 0 || !doctor_value_of(doctor_fact(d, DOCTOR_LIMITS), "transport", transport, sizeof transport) ||
+        strcmp(transport, "ofi") != 0)
+        return;
+    struct doctor_finding *f = doctor_add(d, "slow-path", SLOW_PATH, false);
+    SAY(f->what, "RDMA devices can be used, but nodes that are started here use TCP, which is slower");
+    SAY(f->seen, "WEFT_TRANSPORT is ofi; %u RDMA device%s can be used", d->usable, d->usable == 1 ? "" : "s");
+    SAY(f->remedy, "Unset WEFT_TRANSPORT: then weft uses RDMA between nodes that both have it, and TCP to the others. `weft topo` shows "
+                   "which nodes use what");
 }
 
 void doctor_check_memlock(struct doctor *d)

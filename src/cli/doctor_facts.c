@@ -81,9 +81,12 @@ static char *limits(void)
             fprintf(s.to, "memlock: %llu\n", (unsigned long long)lock.rlim_cur);
     }
     int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL, false);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
         if (strcmp(rows[i].name, "pool") == 0 && base_parse_bytes(rows[i].value, &pool) == 0)
             fprintf(s.to, "pool: %llu\n", (unsigned long long)pool);
+        if (strcmp(rows[i].name, "transport") == 0 && rows[i].value[0])
+            fprintf(s.to, "transport: %s\n", rows[i].value);
+    }
     fprintf(s.to, "privileged: %s\n", geteuid() == 0 ? "yes" : "no");
     return sheet_text(&s);
 }

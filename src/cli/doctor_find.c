@@ -81,6 +81,8 @@ static bool good_limit(const char *line)
         return doctor_is_number(value) || strcmp(value, "unlimited") == 0;
     if (doctor_value_of(line, "pool", value, sizeof value))
         return doctor_is_number(value);
+    if (doctor_value_of(line, "transport", value, sizeof value))
+        return true;
     return doctor_value_of(line, "privileged", value, sizeof value) && (strcmp(value, "yes") == 0 || strcmp(value, "no") == 0);
 }
 
@@ -101,7 +103,10 @@ static void check_lines(struct doctor *d)
     } all[] = {
         {DOCTOR_LIBRARY, good_library, "\"found PATH\" or \"missing: WHY\"", true},
         {DOCTOR_ALLOCATION, good_allocation, "\"DEVICE domain ERRNO\" or \"DEVICE queue_pair ERRNO\", with 0 for success", false},
-        {DOCTOR_LIMITS, good_limit, "\"memlock: BYTES\" or \"memlock: unlimited\", \"pool: BYTES\", \"privileged: yes\" or \"no\"", false},
+        {DOCTOR_LIMITS, good_limit,
+         "\"memlock: BYTES\" or \"memlock: unlimited\", \"pool: BYTES\", \"transport: NAME\", "
+         "\"privileged: yes\" or \"no\"",
+         false},
         {DOCTOR_UVERBS, good_uverbs, "\"PATH yes\" or \"PATH no\"", false},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -425,6 +430,7 @@ unsigned doctor_find(const struct doctor_facts *facts, struct doctor_finding out
     check_presence(&d);
     check_devices(&d);
     doctor_check_bridge(&d);
+    doctor_check_slow_path(&d);
     doctor_check_memlock(&d);
     doctor_check_gpu(&d);
     json_decref(d.devices);

@@ -16,11 +16,13 @@ static const struct topo_link *topo_matrix_link_of(const struct topo *t, uint32_
     return &t->links[(uint64_t)from * t->size + to];
 }
 
-/* Length of the name of the first device that connects a node directly to another. 0: no device does; they may still share memory. */
+/* Length of the name of the first device that connects a node directly to another. 0: no device does; they may still share memory, or
+ * reach each other over libfabric, whose providers are no RDMA devices. */
 static size_t device_of(const struct topo *t, uint32_t from, uint32_t to)
 {
     const weft_link_stats *there = &topo_matrix_link_of(t, from, to)->stats, *back = &topo_matrix_link_of(t, to, from)->stats;
-    return from != to && there->via == to && back->via == from ? strcspn(there->devices, ",") : 0;
+    bool device = from != to && there->via == to && back->via == from && strcmp(there->transport, "ofi") != 0;
+    return device ? strcspn(there->devices, ",") : 0;
 }
 
 static bool several(const struct topo *t, uint32_t from, uint32_t to)

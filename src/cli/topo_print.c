@@ -18,6 +18,11 @@ static bool direct(const struct topo_link *l, uint32_t to)
     return l->stats.via == to;
 }
 
+static bool is_ofi(const struct topo_link *l)
+{
+    return strcmp(l->stats.transport, "ofi") == 0;
+}
+
 /* --- values as text --- */
 
 static const char *time_text(const struct topo_link *l, char *out, size_t len)
@@ -121,10 +126,10 @@ static struct cli_table *link_table(const struct topo *t)
         char a[16], b[16], way[32], time[32], rate[32], retransmits[32], repairs[32];
         if (from == to)
             continue;
-        bool tb = strcmp(l->stats.transport, "tb") == 0;
+        bool tb = strcmp(l->stats.transport, "tb") == 0, frames = tb || is_ofi(l);
         snprintf(a, sizeof a, "%u", from);
         snprintf(b, sizeof b, "%u", to);
-        snprintf(retransmits, sizeof retransmits, tb ? "%llu" : "-", (unsigned long long)l->stats.frames_retransmitted);
+        snprintf(retransmits, sizeof retransmits, frames ? "%llu" : "-", (unsigned long long)l->stats.frames_retransmitted);
         snprintf(repairs, sizeof repairs, tb ? "%llu" : "-", (unsigned long long)l->stats.bulk_repairs);
         const char *cells[] = {a,
                                b,
@@ -144,6 +149,32 @@ static struct cli_table *link_table(const struct topo *t)
     return NULL;
 }
 
+static const char *usable_device(const struct topo_node *n)
+{
+    for (uint32_t i = 0; i < n->device_count; i++)
+        if (!n->devices[i].reason[0])
+            return n->devices[i].name;
+    return NULL;
+}
+
+/* Nobody should wonder why it is slow. */
+static void print_slow_pairs(const struct topo *t)
+{
+    uint32_t pairs = 0, a = 0, b = 0;
+    for (uint32_t i = 0; i < t->size; i++)
+        for (uint32_t k = i + 1; k < t->size; k++)
+            if (is_ofi(topo_print_link_of(t, i, k)) && usable_device(&t->nodes[i]) && usable_device(&t->nodes[k]) && pairs++ == 0) {
+                a = i;
+                b = k;
+            }
+    if (pairs)
+        fprintf(
+            stderr,
+            "weft topo: %u pair%s of nodes, first %u and %u, use libfabric (ofi), although both have RDMA devices that weft can use (%s; "
+            "%s); if WEFT_TRANSPORT=ofi is set, unset it; WEFT_TRANSPORT=rdma says why the devices do not reach each other\n",
+            pairs, pairs == 1 ? "" : "s", a, b, usable_device(&t->nodes[a]), usable_device(&t->nodes[b]));
+}
+
 static int print_tables(const struct topo *t)
 {
     struct cli_table *nodes = node_table(t), *links = link_table(t);
@@ -153,6 +184,7 @@ static int print_tables(const struct topo *t)
         putchar('\n');
         cli_table_print(links, stdout);
         status = cli_flush("topo");
+        print_slow_pairs(t);
     }
     cli_table_free(nodes);
     cli_table_free(links);

@@ -85,6 +85,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
 {
     char why[700] = "", there[64] = "";
     const char *fast = NULL; /* who could use a better transport */
+    bool here = false;       /* this node could */
     for (uint8_t i = 0; w->transports[i]; i++) {
         const struct fab_transport *t = w->transports[i];
         base_error_clear();
@@ -104,11 +105,13 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (mine.can && theirs.can) {
             if (fast) /* nobody should wonder why it is slow */
                 base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
-                         why[0] ? why : "`weft doctor` there says why its own cannot be used");
+                         here || !why[0] ? "`weft doctor` on the other's host says why it has none that it can use" : why);
             return t->connect(w, l, side_fd, deadline);
         }
-        if (t->rdma && mine.can != theirs.can && !fast)
-            fast = mine.can ? "this node" : "that node";
+        if (t->rdma && mine.can != theirs.can && !fast) {
+            here = mine.can;
+            fast = here ? "this node" : "that node";
+        }
         size_t n = strlen(there);
         if (theirs.can)
             snprintf(there + n, sizeof there - n, "%s%s", n ? ", " : "", t->name);

@@ -58,7 +58,7 @@ class Cases(unittest.TestCase):
 
     def test_every_finding_has_a_case(self):
         got = {f["id"] for case in CASES for f in findings(case)[1]["findings"]}
-        self.assertEqual(got, {"no-library", "old-system", "thunderbolt-4", "not-enabled", "no-access", "no-device", "port-down",
+        self.assertEqual(got, {"no-library", "old-system", "slow-path", "thunderbolt-4", "not-enabled", "no-access", "no-device", "port-down",
                                "no-gid", "no-domains", "no-queue-pairs", "device-error", "no-connections", "bridge", "memlock",
                                "gpu", "unreadable-fact"})
 

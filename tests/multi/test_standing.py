@@ -201,6 +201,7 @@ class UpAndDown(Standing):
         for k in (0, 1):
             env = {**self.env, "WEFT_RANK": str(k), "WEFT_SIZE": "2", "WEFT_COORD": coord}
             nodes.append(subprocess.Popen([WEFT, "up", "--here", "--cluster", f"c{k}"], env=env, stdin=subprocess.DEVNULL))
+            self.addCleanup(nodes[k].kill)
         for k in (0, 1):
             until("it is up", lambda k=k: self.weft("status", "--cluster", f"c{k}", code=None).returncode == 0)
             self.exec("--cluster", f"c{k}", "--on", str(1 - k), "--", "true")
@@ -539,6 +540,39 @@ class Exec(Standing):
             urllib.request.urlopen(f"http://{address}/else", timeout=LIMIT)
         if shutil.which("promtool"):
             subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=True, timeout=LIMIT)
+
+
+class Log(Standing):
+    def test_it_is_kept_and_bounded(self):
+        """What the launcher says of a node is in the log, also after the end; a full log begins anew, and the old one is kept."""
+        self.up()
+        follow = self.start("logs", "--follow")
+        nodes = self.status()["nodes"]
+        with open(self.path("log"), "a", encoding="ascii") as f:
+            f.write(("x" * 1023 + "\n") * 4096)
+        os.kill(nodes[1]["pid"], signal.SIGKILL)
+        until("the log begins anew", lambda: os.path.exists(self.path("log.1")))
+        self.assertEqual(os.stat(self.path("log")).st_mode & 0o777, 0o600)
+        until("the launcher has said it", lambda: "node 1 (pid" in self.weft("logs").stdout)
+        self.assertLess(os.path.getsize(self.path("log")), 1 << 20)
+        self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
+        follow.send_signal(signal.SIGINT)
+        out, _ = follow.communicate(timeout=LIMIT)
+        self.assertEqual(follow.returncode, 128 + signal.SIGINT)
+        self.assertGreaterEqual(out.count(b"x" * 1023), 1)
+        self.down()
+        self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
+        self.assertIn("no-such", self.weft("logs", "--cluster", "no-such", code=1).stderr)
+
+    def test_watch(self):
+        self.up()
+        watch = self.start("status", "--watch")
+        seen = b""
+        while seen.count(b"0 jobs\n") < 2:
+            seen += watch.stdout.readline()
+        watch.send_signal(signal.SIGTERM)
+        watch.communicate(timeout=LIMIT)
+        self.assertEqual(watch.returncode, 0)
 
 
 class Killed(Standing):

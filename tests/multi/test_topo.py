@@ -85,6 +85,18 @@ class Topo(unittest.TestCase):
         got = json.loads(topo("-n", "2", "--softverbs", "switch:3", "--time", "1ms", "--json"))
         self.assertEqual([(l["transport"], l["state"], l["devices"]) for l in got["links"]], [("rc", "up", "sv0")] * 2)
 
+    def test_over_a_network(self):
+        """libfabric's provider and the peer's address; no RDMA device for a matrix; and where there are devices, that they are not used."""
+        got = json.loads(topo("-n", "2", "--time", "1ms", "--json", WEFT_TRANSPORT="ofi"))
+        self.assertEqual([(l["transport"], l["state"]) for l in got["links"]], [("ofi", "up")] * 2)
+        for l in got["links"]:
+            self.assertRegex(l["devices"], r"^\S+ 127\.0\.0\.1:\d+$")
+        self.assertIn("no RDMA device connects", topo("-n", "2", "--matrix", code=1, WEFT_TRANSPORT="ofi"))
+        p = subprocess.run([WEFT, "topo", "--softverbs", "mesh:2", "--time", "1ms"], capture_output=True, text=True,
+                           env={**ENV, "WEFT_TRANSPORT": "ofi"}, timeout=LIMIT, check=True)
+        self.assertIn("1 pair of nodes, first 0 and 1, use libfabric (ofi), although both have RDMA devices that weft can use (rdma_en2; "
+                      "rdma_en2)", p.stderr)
+
     def test_matrix(self):
         """MLX's hostfile: two nodes with a cable between them name the two ends of it; and weft can use the hostfile."""
         def printed(*args):

@@ -56,6 +56,8 @@ class Ssh(unittest.TestCase):
     maxDiff = None
     weft = peer = None
     ssh = []
+    other = "root@vm2"
+    hosts = [{"ssh": "vm1", "ips": ["10.77.0.1"]}, {"ssh": other, "ips": ["10.77.0.2"]}]
 
     @classmethod
     def setUpClass(cls):
@@ -68,14 +70,13 @@ class Ssh(unittest.TestCase):
     @classmethod
     def far(cls, command):
         """Runs a command on the second machine. All use one connection, because making one takes a second or two here."""
-        return subprocess.run([*cls.ssh, "-oControlMaster=auto", "-oControlPath=/tmp/way", "-oControlPersist=yes", "root@vm2",
+        return subprocess.run([*cls.ssh, "-oControlMaster=auto", "-oControlPath=/tmp/way-%h", "-oControlPersist=yes", cls.other,
                                command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=2 * LIMIT, check=False)
 
     def start(self, *args, sub="run", stdout=subprocess.PIPE, **env):
-        hosts = [{"ssh": "vm1", "ips": ["10.77.0.1"]}, {"ssh": "root@vm2", "ips": ["10.77.0.2"]}]
         with open("/tmp/hosts.json", "w", encoding="utf-8") as file:
-            json.dump({"weft": 1, "hosts": hosts, "settings": {"pool": "8M", "deadline": "120s", "join_timeout": "60s"}}, file)
+            json.dump({"weft": 1, "hosts": self.hosts, "settings": {"pool": "8M", "deadline": "120s", "join_timeout": "60s"}}, file)
         return subprocess.Popen([self.weft, sub, "--hostfile", "/tmp/hosts.json", "--nodes", "2", *args], text=True,
                                 env=processes.clean_env(**{"WEFT_SSH": " ".join(self.ssh), **env}), start_new_session=True,
                                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE)
@@ -190,11 +191,10 @@ class Ssh(unittest.TestCase):
         self.nothing_stays()
 
 
-def inside():
+def setting():
     folder, Ssh.weft, Ssh.peer = os.environ["FOLDER"], os.environ["COMMAND"], os.environ["PEER"]
     Ssh.ssh = ["ssh", "-F", "none", "-i", f"{folder}/user", "-o", f"UserKnownHostsFile={folder}/known", "-o",
                "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
-    unittest.main(argv=sys.argv[:1], verbosity=2)
 
 
 # --- on the host ---
@@ -205,28 +205,30 @@ def key(path):
         return file.read()
 
 
-def main():
+def on_machines(test, options, config, names, short, long):
+    """Runs the file `test` in the first machine. `names`: those of the second one, as ssh knows it."""
     run, weft, peer = (os.path.abspath(path) for path in sys.argv[1:4])
     if not os.path.exists(SSHD):
         print(f"no {SSHD}: install openssh-server (tools/deps test)", file=sys.stderr)
         return 1 if os.environ.get("CI") else 77
     with tempfile.TemporaryDirectory(prefix="vm-ssh-") as folder:
         key(f"{folder}/user")
-        for name, text in (("known", "vm2 " + key(f"{folder}/host")), ("unknown", ""),
-                           ("sshd_config", SSHD_CONFIG.format(folder=folder))):
+        for name, text in (("known", f"{names} " + key(f"{folder}/host")), ("unknown", ""),
+                           ("sshd_config", config.format(folder=folder))):
             with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
                 file.write(text)
         script = BOTH.format(folder=folder, sshd=SSHD)
         # No paths of programs among the arguments: the test looks for processes that have them.
-        status = subprocess.run([sys.executable, run, "--machines", "2", "--modules", "rdma_rxe", "--timeout",
-                                 "900" if LONG else "400", "--see", folder, "--env", "WEFT_TEST_LONG", "--env", f"PEER={peer}",
+        status = subprocess.run([sys.executable, run, "--machines", "2", *options, "--timeout",
+                                 str(long if LONG else short), "--see", folder, "--env", "WEFT_TEST_LONG", "--env", f"PEER={peer}",
                                  "--env", f"COMMAND={weft}", "--env", f"FOLDER={folder}", "--",
-                                 "sh", "-c", script, "sh", os.path.abspath(__file__), "--inside"],
+                                 "sh", "-c", script, "sh", os.path.abspath(test), "--inside"],
                                 stdin=subprocess.DEVNULL, check=False).returncode
     return 1 if status == 77 and os.environ.get("CI") else status
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--inside":
-        inside()
-    sys.exit(main())
+        setting()
+        unittest.main(argv=sys.argv[:1], verbosity=2)
+    sys.exit(on_machines(__file__, ["--modules", "rdma_rxe"], SSHD_CONFIG, "vm2", 400, 900))

@@ -8,11 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
+
 void tb_bulk_init(struct tb_bulk *b, struct tb_stream *s, const struct tb_bulk_env *env, uint8_t *pool, uint64_t pool_bytes,
                   uint64_t first_byte, uint64_t segment, enum tb_check check)
 {
-    *b = (struct tb_bulk){
-        .stream = s, .env = *env, .pool = pool, .pool_bytes = pool_bytes, .first_byte = first_byte, .segment = segment, .check = check};
+    base_clear(b, sizeof *b); /* without lanes most of it is never written */
+    b->stream = s;
+    b->env = *env;
+    b->pool = pool;
+    b->pool_bytes = pool_bytes;
+    b->first_byte = first_byte;
+    b->segment = segment;
+    b->check = check;
 }
 
 void tb_bulk_end(struct tb_bulk *b)

@@ -117,18 +117,17 @@ static bool endpoint_fetch(void *ctx, uint32_t transfer, uint16_t generation, ui
 
 void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config)
 {
-    *e = (struct tb_endpoint){.env = *env,
-                              .pool = config->pool,
-                              .pool_bytes = config->pool_bytes,
-                              .first_byte = config->first_byte,
-                              .move_least = config->move_least ? config->move_least : UINT64_MAX,
-                              .move_most = config->move_most,
-                              .move_segment = config->move_segment};
+    base_clear(e, sizeof *e);
+    e->env = *env;
+    e->pool = config->pool;
+    e->pool_bytes = config->pool_bytes;
+    e->first_byte = config->first_byte;
+    e->move_least = config->move_least ? config->move_least : UINT64_MAX;
+    e->move_most = config->move_most;
+    e->move_segment = config->move_segment;
     e->works_end = &e->works;
     e->messages_end = &e->messages;
     e->serves_end = &e->serves;
-    for (uint32_t i = 0; i < TB_ASKS; i++)
-        e->asks[i].next_free = (uint16_t)(i + 1);
     tb_stream_init(&e->stream,
                    &(struct tb_stream_env){
                        .ctx = env->ctx, .emit = env->emit, .complete = env->complete, .records_ctx = e, .records = tb_endpoint_records},

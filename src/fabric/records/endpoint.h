@@ -55,7 +55,8 @@ struct tb_ask {
     uint32_t left;
     bool used, get, bulk; /* bulk: the ask belongs to a bulk transfer */
     uint8_t turn;         /* the turn of flushes in which it began, as in struct tb_work */
-    uint16_t transfer, generation, next_free;
+    uint16_t transfer, generation;
+    uint16_t next_free; /* 1 + the next free ask; 0: this one was never used, and the one behind it is the next */
 };
 
 struct tb_endpoint_counts {

@@ -123,7 +123,7 @@ static struct tb_ask *take_ask(struct tb_endpoint *e, const struct tb_work *work
         return NULL;
     struct tb_ask *ask = &e->asks[e->free_ask];
     *token = e->free_ask;
-    e->free_ask = ask->next_free;
+    e->free_ask = ask->next_free ? (uint16_t)(ask->next_free - 1) : (uint16_t)(e->free_ask + 1);
     *ask = (struct tb_ask){.used = true, .turn = work ? work->turn : e->turn & 1};
     e->tracked++;
     e->under_way[ask->turn]++;
@@ -133,7 +133,7 @@ static struct tb_ask *take_ask(struct tb_endpoint *e, const struct tb_work *work
 void tb_endpoint_free_ask(struct tb_endpoint *e, struct tb_ask *ask)
 {
     ask->used = false;
-    ask->next_free = e->free_ask;
+    ask->next_free = (uint16_t)(e->free_ask + 1);
     e->free_ask = (uint16_t)(ask - e->asks);
     e->tracked--;
     e->under_way[ask->turn]--;
