@@ -101,8 +101,8 @@ static int set_cable(const char *action, struct sf_view *v, uint32_t device, con
                          action, word, v->fabric->model.topology.name, v->fabric->name);
     bool far_removed = other >= 0 && other < SV_DEVICES && atomic_load(&v->fabric->devices[other].removed);
     if (up && (far_removed || atomic_load(&v->fabric->devices[device].removed)))
-        return cli_error("fault", "%s '%s': %s is removed: `softverbs fault restore` it first", action, word,
-                         far_removed ? "the device at the other end" : "it");
+        return cli_error("fault", "%s '%s': %s is removed: bring it back with `softverbs fault restore` first", action, word,
+                         far_removed ? "the device at the other end" : "this device");
     set_port(v, device, up);
     if (other >= 0 && other < SV_DEVICES)
         set_port(v, (uint32_t)other, up);
@@ -115,12 +115,12 @@ static int cable_join(struct sf_view *v, const uint32_t ends[2], const char *con
     const struct sv_device_model *m = v->fabric->model.topology.devices;
     for (int i = 0; i < 2; i++) {
         if (m[ends[i]].cable == SV_SWITCH)
-            return cli_error("fault", "plug '%s': it is on a switch, not on a cable", words[i]);
+            return cli_error("fault", "plug '%s': this device is on a switch, not on a cable", words[i]);
         if (atomic_load(&v->fabric->devices[ends[i]].removed))
-            return cli_error("fault", "plug '%s': it is removed: `softverbs fault restore` it first", words[i]);
+            return cli_error("fault", "plug '%s': this device is removed: bring it back with `softverbs fault restore` first", words[i]);
     }
     if (m[ends[0]].host == m[ends[1]].host)
-        return cli_error("fault", "plug '%s' '%s': both are of one host", words[0], words[1]);
+        return cli_error("fault", "plug '%s' '%s': both devices are on one host, and a cable joins two hosts", words[0], words[1]);
     int err = 0;
     for (int i = 0; i < 2; i++) {
         int32_t other = m[ends[i]].cable;
@@ -158,7 +158,7 @@ static int take_out(struct sf_view *v, uint32_t device, const char *word)
     struct sf_device *d = &v->fabric->devices[device];
     int32_t other = v->fabric->model.topology.devices[device].cable;
     if (atomic_exchange_explicit(&d->removed, 1, memory_order_acq_rel))
-        return cli_error("fault", "remove '%s': it is removed already; `softverbs fault restore %s` brings it back", word, word);
+        return cli_error("fault", "remove '%s': this device is removed already; `softverbs fault restore %s` brings it back", word, word);
     atomic_store_explicit(&d->port_up, 0, memory_order_release);
     if (other >= 0 && other < SV_DEVICES)
         set_port(v, (uint32_t)other, false);
@@ -173,7 +173,7 @@ static int bring_back(struct sf_view *v, uint32_t device, const char *word)
     struct sf_device *d = &v->fabric->devices[device];
     const struct sv_device_model *m = &v->fabric->model.topology.devices[device];
     if (!atomic_exchange_explicit(&d->removed, 0, memory_order_acq_rel))
-        return cli_error("fault", "restore '%s': it is not removed", word);
+        return cli_error("fault", "restore '%s': this device is not removed", word);
     bool far_there = m->cable < 0 || m->cable >= SV_DEVICES || !atomic_load(&v->fabric->devices[m->cable].removed);
     if (!m->port_up || !far_there)
         return 0;

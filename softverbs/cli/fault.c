@@ -147,7 +147,8 @@ static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seed
             place = &f->faults[i];
     }
     if (!place)
-        return cli_error("fault", "fabric '%s' has its %d rules; `softverbs fault clear NUMBER` takes one away", f->name, SF_FAULTS);
+        return cli_error("fault", "fabric '%s' has %d rules, the most there can be; `softverbs fault clear NUMBER` removes one", f->name,
+                         SF_FAULTS);
     place->device = rule->device;
     place->host = rule->host;
     place->qp_num = rule->qp_num;
@@ -174,13 +175,13 @@ static int check_rule(const struct request *q, uint32_t kind)
     const struct sf_fault *r = &q->rule;
     bool slow = kind == SF_FAULT_DELAY || kind == SF_FAULT_WITHHOLD || kind == SF_FAULT_REORDER || kind == SF_FAULT_OVERTAKE;
     if (slow && !q->timed)
-        return cli_usage("fault", "%s: how long? Give --time, as in --time 20ms", kinds[kind]);
+        return cli_usage("fault", "%s: the time is missing: give --time, as in --time 20ms", kinds[kind]);
     if (!slow && q->timed)
         return cli_usage("fault", "%s: --time is for delay, withhold, reorder and overtake", kinds[kind]);
     if (kind == SF_FAULT_REFUSE && (q->verb == SF_VERBS || !r->error))
         return cli_usage("fault", "refuse: %s",
-                         q->verb == SF_VERBS ? "which call? Give --verb, as in --verb create_qp"
-                                             : "with which error? Give --errno, as in --errno ENOMEM");
+                         q->verb == SF_VERBS ? "the call is missing: give --verb, as in --verb create_qp"
+                                             : "the error is missing: give --errno, as in --errno ENOMEM");
     if (kind != SF_FAULT_REFUSE && (q->verb != SF_VERBS || r->error))
         return cli_usage("fault", "%s: --verb and --errno are for refuse", kinds[kind]);
     if (kind == SF_FAULT_REFUSE && q->qp)
@@ -199,8 +200,8 @@ static int fault_add(struct request *q, struct sf_view *v, int words, char **wor
     if (kind == SF_FAULT_NONE) {
         const char *near = words ? cli_nearest(word[0], &kinds[1], KINDS - 1, sizeof kinds[0]) : NULL;
         return cli_usage("fault", "add: %s%s%s%s%s%s: drop, corrupt, delay, withhold, reorder, overtake or refuse",
-                         words ? "unknown kind '" : "which kind", words ? word[0] : "", words ? "'" : "", near ? "; did you mean '" : "",
-                         near ? near : "", near ? "'? Kinds are" : "");
+                         words ? "unknown kind '" : "the kind is missing", words ? word[0] : "", words ? "'" : "",
+                         near ? "; did you mean '" : "", near ? near : "", near ? "'? Kinds are" : "");
     }
     if (words > 1)
         return cli_usage("fault", "add: unexpected word '%s' after '%s'", word[1], word[0]);
@@ -346,7 +347,8 @@ static int fault_act(struct request *q, struct sf_view *v, int words, char **wor
             continue;
         bool two = words == 3 && strcmp(action, "plug") == 0;
         if (words != 2 && !two)
-            return cli_usage("fault", "%s: %s", action, words < 2 ? "which device? HOST:DEVICE or HOST:INTERFACE" : "one device at a time");
+            return cli_usage("fault", "%s: %s", action,
+                             words < 2 ? "the device is missing: HOST:DEVICE or HOST:INTERFACE" : "one device at a time");
         int status = cli_attach("fault", v, q->fabric, true);
         return status ? status : two ? cli_join(v, (const char *const[]){word[1], word[2]}) : cli_cable(action, v, word[1]);
     }
@@ -375,7 +377,7 @@ int cli_fault(int argc, char **argv)
         }
     }
     if (optind >= argc)
-        return cli_usage("fault", "what? One of: add, list, clear, pull, plug, remove, restore");
+        return cli_usage("fault", "the action is missing: one of add, list, clear, pull, plug, remove, restore");
     if ((status = cli_fabric_name("fault", fabric, NULL, &q.fabric)))
         return status;
     struct sf_view view = {.fd = -1};

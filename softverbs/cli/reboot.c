@@ -112,7 +112,7 @@ int cli_reboot(int argc, char **argv)
         }
     }
     if (optind + 1 != argc)
-        return cli_usage("reboot", optind < argc ? "unexpected word '%s': one host at a time" : "which host?",
+        return cli_usage("reboot", optind < argc ? "unexpected word '%s': one host at a time" : "the host is missing",
                          optind < argc ? argv[optind + 1] : "");
     struct sf_view view;
     uint32_t host;

@@ -220,7 +220,7 @@ int cli_run(int argc, char **argv)
         }
     }
     if (optind >= argc) {
-        cli_usage("run", "which program? Give it after `--`");
+        cli_usage("run", "the program is missing: give it after `--`");
         return RUN_FAILED;
     }
     if (run_prepare(fabric, host, profile))

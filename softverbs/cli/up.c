@@ -50,7 +50,7 @@ int cli_up(int argc, char **argv)
         }
     }
     if (optind >= argc)
-        return cli_usage("up", "which topology? One of: switch N, mesh N, ring N, chain N, FILE.json");
+        return cli_usage("up", "the topology is missing: one of switch N, mesh N, ring N, chain N, FILE.json");
     struct sv_model *model = NULL;
     struct sv_why why = {""};
     if ((status = cli_model("up", profile ? profile : "generic", argc - optind, argv + optind, &model)))

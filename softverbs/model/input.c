@@ -35,7 +35,7 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
     for (;;) {
         char *more = realloc(all, room);
         if (!more) {
-            rc = sv_fail(why, ENOMEM, "%s: no memory to read it", path);
+            rc = sv_fail(why, ENOMEM, "%s: no memory to read the file", path);
             goto out;
         }
         all = more;
@@ -43,7 +43,8 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
         if (got < room)
             break;
         if (room >= SV_INPUT_MAX) {
-            rc = sv_fail(why, EFBIG, "%s: is longer than the %d bytes that such a file may have", path, SV_INPUT_MAX);
+            rc = sv_fail(why, EFBIG, "%s: the file is too long: a profile or topology file may have at most %d MiB", path,
+                         SV_INPUT_MAX >> 20);
             goto out;
         }
         room *= 2;
@@ -67,13 +68,13 @@ int sv_read_object(const char *text, size_t bytes, const char *origin, json_t **
 {
     json_error_t e;
     if (bytes > SV_INPUT_MAX)
-        return sv_fail(why, EFBIG, "%s: is longer than the %d bytes that such a file may have", origin, SV_INPUT_MAX);
+        return sv_fail(why, EFBIG, "%s: the text is too long: a profile or a topology may have at most %d MiB", origin, SV_INPUT_MAX >> 20);
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &e);
     if (!root)
         return sv_fail(why, EINVAL, "%s:%d:%d: not JSON: %s", origin, e.line, e.column, e.text);
     if (!json_is_object(root)) {
         json_decref(root);
-        return sv_fail(why, EINVAL, "%s: holds an array; it must be an object, { \"name\": ... }", origin);
+        return sv_fail(why, EINVAL, "%s: the text is a JSON array: write a JSON object, { \"name\": ... }", origin);
     }
     *object = root;
     return 0;

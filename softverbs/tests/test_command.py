@@ -56,12 +56,12 @@ class Words(Base):
 
     def test_wrong_rules(self):
         for pattern, *words in (
-                ("which kind", "add"),
+                ("the kind is missing", "add"),
                 ("unknown kind 'dorp'; did you mean 'drop'", "add", "dorp"),
-                ("how long.*--time", "add", "delay"),
+                ("the time is missing.*--time", "add", "delay"),
                 ("--time is for", "add", "drop", "--time", "1ms"),
-                ("which call.*--verb", "add", "refuse", "--errno", "EIO"),
-                ("which error.*--errno", "add", "refuse", "--verb", "reg_mr"),
+                ("the call is missing.*--verb", "add", "refuse", "--errno", "EIO"),
+                ("the error is missing.*--errno", "add", "refuse", "--verb", "reg_mr"),
                 ("--verb 'reg_rm'.*These can: open_device, .*reg_mr", "add", "refuse", "--verb", "reg_rm"),
                 ("--errno 'EWHAT'", "add", "refuse", "--errno", "EWHAT"),
                 ("--chance '2'", "add", "drop", "--chance", "2"),
@@ -74,7 +74,7 @@ class Words(Base):
                 ("clear 'x': expected a rule's number", "clear", "x"),
                 ("did you mean 'add drop'", "drop"),
                 ("did you mean 'clear'", "claer"),
-                ("which device", "pull"),
+                ("the device is missing", "pull"),
                 ("its only options", "pull", "--nth", "2", "0:x")):
             self.bad(2, pattern, "fault", *words)
 
@@ -157,7 +157,7 @@ class Fabrics(Base):
         self.bad(1, "topology 'mesh 0'", "up", "mesh", "0")
         self.bad(1, "topology 'star 3'", "up", "star", "3")
         self.bad(1, "profile 'tb6'.*did you mean 'tb5'", "up", "--profile", "tb6", "mesh", "2")
-        self.bad(2, "which topology", "up")
+        self.bad(2, "the topology is missing", "up")
         self.bad(2, "--seed 'x'", "up", "--seed", "x", "mesh", "2")
         self.assertEqual(self.fabrics(), {})
 
@@ -237,8 +237,8 @@ class Run(Base):
         self.bad(125, "no host '9'", "run", "--", "true", SOFTVERBS_HOST="9")
         self.bad(125, "with profile 'generic', and not with 'tb5'.*down --fabric default", "run", "--fabric", "default",
                  "--profile", "tb5", "--", "true")
-        self.bad(125, "which program", "run")
-        self.bad(125, "which program", "run", "--")
+        self.bad(125, "the program is missing", "run")
+        self.bad(125, "the program is missing", "run", "--")
         self.bad(125, "unknown option '--hots'", "run", "--hots", "1", "--", "true")
         self.bad(125, "profile 'tb9'", "run", "--profile", "tb9", "--", "true")
         self.bad(127, "no such program in PATH", "run", "--", "no-such-program")
@@ -389,7 +389,7 @@ class Use(Base):
         self.good("reboot", "--fabric", "tb5", "0")
         self.assertEqual((self.device(0, "tb5")["leaked_pd"], self.device(0, "tb5")["pd"]["used"]), (0, 0))
         self.bad(1, "no host 'x'", "reboot", "--fabric", "tb5", "x")
-        self.bad(2, "which host", "reboot")
+        self.bad(2, "the host is missing", "reboot")
 
     def test_reboot_by_force(self):
         self.good("up", "--profile", "tb5", "mesh", "2")

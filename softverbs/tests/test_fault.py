@@ -48,7 +48,7 @@ class Faults(Base):
         self.good("up", "switch", "1")
         for _ in range(64):
             self.good("fault", "add", "drop")
-        self.bad(1, "has its 64 rules", "fault", "add", "drop")
+        self.bad(1, "has 64 rules", "fault", "add", "drop")
 
     def test_refused_calls(self):
         self.good("up", "switch", "2")
@@ -153,7 +153,7 @@ class Faults(Base):
         now = there()
         self.assertEqual((now[zero]["cable"], now[other]["cable"]), (other, zero))
         self.assertEqual([now[d]["port"] for d in (zero, other, left, left2)], ["active", "active", "down", "down"])
-        self.bad(1, "both are of one host", "fault", "plug", left, left2, "--fabric", "tb5")
+        self.bad(1, "both devices are on one host", "fault", "plug", left, left2, "--fabric", "tb5")
         self.bad(1, "no cable leads to this device", "fault", "plug", left, "--fabric", "tb5")
         self.good("fault", "plug", zero, left, "--fabric", "tb5")
         self.assertEqual(there()[left]["port"], "active")
@@ -178,9 +178,9 @@ class Faults(Base):
         self.assertTrue(a.tell("pd").startswith("errno"))
         self.assertRegex(b.tell("send x"), "^status ")
         self.bad(1, "is removed already", "fault", "remove", "0:sv0")
-        self.bad(1, "it is removed", "fault", "plug", "0:sv0")
+        self.bad(1, "this device is removed", "fault", "plug", "0:sv0")
         self.good("fault", "restore", "0:sv0")
-        self.bad(1, "it is not removed", "fault", "restore", "0:sv0")
+        self.bad(1, "this device is not removed", "fault", "restore", "0:sv0")
         self.assertEqual(self.device(0)["port"], "active")
         a.end()
         b.end()

@@ -172,7 +172,9 @@ int base_memory_fd_check(int fd, uint64_t bytes)
     int seals = fcntl(fd, F_GET_SEALS);
     /* Without the seal the peer could shrink the memory, and the next access here would raise SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return base_fail(-EPROTO, "a peer passed a descriptor that is not sealed memory");
+        return base_fail(
+            -EPROTO, "the shared memory that was passed is not a memfd with F_SEAL_SHRINK, so the sender could shrink it and crash this "
+                     "process: do both run the same version of weft?");
     return system_check_size(fd, bytes);
 }
 
@@ -184,7 +186,7 @@ int base_random(void *bytes, size_t len)
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return base_fail(-errno, "getrandom: %s", base_strerror(errno));
+            return base_fail(-errno, "cannot get random bytes (getrandom): %s", base_strerror(errno));
         p += n;
         len -= (size_t)n;
     }

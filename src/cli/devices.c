@@ -211,7 +211,7 @@ int cli_devices(int argc, char **argv)
         }
     }
     if (networks && (verbose || index || optind < argc))
-        return cli_usage("devices", "--networks goes with --json alone");
+        return cli_usage("devices", "--networks can only be combined with --json");
     if (networks)
         return cli_networks(as_json);
     if (index) {

@@ -360,7 +360,7 @@ static int exec_attached(struct exec_options *o)
         return status;
     x.payload = malloc(CONTROL_PIECE_MAX + 1);
     if (!x.payload || exec_print_open(&x.print, "exec", o->form) || exec_catch_signals()) {
-        cli_error("exec", "%s", x.payload ? base_error() : "no memory");
+        cli_error("exec", "%s", x.payload ? base_error() : "no memory for the command's output");
         x.status = JOBS_FAILED;
     } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
         x.status = JOBS_FAILED;
@@ -388,7 +388,7 @@ static int exec_split_hosts(struct exec_options *o)
         n += *c == ',';
     o->host_list = calloc(n, sizeof *o->host_list);
     if (!o->host_list)
-        return cli_error("exec", "no memory");
+        return cli_error("exec", "no memory for the list of hosts");
     n = 0;
     char *save = NULL;
     for (char *word = strtok_r(o->hosts, ",", &save); word; word = strtok_r(NULL, ",", &save))
@@ -452,7 +452,7 @@ int cli_exec(int argc, char **argv)
     bool started = false;
     int c, status = 0;
     if (!(o.changes = calloc((size_t)argc + 1, sizeof *o.changes)))
-        return cli_error("exec", "no memory");
+        return cli_error("exec", "no memory for the changes of the environment");
     while (!status && (c = cli_option("exec", argc, argv, "+tdh", longs, &started)) != -1) {
         if (c == 'h') {
             fputs(help, stdout);

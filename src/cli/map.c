@@ -271,7 +271,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     char **first = calloc((size_t)argc + 3, sizeof *first);
     int status = 0;
     if (!first)
-        return cli_error("map", "no memory");
+        return cli_error("map", "no memory for the nodes' arguments");
     l->lead = true;
     l->nodes = o->nodes;
     for (uint32_t i = 0; i < o->file_count && !status && isatty(STDIN_FILENO); i++)
@@ -333,7 +333,7 @@ int cli_map(int argc, char **argv)
         ours++;
     char **files = calloc((size_t)argc + 1, sizeof *files);
     if (!files)
-        return cli_error("map", "no memory");
+        return cli_error("map", "no memory for the list of files");
     int status = 0, c;
     bool started = false, asked = false;
     char *separator = NULL;

@@ -36,7 +36,7 @@ int desk_open(struct desk **out, weft_node *w)
 {
     struct desk *d = *out = calloc(1, sizeof *d);
     if (!d)
-        return base_fail(-ENOMEM, "no memory for what the node tells of itself");
+        return base_fail(-ENOMEM, "no memory for the node's figures");
     d->w = w;
     d->rank = weft_rank(w);
     d->size = weft_size(w);
@@ -99,7 +99,7 @@ void desk_close(struct desk *d)
 static int check_page(struct desk_page *p, uint32_t size, uint32_t node)
 {
     if (p->size != size)
-        return base_fail(-EPROTO, "node %u tells of %u nodes instead of %u", node, p->size, size);
+        return base_fail(-EPROTO, "node %u reported %u nodes instead of %u", node, p->size, size);
     topo_check_node(&p->node);
     for (uint32_t i = 0; i < size; i++) {
         weft_link_stats *s = &p->links[i].stats;
@@ -116,14 +116,15 @@ int desk_get(weft_node *w, uint32_t node, struct desk_page **out)
     weft_name name;
     int rc = weft_name_lookup(w, node, DESK_NAME, &name, 2 * WEFT_SECOND);
     if (!rc && (weft_gaddr_node(name.addr) != node || name.bytes != BASE_CACHE_LINE + 2 * bytes))
-        rc = base_fail(-EPROTO, "node %u has told a wrong address", node);
+        rc = base_fail(-EPROTO, "node %u sent an invalid address of its figures", node);
     if (!rc)
         rc = weft_get_blocking(w, &head, name.addr, sizeof head);
     if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != bytes))
-        rc = base_fail(-EPROTO, "node %u tells nothing that this version of weft understands", node);
+        rc = base_fail(-EPROTO, "node %u sent figures that this version of weft does not understand: run the same version on all hosts",
+                       node);
     struct desk_page *p = *out = rc ? NULL : malloc(bytes);
     if (!rc && !p)
-        rc = base_fail(-ENOMEM, "no memory for what node %u tells", node);
+        rc = base_fail(-ENOMEM, "no memory for the figures of node %u", node);
     if (!rc)
         rc = weft_get_blocking(w, p, name.addr + BASE_CACHE_LINE + head.newest % 2 * bytes, bytes);
     if (!rc)

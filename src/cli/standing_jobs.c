@@ -124,9 +124,9 @@ static int choose_nodes(struct job *j, const struct control_request *r)
     weft_node *w = j->all->w;
     uint32_t size = weft_size(w);
     if (!(j->task = calloc(size, sizeof *j->task)))
-        return base_fail(-ENOMEM, "no memory for a job");
+        return base_fail(-ENOMEM, "no memory for the processes of a job");
     bool *chosen = calloc(size, sizeof *chosen);
-    int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for a job");
+    int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for the list of a job's nodes");
     for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++) {
         const char *word = r->head.hosts ? r->hosts[k] : "all";
         bool found = false;
@@ -170,7 +170,7 @@ static int start_tasks(struct job *j, const struct control_request *r)
     weft_node *w = j->all->w;
     const char **changes = calloc(r->head.changes + NOT_THEIRS + 1, sizeof *changes);
     if (!changes)
-        return base_fail(-ENOMEM, "no memory for a job");
+        return base_fail(-ENOMEM, "no memory for the environment of a job");
     memcpy(changes, not_theirs, sizeof not_theirs);
     memcpy(changes + NOT_THEIRS, r->changes, r->head.changes * sizeof *changes);
     const weft_spawn_spec spec = {

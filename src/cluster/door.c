@@ -336,7 +336,7 @@ static bool visitor_admit(struct door *d, struct visitor *v)
         return false;
     }
     if (!join_card_ok(&v->proof.card, WIRE_NEWCOMER) || !v->proof.card.side[0]) {
-        door_refuse(d, v, EINVAL, "its card is invalid");
+        door_refuse(d, v, EINVAL, "the joining node sent invalid names and addresses: do all nodes run the same version of weft?");
         return false;
     }
     v->stage = VISITOR_WAITS;
@@ -418,7 +418,7 @@ static int member_connect(struct grow *g, const struct grow_joining *now, int fd
         if (g->cards[now->number])
             *g->cards[now->number] = now->ask.card;
         else
-            rc = base_fail(-ENOMEM, "no memory for its card");
+            rc = base_fail(-ENOMEM, "no memory for the names and addresses of the joining node");
         pthread_mutex_unlock(&g->lock);
     }
     if (!rc)
@@ -522,7 +522,7 @@ static void door_round(struct door *d)
     for (uint32_t i = d->count; i-- > 0;)
         if (now > d->visitors[i].until) {
             if (d->visitors[i].stage == VISITOR_WAITS)
-                door_refuse(d, &d->visitors[i], ETIMEDOUT, "other nodes were joining all the time");
+                door_refuse(d, &d->visitors[i], ETIMEDOUT, "other nodes were joining until the deadline: try again");
             visitor_drop(d, i);
         }
     visitor_next(d, now);
@@ -559,7 +559,7 @@ int cluster_door_open(struct weft_node *w)
         if (d)
             join_callers_close(&d->callers);
         free(d);
-        return base_fail(rc, "no memory to let nodes join");
+        return base_fail(rc, "no memory for the listener at WEFT_GROW");
     }
     d->g = g;
     d->guest.fd = d->at.fd = -1;

@@ -43,17 +43,20 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
         return base_fail(-error, "the cluster says: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
     }
     if (a->number == 0 || a->number >= WEFT_MAX_NUMBERS || a->founders == 0 || a->founders > a->number || a->founders > WEFT_MAX_NODES)
-        return base_fail(-EPROTO, "the member that answered sent an invalid number");
+        return base_fail(-EPROTO,
+                         "the member that answered sent an invalid number for this node: do all nodes run the same version of weft?");
     j->cards = calloc((size_t)a->number + 1, sizeof *j->cards);
     if (!j->cards)
-        return base_fail(-ENOMEM, "no memory for the cards of %u nodes", a->number);
+        return base_fail(-ENOMEM, "cannot join the cluster: no memory for the names and addresses of %u nodes", a->number);
     for (uint32_t i = 0; i < a->count; i++) {
         if (cards[i].rank >= a->number || !join_card_ok(&cards[i], cards[i].rank))
-            return base_fail(-EPROTO, "the member that answered sent an invalid card");
+            return base_fail(
+                -EPROTO, "the member that answered sent invalid names and addresses of a node: do all nodes run the same version of weft?");
         j->cards[cards[i].rank] = cards[i];
     }
     if (a->from >= a->number || !j->cards[a->from].side[0])
-        return base_fail(-EPROTO, "the member that answered sent no card of its own");
+        return base_fail(-EPROTO,
+                         "the member that answered did not send its own names and addresses: do all nodes run the same version of weft?");
     /* It may listen at a wildcard address: use the one at which this node has reached it. */
     if (j->cards[a->from].away[0])
         join_correct_host(j->cards[a->from].away, fd);
@@ -115,7 +118,8 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     cards = calloc(answer.count + 1, sizeof *cards);
     rc = cards ? join_read(fd, cards, answer.count * sizeof *cards, j->deadline + ANSWER_GRACE) : -ENOMEM;
     if (rc)
-        base_fail(rc, "the connection to the member at %s failed while it sent the cards of the nodes: %s", address, base_strerror(rc));
+        base_fail(rc, "the connection to the member at %s failed while the member sent the addresses of the nodes: %s", address,
+                  base_strerror(rc));
     else
         rc = enter_cards(j, s, &hello, &answer, cards, fd);
     *spoke = !rc || rc == -ENOSPC || rc == -EINVAL;

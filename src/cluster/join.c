@@ -284,7 +284,7 @@ static int coordinate(struct join *j)
     struct guest *g = calloc(PENDING_MAX, sizeof *g);
     struct pollfd *fds = calloc(PENDING_MAX + 1, sizeof *fds);
     if (!g || !fds) {
-        rc = base_fail(-ENOMEM, "no memory for the nodes that join");
+        rc = base_fail(-ENOMEM, "no memory for the connections of the nodes that join");
         goto out;
     }
     rc = join_listen_away(j, listener);
@@ -367,7 +367,9 @@ static int reach_any(struct join *j, struct wire_hello *hello, struct wire_chall
             if (join_stopped())
                 return -EINTR;
             if (base_now_ns() >= j->deadline)
-                return base_context(fd, "none of node 0's %u addresses leads to it (or set WEFT_COORD); the last", place->count);
+                return base_context(fd,
+                                    "none of the %u addresses of node 0 leads to node 0: set WEFT_COORD to one that does; the last attempt",
+                                    place->count);
         }
 }
 
@@ -412,7 +414,7 @@ static int attend(struct join *j)
     if (table) {
         rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + ANSWER_GRACE);
         if (rc) {
-            base_fail(rc, "the connection to node 0 at %s failed while it sent the table of nodes: %s", coord, base_strerror(rc));
+            base_fail(rc, "the connection to node 0 at %s failed while node 0 sent the table of nodes: %s", coord, base_strerror(rc));
             goto out;
         }
     }
@@ -429,7 +431,8 @@ static int attend(struct join *j)
     memcpy(j->session, answer.session, sizeof j->session);
     for (uint32_t i = 0; i < j->w->size && !rc; i++)
         if (!join_card_ok(&j->cards[i], i))
-            rc = base_fail(-EPROTO, "node 0 at %s sent an invalid card for node %u", coord, i);
+            rc = base_fail(-EPROTO, "node 0 at %s sent invalid names and addresses of node %u: do all nodes run the same version of weft?",
+                           coord, i);
     /* Node 0 may listen at a wildcard address; use the one that this node has reached it at. */
     if (!rc && j->cards[0].away[0])
         join_correct_host(j->cards[0].away, fd);
@@ -510,7 +513,7 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
         return keep_launcher(w, s);
     j.cards = calloc(w->size, sizeof *j.cards);
     if (!j.cards)
-        return base_fail(-ENOMEM, "no memory for the cards of %u nodes", w->size);
+        return base_fail(-ENOMEM, "no memory for the names and addresses of %u nodes", w->size);
     rc = join_listen_here(&j);
     if (!rc && w->size > 1)
         rc = find_each_other(&j, s);

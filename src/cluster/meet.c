@@ -181,7 +181,7 @@ static int notices_check(const struct wire_notice *all, uint32_t size)
 {
     for (uint32_t i = 0; i < size; i++)
         if (!meet_notice_ok(&all[i], i))
-            return base_fail(-EPROTO, "node %u does not run this version of weft", i);
+            return base_fail(-EPROTO, "node %u runs another version of weft: run the same version on all nodes", i);
     for (uint32_t i = 0; i < size; i++)
         if (all[i].error)
             return base_fail(-ECONNRESET, "node %u (pid %u on %s) failed before joining: %s", i, all[i].pid, all[i].host, all[i].text);

@@ -170,7 +170,7 @@ static BASE_COLD int signal_elsewhere(struct weft_node *w, weft_gaddr dst, const
     if (len && !fabric_link(w, dst, len) && !of_arena(w, dst))
         return base_failure(fabric_refuse(w, dst, len));
     if (len && weft_gaddr_node(dst) != weft_gaddr_node(signal))
-        return base_fail(-EINVAL, "put_signal: the bytes go to node %u and the signal to node %u; it must be one node",
+        return base_fail(-EINVAL, "put_signal: the bytes go to node %u and the signal to node %u: both must go to one node",
                          weft_gaddr_node(dst), weft_gaddr_node(signal));
     return arenas ? w->arenas->put_signal(w, dst, src, len, signal, add, op)
                   : l->transport->put_signal(w, l, len ? weft_gaddr_offset(dst) : 0, src, len, weft_gaddr_offset(signal), add, op);
@@ -262,7 +262,7 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
     if (!flushed(&f)) {
         int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "flush of node %u: not complete before the deadline; it is not accepting work (stopped?)", node);
+            return base_fail(rc, "flush of node %u: not complete before the deadline; the node is not accepting work (stopped?)", node);
         if (rc)
             return rc;
     }
@@ -279,7 +279,7 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
         return rc;
     if (BASE_UNLIKELY(atomic_exchange_explicit(&w->links[node].unsure, false, memory_order_relaxed)))
         return base_fail(-ECONNABORTED,
-                         "flush of node %u: its link broke, or its device refused a request: an operation without an op may "
+                         "flush of node %u: the link broke, or a device refused a request: an operation without an op may "
                          "not have happened",
                          node);
     rc = arena_failure(w, node);
@@ -307,9 +307,11 @@ static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
         return 0;
     int rc = fab_wait_for_room(w, arenas_flushed, &a);
     return rc == -ETIMEDOUT ? base_fail(rc, "fence to node %u: operations on GPUs' memory are not complete before the deadline", node)
-           : rc == -ENOBUFS || rc == -EDEADLK
-               ? base_fail(-EDEADLK, "fence to node %u: it would wait for operations on GPUs' memory, which a handler must not", node)
-               : rc;
+           : rc == -ENOBUFS || rc == -EDEADLK ? base_fail(-EDEADLK,
+                                                          "fence to node %u: the fence would wait for operations on GPUs' memory, and a "
+                                                          "handler must not wait: call it in another thread",
+                                                          node)
+                                              : rc;
 }
 
 int weft_fence(weft_node *w, uint32_t node)
@@ -369,9 +371,9 @@ int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
         return fab_refuse_node(w, op->node) ? base_context(status, "operation")
                                             : base_fail(status, "operation to node %u: the node is gone", op->node);
     if (BASE_UNLIKELY(status < 0))
-        return base_fail(status, "operation to node %u: %s; it may or may not have happened", op->node,
-                         status == -ENETDOWN       ? "no route leads there now; later ones work when a cable is back"
-                         : status == -ECONNABORTED ? "the link broke while it was under way, or a device refused it"
+        return base_fail(status, "operation to node %u: %s; the operation may or may not have happened", op->node,
+                         status == -ENETDOWN       ? "no route leads to the node now; later operations work when a cable is back"
+                         : status == -ECONNABORTED ? "the link broke while the operation was under way, or a device refused the operation"
                                                    : base_strerror(status));
     return status;
 }
@@ -469,8 +471,9 @@ int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64_t value,
     if (rc)
         return rc;
     if (weft_gaddr_node(word) != w->rank || (word & 7) || (unsigned)cmp > WEFT_GE)
-        return base_fail(-EINVAL, "wait at %#llx: it must be an 8-byte aligned word of this node's pool, and a known comparison",
-                         (unsigned long long)word);
+        return base_fail(
+            -EINVAL, "weft_wait_until() at %#llx: the word must be aligned to 8 bytes and in this node's pool, and cmp must be a weft_cmp",
+            (unsigned long long)word);
     struct word_wait c = {.word = (const uint64_t *)(const void *)(w->pool_base + weft_gaddr_offset(word)), .value = value, .cmp = cmp};
     if (!compare(&c)) {
         fab_patience_begin(&c.patience, w, FAB_ANY, timeout_ns);

@@ -277,7 +277,8 @@ struct weft_node {
     _Atomic bool lazy;           /* the program polls by itself: the progress thread polls only now and then */
     _Atomic uint64_t polls;      /* counts weft_progress() calls and spinning waits, which tells whether the program polls */
     _Atomic uint32_t last_looks; /* how often a thread that ended its wait had to look once more, because the progress thread was napping */
-    /* the value of `polls` when a wait went to sleep: earlier calls say nothing about what the program does now */
+    /* The value of `polls` when a thread of the program last went to sleep in a wait. While `polls` still equals it, the program has not
+       polled since, and the progress thread takes over. */
     _Atomic uint64_t rested;
     _Atomic bool stopping;
     _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */

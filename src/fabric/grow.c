@@ -40,7 +40,7 @@ int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline)
     fab_kick(w);
     while (atomic_load_explicit(&w->newcomer, memory_order_acquire)) {
         if (base_now_ns() > deadline)
-            return base_fail(-ETIMEDOUT, "this node did not get to announce node %u: a handler takes long", node);
+            return base_fail(-ETIMEDOUT, "this node could not announce node %u in time: a handler runs for too long", node);
         base_sleep_ns(100 * WEFT_US);
     }
     return 0;

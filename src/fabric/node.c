@@ -101,7 +101,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (err)
             return base_fail(err, "agreeing with node %u on a transport: %s", l->node, base_strerror(err));
         if (theirs.index != i || theirs.can > 1)
-            return base_fail(-EPROTO, "node %u has other transports than this one: both must be of one version of weft", l->node);
+            return base_fail(-EPROTO, "node %u has other transports than this node: run the same version of weft on both", l->node);
         if (mine.can && theirs.can) {
             if (fast) /* nobody should wonder why it is slow */
                 base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
@@ -116,7 +116,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (theirs.can)
             snprintf(there + n, sizeof there - n, "%s%s", n ? ", " : "", t->name);
     }
-    return base_fail(-EHOSTUNREACH, "node %u and this node have no transport in common: it could use %s%s%s", l->node,
+    return base_fail(-EHOSTUNREACH, "node %u and this node have no transport in common: that node could use %s%s%s", l->node,
                      there[0] ? there : "none", why[0] ? "; here " : "", why);
 }
 

@@ -45,14 +45,14 @@ int gateway_groups_open(struct gateway_groups **out)
     int fds[2];
     struct gateway_groups *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the processes that this node is to run");
+        return base_fail(-ENOMEM, "no memory for the table of the processes that other nodes may start on this node");
     void *memory = mmap(NULL, GROUPS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int rc = memory == MAP_FAILED ? -errno : base_pipe(fds, 0);
     if (rc) {
         if (memory != MAP_FAILED)
             munmap(memory, GROUPS_BYTES);
         free(all);
-        return base_fail(rc, "preparing to run processes for other nodes: %s", base_strerror(rc));
+        return base_fail(rc, "cannot prepare the table of the processes that other nodes may start on this node: %s", base_strerror(rc));
     }
     all->number = memory;
     all->guardian = base_process_fork();

@@ -97,7 +97,7 @@ int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_p
                              (unsigned long long)r->arg[5 + i]);
     struct weft_process *p = calloc(1, sizeof *p);
     if (!p)
-        return base_fail(-ENOMEM, "no memory for a process");
+        return base_fail(-ENOMEM, "no memory for the handle of a process on node %u", r->node);
     *p = (struct weft_process){.g = g, .node = r->node, .of_record = of_record, .wants_in = r->flags & WEFT_SPAWN_STDIN};
     int rc = 0;
     for (unsigned i = 0; i < 2 && !rc; i++) {
@@ -281,7 +281,7 @@ int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t tim
 {
     int rc = handle_wait(p, is_over, p, handle_until(p, timeout_ns));
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "process %u of node %u has not ended before the deadline", p->pid, p->node);
+        return base_fail(rc, "process %u on node %u has not ended before the deadline", p->pid, p->node);
     if (!rc)
         rc = handle_error(p);
     if (!rc && out)
@@ -320,11 +320,11 @@ int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
     int64_t deadline = fab_timeout(p->g->w, timeout_ns);
     int rc = handle_wait(p, handle_has_started, p, deadline);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "node %u has not started the process before the deadline", p->node);
+        return base_fail(rc, "no signal was sent: node %u has not started the process before the deadline", p->node);
     if (rc)
         return rc;
     if (is_over(p))
-        return p->error ? handle_error(p) : base_fail(-ESRCH, "process %u of node %u has ended", p->pid, p->node);
+        return p->error ? handle_error(p) : base_fail(-ESRCH, "no signal was sent: process %u on node %u has ended", p->pid, p->node);
     const weft_request r = {.version = WEFT_REQUEST_VERSION,
                             .service = WEFT_SERVICE_PROCESS,
                             .kind = WEFT_PROCESS_SIGNAL,
@@ -336,7 +336,7 @@ int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
     handle_use(p, 1);
     rc = gateway_ask_wait(p->g, &q, left > 0 ? left : 0, NULL, NULL, NULL);
     handle_use(p, -1);
-    return rc == -ESRCH ? base_fail(rc, "process %u of node %u has ended", p->pid, p->node) : rc;
+    return rc == -ESRCH ? base_fail(rc, "no signal was sent: process %u on node %u ended before the signal arrived", p->pid, p->node) : rc;
 }
 
 static void cancel_ops(struct weft_process *p)
@@ -365,7 +365,7 @@ int weft_process_close(weft_process *p)
         cancel_ops(p);
     base_spin_unlock(&g->lock);
     if (busy)
-        return base_fail(-EBUSY, "process %u of node %u cannot be closed while a thread waits for it", p->pid, p->node);
+        return base_fail(-EBUSY, "process %u on node %u cannot be closed while a thread waits for it", p->pid, p->node);
     if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer has just come */
         there = p->there != 0;
     if (there && fab_alive(g->w, p->node))

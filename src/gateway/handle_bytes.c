@@ -15,16 +15,19 @@ struct gateway_stream *handle_output(struct weft_process *p, uint32_t which)
 
 static int no_output(const struct weft_process *p, uint32_t which)
 {
-    return base_fail(-EINVAL, "process %u of node %u does not send its output %u here: start it with WEFT_SPAWN_%s", p->pid, p->node, which,
-                     which == 2 ? "STDERR" : "STDOUT");
+    if (which != 1 && which != 2)
+        return base_fail(-EINVAL, "process %u on node %u has no output %u: pass 1 (standard output) or 2 (standard error)", p->pid, p->node,
+                         which);
+    return base_fail(-EINVAL, "process %u on node %u does not send its standard %s to this node: start it with WEFT_SPAWN_%s", p->pid,
+                     p->node, which == 2 ? "error" : "output", which == 2 ? "STDERR" : "STDOUT");
 }
 
 static int read_error(const struct weft_process *p, uint32_t which, int rc)
 {
-    if (rc == -EBUSY)
-        return base_fail(rc, "output %u of process %u of node %u: another read is under way", which, p->pid, p->node);
-    return rc ? base_fail(rc, "output %u of process %u of node %u: %s", which, p->pid, p->node,
-                          rc == -ECONNRESET ? "the node is gone" : base_strerror(rc))
+    return rc ? base_fail(rc, "cannot read standard %s of process %u on node %u: %s", which == 2 ? "error" : "output", p->pid, p->node,
+                          rc == -EBUSY        ? "another read is under way"
+                          : rc == -ECONNRESET ? "the node is gone"
+                                              : base_strerror(rc))
               : 0;
 }
 
@@ -54,7 +57,8 @@ int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, si
         return read_error(p, which, -EBUSY);
     int rc = handle_wait(p, has_output, s, handle_until(p, timeout_ns));
     if (rc == -ETIMEDOUT && timeout_ns)
-        base_fail(rc, "output %u of process %u of node %u: nothing came before the deadline", which, p->pid, p->node);
+        base_fail(rc, "cannot read standard %s of process %u on node %u: no bytes came before the deadline",
+                  which == 2 ? "error" : "output", p->pid, p->node);
     const uint8_t *at = NULL;
     struct gateway_credit due = {0};
     base_spin_lock(&g->lock);
@@ -101,7 +105,7 @@ int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t l
 int handle_input(struct weft_process *p)
 {
     if (!p->wants_in)
-        return base_fail(-EINVAL, "the input of process %u of node %u does not come from here: start the process with WEFT_SPAWN_STDIN",
+        return base_fail(-EINVAL, "process %u on node %u does not read its standard input from this node: start it with WEFT_SPAWN_STDIN",
                          p->pid, p->node);
     if (!handle_has_started(p))
         return 1;
@@ -123,7 +127,7 @@ static int write_error(struct weft_process *p, int rc)
     base_spin_unlock(&p->g->lock);
     if (rc == -EPIPE && lost)
         return handle_error(p);
-    return rc == -EPIPE ? base_fail(rc, "process %u of node %u reads no more input", p->pid, p->node) : rc;
+    return rc == -EPIPE ? base_fail(rc, "process %u on node %u no longer reads its standard input", p->pid, p->node) : rc;
 }
 
 /* Writes as many bytes as there is room for, and returns how many. */
@@ -173,8 +177,8 @@ int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put
     if (put)
         *put = done;
     if (rc == -ETIMEDOUT && timeout_ns)
-        return base_fail(rc, "process %u of node %u has not read its input before the deadline: %zu of %zu bytes were sent", p->pid,
-                         p->node, done, len);
+        return base_fail(rc, "process %u on node %u has not read its standard input before the deadline: %zu of %zu bytes were sent",
+                         p->pid, p->node, done, len);
     return write_error(p, rc);
 }
 
@@ -184,7 +188,7 @@ int weft_process_end_input(weft_process *p)
     if (rc == 1) {
         rc = handle_wait(p, handle_has_started, p, fab_timeout(p->g->w, WEFT_TIMEOUT_DEFAULT));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "node %u has not started the process before the deadline", p->node);
+            return base_fail(rc, "the input was not ended: node %u has not started the process before the deadline", p->node);
         rc = rc ? rc : handle_input(p);
     }
     if (rc == -EPIPE || rc == -EDEADLK || rc == -EINVAL)

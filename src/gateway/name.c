@@ -27,7 +27,7 @@ static int name_open(struct gateway_server *s, void **state)
 {
     struct names *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for names");
+        return base_fail(-ENOMEM, "no memory for the table of names (service 'name')");
     all->server = s;
     *state = all;
     return 0;
@@ -97,13 +97,13 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
         return base_context(rc == -ECONNRESET ? rc : -EFAULT, "name '%s'", name);
     struct name **at = name_find(all, name), *n = *at;
     if (n && n->n.owner != c->node)
-        return base_fail(-EEXIST, "name '%s': node %u has published it", name, n->n.owner);
+        return base_fail(-EEXIST, "name '%s': node %u has published this name: choose another name", name, n->n.owner);
     if (!n && all->count == NAMES_MOST)
         return base_fail(-ENOSPC, "name '%s': node %u has %u names, the most possible: withdraw some", name, w->rank, NAMES_MOST);
     if (!n) {
         n = *at = calloc(1, sizeof *n);
         if (!n)
-            return base_fail(-ENOMEM, "no memory for a name");
+            return base_fail(-ENOMEM, "name '%s': no memory", name);
         memcpy(n->n.name, name, WEFT_NAME_BYTES);
         all->count++;
     }
@@ -134,7 +134,7 @@ static int name_withdraw(struct names *all, const struct gateway_call *c, const 
     if (!*at)
         return -ENOENT;
     if ((*at)->n.owner != c->node)
-        return base_fail(-EPERM, "name '%s': node %u has published it", name, (*at)->n.owner);
+        return base_fail(-EPERM, "name '%s': only node %u, which has published this name, can withdraw it", name, (*at)->n.owner);
     name_drop(all, at);
     return 0;
 }
@@ -166,7 +166,11 @@ static void name_begin(void *state, struct gateway_call *c)
     char name[WEFT_NAME_BYTES];
     uint16_t kind = c->record.kind;
     if (kind != WEFT_NAME_LIST && !name_read(&c->record, name)) {
-        base_fail(-EINVAL, "a request has an invalid name: a name has 1 to %u bytes", WEFT_NAME_BYTES - 1);
+        base_fail(-EINVAL, "cannot %s a name: the name is %s: give a name of 1 to %u bytes",
+                  kind == WEFT_NAME_PUBLISH    ? "publish"
+                  : kind == WEFT_NAME_WITHDRAW ? "withdraw"
+                                               : "look up",
+                  name[0] ? "too long" : "empty", WEFT_NAME_BYTES - 1);
         gateway_answer_error(c, -EINVAL);
         return;
     }

@@ -12,7 +12,7 @@ static int name_record(weft_request *r, uint32_t node, uint16_t kind, const char
     size_t len = name ? strlen(name) : 0;
     *r = (weft_request){.version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_NAME, .kind = kind, .node = node};
     if (len == 0 || len >= WEFT_NAME_BYTES)
-        return base_fail(-EINVAL, "name '%s': it has 1 to %u bytes", name ? name : "", WEFT_NAME_BYTES - 1);
+        return base_fail(-EINVAL, "name '%s': a name must have 1 to %u bytes", name ? name : "", WEFT_NAME_BYTES - 1);
     memcpy(&r->arg[4], name, len);
     return 0;
 }
@@ -103,7 +103,7 @@ int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t ti
     weft_request r;
     int rc = name_record(&r, node, WEFT_NAME_WITHDRAW, name);
     rc = rc ? rc : name_ask(w, &r, timeout_ns, NULL, NULL, NULL);
-    return rc == -ENOENT ? base_fail(rc, "node %u knows no name '%s'", node, name) : rc;
+    return rc == -ENOENT ? base_fail(rc, "cannot withdraw the name: node %u knows no name '%s'", node, name) : rc;
 }
 
 /* Checks the names in a server's answer, which may hold anything: limits their count to what was received, and ends each name with a zero.

@@ -321,7 +321,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     struct run *r = calloc(1, sizeof *r);
     if (!r) {
         gateway_block_clear(&b);
-        return base_fail(-ENOMEM, "no memory for a process");
+        return base_fail(-ENOMEM, "no memory to start a process for node %u", c->node);
     }
     *r = (struct run){.listener = {run_listen},
                       .all = all,
@@ -335,7 +335,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
                       .out = {{.fd = -1, .ready = on_output, .arg = r}, {.fd = -1, .ready = on_output, .arg = r}}};
     r->place = gateway_groups_place(gateway_server_groups(all->server));
     r->id = gateway_table_add(&all->table, r);
-    rc = r->id && r->place ? 0 : base_fail(-ENOMEM, "no memory for a process");
+    rc = r->id && r->place ? 0 : base_fail(-ENOMEM, "no room in the table of processes for '%s'", b.program);
     if (!rc && (rc = find_program(&b, path, sizeof path)))
         rc = refuse_program(r, &b, rc);
     if (!rc)

@@ -414,7 +414,7 @@ int gateway_server_open(struct gateway *g)
 {
     struct gateway_server *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory to serve other nodes");
+        return base_fail(-ENOMEM, "no memory for the server of service requests");
     g->server = s;
     s->g = g;
     s->wake[0] = s->wake[1] = -1;
@@ -424,14 +424,14 @@ int gateway_server_open(struct gateway *g)
     s->gone = calloc(g->w->room, sizeof *s->gone);
     s->fetched = calloc(g->w->room, sizeof *s->fetched);
     if (!s->outstanding || !s->gone || !s->fetched)
-        return base_fail(-ENOMEM, "no memory to serve %u nodes", g->w->size);
+        return base_fail(-ENOMEM, "no memory for the tables of the service requests of %u nodes", g->w->room);
     int rc = base_pipe(s->wake, O_NONBLOCK);
     if (!rc)
         rc = gateway_watches_open(&s->watches);
     if (!rc)
         rc = gateway_watch(s->watches, &s->wake_watch, s->wake[0], GATEWAY_READABLE);
     if (rc)
-        return base_fail(rc, "preparing to serve other nodes: %s", base_strerror(rc));
+        return base_fail(rc, "cannot prepare the server of service requests: %s", base_strerror(rc));
     for (const struct gateway_service *const *v = g->services; *v && !rc; v++)
         if (g->offered >> (*v)->number & 1)
             rc = (*v)->open(s, &s->state[(*v)->number]);

@@ -205,7 +205,12 @@ void gateway_stream_message(struct gateway *g, uint32_t from, const struct gatew
     base_spin_unlock(&g->lock);
     gateway_credit_give(g, &due);
     if (!right)
-        base_log(BASE_LOG_WARN, "node %u sent an invalid message for a stream: the stream was ended", from);
+        base_log(BASE_LOG_WARN,
+                 "node %u sent an invalid message (%s) for stream %llu: the stream has been ended, and the rest of its bytes is lost", from,
+                 m->type == GATEWAY_DATA     ? "data"
+                 : m->type == GATEWAY_CREDIT ? "credit"
+                                             : "end of reading",
+                 (unsigned long long)m->to);
     if (none && m->type == GATEWAY_DATA && !m->word[3]) /* the reader closed the stream before it knew the writer */
         (void)gateway_post(g, from, &(struct gateway_message){.type = GATEWAY_SHUT, .to = m->word[0]}, NULL, 0);
 }

@@ -463,7 +463,7 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler");
     if (!kernel || !blocks)
-        return base_fail(-EINVAL, "weft_gpu_run(): no kernel, or 0 blocks");
+        return base_fail(-EINVAL, "weft_gpu_run(): kernel is NULL, or blocks is 0");
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already");
     int rc = g->backend->run
@@ -523,7 +523,8 @@ int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void
 {
     struct gpus *all = w->gpus;
     if (number >= WEFT_GPU_SERVICES || !fn)
-        return base_fail(-EINVAL, "weft_gpu_service(): number %u, of %u; or no function", number, WEFT_GPU_SERVICES);
+        return base_fail(-EINVAL, "weft_gpu_service(): number is %u and must be below %u, and fn must not be NULL", number,
+                         WEFT_GPU_SERVICES);
     struct gpu_service *s = &all->services[number];
     pthread_mutex_lock(&all->lock);
     bool there = atomic_load_explicit(&s->fn, memory_order_relaxed);
@@ -541,10 +542,10 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
     if (!q)
-        return base_fail(-EINVAL, "weft_gpu_worker_open(): no queue");
+        return base_fail(-EINVAL, "weft_gpu_worker_open(): q is NULL");
     if (g->turns)
-        return base_fail(-ENOTSUP,
-                         "a worker that stays on the GPU needs a node that runs beside it, and this one's kernels take turns with it");
+        return base_fail(-ENOTSUP, "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, and the kernels "
+                                   "of this GPU take turns with the node");
     return gpu_work_open(&g->workers, q, config, out);
 }
 
@@ -553,7 +554,7 @@ int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler");
     if (!q)
-        return base_fail(-EINVAL, "weft_gpu_queue(): no queue");
+        return base_fail(-EINVAL, "weft_gpu_queue(): q is NULL");
     return gpu_tasks_queue(&g->workers, q, number);
 }
 

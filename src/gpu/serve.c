@@ -367,7 +367,8 @@ int gpu_serve_wait(struct gpu_server *s, int64_t deadline)
     while ((served = atomic_load_explicit(&s->served, memory_order_acquire)) != asked) {
         int64_t left = deadline - base_now_ns();
         if (left <= 0)
-            return base_fail(-ETIMEDOUT, "what kernels have asked for is not done yet: a node that it is for does not answer");
+            return base_fail(-ETIMEDOUT, "requests of a kernel are not complete at the deadline, because a node does not answer; the next "
+                                         "call waits for them first");
         base_futex_wait(&s->served, served, left < WEFT_SECOND ? left : WEFT_SECOND);
     }
     return 0;
@@ -391,7 +392,7 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
 {
     struct gpu_server *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory to serve a GPU");
+        return base_fail(-ENOMEM, "no memory for the thread that serves a GPU");
     s->w = workers->w;
     s->workers = workers;
     s->rings = rings;

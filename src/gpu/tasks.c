@@ -208,7 +208,11 @@ static int tasks_add(struct gpu_workers *all, weft_queue *q, uint32_t *number)
     while (i < GPU_QUEUES && (at = atomic_load_explicit(&all->queue[i], memory_order_relaxed)) && at != q)
         i++;
     if (i == GPU_QUEUES)
-        return base_fail(-ENOSPC, "this GPU has had %u queues already, and more are not possible", GPU_QUEUES);
+        return base_fail(
+            -ENOSPC,
+            "cannot give the queue a number: %u queues have had one on this GPU, the most there can be, and closing a queue makes "
+            "no room; use fewer queues, or close the GPU and open it again",
+            GPU_QUEUES);
     int rc = atomic_load_explicit(&all->tasks, memory_order_relaxed) ? 0 : tasks_open(all);
     if (!rc) {
         atomic_store_explicit(&all->queue[i], q, memory_order_release); /* pairs with gpu_tasks_ask() */

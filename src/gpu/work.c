@@ -54,15 +54,18 @@ struct weft_gpu_worker {
     _Atomic uint64_t done_tail;
     _Atomic uint64_t stale; /* how many results were for tasks that had been taken back */
     uint64_t done_head;
-    uint64_t next;                          /* number of the next task to put into the ring */
-    uint64_t reached;                       /* blocks have taken all tasks before this one, as far as is known */
-    uint32_t used;                          /* slots in use */
-    int64_t life, upkeep, renewed, checked; /* when a block last showed activity; when these were last done */
-    uint64_t beats_seen;                    /* the sum of the blocks' counters */
-    bool stalled;                           /* no block is alive, as far as is known */
-    bool failed;                            /* the device has failed */
-    bool finished;                          /* no more tasks will be claimed */
-    _Atomic int64_t until;                  /* INT64_MAX: nobody closes it; otherwise it ends at this time at the latest */
+    uint64_t next;         /* number of the next task to put into the ring */
+    uint64_t reached;      /* blocks have taken all tasks before this one, as far as is known */
+    uint32_t used;         /* slots in use */
+    int64_t life;          /* when a block last showed activity */
+    int64_t upkeep;        /* when the worker's thread last did its upkeep */
+    int64_t renewed;       /* when leases were last renewed */
+    int64_t checked;       /* when the device was last checked for errors */
+    uint64_t beats_seen;   /* the sum of the blocks' counters */
+    bool stalled;          /* no block is alive, as far as is known */
+    bool failed;           /* the device has failed */
+    bool finished;         /* no more tasks will be claimed */
+    _Atomic int64_t until; /* the latest time at which the worker's thread ends; INT64_MAX: the worker is not being closed */
     pthread_t thread;
     _Atomic uint64_t claimed, completed, refused, taken_back;
     void *memory; /* the memory of the following members, shared with kernels */
@@ -406,7 +409,11 @@ static void work_unmake(weft_gpu_worker *k)
 static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
 {
     if (all->count == GPU_WORKERS_MAX)
-        return base_fail(-ENOSPC, "this GPU has had %u workers already, and more are not possible", GPU_WORKERS_MAX);
+        return base_fail(
+            -ENOSPC,
+            "cannot open a worker: %u have been opened on this GPU, the most there can be, and closing one makes no room; reuse "
+            "workers, or close the GPU and open it again",
+            GPU_WORKERS_MAX);
     k->number = all->count;
     int rc = work_make(k);
     if (rc)

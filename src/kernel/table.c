@@ -48,7 +48,8 @@ int weft_kernel_register(const weft_kernel *kernel)
     if (weft_kernel_find(kernel->name)) {
         rc = base_fail(-EEXIST, "kernel %s: that name is taken: choose another", kernel->name);
     } else if (n == ADDED_MAX) {
-        rc = base_fail(-ENOSPC, "kernel %s: %u kernels have been added already, and more are not possible", kernel->name, ADDED_MAX);
+        rc = base_fail(-ENOSPC, "kernel %s: this process has registered %u kernels, the most there can be: register fewer", kernel->name,
+                       ADDED_MAX);
     } else {
         added[n] = kernel;
         atomic_store_explicit(&added_count, n + 1, memory_order_release);

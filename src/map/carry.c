@@ -158,7 +158,7 @@ int map_carry_start(struct map_job *job)
     job->carry = c;
     int rc = -pthread_create(&c->thread, NULL, carrier_main, c);
     if (rc)
-        return base_fail(rc, "cannot start a thread: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that answers other nodes: %s", base_strerror(rc));
     c->running = true;
     return weft_handle(job->w, MAP_HANDLER_ASK, on_ask, c);
 }

@@ -159,7 +159,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, 
     }
     uint8_t *window = malloc(MAP_STEP_BYTES + n);
     if (!window)
-        return base_fail(-ENOMEM, "no memory to look for the end of a piece");
+        return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece", in->name);
     /* Read little at first: most lines are short. */
     uint64_t at = start + block;
     size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;

@@ -57,7 +57,7 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
     *len = sizeof h + bytes;
     char *at = *out = malloc(*len);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for the order to the nodes");
+        return base_fail(-ENOMEM, "no memory for the description of the job");
     memcpy(at, &h, sizeof h);
     at += sizeof h;
     if (o->kernel)
@@ -87,10 +87,10 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     struct head h;
     *o = (struct map_order){0};
     if (len < sizeof h)
-        return base_fail(-EPROTO, "the order of node 0 has only %zu bytes", len);
+        return base_fail(-EPROTO, "the description of the job from node 0 has only %zu bytes: use the same weft on all hosts", len);
     memcpy(&h, bytes, sizeof h);
     if (memcmp(h.magic, order_magic, sizeof h.magic) != 0)
-        return base_fail(-EPROTO, "the order of node 0 is of another version: use the same weft on all hosts");
+        return base_fail(-EPROTO, "the description of the job from node 0 is of another version: use the same weft on all hosts");
     uint64_t strings = 0;
     char *text = bytes + sizeof h;
     for (size_t i = 0; i < len - sizeof h; i++)
@@ -98,12 +98,12 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.gpu + h.argc + h.names || (h.bytes && text[h.bytes - 1] != '\0') ||
         h.kernel > 2 || h.gpu > (h.kernel != 0) || h.zero || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) ||
         h.slots > MAP_SLOTS_MAX || h.inputs == 0 || (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
-        return base_fail(-EPROTO, "the order of node 0 is invalid");
+        return base_fail(-EPROTO, "the description of the job from node 0 is invalid: use the same weft on all hosts");
     o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
     o->name = h.names ? calloc(h.names, sizeof *o->name) : NULL;
     if (!o->argv || (h.names && !o->name)) {
         map_order_free(o);
-        return base_fail(-ENOMEM, "no memory for the order of node 0");
+        return base_fail(-ENOMEM, "no memory for the description of the job from node 0");
     }
     char *kernel[2] = {NULL, NULL}, *gpu = NULL;
     text = order_take(text, kernel, h.kernel);

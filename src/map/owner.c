@@ -350,7 +350,7 @@ int map_owner_run(struct map_job *job)
         pthread_t feeder; /* not joined: its last action sets job->fed, which main_loop() sees */
         rc = -pthread_create(&feeder, NULL, feeder_main, o);
         if (rc)
-            base_fail(rc, "cannot start a thread: %s", base_strerror(rc));
+            base_fail(rc, "cannot start the thread that reads the input: %s", base_strerror(rc));
         else
             pthread_detach(feeder);
     }

@@ -116,11 +116,14 @@ static int get_order(struct map_job *job)
     uint64_t at = f->order_at[0], len = f->order_at[1];
     pthread_mutex_unlock(&f->lock);
     if (!len)
-        return base_fail(-ETIMEDOUT, "node 0 has not sent the order");
+        return base_fail(-ETIMEDOUT, "node 0 has not sent the description of the job");
     if (len > MAP_ORDER_MAX)
-        return base_fail(-EPROTO, "node 0 has announced an order of %llu bytes, which is more than possible", (unsigned long long)len);
+        return base_fail(
+            -EPROTO,
+            "node 0 has announced a description of the job of %llu bytes, which is more than possible: use the same weft on all hosts",
+            (unsigned long long)len);
     if (!(f->order_bytes = malloc(len)))
-        return base_fail(-ENOMEM, "no memory for the order of node 0");
+        return base_fail(-ENOMEM, "no memory to receive the description of the job from node 0");
     int rc = weft_get_blocking(job->w, f->order_bytes, at, len);
     return rc ? rc : map_order_read(&f->o, f->order_bytes, len);
 }

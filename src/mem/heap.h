@@ -115,8 +115,9 @@ void slab_trim(struct mem_pool *p); /* free the extents of all slabs without use
 
 /* --- cache.c --- */
 void cache_detach(struct mem_pool *p); /* the pool is being destroyed: detach all threads' caches from it */
-/* Under pool->lock: return all blocks of the calling thread's cache; number of blocks of a class in all caches. */
+/* Returns all blocks in the calling thread's cache to their slabs. The caller holds pool->lock. */
 void cache_empty_own(struct mem_pool *p);
+/* The number of blocks of a class in the caches of all threads. The caller holds pool->lock. */
 uint64_t cache_blocks(const struct mem_pool *p, uint32_t class);
 
 /* The class of a block. 512 bytes are class 10; from there on each doubling of the size has 8 classes. */

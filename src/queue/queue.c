@@ -70,7 +70,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
 
     struct weft_queue *q = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *q, BASE_CACHE_LINE));
     if (!q)
-        return base_fail(-ENOMEM, "queue '%s': no memory", name);
+        return base_fail(-ENOMEM, "queue '%s': no memory for the handle", name);
     memset(q, 0, sizeof *q);
     q->w = w;
     memcpy(q->name, name, len);
@@ -82,7 +82,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     q->views = calloc(w->room, sizeof *q->views);
     q->serving = calloc(w->room, sizeof *q->serving);
     q->none = calloc(w->room, sizeof *q->none);
-    rc = q->views && q->serving && q->none ? 0 : base_fail(-ENOMEM, "queue '%s': no memory", name);
+    rc = q->views && q->serving && q->none ? 0 : base_fail(-ENOMEM, "queue '%s': no memory for the tables of %u nodes", name, w->room);
     if (rc == 0)
         rc = table_init(&q->table);
     if (rc == 0)
@@ -116,9 +116,9 @@ int weft_queue_close(weft_queue *q)
     if (closed)
         return queue_refuse_closed(q);
     if (waiting)
-        return base_fail(-EBUSY,
-                         "queue '%s': %u thread%s of this node wait%s in it: let them return first (weft_queue_shutdown() ends claims)",
-                         q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
+        return base_fail(
+            -EBUSY, "queue '%s': %u thread%s of this node wait%s in the queue: let them return first (weft_queue_shutdown() ends claims)",
+            q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
     /* release: stored before any message tells others of the close. A drain that sees it asks whether the queue was reopened. Pairs with
      * slot_counts(). */
     atomic_store_explicit(&q->own->shard.mem[SLOT_CLOSED], 1, memory_order_release);

@@ -81,7 +81,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     uint64_t bytes = slot_shard_bytes(slots), offset = weft_gaddr_offset(m->shard);
     if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE || slots > SLOT_COUNT_MAX ||
         offset < FAB_NULL_BYTES || offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
-        base_log(BASE_LOG_WARN, "queue '%s': node %u announced an invalid shard: ignored", q->name, from);
+        base_log(BASE_LOG_WARN, "queue '%s': node %u announced an invalid shard: the message is ignored", q->name, from);
         return;
     }
     struct queue_view *old = atomic_load_explicit(&q->views[from], memory_order_acquire);
@@ -96,7 +96,8 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
         if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* warn only once */
             base_log(BASE_LOG_WARN,
-                     "queue '%s': node %u has reopened it %u times; its tasks are no longer reachable here: close the queue on this node "
+                     "queue '%s': node %u has opened the queue again %u times; this node can no longer reach the tasks of that node: close "
+                     "the queue on this node "
                      "and open "
                      "it again",
                      q->name, from, QUEUE_VIEWS_MAX - 1);
@@ -107,7 +108,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     struct queue_view *v =
         queue_view_make(q, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
     if (!v) {
-        base_log(BASE_LOG_WARN, "queue '%s': no memory for node %u's shard: its tasks cannot be claimed from here", q->name, from);
+        base_log(BASE_LOG_WARN, "queue '%s': no memory for the shard of node %u: this node cannot claim the tasks in it", q->name, from);
         return;
     }
     if (old) {
@@ -144,7 +145,7 @@ static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, con
     memcpy(m, payload, payload_len);
     for (uint32_t i = 0; i < count; i++) {
         if (m[i].slot >= q->own->shard.slots || (m[i].then != SLOT_FREE && m[i].then != SLOT_READY)) {
-            base_log(BASE_LOG_WARN, "queue '%s': node %u asked about an invalid slot: ignored", q->name, from);
+            base_log(BASE_LOG_WARN, "queue '%s': node %u asked about an invalid slot: the message is ignored", q->name, from);
             continue;
         }
         ready = slot_settle(&q->own->shard, m[i].slot, m[i].from, m[i].to, (enum slot_status)m[i].then) || ready;
@@ -154,7 +155,7 @@ static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, con
     fab_wake_here(q->w); /* wake threads that wait for room */
 }
 
-/* Tell a node that asks for a queue that it is not open here. */
+/* Answer a node that has asked for a queue: this node has no open queue of that name. */
 static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
 {
     struct queue_message m = *ask;
@@ -162,8 +163,8 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
     m.incarnation = 0;
     m.to = ask->incarnation;
     if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
-        base_log(BASE_LOG_WARN, "queue '%.*s': cannot tell node %u, which drains it, that it is not open here: %s", (int)QUEUE_NAME_BYTES,
-                 m.name, to, base_error());
+        base_log(BASE_LOG_WARN, "queue '%.*s': cannot tell node %u, which drains the queue, that this node has not opened it: %s",
+                 (int)QUEUE_NAME_BYTES, m.name, to, base_error());
 }
 
 static void room_handle(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,

@@ -60,7 +60,7 @@ bool table_remove(struct table *t, uint64_t id, uint32_t home);
 bool table_complete(struct table *t, uint64_t id, const weft_done *done);
 uint32_t table_reap(struct table *t, weft_done *out, uint32_t max);
 
-/* Set in[home] for each node below `count` whose shard has incomplete tasks. Returns the number of all incomplete tasks. */
+/* Set in[i] to whether node i's shard has incomplete tasks, for each node i below `count`. Returns the number of all incomplete tasks. */
 uint64_t table_homes(struct table *t, bool in[], uint32_t count);
 /* A home has died: its entries become pending; returns how many. */
 uint32_t table_home_gone(struct table *t, uint32_t home);

@@ -468,7 +468,7 @@ int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited
 
 static int not_held(weft_gaddr word)
 {
-    return base_fail(-EPERM, "lock %#llx: this node does not hold it, so it cannot release it", (unsigned long long)word);
+    return base_fail(-EPERM, "lock %#llx: this node does not hold the lock, so it cannot release it", (unsigned long long)word);
 }
 
 /* The release failed and changed nothing: the claim is HELD as before. */

@@ -34,7 +34,8 @@ static int start_guard(const char *command, int socket)
     if (!rc)
         rc = base_process_start(&how, &none, &step);
     if (rc && step == BASE_STEP_PROGRAM)
-        return base_fail(rc, "the guard does not start: %s (WEFT_GUARD='%s': expected the command weft)", base_strerror(rc), command);
+        return base_fail(rc, "cannot start the guard: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
+                         base_strerror(rc), command);
     return rc ? base_fail(rc, "starting the guard: %s", base_strerror(rc)) : 0;
 }
 
@@ -43,17 +44,23 @@ static int greet(struct verbs_guard *g, const char *command)
     struct guard_greeting hello;
     int fds[2] = {-1, -1}, rc = base_receive_fds(g->fd, &hello.magic, sizeof hello.magic, fds, 2, base_deadline(GUARD_PATIENCE));
     if (rc)
-        return base_fail(rc, "the guard does not start: %s (WEFT_GUARD='%s': expected the command weft)", base_strerror(rc), command);
+        return base_fail(rc, "the guard has not answered: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
+                         base_strerror(rc), command);
     if (hello.magic != GUARD_MAGIC)
-        return base_fail(-ENOENT, "the guard does not start: %s (WEFT_GUARD='%s': expected the command weft)",
-                         hello.magic < 4096 ? base_strerror((int)hello.magic) : "it is another program", command);
+        return base_fail(-ENOENT, "the guard did not start: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
+                         hello.magic < 4096 ? base_strerror((int)hello.magic) : "WEFT_GUARD names another program", command);
     rc = base_receive_fds(g->fd, &hello.call_bytes, sizeof hello - sizeof hello.magic, NULL, 0, base_deadline(GUARD_PATIENCE));
-    if (rc || fds[0] < 0 || fds[1] < 0 || hello.call_bytes != sizeof(struct guard_call) ||
-        hello.answer_bytes != sizeof(struct guard_answer) || hello.completion_bytes != sizeof(struct guard_completion))
-        rc = base_fail(-EPROTO, "the guard is of another version of weft than this program (WEFT_GUARD='%s')", command);
+    if (rc)
+        rc = base_fail(-EPROTO, "the guard's greeting did not arrive completely: %s (WEFT_GUARD='%s')", base_strerror(rc), command);
+    else if (fds[0] < 0 || fds[1] < 0 || hello.call_bytes != sizeof(struct guard_call) ||
+             hello.answer_bytes != sizeof(struct guard_answer) || hello.completion_bytes != sizeof(struct guard_completion))
+        rc = base_fail(-EPROTO,
+                       "the guard and this program are of different versions of weft: set WEFT_GUARD to the command weft of this program's "
+                       "version (WEFT_GUARD='%s')",
+                       command);
     uint64_t bytes = base_round_up(sizeof *g->page, BASE_PAGE);
     if (!rc && base_memory_fd_check(fds[0], bytes))
-        rc = base_fail(-EPROTO, "the guard has sent memory of the wrong size or kind: is WEFT_GUARD the command weft of this version?");
+        rc = base_context(-EPROTO, "the guard has sent memory that cannot be used (WEFT_GUARD='%s')", command);
     if (!rc) {
         void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
         if (p == MAP_FAILED)

@@ -33,9 +33,11 @@ struct desk {
 struct farm {
     weft_gpu *g;
     weft_queue *q;
-    uint32_t number;                     /* the number by which kernels name the queue */
-    weft_gaddr desks, counts, elsewhere; /* counts: at node 0, how often each task was done */
-    uint64_t id[TASKS];                  /* the ids that the submitting block was given */
+    uint32_t number;      /* the number by which kernels name the queue */
+    weft_gaddr desks;     /* in the pool of this node: one struct desk for each block */
+    weft_gaddr counts;    /* in the pool of node 0: how often each task was done */
+    weft_gaddr elsewhere; /* in an arena of the GPU, where calls for queues must refuse their arrays */
+    uint64_t id[TASKS];   /* the ids that the submitting block was given */
     _Atomic uint32_t ended;
 };
 

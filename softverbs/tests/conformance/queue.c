@@ -426,7 +426,7 @@ static void reset_clears(struct t *t, long arg)
     want_ok(t, to_state(p.a.qp, IBV_QPS_RESET));
     quiet(t, p.a.scq);
     quiet(t, p.a.rcq);
-    /* And the queues are empty: as many requests can be posted as before. */
+    /* The reset has emptied the receive queue: its full granted depth can be posted again. */
     uint32_t n = granted(t, p.a.qp, false);
     to_init(t, p.a.qp);
     for (uint32_t i = 0; i < n; i++)

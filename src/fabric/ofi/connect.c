@@ -121,7 +121,11 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     if (!err)
         err = connect_exchange(l, side_fd, &ready, 1, &answer, 1, deadline);
     if (!err && answer != 'r')
-        err = base_fail(-EPROTO, "node %u did not get ready", link->node);
+        err = base_fail(
+            -EPROTO,
+            "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses: do all nodes run the "
+            "same version of weft?",
+            link->node, (unsigned)(unsigned char)answer);
     if (!err)
         base_log(BASE_LOG_DEBUG, "node %u is at %s of %s", link->node, l->name, mine.provider);
     return err;

@@ -4,8 +4,8 @@
  */
 #include "fabric/rc/rc.h"
 
-/* Whether all works that were queued when the flush began are posted, and no requests of a broken queue pair have to be posted again. Then
-   the positions in the send queue decide the rest. */
+/* True if all work that was queued when the flush began has been posted, and no request of a broken queue pair still has to be posted
+   again. From then on rc_flushed() only compares positions in the send queue. */
 static bool order_gone(const struct rc_link *l, const struct fab_flush *f)
 {
     bool posted = !l->again;

@@ -54,11 +54,16 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
     struct weft_node *w = rc->w;
     struct verbs_device *d = r->device;
     if (!d->traits.rc || !d->traits.write || !d->traits.read || d->traits.rd_atomic == 0)
-        return base_fail(-EOPNOTSUPP, "it does not support reliable connections with RDMA write and read");
+        return base_fail(-EOPNOTSUPP, "no reliable connections with RDMA write and read");
     r->tracks_max = room_for(rc, d);
     if (r->tracks_max == 0)
-        return base_fail(-ENOSPC, "it has too few queue pairs (%u) or completion queue entries (%u) for one peer", d->traits.qps,
-                         d->traits.cqe);
+        return d->traits.cqe < 2 * RC_TRACK_DEPTH
+                   ? base_fail(-ENOSPC, "its completion queues have at most %u entries, and one peer needs %u", d->traits.cqe,
+                               2 * RC_TRACK_DEPTH)
+                   : base_fail(
+                         -ENOSPC,
+                         "its %u queue pairs are all taken: each rail before this one on the same device uses one for each of %u peers",
+                         d->traits.qps, rc_peers_expected(w));
     int err = verbs_device_use(d);
     if (err)
         return err;

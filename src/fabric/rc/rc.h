@@ -140,12 +140,12 @@ struct rc_work {
     uint8_t body[];
 };
 
-struct rc_ask { /* an operation that the home node's processor does and answers */
+struct rc_ask { /* an operation that was sent to the home node, whose processor carries it out and answers */
     weft_op *op;
     uint64_t *old;
 };
-#define RC_ASKS   256u       /* the most unanswered asks on a link */
-#define RC_NO_ASK UINT32_MAX /* a token that means: no answer is wanted */
+#define RC_ASKS   256u       /* the most such operations without an answer on a link */
+#define RC_NO_ASK UINT32_MAX /* a token that means: do not answer */
 
 /* The progress of a queue pair when it was last checked, and for how long it has made none. */
 struct rc_stand {

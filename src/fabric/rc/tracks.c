@@ -68,8 +68,8 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
         return base_fail(-ENETDOWN, "%s: port %u is down", r->device->name, r->device->port);
     if (r->tracks == r->tracks_max) {
         if (!r->full_said)
-            base_log(BASE_LOG_WARN, "device %s has room for queue pairs to %u nodes; it is not used to reach the others", r->device->name,
-                     r->tracks_max);
+            base_log(BASE_LOG_WARN, "device %s has room for queue pairs to %u nodes, and is not used to reach the other nodes",
+                     r->device->name, r->tracks_max);
         r->full_said = true;
         return base_fail(-ENOSPC, "%s: no room for one more queue pair", r->device->name);
     }
@@ -150,7 +150,7 @@ static void tracks_report(struct rc_link *l, struct rc_track *t, const char *why
     if (t->state != RC_TRACK_UP)
         return;
     atomic_fetch_add_explicit(&l->tracks->breaks, 1, memory_order_relaxed);
-    base_log(BASE_LOG_WARN, "device %s has lost node %u (pid %d on %s): %s; the others carry on", rc_rail_of(l, t)->device->name,
+    base_log(BASE_LOG_WARN, "device %s has lost node %u (pid %d on %s): %s; the other devices carry on", rc_rail_of(l, t)->device->name,
              l->link->node, l->link->pid, l->link->host, why);
 }
 

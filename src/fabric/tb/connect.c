@@ -130,10 +130,10 @@ static void connect_addresses(struct step *s, const struct verbs_qp *qps, uint32
 
 static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struct step *theirs)
 {
-    int err = theirs->count == count ? 0 : base_fail(-EPROTO, "it made %u queue pairs, this node %u", theirs->count, count);
+    int err = theirs->count == count ? 0 : base_fail(-EPROTO, "that node made %u queue pairs, and this node %u", theirs->count, count);
     for (uint32_t i = 0; i < count && !err; i++)
         err = verbs_address_valid(&theirs->address[i]) ? verbs_qp_connect(&qps[i], &theirs->address[i])
-                                                       : base_fail(-EPROTO, "it sent an invalid address of its queue pair");
+                                                       : base_fail(-EPROTO, "that node sent an invalid address of its queue pair");
     return err;
 }
 
@@ -302,7 +302,7 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (l->cable_count == 0)
         snprintf(l->no_cable, sizeof l->no_cable, "%s", why);
     if (l->cable_count == 0)
-        base_log(BASE_LOG_INFO, "node %u: no cable leads to it%s%s; other nodes may", link->node, why[0] ? ": " : "", why);
+        base_log(BASE_LOG_INFO, "no cable leads to node %u%s%s; a route through other nodes may", link->node, why[0] ? ": " : "", why);
     uint64_t segment = theirs.segment < tb->segment ? theirs.segment : tb->segment;
     link->pool_bytes = theirs.pool_bytes;
     base_spin_lock(&tb->receiving);
@@ -315,6 +315,10 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (!err)
         err = connect_exchange(l, side_fd, &ready, &answer, 1, deadline);
     if (!err && answer != 'r')
-        err = base_fail(-EPROTO, "node %u did not get ready", link->node);
+        err = base_fail(
+            -EPROTO,
+            "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses: do all nodes run the "
+            "same version of weft?",
+            link->node, (unsigned)(unsigned char)answer);
     return err;
 }

@@ -175,7 +175,7 @@ void tb_devices_again(struct tb *tb)
         *dev = (struct tb_device){.d = d};
         int err = device_take(tb, dev);
         if (!err && tb->segment < segment) {
-            err = base_fail(-ENOSPC, "device %s: its regions are smaller than those of the others", d->name);
+            err = base_fail(-ENOSPC, "device %s: its regions are smaller than the regions of the other devices", d->name);
             tb->segment = segment; /* the segment size that the links have agreed on */
         }
         if (err) {

@@ -228,8 +228,11 @@ void tb_leave_close(struct tb *tb);
 void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len); /* a message of the peer, whose bytes may be anything */
 /* on the progress thread: sends what the peers must be told */
 void tb_leave_tell(struct tb *tb);
+/* False: tb_leave_tell() must still send a question or an answer. */
 bool tb_leave_told(const struct tb *tb);
-bool tb_leave_waits(struct tb *tb); /* whether a node that wants to leave must still wait; once false, it leaves */
+/* Call it repeatedly while this node leaves. True: other nodes still need this one to forward frames, or have not yet agreed that it
+   leaves. After it has returned false, this node may leave. */
+bool tb_leave_waits(struct tb *tb);
 
 /* link.c */
 /* acquire: pairs with the release that published the complete link */
@@ -238,7 +241,7 @@ static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
     return node < tb->w->founders ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
-/* its cables are known: makes its endpoint. Under tb->receiving */
+/* Makes the endpoint of link `l`, whose cables must be known. The caller holds tb->receiving. */
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment);
 struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of the link that is ready; NULL: none */
 
