@@ -135,7 +135,7 @@ struct cast_need {
 };
 struct cast_state {
     uint64_t files, bytes;    /* that are right */
-    uint64_t sent, discarded; /* bytes that came; of those, bytes that it had already, or that were damaged */
+    uint64_t sent, discarded; /* bytes that came; of those, bytes of a file that it had already, or that were damaged */
     uint64_t failed, skipped; /* files */
     uint32_t doing, zero;     /* enum cast_doing */
 };
@@ -256,6 +256,7 @@ struct cast_disk {
     uint64_t naming_bytes;
     uint64_t flushed; /* offset in the open file up to which pages were given to the disk */
     uint8_t *piece;   /* to compare */
+    bool verifying;   /* files have been compared a second time */
     bool failed;      /* DEST cannot be written any more */
 };
 int cast_disk_open(struct cast_disk *d, struct cast *c);

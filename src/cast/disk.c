@@ -57,7 +57,9 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
     d->wanted -= f->state == CAST_COMPARE || f->state == CAST_WANTED;
     f->state = CAST_GIVEN_UP;
     d->c->state.failed++;
-    cast_say(d->c, true, "%s: cannot %s: %s", path_of(d, index, path, sizeof path), what, base_strerror(error));
+    uint32_t parent = d->c->list.entry[index].parent;
+    if (parent == CAST_ROOT || d->file[parent].state != CAST_GIVEN_UP) /* else the folder was named, with the reason */
+        cast_say(d->c, true, "%s: cannot %s: %s", path_of(d, index, path, sizeof path), what, base_strerror(error));
 }
 
 /* --- folders --- */
@@ -175,7 +177,8 @@ static void make_folder(struct cast_disk *d, uint32_t index)
     else if (!rc && (st.st_mode & 0700) != 0700 && !(d->c->config.head.flags & CAST_DRY_RUN))
         rc = fchmodat(at, name, (st.st_mode & 07777) | 0700, 0) ? -errno : 0;
     if (rc)
-        cast_disk_give_up(d, index, -rc, "make this folder");
+        cast_disk_give_up(d, index, -rc,
+                          rc == -ENOTDIR ? "make this folder, because a file or a symbolic link has its name" : "make this folder");
 }
 
 /* --- what is needed --- */
@@ -259,6 +262,7 @@ int cast_disk_compare(struct cast_disk *d)
 
 void cast_disk_verify(struct cast_disk *d)
 {
+    d->verifying = true;
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -479,7 +483,7 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         if (rc && rc != EPERM) {
             cast_disk_give_up(d, r->file, rc, "set its mode and time");
         } else {
-            d->c->state.skipped++;
+            d->c->state.skipped += !d->verifying;
             file_is_right(d, r->file);
         }
         return;
@@ -502,7 +506,6 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
 {
     if (r->file >= d->c->list.count || !d->file || !open_file(d, r->file)) {
         d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
-        d->c->state.discarded += r->type == CAST_DATA ? r->bytes : 0;
         return;
     }
     switch (r->type) {

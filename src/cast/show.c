@@ -134,7 +134,7 @@ static void print_sentences(struct cast *c)
             json_array_append_new(
                 s->messages, json_pack("{ss* sb ss*}", "host", c->config.hosts[one->from], "failure", one->failure, "text", one->text));
         if (one->failure)
-            fprintf(stderr, "weft cast: %s: %s\n", c->config.hosts[one->from], one->text);
+            fprintf(stderr, "weft cast: %s%s%s\n", one->from ? c->config.hosts[one->from] : "", one->from ? ": " : "", one->text);
         else if (!(c->config.head.flags & CAST_JSON))
             printf("%s: %s\n", c->config.hosts[one->from], one->text);
         free(one);
@@ -252,7 +252,7 @@ static void sum_up(struct cast *c, bool right)
     json_decref(list);
     if (!(c->config.head.flags & CAST_DRY_RUN))
         fprintf(stderr,
-                "weft cast: %" PRIu64 " files, %s; %s sent once, %s that a host had already or that was damaged; %u of %u hosts have all; "
+                "weft cast: %" PRIu64 " files, %s; %s sent, %s of that a second time; %u of %u hosts have all; "
                 "%.1f s\n",
                 s->files, base_format_bytes(s->bytes, bytes, sizeof bytes), base_format_bytes(sent, net, sizeof net),
                 base_format_bytes(discarded, twice, sizeof twice), complete, hosts, seconds);
