@@ -151,10 +151,10 @@ class Trees(Cast):
         os.makedirs(deep)
         os.utime(deep, ns=(10**18, 123456789012345678))
         with open(os.path.join(self.src, "holes"), "wb") as f:
-            for at in (0, 3_000_000, 50_000_000):
+            for at in (0, 3_000_000, 7_000_000):
                 f.seek(at)
                 f.write(b"data")
-            f.truncate(80_000_000)
+            f.truncate(12_000_000)
         os.chmod(os.path.join(self.src, "closed"), 0o500)
         self.addCleanup(os.chmod, os.path.join(self.src, "closed"), 0o700)
 
@@ -404,7 +404,7 @@ class Killed(Cast):
         rng = random.Random(5)
         for i in range(200):
             self.file(f"src/few/{i}", rng.randbytes(3000))
-        self.file("src/big", rng.randbytes(30_000_000))
+        self.file("src/big", rng.randbytes(12_000_000))
 
     def nothing_wrong(self):
         """What has a name is right."""
@@ -420,7 +420,7 @@ class Killed(Cast):
         """The chain closes around one that dies; the others complete in the same run."""
         self.fill()
         for rank in (1, 2, 3):
-            code, said = self.run_and_kill(rank, 0.4, "--bwlimit", "20M")
+            code, said = self.run_and_kill(rank, 0.4, "--bwlimit", "12M")
             self.assertEqual(code, 1, said)
             self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the others go on without it")
             self.assertIn("2 of 3 hosts have all", said)
@@ -428,7 +428,7 @@ class Killed(Cast):
             for node in {1, 2, 3} - {rank}:
                 self.same(node)
             got = self.summary(self.src, "all:" + self.dest)
-            self.assertLess(got["sent_bytes"], 28_000_000)  # what had arrived is used
+            self.assertLess(got["sent_bytes"], 11_000_000)  # what had arrived is used
             self.same(rank)
             shutil.rmtree(self.at(1))
             shutil.rmtree(self.at(2))
@@ -438,7 +438,7 @@ class Killed(Cast):
         self.fill()
         rng = random.Random(7)
         for turn in range(8):
-            self.run_and_kill(rng.choice([0, 1, 2, 3, "command"]), rng.random() * 0.5, "--bwlimit", "40M")
+            self.run_and_kill(rng.choice([0, 1, 2, 3, "command"]), rng.random() * 0.5, "--bwlimit", "16M")
             self.nothing_wrong()
             if turn % 3 == 2:
                 shutil.rmtree(self.at(rng.choice([1, 2, 3])), ignore_errors=True)
@@ -459,7 +459,7 @@ class Killed(Cast):
         until("all nodes have ended", lambda: not self.nodes_of_cast())
         self.nothing_wrong()
         got = self.summary(self.src, "all:" + self.dest)
-        self.assertLess(got["sent_bytes"], 30_000_000)
+        self.assertLess(got["sent_bytes"], 12_000_000)
         for node in (1, 2, 3):
             self.same(node)
 
@@ -477,7 +477,7 @@ class Killed(Cast):
         thread = threading.Thread(target=change)
         thread.start()
         try:
-            p = self.cast("--bwlimit", "60M", self.src, "all:" + self.dest, code=1)
+            p = self.cast("--bwlimit", "24M", self.src, "all:" + self.dest, code=1)
         finally:
             ended.set()
             thread.join()
