@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: MIT
-"""Services of nodes beside what a program does without them."""
-from rig import Ours, Row, nodes, run, scaled, values
+"""Services of nodes beside what a program does without them, and `weft exec` beside ssh."""
+import getpass
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+
+from rig import Missing, Ours, Row, Side, end, free_port, nodes, run, scaled, start, values, wait_listening
 
 NAME = "services"
 TITLE = "programs that a node starts for others"
 
 # group: (test, nodes, iterations, warm-up)
+EXEC, EXECS = "exec", 200  # whole commands, one after the other
 TESTS = {"spawn own": ("spawn", 1, 500, 50), "spawn": ("spawn", 2, 500, 50), "1,000 spawns": ("many", 2, 1000, 10)}
 
 
 def rows(context):
     return [Row("spawn own", "start `true` at the own node, and its end", "us", "lower", 1.15),
             Row("spawn", "the same at another node of the host", "us", "lower", 1.15),
-            Row("1,000 spawns", "1,000 of them at once", "programs/s", "higher")]
+            Row("1,000 spawns", "1,000 of them at once", "programs/s", "higher"),
+            Row("exec", "a whole command that runs `true`, beside ssh", "ms", "lower", 1 / 50, ["ssh"]),
+            Row("exec again", "the same beside ssh with a connection that is open", "ms", "lower", 1 / 5, ["ssh, ControlMaster"])]
 
 
 def groups(context):
-    return list(TESTS)
+    return [*TESTS, EXEC]
 
 
 class Weft(Ours):
@@ -30,19 +40,112 @@ class Weft(Ours):
         return values(nodes(count, [self.program, word]), lambda line: group)
 
     def measure(self, group, scale):
-        return self.test(group, scale)
+        return self.exec(scale) if group == EXEC else self.test(group, scale)
+
+    def prepare(self):
+        """A standing cluster of two nodes."""
+        self.folder = tempfile.mkdtemp(prefix="weft-bench-")
+        self.env = {**os.environ, "XDG_RUNTIME_DIR": self.folder}
+        self.weft = os.path.join(self.context.build, "src", "cli", "weft")
+        self.is_up = subprocess.run([self.weft, "up", "-n", "2"], env=self.env, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+    def finish(self):
+        if self.is_up:
+            subprocess.run([self.weft, "down"], env=self.env, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def exec(self, scale):
+        if not self.is_up:
+            raise Missing("weft up failed")
+        value = each([self.weft, "exec", "--on", "1", "--", "true"], scale, self.env)
+        return {"exec": value, "exec again": value}
 
 
-class Posix(Weft):
+class Posix(Ours):
     """posix_spawn() and waitpid(), one after the other."""
     peer = "posix_spawn"
+    PROGRAM = Weft.PROGRAM
+    test = Weft.test
 
     def measure(self, group, scale):
+        if group == EXEC:
+            value = each(["/bin/true"], scale)  # what a whole command costs at the least
+            return {"exec": value, "exec again": value}
         got = self.test(group, scale, "posix")
         if group == "1,000 spawns":
             return {group: 1e6 / got[group]}
         return got
 
 
+class Ssh(Side):
+    """ssh to this host, to a server of its own; a connection for each command."""
+    peer, row, options = "ssh", "exec", []
+
+    def missing(self):
+        self.sshd = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+        return None if self.sshd and shutil.which("ssh") and shutil.which("ssh-keygen") else "ssh or sshd is not installed"
+
+    def prepare(self):
+        self.server, self.port = None, free_port()
+        self.folder = tempfile.mkdtemp(prefix="weft-bench-")
+        for key in ("host", "user"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", os.path.join(self.folder, key)], check=True)
+        self.made = os.getuid() == 0 and not os.path.exists("/run/sshd")
+        if self.made:
+            os.mkdir("/run/sshd", 0o755)  # without it root's sshd does not start
+        self.server = start([self.sshd, "-D", "-e", "-f", "/dev/null", "-p", str(self.port), "-h", os.path.join(self.folder, "host"),
+                             *(word for o in ("ListenAddress=127.0.0.1", "UsePAM=no", "StrictModes=no", "PidFile=none",
+                                              f"AuthorizedKeysFile={self.folder}/user.pub") for word in ("-o", o))])
+        wait_listening(self.port, self.server)
+        self.command = ["ssh", "-F", "/dev/null", "-p", str(self.port), "-i", os.path.join(self.folder, "user"), "-oBatchMode=yes",
+                        "-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null", "-oLogLevel=ERROR", *self.options,
+                        f"{getpass.getuser()}@127.0.0.1"]
+
+    def measure(self, group, scale):
+        if group != EXEC:
+            return {}
+        return {self.row: each([*self.command, "true"], scale * self.share)}
+
+    share = 0.2  # of the commands: one takes long
+
+    def finish(self):
+        if self.server:
+            end(self.server)
+            self.server.communicate()
+        if self.made:
+            os.rmdir("/run/sshd")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class SshMaster(Ssh):
+    """The same by a connection that is open already."""
+    peer, row, share = "ssh, ControlMaster", "exec again", 0.5
+
+    def prepare(self):
+        super().prepare()
+        master = os.path.join(self.folder, "master")
+        self.command[-1:-1] = ["-oControlPath=" + master]
+        self.master = start([*self.command[:-1], "-oControlMaster=yes", "-N", self.command[-1]])
+        for _ in range(500):
+            if os.path.exists(master):
+                return
+            time.sleep(0.02)
+
+    def finish(self):
+        end(self.master)
+        self.master.communicate()
+        super().finish()
+
+
+def each(argv, scale, env=None):
+    """Milliseconds of a command, one after the other."""
+    count = scaled(EXECS, scale, 5)
+    began = time.monotonic()
+    for _ in range(count):
+        if (status := subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, check=False).returncode):
+            raise Missing(f"'{os.path.basename(argv[0])}' ended with {status}")
+    return (time.monotonic() - began) / count * 1e3
+
+
 def sides(context):
-    return [Weft(context), Posix(context)]
+    return [Weft(context), Posix(context), Ssh(), SshMaster()]

@@ -261,8 +261,8 @@ static int choose_coord(struct launch *l, struct hosts *r, const char *address)
 {
     char bound[sizeof r->coord], any[sizeof r->coord];
     const char *colon = strrchr(address, ':');
-    if (!colon || strncmp(address, "unix:", 5) == 0)
-        return cli_error(l->sub, "the standing cluster's node 0 listens at '%s', which other hosts cannot reach", address);
+    if (!colon)
+        return cli_error(l->sub, "the standing cluster does not tell where its node 0 listens: set WEFT_COORD for `weft up --here`");
     snprintf(any, sizeof any, "%.*s:0", (int)(colon - address), address);
     int fd = cluster_listen(any, bound, sizeof bound);
     if (fd < 0)
@@ -274,22 +274,19 @@ static int choose_coord(struct launch *l, struct hosts *r, const char *address)
 }
 
 /* Choose the standing nodes for the new ones. Node 0 is started directly if its standing node is here; not on an emulated host. */
-static int choose_standing(struct launch *l, struct hosts *r, const json_t *status, bool *several)
+static int choose_standing(struct launch *l, struct hosts *r, const json_t *status)
 {
     const json_t *nodes = json_object_get(status, "nodes");
     json_int_t here = json_integer_value(json_object_get(status, "control_node"));
     bool emulated = json_is_true(json_object_get(status, "emulated"));
     uint32_t up[WEFT_MAX_NODES], count = 0;
-    const char *host = NULL;
     size_t i;
     json_t *o;
     json_array_foreach (nodes, i, o) {
         json_int_t number = json_integer_value(json_object_get(o, "node"));
-        const char *name = json_string_value(json_object_get(o, "host")), *state = json_string_value(json_object_get(o, "state"));
-        if (!name || !state || strcmp(state, "up") != 0 || number < 0 || number >= WEFT_MAX_NODES || count == WEFT_MAX_NODES)
+        const char *state = json_string_value(json_object_get(o, "state"));
+        if (!state || strcmp(state, "up") != 0 || number < 0 || number >= WEFT_MAX_NODES || count == WEFT_MAX_NODES)
             continue;
-        *several = *several || (host && strcmp(host, name) != 0);
-        host = name;
         up[count++] = (uint32_t)number;
     }
     for (uint32_t k = 0; k < count; k++) /* the one here is the first */
@@ -320,7 +317,6 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
     struct cluster_hostfile *h = NULL;
     const struct cluster_hostfile none = {.count = 0};
     char *text = NULL;
-    bool several = false;
     int fd = standing_ask(l->sub, cluster, &q);
     if (fd < 0)
         return CLI_FAILED;
@@ -333,7 +329,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
     if (!status && (!name || !coord || strlen(name) >= sizeof r->cluster))
         status = cli_error(l->sub, "the standing cluster's answer is invalid");
     if (!status)
-        status = choose_standing(l, r, o, &several);
+        status = choose_standing(l, r, o);
     if (!status && path && strncmp(path, "/dev/fd/", 8) != 0 && cluster_hostfile_read(&h, path))
         status = cli_error(l->sub, "%s", base_error());
     if (!status) {
@@ -341,7 +337,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
         set_settings(json_object_get(o, "settings"), h);
         status = tell_settings(r, l, &none);
     }
-    if (!status && several)
+    if (!status && strncmp(coord, "unix:", 5) != 0)
         status = choose_coord(l, r, coord[0] || !h ? coord : h->coord ? h->coord : "");
     if (!status) {
         l->cluster = r->cluster;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -216,41 +217,52 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     return status ? status : lost;
 }
 
-/* Print a file from `*at` on. -ENOENT: there is none. */
-static int print_file(const char *path, long *at)
+/* Print the rest of a file. */
+static void print_rest(FILE *f)
 {
     char some[16384];
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return -errno;
-    if (fseek(f, 0, SEEK_END) == 0 && ftell(f) < *at)
-        *at = 0; /* a new file was begun */
-    fseek(f, *at, SEEK_SET);
-    for (size_t n; (n = fread(some, 1, sizeof some, f)) > 0; *at += (long)n)
+    clearerr(f); /* the file may have grown since its end was seen */
+    for (size_t n; (n = fread(some, 1, sizeof some, f)) > 0;)
         fwrite(some, 1, n, stdout);
-    fclose(f);
-    return 0;
+}
+
+/* Whether the path still names the open file: the launcher begins a new one when it is full. */
+static bool same_file(FILE *f, const char *path)
+{
+    struct stat open_one, named;
+    return stat(path, &named) || fstat(fileno(f), &open_one) || (open_one.st_ino == named.st_ino && open_one.st_dev == named.st_dev);
 }
 
 static int cluster_logs(const char *cluster, bool follow)
 {
     struct standing_place p;
     char old[STANDING_PATH + 2];
-    long at = 0;
     if (standing_find(&p, cluster, false))
         return cli_error("logs", "%s", base_error());
     snprintf(old, sizeof old, "%s.1", p.log);
-    print_file(old, &at);
-    at = 0;
-    int rc = print_file(p.log, &at), status = cli_flush("logs");
-    if (rc)
-        return cli_error("logs", "%s: %s", p.log, base_strerror(rc));
+    FILE *f = fopen(p.log, "re"); /* first: if it is renamed now, nothing is left out */
+    if (!f)
+        return cli_error("logs", "%s: %s", p.log, base_strerror(errno));
+    FILE *before = fopen(old, "re");
+    if (before && !same_file(f, old))
+        print_rest(before);
+    if (before)
+        fclose(before);
+    print_rest(f);
+    int status = cli_flush("logs");
     cli_catch_signals();
     while (follow && !status && !cli_stopped()) {
         base_sleep_ns(LOG_POLL_NS);
-        print_file(p.log, &at);
+        bool same = same_file(f, p.log);
+        print_rest(f); /* after that look, so that nothing is left in it */
+        FILE *next = same ? NULL : fopen(p.log, "re");
+        if (next) {
+            fclose(f);
+            print_rest(f = next);
+        }
         status = cli_flush("logs");
     }
+    fclose(f);
     return status ? status : cli_stopped() ? 128 + cli_stopped() : 0;
 }
 

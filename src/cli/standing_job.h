@@ -35,6 +35,7 @@ struct job {
     int fd;                  /* the command's socket; -1: detached */
     _Atomic bool stop;       /* end now: kill all processes */
     _Atomic int64_t kill_at; /* kill the processes that are left then; INT64_MAX: never */
+    pthread_mutex_t handles; /* held while a process gets a signal from another thread than its task's, and while its handle is closed */
     pthread_mutex_t send;    /* frames are sent one after another; and the kept output */
     int over[2];             /* pipe: a byte when all tasks have ended */
     struct piece *first, **last;

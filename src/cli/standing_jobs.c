@@ -61,6 +61,7 @@ static void job_free(struct job *j)
     for (int i = 0; i < 2; i++)
         if (j->over[i] >= 0)
             close(j->over[i]);
+    pthread_mutex_destroy(&j->handles);
     pthread_mutex_destroy(&j->send);
     pthread_mutex_destroy(&j->feed);
     pthread_cond_destroy(&j->fed);
@@ -226,6 +227,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
                       .over = {-1, -1},
                       .users = 1};
     j->last = &j->first;
+    pthread_mutex_init(&j->handles, NULL);
     pthread_mutex_init(&j->send, NULL);
     pthread_mutex_init(&j->feed, NULL);
     pthread_cond_init(&j->fed, NULL);
@@ -273,9 +275,11 @@ static void start_threads(struct job *j)
 
 static void signal_tasks(struct job *j, int number)
 {
+    pthread_mutex_lock(&j->handles);
     for (uint32_t i = 0; i < j->tasks; i++)
         if (j->task[i].p && !j->task[i].over)
             weft_process_signal(j->task[i].p, number, WEFT_SECOND);
+    pthread_mutex_unlock(&j->handles);
 }
 
 /* Handle a frame of the command. False: it is gone, or talks nonsense. */
@@ -339,11 +343,27 @@ static void job_done(struct job *j)
     job_leave(j);
 }
 
+/* Give back what a job needs while it runs: the rings of its output in the pool, and descriptors. */
+static void job_release(struct job *j)
+{
+    pthread_mutex_lock(&j->handles);
+    for (uint32_t i = 0; i < j->tasks; i++) {
+        weft_process_close(j->task[i].p);
+        j->task[i].p = NULL;
+    }
+    pthread_mutex_unlock(&j->handles);
+    for (int i = 0; i < 2; i++) {
+        close(j->over[i]);
+        j->over[i] = -1;
+    }
+}
+
 static void *job_alone(void *arg) /* a detached job, until its end */
 {
     struct job *j = arg;
     job_attend(j);
     join_threads(j);
+    job_release(j);
     job_done(j);
     return NULL;
 }

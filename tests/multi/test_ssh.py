@@ -87,6 +87,30 @@ class Ssh(unittest.TestCase):
         for k in range(3):
             self.assertIn(f"[{k}] node {k} of 3: all is well", out)
 
+    def weft(self, *args, **more):
+        return subprocess.run([WEFT, *args], env=clean_env(XDG_RUNTIME_DIR=self.tmp.name, **more), cwd=self.tmp.name, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=LIMIT, check=False)
+
+    def test_standing(self):
+        """A standing cluster of several machines: commands on each, programs that join without ssh, and its end."""
+        if not APART:
+            self.skipTest("no namespaces")
+        code, _, err = self.run_weft([self.HERE, *self.there(1, 2)], command="up", settings={"pool": "16M"}, XDG_RUNTIME_DIR=self.tmp.name)
+        self.assertEqual(code, 0, err)
+        try:
+            nodes = json.loads(self.weft("status", "--json").stdout)["nodes"]
+            self.assertEqual([(n["state"], n["pool_bytes"]) for n in nodes], [("up", 16 << 20)] * 3)
+            p = self.weft("exec", "--", "sh", "-c", "readlink /proc/self/ns/ipc; exit 3")
+            self.assertEqual((p.returncode, len(set(p.stdout.split()))), (3, 3), (p.stdout, p.stderr))
+            p = self.weft("run", "--cluster", "default", "-t", "--", PEER, "30", "leave", WEFT_SSH="/nonexistent")
+            self.assertEqual((p.returncode, p.stderr), (0, ""), p.stdout)
+            for k in range(3):
+                self.assertIn(f"[{k}] node {k} of 3: all is well", p.stdout)
+        finally:
+            p = self.weft("down")
+        self.assertEqual((p.returncode, p.stderr), (0, ""))
+        self.assertEqual([n for n in nodes if n.get("pid") and alive(n["pid"])], [])
+
     def test_what_a_node_gets(self):
         """Arguments as they are, the settings, the folder; the secret in the environment, and in nobody's arguments."""
         script = 'printf "<%s>" "$@"; echo; pwd; env | grep WEFT | sort; cat'

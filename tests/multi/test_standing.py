@@ -201,6 +201,7 @@ class UpAndDown(Standing):
         for k in (0, 1):
             env = {**self.env, "WEFT_RANK": str(k), "WEFT_SIZE": "2", "WEFT_COORD": coord}
             nodes.append(subprocess.Popen([WEFT, "up", "--here", "--cluster", f"c{k}"], env=env, stdin=subprocess.DEVNULL))
+            self.addCleanup(nodes[k].kill)
         for k in (0, 1):
             until("it is up", lambda k=k: self.weft("status", "--cluster", f"c{k}", code=None).returncode == 0)
             self.exec("--cluster", f"c{k}", "--on", str(1 - k), "--", "true")
@@ -413,6 +414,20 @@ class Exec(Standing):
         job = [j for j in json.loads(self.weft("ps", "--json").stdout) if j["job"] == int(job)][0]
         self.assertEqual(len(out) + job["dropped_bytes"], 5_000_004)
 
+    def test_what_jobs_keep(self):
+        """Detached jobs that have ended keep their output, and neither pool nor descriptors; at most 64 of them."""
+        def used():
+            node = self.status()["nodes"][0]
+            return node["pool_live_bytes"], len(os.listdir(f"/proc/{node['pid']}/fd"))
+        time.sleep(1.1)  # the pool's figures are of the last second
+        before = used()
+        jobs = [self.exec("-d", "--", "echo", str(k)).stdout.strip() for k in range(70)]
+        until("all have ended", lambda: all(j["state"] == "ended" for j in json.loads(self.weft("ps", "--json").stdout)))
+        self.assertEqual(len([j for j in json.loads(self.weft("ps", "--json").stdout)]), 64)
+        self.assertEqual(self.weft("logs", jobs[-1]).stdout, "69\n" * 3)
+        self.assertIn("there is no job", self.weft("logs", jobs[0], code=1).stderr)
+        until("all is given back", lambda: used()[0] <= before[0] + (1 << 20) and used()[1] <= before[1] + 4)
+
     def test_wrong_bytes(self):
         """What is no request gets a sentence, or nothing; and the cluster goes on."""
         head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 1, 0, 0)
@@ -525,6 +540,39 @@ class Exec(Standing):
             urllib.request.urlopen(f"http://{address}/else", timeout=LIMIT)
         if shutil.which("promtool"):
             subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=True, timeout=LIMIT)
+
+
+class Log(Standing):
+    def test_it_is_kept_and_bounded(self):
+        """What the launcher says of a node is in the log, also after the end; a full log begins anew, and the old one is kept."""
+        self.up()
+        follow = self.start("logs", "--follow")
+        nodes = self.status()["nodes"]
+        with open(self.path("log"), "a", encoding="ascii") as f:
+            f.write(("x" * 1023 + "\n") * 4096)
+        os.kill(nodes[1]["pid"], signal.SIGKILL)
+        until("the log begins anew", lambda: os.path.exists(self.path("log.1")))
+        self.assertEqual(os.stat(self.path("log")).st_mode & 0o777, 0o600)
+        until("the launcher has said it", lambda: "node 1 (pid" in self.weft("logs").stdout)
+        self.assertLess(os.path.getsize(self.path("log")), 1 << 20)
+        self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
+        follow.send_signal(signal.SIGINT)
+        out, _ = follow.communicate(timeout=LIMIT)
+        self.assertEqual(follow.returncode, 128 + signal.SIGINT)
+        self.assertGreaterEqual(out.count(b"x" * 1023), 1)
+        self.down()
+        self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
+        self.assertIn("no-such", self.weft("logs", "--cluster", "no-such", code=1).stderr)
+
+    def test_watch(self):
+        self.up()
+        watch = self.start("status", "--watch")
+        seen = b""
+        while seen.count(b"0 jobs\n") < 2:
+            seen += watch.stdout.readline()
+        watch.send_signal(signal.SIGTERM)
+        watch.communicate(timeout=LIMIT)
+        self.assertEqual(watch.returncode, 0)
 
 
 class Killed(Standing):
