@@ -6,6 +6,7 @@
  *
  *   wire.c     what crosses the wire: settings, blocks, records, words; all are checked here
  *   list.c     the list of files, folders and links
+ *   talk.c     words to other nodes
  *   chain.c    blocks from a node to the next one of the chain
  *   walk.c     the source: makes the list
  *   disk.c     a target: the folders and files below DEST
@@ -167,7 +168,7 @@ void cast_list_free(struct cast_list *l);
 /* The path below DEST, for messages; cut off at `len`. Returns `out`. */
 const char *cast_list_path(const struct cast_list *l, uint32_t index, char *out, size_t len);
 
-/* --- node.c --- */
+/* --- one node --- */
 struct cast {
     weft_node *w;
     uint32_t rank;
@@ -188,15 +189,12 @@ struct cast {
     int64_t told_ns;
     int (*stopped)(void);
 };
-struct cast_options {
-    struct cast_config config;
-    int (*stopped)(void); /* whether a signal came */
-    bool progress;        /* node 0: on a terminal */
-};
-/* Run node 0, until the end. Returns the exit status. */
-int cast_lead(const struct cast_options *o);
-/* Run another node. */
-int cast_serve(int (*stopped)(void));
+
+/* --- talk.c --- */
+#define CAST_SOURCE_HANDLER 1u
+#define CAST_TARGET_HANDLER 2u
+#define CAST_SHOW_HANDLER   3u
+uint32_t cast_handler_of(enum cast_kind kind);
 bool cast_is_target(const struct cast *c, uint32_t rank);
 /* Send a word; errors are those of a node that is gone, which is noticed elsewhere. */
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes);
@@ -287,5 +285,16 @@ int cast_show_open(struct cast *c, bool progress);
 void cast_show_close(struct cast *c);
 void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, const void *payload, size_t bytes);
 int cast_show_run(struct cast *c); /* until the source has ended; returns the exit status */
+
+/* --- node.c --- */
+struct cast_options {
+    struct cast_config config;
+    int (*stopped)(void); /* whether a signal came */
+    bool progress;        /* node 0: on a terminal */
+};
+/* Run node 0, until the end. Returns the exit status. */
+int cast_lead(const struct cast_options *o);
+/* Run another node. */
+int cast_serve(int (*stopped)(void));
 
 #endif

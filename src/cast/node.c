@@ -3,7 +3,6 @@
  * One node of a cast, from its start to its end. Node 0 has the settings and gives them to all.
  */
 #include <signal.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,47 +10,7 @@
 
 #include "cast/cast.h"
 
-#define SOURCE_HANDLER 1u
-#define TARGET_HANDLER 2u
-#define SHOW_HANDLER   3u
-#define JOIN_WORDS     5u
-#define TELL_NS        (100 * WEFT_MS)
-
-bool cast_is_target(const struct cast *c, uint32_t rank)
-{
-    return rank != 0 && rank != c->config.head.source;
-}
-
-static uint32_t handler_of(enum cast_kind kind)
-{
-    return kind <= CAST_QUIT ? TARGET_HANDLER : kind <= CAST_FAILED ? SOURCE_HANDLER : SHOW_HANDLER;
-}
-
-void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes)
-{
-    const struct cast_word word = {(uint32_t)kind, round, a, b};
-    weft_send(c->w, to, handler_of(kind), &word, sizeof word, payload, bytes, NULL);
-}
-
-void cast_say(struct cast *c, bool failure, const char *format, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    cast_send(c, 0, CAST_SAY, 0, failure, 0, text, strlen(text));
-}
-
-void cast_tell_state(struct cast *c, enum cast_doing doing, bool now)
-{
-    int64_t time = base_recent_ns();
-    c->state.doing = (uint32_t)doing;
-    if (!now && time - c->told_ns < TELL_NS)
-        return;
-    c->told_ns = time;
-    cast_send(c, 0, CAST_STATE, 0, 0, 0, &c->state, sizeof c->state);
-}
+#define JOIN_WORDS 5u
 
 /* --- messages --- */
 
@@ -64,7 +23,7 @@ static void on_target_word(weft_node *w, uint32_t from, const void *header, size
     if (header_bytes != sizeof word)
         return;
     memcpy(&word, header, sizeof word);
-    if (!cast_word_fits(&word, header_bytes, payload_bytes) || handler_of(word.kind) != TARGET_HANDLER)
+    if (!cast_word_fits(&word, header_bytes, payload_bytes) || cast_handler_of(word.kind) != CAST_TARGET_HANDLER)
         return;
     pthread_mutex_lock(&c->lock);
     if (!c->config.memory || from != c->config.head.source) {
@@ -93,9 +52,9 @@ static void on_word(weft_node *w, uint32_t from, const void *header, size_t head
     memcpy(&word, header, sizeof word);
     if (!cast_word_fits(&word, header_bytes, payload_bytes))
         return;
-    if (handler_of(word.kind) == SOURCE_HANDLER && c->source)
+    if (cast_handler_of(word.kind) == CAST_SOURCE_HANDLER && c->source)
         cast_source_word(c, from, &word, payload, payload_bytes);
-    else if (handler_of(word.kind) == SHOW_HANDLER && c->show)
+    else if (cast_handler_of(word.kind) == CAST_SHOW_HANDLER && c->show)
         cast_show_word(c, from, &word, payload, payload_bytes);
 }
 
@@ -197,9 +156,9 @@ static int cast_open(struct cast *c, int (*stopped)(void))
     if (rc)
         return rc;
     c->rank = weft_rank(c->w);
-    weft_handle(c->w, TARGET_HANDLER, on_target_word, c);
-    weft_handle(c->w, SOURCE_HANDLER, on_word, c);
-    weft_handle(c->w, SHOW_HANDLER, on_word, c);
+    weft_handle(c->w, CAST_TARGET_HANDLER, on_target_word, c);
+    weft_handle(c->w, CAST_SOURCE_HANDLER, on_word, c);
+    weft_handle(c->w, CAST_SHOW_HANDLER, on_word, c);
     return weft_on_change(c->w, on_member, c);
 }
 
