@@ -230,7 +230,7 @@ struct cast_file {
     uint64_t have, verified;
     uint32_t state; /* enum cast_file_state. CAST_COMPARE: the file that has the name may be right: its checksums tell */
 };
-#define CAST_NAMING 64u
+#define CAST_NAMING 512u
 struct cast_disk {
     struct cast *c;
     int root;          /* DEST, or the folder that it is in; -1: DEST does not exist (dry run) */
@@ -250,7 +250,7 @@ struct cast_disk {
         uint32_t index;
         int fd;
     } naming[CAST_NAMING];
-    uint32_t naming_count;
+    uint32_t naming_count, naming_max; /* naming_max: as many as there may be open files for */
     uint64_t naming_bytes;
     uint64_t flushed; /* offset in the open file up to which pages were given to the disk */
     uint8_t *piece;   /* to compare */

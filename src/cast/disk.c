@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -498,7 +499,7 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
     d->naming[d->naming_count++].fd = d->open;
     d->naming_bytes += e->size;
     d->open = -1;
-    if (d->naming_count == CAST_NAMING || d->naming_bytes > NAMING_BYTES)
+    if (d->naming_count == d->naming_max || d->naming_bytes > NAMING_BYTES)
         give_names(d);
 }
 
@@ -526,7 +527,10 @@ void cast_disk_settle(struct cast_disk *d)
 
 int cast_disk_open(struct cast_disk *d, struct cast *c)
 {
-    *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1};
+    struct rlimit files;
+    *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 64};
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur >= 2 * CAST_NAMING)
+        d->naming_max = CAST_NAMING;
     d->piece = malloc(CAST_PIECE);
     return d->piece ? 0 : base_fail(-ENOMEM, "no memory to compare files");
 }
