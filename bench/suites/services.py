@@ -14,6 +14,8 @@ TITLE = "programs that a node starts for others"
 
 # group: (test, nodes, iterations, warm-up)
 EXEC, EXECS = "exec", 200  # whole commands, one after the other
+CASTS = {f"cast {n}": n for n in (1, 2, 3)}  # group: receivers
+CAST_BYTES = 256 << 20
 TESTS = {"spawn own": ("spawn", 1, 500, 50), "spawn": ("spawn", 2, 500, 50), "1,000 spawns": ("many", 2, 1000, 10)}
 
 
@@ -22,11 +24,13 @@ def rows(context):
             Row("spawn", "the same at another node of the host", "us", "lower", 1.15),
             Row("1,000 spawns", "1,000 of them at once", "programs/s", "higher"),
             Row("exec", "a whole command that runs `true`, beside ssh", "ms", "lower", 1 / 50, ["ssh"]),
-            Row("exec again", "the same beside ssh with a connection that is open", "ms", "lower", 1 / 5, ["ssh, ControlMaster"])]
+            Row("exec again", "the same beside ssh with a connection that is open", "ms", "lower", 1 / 5, ["ssh, ControlMaster"]),
+            *(Row(group, f"a file of 256 MiB to {n} host{'s'[:n > 1]} whose disks are one", "MB/s", "higher", 5 if n == 3 else None, ["rsync"])
+              for group, n in CASTS.items())]
 
 
 def groups(context):
-    return [*TESTS, EXEC]
+    return [*TESTS, EXEC, *CASTS]
 
 
 class Weft(Ours):
@@ -40,14 +44,20 @@ class Weft(Ours):
         return values(nodes(count, [self.program, word]), lambda line: group)
 
     def measure(self, group, scale):
-        return self.exec(scale) if group == EXEC else self.test(group, scale)
+        return self.exec(scale) if group == EXEC else self.cast(group, scale) if group in CASTS else self.test(group, scale)
+
+    def cast(self, group, scale):
+        if not self.is_up:
+            raise Missing("weft up failed")
+        hosts = ",".join(str(n + 1) for n in range(CASTS[group]))
+        return copy(group, scale, lambda source, folder, n: [[self.weft, "cast", source, f"{hosts}:{folder}/{{node}}/"]], self.env)
 
     def prepare(self):
-        """A standing cluster of two nodes."""
+        """A standing cluster of four nodes."""
         self.folder = tempfile.mkdtemp(prefix="weft-bench-")
         self.env = {**os.environ, "XDG_RUNTIME_DIR": self.folder}
         self.weft = os.path.join(self.context.build, "src", "cli", "weft")
-        self.is_up = subprocess.run([self.weft, "up", "-n", "2"], env=self.env, stderr=subprocess.DEVNULL, check=False).returncode == 0
+        self.is_up = subprocess.run([self.weft, "up", "-n", "4"], env=self.env, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
     def finish(self):
         if self.is_up:
@@ -68,6 +78,8 @@ class Posix(Ours):
     test = Weft.test
 
     def measure(self, group, scale):
+        if group in CASTS:
+            return {}
         if group == EXEC:
             value = each(["/bin/true"], scale)  # what a whole command costs at the least
             return {"exec": value, "exec again": value}
@@ -147,5 +159,38 @@ def each(argv, scale, env=None):
     return (time.monotonic() - began) / count * 1e3
 
 
+def copy(group, scale, commands, env=None):
+    """MB/s that each receiver gets: the commands of `commands(source, folder, receiver's number)`, then sync."""
+    size = scaled(CAST_BYTES, scale, 1 << 20)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        source = os.path.join(folder, "source")
+        with open(source, "wb") as f:
+            for at in range(0, size, 1 << 20):
+                f.write(os.urandom(min(1 << 20, size - at)))
+        os.sync()
+        began = time.monotonic()
+        for argv in commands(source, folder, CASTS[group]):
+            if (status := subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode):
+                raise Missing(f"'{os.path.basename(argv[0])}' ended with {status}")
+        os.sync()
+        return {group: size / 1e6 / (time.monotonic() - began)}
+
+
+class Copier(Side):
+    """A program that copies to one place at a time, without a network."""
+
+    def __init__(self, peer, argv, limit=False):
+        self.peer, self.argv, self.limit = peer, argv, limit
+
+    def missing(self):
+        return None if shutil.which(self.argv[0]) else f"{self.argv[0]} is not installed"
+
+    def measure(self, group, scale):
+        if group not in CASTS:
+            return {}
+        return copy(group, scale, lambda source, folder, n: [[*self.argv, source, f"{folder}/copy {i}"] for i in range(n)])
+
+
 def sides(context):
-    return [Weft(context), Posix(context), Ssh(), SshMaster()]
+    return [Weft(context), Posix(context), Ssh(), SshMaster(), Copier("cp", ["cp"], limit=True),
+            Copier("rsync", ["rsync", "--whole-file", "--inplace"])]

@@ -13,6 +13,7 @@
 #define BASE_HASH_SHORT 240u /* XXH3 uses no vector instructions up to this length */
 /* Declared as in xxh_x86dispatch.h, which cannot be included together with xxhash.h's inline functions. */
 XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void *input, size_t len, XXH64_hash_t seed);
+XXH128_hash_t XXH3_128bits_withSeed_dispatch(const void *input, size_t len, XXH64_hash_t seed);
 #endif
 
 static inline uint64_t base_hash(const void *p, size_t len, uint64_t seed)
@@ -22,6 +23,17 @@ static inline uint64_t base_hash(const void *p, size_t len, uint64_t seed)
         return XXH3_64bits_withSeed_dispatch(p, len, seed);
 #endif
     return XXH3_64bits_withSeed(p, len, seed);
+}
+
+static inline void base_hash128(uint64_t out[2], const void *p, size_t len, uint64_t seed)
+{
+#ifdef WEFT_XXH_DISPATCH
+    XXH128_hash_t h = len > BASE_HASH_SHORT ? XXH3_128bits_withSeed_dispatch(p, len, seed) : XXH3_128bits_withSeed(p, len, seed);
+#else
+    XXH128_hash_t h = XXH3_128bits_withSeed(p, len, seed);
+#endif
+    out[0] = h.low64;
+    out[1] = h.high64;
 }
 
 #endif

@@ -14,7 +14,9 @@
 #include "base/base.h"
 
 /* --- subcommands --- */
+int cli_cast(int argc, char **argv);
 int cli_config(int argc, char **argv);
+int cli_cp(int argc, char **argv);
 int cli_devices(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_down(int argc, char **argv);

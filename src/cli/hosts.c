@@ -300,8 +300,9 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
     r->hosts = calloc(l->nodes, sizeof *r->hosts);
     for (uint32_t k = 0; r->hosts && k < l->nodes; k++) {
         char number[16];
-        snprintf(number, sizeof number, "%u", up[k % count]);
-        if (k % count == 0 && up[0] == (uint32_t)here && !emulated)
+        uint32_t standing = r->pick ? r->pick[k] : up[k % count];
+        snprintf(number, sizeof number, "%u", standing);
+        if ((r->pick ? k == 0 : k % count == 0) && standing == (uint32_t)here && !emulated)
             continue;
         if (!(r->hosts[k] = strdup(number)))
             return cli_error(l->sub, "no memory for %u nodes", l->nodes);

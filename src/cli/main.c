@@ -22,6 +22,8 @@ static const struct command commands[] = {
     {"down", "end a standing cluster", cli_down},
     {"status", "show hosts, devices, links, memory and jobs of a standing cluster", cli_status},
     {"exec", "run a command on hosts of a standing cluster, without ssh", cli_exec},
+    {"cast", "copy files to many hosts of a standing cluster at once", cli_cast},
+    {"cp", "copy files between hosts of a standing cluster", cli_cp},
     {"ps", "list the jobs of a standing cluster", cli_ps},
     {"kill", "end a job of a standing cluster", cli_kill},
     {"logs", "print the log of a standing cluster, or the output of a detached job", cli_logs},

@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A target's files. Every path below DEST is opened component by component, and no component may be a symbolic link: so nothing outside
+ * DEST is written, whatever is there. A file is written under another name beside its own, ".weft-cast-HASH.part". When all of it is there
+ * and on the disk, it gets its name. What an ended cast left there is compared with the source's checksums, and used.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "cast/cast.h"
+
+#define NAMING_BYTES (UINT64_C(64) << 20) /* so many bytes of complete files may wait for their names */
+#define CACHE_BYTES  (UINT64_C(16) << 20) /* so many bytes of the open file stay in the page cache */
+
+void cast_disk_part(const char *name, char out[CAST_PART_NAME])
+{
+    snprintf(out, CAST_PART_NAME, ".weft-cast-%016llx.part", (unsigned long long)base_hash(name, strlen(name), 0));
+}
+
+const char *cast_disk_name(const struct cast_disk *d, uint32_t index)
+{
+    return d->alone && d->c->list.entry[index].parent == CAST_ROOT ? d->alone : d->c->list.entry[index].name;
+}
+
+static const char *path_of(const struct cast_disk *d, uint32_t index, char *out, size_t len)
+{
+    return cast_list_path(&d->c->list, index, out, len);
+}
+
+/* No file can be written any more. */
+static void fail_all(struct cast_disk *d, uint32_t index, int error, const char *what)
+{
+    char path[4096];
+    if (d->failed)
+        return;
+    d->failed = true;
+    cast_say(d->c, true, "%s: %s %s: %s; this host gets nothing more", index == CAST_ROOT ? d->dest : path_of(d, index, path, sizeof path),
+             "cannot", what, base_strerror(error));
+}
+
+void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what)
+{
+    char path[4096];
+    struct cast_file *f = &d->file[index];
+    if (error == ENOSPC || error == EDQUOT || error == EROFS || error == EIO) {
+        fail_all(d, index, error, what);
+        return;
+    }
+    if (f->state == CAST_GIVEN_UP)
+        return;
+    d->wanted -= f->state == CAST_COMPARE || f->state == CAST_WANTED;
+    f->state = CAST_GIVEN_UP;
+    d->c->state.failed++;
+    uint32_t parent = d->c->list.entry[index].parent;
+    if (parent == CAST_ROOT || d->file[parent].state != CAST_GIVEN_UP) /* else the folder was named, with the reason */
+        cast_say(d->c, true, "%s: cannot %s: %s", path_of(d, index, path, sizeof path), what, base_strerror(error));
+}
+
+/* --- folders --- */
+
+/* Make a folder and those above it. */
+static int make_path(char *path)
+{
+    for (char *p = path + 1;; p++) {
+        if (*p && *p != '/')
+            continue;
+        char was = *p;
+        *p = '\0';
+        int rc = mkdir(path, 0777) && errno != EEXIST ? -errno : 0;
+        *p = was;
+        if (rc && !was)
+            return rc;
+        if (!was)
+            return 0;
+    }
+}
+
+/* DEST for this host: {node} and {host} are replaced, and a relative path begins in the home folder. */
+static int fill_dest(struct cast_disk *d)
+{
+    const struct cast_config *o = &d->c->config;
+    const char *home = getenv("HOME"), *number = o->numbers[d->c->rank];
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    size_t n = 0;
+    if (o->dest[0] != '/')
+        n = (size_t)snprintf(d->dest, sizeof d->dest, "%s/", home && home[0] == '/' ? home : "");
+    for (const char *p = o->dest; *p && n < sizeof d->dest - 1;) {
+        bool node = strncmp(p, "{node}", 6) == 0, named = strncmp(p, "{host}", 6) == 0;
+        if (node || named) {
+            int m = snprintf(d->dest + n, sizeof d->dest - n, "%s", node ? number : host);
+            n += (size_t)m;
+            p += 6;
+        } else {
+            d->dest[n++] = *p++;
+            d->dest[n] = '\0';
+        }
+    }
+    return n < sizeof d->dest - 1 ? 0 : -ENAMETOOLONG;
+}
+
+/* Open DEST, or the folder that it is in, if it is the name of the only file. */
+static int open_root(struct cast_disk *d)
+{
+    const struct cast_list *l = &d->c->list;
+    bool dry = d->c->config.head.flags & CAST_DRY_RUN;
+    size_t n = strlen(d->dest);
+    struct stat st;
+    bool folder = d->dest[n - 1] == '/' || (stat(d->dest, &st) == 0 && S_ISDIR(st.st_mode));
+    while (n > 1 && d->dest[n - 1] == '/')
+        d->dest[--n] = '\0';
+    if (l->count == 1 && l->entry[0].type == CAST_FILE && !folder) {
+        char *slash = strrchr(d->dest, '/');
+        d->alone = slash + 1;
+        *slash = '\0'; /* a file in / has the folder "" here, which is "/" below */
+    }
+    const char *root = d->dest[0] ? d->dest : "/";
+    if (!dry) {
+        mode_t before = umask(022);
+        int rc = make_path(d->dest[0] ? d->dest : (char[]){"/"});
+        umask(before);
+        if (rc)
+            return rc;
+    }
+    d->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return d->root < 0 && !(dry && errno == ENOENT) ? -errno : 0;
+}
+
+static int open_folder(struct cast_disk *d, uint32_t index)
+{
+    if (index == CAST_ROOT)
+        return d->root < 0 ? -ENOENT : fcntl(d->root, F_DUPFD_CLOEXEC, 0);
+    const struct cast_entry *e = &d->c->list.entry[index];
+    int at = open_folder(d, e->parent);
+    if (at < 0)
+        return at;
+    int fd = openat(at, e->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), rc = fd < 0 ? -errno : fd;
+    close(at);
+    return rc;
+}
+
+int cast_disk_folder(struct cast_disk *d, uint32_t index)
+{
+    uint32_t parent = index == CAST_ROOT ? CAST_ROOT : d->c->list.entry[index].parent;
+    if (d->folder >= 0 && d->folder_index == parent)
+        return d->folder;
+    if (d->folder >= 0)
+        close(d->folder);
+    d->folder = open_folder(d, parent);
+    d->folder_index = parent;
+    return d->folder;
+}
+
+static void make_folder(struct cast_disk *d, uint32_t index)
+{
+    struct stat st;
+    const char *name = d->c->list.entry[index].name;
+    int at = cast_disk_folder(d, index);
+    if (at < 0) {
+        if (!(d->c->config.head.flags & CAST_DRY_RUN))
+            cast_disk_give_up(d, index, at == -ELOOP || at == -ENOTDIR ? ENOTDIR : -at, "open the folder that it is in");
+        return;
+    }
+    int rc = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) ? -errno : 0;
+    if (rc == -ENOENT && d->c->config.head.flags & CAST_DRY_RUN)
+        return;
+    if (rc == -ENOENT)
+        rc = mkdirat(at, name, 0700) ? -errno : 0;
+    else if (!rc && !S_ISDIR(st.st_mode))
+        rc = -ENOTDIR; /* a symbolic link is never followed */
+    else if (!rc && (st.st_mode & 0700) != 0700 && !(d->c->config.head.flags & CAST_DRY_RUN))
+        rc = fchmodat(at, name, (st.st_mode & 07777) | 0700, 0) ? -errno : 0;
+    if (rc)
+        cast_disk_give_up(d, index, -rc,
+                          rc == -ENOTDIR ? "make this folder, because a file or a symbolic link has its name" : "make this folder");
+}
+
+/* --- what is needed --- */
+
+static bool same_time(const struct stat *st, const struct cast_entry *e)
+{
+#if defined(__APPLE__)
+    return st->st_mtimespec.tv_sec == e->seconds && (uint32_t)st->st_mtimespec.tv_nsec == e->nanoseconds;
+#else
+    return st->st_mtim.tv_sec == e->seconds && (uint32_t)st->st_mtim.tv_nsec == e->nanoseconds;
+#endif
+}
+
+static void file_is_right(struct cast_disk *d, uint32_t index)
+{
+    struct cast_file *f = &d->file[index];
+    d->wanted -= f->state == CAST_COMPARE || f->state == CAST_WANTED;
+    f->state = CAST_RIGHT;
+    d->c->state.files++;
+    d->c->state.bytes += d->c->list.entry[index].size;
+}
+
+static void compare_file(struct cast_disk *d, uint32_t index)
+{
+    const struct cast_entry *e = &d->c->list.entry[index];
+    struct cast_file *f = &d->file[index];
+    char part[CAST_PART_NAME];
+    struct stat st;
+    int at = cast_disk_folder(d, index);
+    d->wanted++;
+    f->state = CAST_WANTED;
+    if (at < 0) {
+        if (!(d->c->config.head.flags & CAST_DRY_RUN))
+            cast_disk_give_up(d, index, -at == ELOOP ? ENOTDIR : -at, "open the folder that it is in");
+        return;
+    }
+    const char *name = cast_disk_name(d, index);
+    bool there = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size && (d->c->config.head.flags & CAST_CHECKSUM)) {
+        f->state = CAST_COMPARE;
+        f->have = e->size;
+        return;
+    }
+    if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size && same_time(&st, e)) {
+        if ((st.st_mode & 07777) != e->mode && !(d->c->config.head.flags & CAST_DRY_RUN) && fchmodat(at, name, e->mode, 0)) {
+            cast_disk_give_up(d, index, errno, "set its mode");
+            return;
+        }
+        d->c->state.skipped++;
+        file_is_right(d, index);
+        return;
+    }
+    cast_disk_part(name, part);
+    if (fstatat(at, part, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
+        f->have = (uint64_t)st.st_size < e->size ? (uint64_t)st.st_size : e->size;
+}
+
+int cast_disk_compare(struct cast_disk *d)
+{
+    const struct cast_list *l = &d->c->list;
+    int rc = fill_dest(d);
+    d->file = calloc(l->count + 1, sizeof *d->file);
+    if (!rc && !d->file)
+        rc = -ENOMEM;
+    if (!rc)
+        rc = open_root(d);
+    if (rc) {
+        fail_all(d, CAST_ROOT, rc, "make or open this folder");
+        return rc;
+    }
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->entry[i].type == CAST_FOLDER)
+            make_folder(d, i);
+    for (uint32_t i = 0; i < l->count && !d->failed; i++) {
+        if (l->entry[i].type == CAST_FILE)
+            compare_file(d, i);
+        cast_tell_state(d->c, CAST_COMPARING, false);
+    }
+    return d->failed ? -EIO : 0;
+}
+
+void cast_disk_verify(struct cast_disk *d)
+{
+    d->verifying = true;
+    for (uint32_t i = 0; i < d->c->list.count; i++) {
+        struct cast_file *f = &d->file[i];
+        if (f->state != CAST_RIGHT)
+            continue;
+        *f = (struct cast_file){d->c->list.entry[i].size, 0, CAST_COMPARE};
+        d->wanted++;
+        d->c->state.files--;
+        d->c->state.bytes -= d->c->list.entry[i].size;
+    }
+}
+
+/* --- the open file --- */
+
+static void close_open(struct cast_disk *d)
+{
+    if (d->open < 0)
+        return;
+    struct cast_file *f = &d->file[d->open_index];
+    if (f->state == CAST_WANTED) {
+        f->verified = d->at;
+        f->have = d->at > f->have ? d->at : f->have;
+    }
+    close(d->open);
+    d->open = -1;
+}
+
+static int open_part(struct cast_disk *d, uint32_t index, int at)
+{
+    char part[CAST_PART_NAME];
+    struct stat st;
+    cast_disk_part(cast_disk_name(d, index), part);
+    int fd = openat(at, part, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    int rc = fd < 0 || fstat(fd, &st) ? -errno : !S_ISREG(st.st_mode) || st.st_nlink != 1 ? -EEXIST : 0;
+    if (!rc && flock(fd, LOCK_EX | LOCK_NB))
+        rc = -EBUSY; /* another cast writes it */
+    if (rc && fd >= 0)
+        close(fd);
+    return rc ? rc : fd;
+}
+
+/* Open the file that a record is about. False: it is not needed, or cannot be opened. */
+static bool open_file(struct cast_disk *d, uint32_t index)
+{
+    struct cast_file *f = &d->file[index];
+    if (d->c->list.entry[index].type != CAST_FILE || (f->state != CAST_WANTED && f->state != CAST_COMPARE) || d->failed)
+        return false;
+    if (d->open >= 0 && d->open_index == index)
+        return true;
+    close_open(d);
+    int at = cast_disk_folder(d, index), fd = at;
+    if (at >= 0 && f->state == CAST_WANTED)
+        fd = open_part(d, index, at);
+    else if (at >= 0 && (fd = openat(at, cast_disk_name(d, index), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) < 0)
+        fd = -errno;
+    if (fd < 0) {
+        cast_disk_give_up(d, index, -fd, fd == -EBUSY ? "write: another weft cast does" : "write");
+        return false;
+    }
+#if defined(POSIX_FADV_DONTNEED)
+    if (f->state == CAST_COMPARE)
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* what is on the disk is compared */
+#endif
+    d->open = fd;
+    d->open_index = index;
+    d->open_cut = false;
+    d->at = d->flushed = f->verified;
+    return true;
+}
+
+static bool read_piece(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
+{
+    while (bytes) {
+        ssize_t n = pread(fd, to, bytes, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false;
+        to += n;
+        at += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return true;
+}
+
+static void check_piece(struct cast_disk *d, const struct cast_record *r)
+{
+    struct cast_file *f = &d->file[r->file];
+    uint64_t hash[2] = {0, 0};
+    if (r->offset != d->at || r->offset + r->bytes > f->have)
+        return;
+    bool same = read_piece(d->open, d->piece, r->bytes, r->offset);
+    if (same) {
+        cast_hash(hash, CAST_DATA, r->file, r->offset, d->piece, r->bytes);
+        same = hash[0] == r->hash[0] && hash[1] == r->hash[1];
+    }
+    if (same) {
+        d->at += r->bytes;
+        return;
+    }
+    if (f->state == CAST_COMPARE) { /* the file that has the name is wrong: a new one from its start */
+        close(d->open);
+        d->open = -1;
+        *f = (struct cast_file){0, 0, CAST_WANTED};
+        return;
+    }
+    f->have = r->offset; /* what follows is needed, and comes in the next round */
+}
+
+/* Give what was written to the disk in time, and keep little of it in memory. */
+static void drop_cache(struct cast_disk *d)
+{
+#if defined(__linux__)
+    if (d->at - d->flushed < CACHE_BYTES)
+        return;
+    uint64_t half = CACHE_BYTES / 2, from = d->flushed > half ? d->flushed - half : 0;
+    sync_file_range(d->open, (off_t)d->flushed, (off_t)(d->at - d->flushed), SYNC_FILE_RANGE_WRITE);
+    posix_fadvise(d->open, 0, (off_t)from, POSIX_FADV_DONTNEED);
+    d->flushed = d->at;
+#else
+    (void)d;
+#endif
+}
+
+/* Before the first write: what is behind it is not right. */
+static bool cut(struct cast_disk *d)
+{
+    if (!d->open_cut && ftruncate(d->open, (off_t)d->at)) {
+        cast_disk_give_up(d, d->open_index, errno, "write");
+        return false;
+    }
+    d->open_cut = true;
+    d->file[d->open_index].have = d->at;
+    return true;
+}
+
+static void write_piece(struct cast_disk *d, const struct cast_record *r, const uint8_t *data)
+{
+    uint64_t hash[2], left = r->bytes, size = d->c->list.entry[r->file].size;
+    cast_hash(hash, CAST_DATA, r->file, r->offset, data, r->bytes);
+    d->c->state.sent += r->bytes;
+    if (r->offset != d->at || r->offset + r->bytes > size || hash[0] != r->hash[0] || hash[1] != r->hash[1]) {
+        d->c->state.discarded += r->bytes;
+        return;
+    }
+    if (!cut(d))
+        return;
+    while (left) {
+        ssize_t n = pwrite(d->open, data, left, (off_t)d->at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            cast_disk_give_up(d, r->file, n < 0 ? errno : EIO, "write");
+            return;
+        }
+        data += n;
+        d->at += (uint64_t)n;
+        left -= (uint64_t)n;
+    }
+    drop_cache(d);
+}
+
+/* --- complete files --- */
+
+static int set_times(int fd, const struct cast_entry *e)
+{
+    const struct timespec t[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = e->seconds, .tv_nsec = (long)e->nanoseconds}};
+    return futimens(fd, t);
+}
+
+static void give_names(struct cast_disk *d)
+{
+#if defined(__linux__)
+    bool together = d->naming_count > 1 && syncfs(d->naming[0].fd) == 0;
+#else
+    bool together = false;
+#endif
+    for (uint32_t i = 0; i < d->naming_count; i++) {
+        uint32_t index = d->naming[i].index;
+        char part[CAST_PART_NAME];
+        const char *name = cast_disk_name(d, index);
+        int fd = d->naming[i].fd, rc = !together && fsync(fd) ? -errno : 0;
+        int at = rc ? rc : cast_disk_folder(d, index);
+        cast_disk_part(name, part);
+        if (at >= 0)
+            rc = renameat(at, part, at, name) ? -errno : 0;
+        else
+            rc = at;
+        close(fd);
+        if (rc)
+            cast_disk_give_up(d, index, -rc, "give it its name");
+        else
+            file_is_right(d, index);
+    }
+    d->naming_count = 0;
+    d->naming_bytes = 0;
+}
+
+static void end_file(struct cast_disk *d, const struct cast_record *r)
+{
+    const struct cast_entry *e = &d->c->list.entry[r->file];
+    struct cast_file *f = &d->file[r->file];
+    if (r->offset) { /* the source has said why */
+        d->wanted--;
+        f->state = CAST_GIVEN_UP;
+        d->c->state.failed++;
+        close(d->open);
+        d->open = -1;
+        return;
+    }
+    if (d->at != e->size) {
+        close_open(d);
+        return;
+    }
+    if (f->state == CAST_COMPARE) {
+        int rc = fchmod(d->open, e->mode) || set_times(d->open, e) ? errno : 0;
+        close(d->open);
+        d->open = -1;
+        if (rc && rc != EPERM) {
+            cast_disk_give_up(d, r->file, rc, "set its mode and time");
+        } else {
+            d->c->state.skipped += !d->verifying;
+            file_is_right(d, r->file);
+        }
+        return;
+    }
+    if (ftruncate(d->open, (off_t)e->size) || fchmod(d->open, e->mode) || set_times(d->open, e)) {
+        cast_disk_give_up(d, r->file, errno, "set its size, mode and time");
+        close_open(d);
+        return;
+    }
+    f->have = f->verified = e->size;
+    d->naming[d->naming_count].index = r->file;
+    d->naming[d->naming_count++].fd = d->open;
+    d->naming_bytes += e->size;
+    d->open = -1;
+    if (d->naming_count == d->naming_max || d->naming_bytes > NAMING_BYTES)
+        give_names(d);
+}
+
+void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const uint8_t *payload)
+{
+    if (r->file >= d->c->list.count || !d->file || !open_file(d, r->file)) {
+        d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
+        return;
+    }
+    switch (r->type) {
+    case CAST_DATA: write_piece(d, r, payload); break;
+    case CAST_CHECK: check_piece(d, r); break;
+    case CAST_FILE_END: end_file(d, r); break;
+    default: /* CAST_HOLE */
+        if (r->offset == d->at && r->offset + r->bytes <= d->c->list.entry[r->file].size && cut(d))
+            d->at += r->bytes;
+    }
+}
+
+void cast_disk_settle(struct cast_disk *d)
+{
+    close_open(d);
+    give_names(d);
+}
+
+int cast_disk_open(struct cast_disk *d, struct cast *c)
+{
+    struct rlimit files;
+    *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 64};
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur >= 2 * CAST_NAMING)
+        d->naming_max = CAST_NAMING;
+    d->piece = malloc(CAST_PIECE);
+    return d->piece ? 0 : base_fail(-ENOMEM, "no memory to compare files");
+}
+
+void cast_disk_close(struct cast_disk *d)
+{
+    for (uint32_t i = 0; i < d->naming_count; i++)
+        close(d->naming[i].fd);
+    if (d->open >= 0)
+        close(d->open);
+    if (d->folder >= 0)
+        close(d->folder);
+    if (d->root >= 0)
+        close(d->root);
+    free(d->file);
+    free(d->piece);
+}

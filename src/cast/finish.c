@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The end of a target's work: links, what --delete removes, and the modes and times of folders, which would change before.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cast/cast.h"
+
+static void set_times_of(const struct cast_entry *e, struct timespec t[2])
+{
+    t[0] = (struct timespec){.tv_nsec = UTIME_OMIT};
+    t[1] = (struct timespec){.tv_sec = e->seconds, .tv_nsec = (long)e->nanoseconds};
+}
+
+static int make_symlink(struct cast_disk *d, uint32_t index)
+{
+    const struct cast_entry *e = &d->c->list.entry[index];
+    char part[CAST_PART_NAME], now[CAST_LINK_MAX + 2];
+    struct timespec t[2];
+    int at = cast_disk_folder(d, index);
+    if (at < 0)
+        return at;
+    ssize_t n = readlinkat(at, e->name, now, sizeof now);
+    set_times_of(e, t);
+    if (n == (ssize_t)strlen(e->link) && memcmp(now, e->link, (size_t)n) == 0)
+        return utimensat(at, e->name, t, AT_SYMLINK_NOFOLLOW) ? -errno : 0;
+    cast_disk_part(e->name, part);
+    unlinkat(at, part, 0);
+    if (symlinkat(e->link, at, part) || utimensat(at, part, t, AT_SYMLINK_NOFOLLOW) || renameat(at, part, at, e->name)) {
+        int rc = -errno;
+        unlinkat(at, part, 0);
+        return rc;
+    }
+    return 0;
+}
+
+static int make_hardlink(struct cast_disk *d, uint32_t index)
+{
+    const struct cast_entry *e = &d->c->list.entry[index], *target = &d->c->list.entry[e->target];
+    char part[CAST_PART_NAME];
+    struct stat a, b;
+    int at = cast_disk_folder(d, e->target), from = at < 0 ? at : fcntl(at, F_DUPFD_CLOEXEC, 0);
+    if (from < 0)
+        return at < 0 ? at : -errno;
+    at = cast_disk_folder(d, index);
+    int rc = at < 0 ? at : d->file[e->target].state != CAST_RIGHT || fstatat(from, target->name, &a, AT_SYMLINK_NOFOLLOW) ? -ENOENT : 0;
+    bool linked = !rc && fstatat(at, e->name, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    if (!rc && !linked) {
+        cast_disk_part(e->name, part);
+        unlinkat(at, part, 0);
+        rc = linkat(from, target->name, at, part, 0) ? -errno : renameat(at, part, at, e->name) ? -errno : 0;
+        unlinkat(at, part, 0);
+    }
+    close(from);
+    return rc;
+}
+
+static void set_folder(struct cast_disk *d, uint32_t index)
+{
+    const struct cast_entry *e = &d->c->list.entry[index];
+    struct timespec t[2];
+    int at = cast_disk_folder(d, index);
+    int fd = at < 0 ? -1 : openat(at, e->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    set_times_of(e, t);
+    if (fd < 0 || fchmod(fd, e->mode) || futimens(fd, t))
+        cast_disk_give_up(d, index, errno, "set its mode and time");
+    if (fd >= 0)
+        close(fd);
+}
+
+/* --- --delete --- */
+
+struct child {
+    uint32_t parent;
+    const char *name;
+};
+struct deletion {
+    struct cast_disk *d;
+    struct child *child;
+    bool dry;
+};
+
+static int by_parent_and_name(const void *a, const void *b)
+{
+    const struct child *x = a, *y = b;
+    return x->parent != y->parent ? (x->parent < y->parent ? -1 : 1) : strcmp(x->name, y->name);
+}
+
+static int remove_tree(int at, const char *name)
+{
+    if (unlinkat(at, name, 0) == 0)
+        return 0;
+    if (errno != EISDIR && errno != EPERM)
+        return -errno;
+    int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), rc = 0;
+    DIR *folder = fd < 0 ? NULL : fdopendir(fd);
+    if (!folder) {
+        rc = -errno;
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    for (struct dirent *e; !rc && (e = readdir(folder));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            rc = remove_tree(fd, e->d_name);
+    closedir(folder);
+    return rc ? rc : unlinkat(at, name, AT_REMOVEDIR) ? -errno : 0;
+}
+
+static void delete_one(struct deletion *x, int at, uint32_t folder, const char *name)
+{
+    struct cast_disk *d = x->d;
+    char path[4096] = "", below[4600];
+    struct stat st;
+    const struct child key = {folder, name};
+    if (bsearch(&key, x->child, d->c->list.count, sizeof key, by_parent_and_name) || fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW))
+        return;
+    if (folder != CAST_ROOT)
+        cast_list_path(&d->c->list, folder, path, sizeof path);
+    snprintf(below, sizeof below, "%s%s%s", path, path[0] ? "/" : "", name);
+    if (cast_excluded(&d->c->config, below, name, S_ISDIR(st.st_mode)))
+        return;
+    int rc = x->dry ? 0 : remove_tree(at, name);
+    if (rc) {
+        d->c->state.failed++;
+        cast_say(d->c, true, "%s: cannot delete: %s", below, base_strerror(rc));
+    } else {
+        cast_say(d->c, false, "%s %s", x->dry ? "would delete" : "deleted", below);
+    }
+}
+
+static void delete_in(struct deletion *x, uint32_t folder)
+{
+    struct cast_disk *d = x->d;
+    int at = folder == CAST_ROOT ? d->root : cast_disk_folder(d, folder);
+    int fd = at < 0
+                 ? -1
+                 : openat(at, folder == CAST_ROOT ? "." : d->c->list.entry[folder].name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *names = fd < 0 ? NULL : fdopendir(fd);
+    if (!names) {
+        if (fd >= 0)
+            close(fd);
+        return; /* in a dry run it may not be there; else it was said before */
+    }
+    for (struct dirent *e; (e = readdir(names));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            delete_one(x, fd, folder, e->d_name);
+    closedir(names);
+}
+
+static void delete_others(struct cast_disk *d)
+{
+    const struct cast_list *l = &d->c->list;
+    struct deletion x = {d, calloc(l->count + 1, sizeof *x.child), d->c->config.head.flags & CAST_DRY_RUN};
+    bool root = false;
+    if (!x.child) {
+        cast_say(d->c, true, "no memory for --delete");
+        return;
+    }
+    for (uint32_t i = 0; i < l->count; i++)
+        x.child[i] = (struct child){l->entry[i].parent, l->entry[i].name};
+    if (l->count)
+        qsort(x.child, l->count, sizeof *x.child, by_parent_and_name);
+    for (uint32_t i = 0; i < d->c->config.head.sources; i++)
+        root = root || cast_is_content(d->c->config.sources[i]);
+    if (root)
+        delete_in(&x, CAST_ROOT);
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
+            delete_in(&x, i);
+    free(x.child);
+}
+
+void cast_finish(struct cast_disk *d, bool sources_failed)
+{
+    const struct cast_list *l = &d->c->list;
+    bool dry = d->c->config.head.flags & CAST_DRY_RUN;
+    for (uint32_t i = 0; i < l->count && !dry && !d->failed; i++) {
+        bool symbolic = l->entry[i].type == CAST_SYMLINK;
+        if ((!symbolic && l->entry[i].type != CAST_HARDLINK) || d->file[i].state == CAST_GIVEN_UP)
+            continue;
+        int rc = symbolic ? make_symlink(d, i) : make_hardlink(d, i);
+        if (rc)
+            cast_disk_give_up(d, i, -rc, symbolic ? "make this symbolic link" : "make this hard link");
+    }
+    if (d->c->config.head.flags & CAST_DELETE && !d->failed) {
+        if (sources_failed)
+            cast_say(d->c, false, "nothing is deleted, because some of the sources could not be read");
+        else
+            delete_others(d);
+    }
+    for (uint32_t i = l->count; i-- > 0 && !dry && !d->failed;)
+        if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
+            set_folder(d, i);
+}

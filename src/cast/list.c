@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The list of files, folders and links. An entry has one component of a path and the index of the folder that it is in, so a path below
+ * DEST is made of components that were checked one by one.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cast/cast.h"
+
+#define CHUNK (256u << 10)
+
+static bool name_fits(const char *name, size_t bytes)
+{
+    return bytes && bytes <= CAST_NAME_MAX && !memchr(name, '/', bytes) && !memchr(name, '\0', bytes) && !(bytes == 1 && name[0] == '.') &&
+           !(bytes == 2 && name[0] == '.' && name[1] == '.');
+}
+
+static const char *keep(struct cast_list *l, const char *text, size_t bytes)
+{
+    if (!l->chunks || CHUNK - l->chunk_used < bytes + 1) {
+        char **more = realloc(l->chunk, (l->chunks + 1) * sizeof *more);
+        if (more)
+            l->chunk = more;
+        if (!more || !(l->chunk[l->chunks] = malloc(CHUNK)))
+            return NULL;
+        l->chunks++;
+        l->chunk_used = 0;
+    }
+    char *to = l->chunk[l->chunks - 1] + l->chunk_used;
+    memcpy(to, text, bytes);
+    to[bytes] = '\0';
+    l->chunk_used += bytes + 1;
+    return to;
+}
+
+static int check(const struct cast_list *l, const struct cast_line *n, const char *name, const char *link)
+{
+    if (n->type == 0 || n->type >= CAST_ENTRY_TYPES || n->mode > 07777 || n->nanoseconds >= 1000000000u || n->zero)
+        return base_fail(-EPROTO, "the list has an entry of no known kind");
+    if (!name_fits(name, n->name_bytes))
+        return base_fail(-EPROTO, "the list has a name that is no name of a file: it might lead out of the destination");
+    if (n->parent != CAST_ROOT && (n->parent >= l->count || l->entry[n->parent].type != CAST_FOLDER))
+        return base_fail(-EPROTO, "the list has a file in what is no folder");
+    if (n->type == CAST_HARDLINK && (n->target >= l->count || l->entry[n->target].type != CAST_FILE))
+        return base_fail(-EPROTO, "the list has a hard link to what is no file");
+    if (n->type == CAST_SYMLINK ? !n->link_bytes || n->link_bytes > CAST_LINK_MAX || memchr(link, '\0', n->link_bytes) : n->link_bytes)
+        return base_fail(-EPROTO, "the list has a symbolic link to nothing");
+    if (n->size > INT64_MAX || (n->type != CAST_FILE && n->size))
+        return base_fail(-EPROTO, "the list has an impossible size");
+    return 0;
+}
+
+int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *name, const char *link)
+{
+    int rc = check(l, n, name, link);
+    if (rc)
+        return rc;
+    if (l->count == CAST_ENTRIES_MAX)
+        return base_fail(-E2BIG, "there are more than %u files, folders and links: cast them in parts", CAST_ENTRIES_MAX);
+    if (l->count == l->room) {
+        uint32_t room = l->room ? 2 * l->room : 256;
+        struct cast_entry *more = realloc(l->entry, room * sizeof *more);
+        if (!more)
+            return base_fail(-ENOMEM, "no memory for a list of %u files", room);
+        l->entry = more;
+        l->room = room;
+    }
+    struct cast_entry e = {n->type, n->parent, n->mode, n->target, n->size, n->seconds, n->nanoseconds, NULL, ""};
+    e.name = keep(l, name, n->name_bytes);
+    if (n->link_bytes)
+        e.link = keep(l, link, n->link_bytes);
+    if (!e.name || !e.link)
+        return base_fail(-ENOMEM, "no memory for the names of %u files", l->count);
+    l->entry[l->count++] = e;
+    l->files += e.type == CAST_FILE;
+    l->bytes += e.size;
+    return 0;
+}
+
+int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8_t *payload)
+{
+    struct cast_line n;
+    memcpy(&n, payload, sizeof n);
+    if (r->file != l->count || n.name_bytes > CAST_NAME_MAX || n.link_bytes > CAST_LINK_MAX ||
+        r->bytes != sizeof n + n.name_bytes + n.link_bytes)
+        return base_fail(-EPROTO, "the list has an entry of a wrong size");
+    const char *name = (const char *)payload + sizeof n;
+    return cast_list_add(l, &n, name, name + n.name_bytes);
+}
+
+void cast_list_free(struct cast_list *l)
+{
+    for (uint32_t i = 0; i < l->chunks; i++)
+        free(l->chunk[i]);
+    free(l->chunk);
+    free(l->entry);
+    *l = (struct cast_list){.count = 0};
+}
+
+const char *cast_list_path(const struct cast_list *l, uint32_t index, char *out, size_t len)
+{
+    size_t at = len - 1;
+    out[at] = '\0';
+    for (uint32_t i = index; i != CAST_ROOT; i = l->entry[i].parent) {
+        size_t n = strlen(l->entry[i].name);
+        if (n + 1 > at)
+            break;
+        if (i != index)
+            out[--at] = '/';
+        at -= n;
+        memcpy(out + at, l->entry[i].name, n);
+    }
+    memmove(out, out + at, len - at);
+    return out;
+}

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Node 0: what it prints. On a terminal: a line for the whole and a line a host, which are erased before anything else is printed. Messages
+ * are queued by their handler, and printed by the main thread.
+ */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cast/cast.h"
+
+#define EVERY_NS (200 * WEFT_MS)
+#define FINAL_NS (5 * WEFT_SECOND) /* the targets' last word comes in this time */
+#define LINES    24u               /* of hosts, at most */
+
+struct sentence {
+    struct sentence *next;
+    uint32_t from;
+    bool failure;
+    char text[];
+};
+struct cast_show {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct sentence *first, **last;
+    struct cast_state *state; /* [size] */
+    uint64_t files, bytes, result;
+    _Atomic bool over;
+    bool progress;
+    int64_t began, shown;
+    unsigned lines; /* that are on the terminal now */
+    uint64_t failures;
+    json_t *messages;
+};
+
+int cast_show_open(struct cast *c, bool progress)
+{
+    struct cast_show *s = calloc(1, sizeof *s);
+    if (s)
+        s->state = calloc(weft_size(c->w), sizeof *s->state);
+    if (!s || !s->state) {
+        free(s);
+        return base_fail(-ENOMEM, "no memory for %u nodes", weft_size(c->w));
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    s->last = &s->first;
+    s->progress = progress;
+    s->began = base_now_ns();
+    s->messages = json_array();
+    c->show = s;
+    return 0;
+}
+
+void cast_show_close(struct cast *c)
+{
+    struct cast_show *s = c->show;
+    if (!s)
+        return;
+    while (s->first) {
+        struct sentence *next = s->first->next;
+        free(s->first);
+        s->first = next;
+    }
+    json_decref(s->messages);
+    free(s->state);
+    free(s);
+    c->show = NULL;
+}
+
+void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, const void *payload, size_t bytes)
+{
+    struct cast_show *s = c->show;
+    struct sentence *new = NULL;
+    if (w->kind == CAST_SAY && (new = malloc(sizeof *new + bytes + 1))) {
+        *new = (struct sentence){NULL, from, w->a != 0};
+        memcpy(new->text, payload, bytes);
+        new->text[bytes] = '\0';
+    }
+    pthread_mutex_lock(&s->lock);
+    if (new) {
+        *s->last = new;
+        s->last = &new->next;
+    } else if (w->kind == CAST_STATE) {
+        memcpy(&s->state[from], payload, sizeof s->state[from]);
+    } else if (from != c->config.head.source) {
+        /* nobody else may say so */
+    } else if (w->kind == CAST_TOTAL) {
+        s->files = w->a;
+        s->bytes = w->b;
+    } else if (w->kind == CAST_OVER) {
+        s->over = true;
+        s->result = w->a;
+    }
+    pthread_cond_signal(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* --- printing --- */
+
+static void erase(struct cast_show *s)
+{
+    for (; s->lines; s->lines--)
+        fputs(s->lines > 1 ? "\r\033[K\033[A" : "\r\033[K", stderr);
+}
+
+/* Control characters of names of files must not reach the terminal. */
+static void make_printable(char *text)
+{
+    for (char *p = text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
+}
+
+static void print_sentences(struct cast *c)
+{
+    struct cast_show *s = c->show;
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        struct sentence *one = s->first;
+        if (one && !(s->first = one->next))
+            s->last = &s->first;
+        pthread_mutex_unlock(&s->lock);
+        if (!one)
+            return;
+        erase(s);
+        make_printable(one->text);
+        s->failures += one->failure;
+        if (c->config.head.flags & CAST_JSON)
+            json_array_append_new(
+                s->messages, json_pack("{ss* sb ss*}", "host", c->config.hosts[one->from], "failure", one->failure, "text", one->text));
+        if (one->failure)
+            fprintf(stderr, "weft cast: %s%s%s\n", one->from ? c->config.hosts[one->from] : "", one->from ? ": " : "", one->text);
+        else if (!(c->config.head.flags & CAST_JSON))
+            printf("%s: %s\n", c->config.hosts[one->from], one->text);
+        free(one);
+    }
+}
+
+static const char *doing_of(const struct cast *c, uint32_t node)
+{
+    static const char *const words[CAST_DOINGS] = {"starting",      "comparing", "waiting for data", "writing",
+                                                   "relaying only", "done",      "gave up"};
+    uint32_t doing = c->show->state[node].doing;
+    return doing >= CAST_ENDED && doing < CAST_DOINGS ? words[doing]
+           : !weft_alive(c->w, node)                  ? "gone"
+                                                      : words[doing < CAST_DOINGS ? doing : 0];
+}
+
+/* Whether another program has the terminal's foreground. This node has a process group of its own; the user's command is its parent. */
+static bool in_background(void)
+{
+    pid_t group = tcgetpgrp(STDERR_FILENO);
+    return group > 0 && group != getpgid(getppid());
+}
+
+static void show_progress(struct cast *c)
+{
+    struct cast_show *s = c->show;
+    struct winsize size;
+    int64_t now = base_now_ns();
+    uint64_t least = UINT64_MAX;
+    char bytes[32], total[32], rate[32], line[256];
+    if (!s->progress || now - s->shown < EVERY_NS || in_background())
+        return;
+    s->shown = now;
+    int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
+    double seconds = (double)(now - s->began) / 1e9;
+    erase(s);
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < c->config.head.size; i++)
+        if (cast_is_target(c, i) && weft_alive(c->w, i) && s->state[i].bytes < least)
+            least = s->state[i].bytes;
+    least = least == UINT64_MAX ? 0 : least;
+    snprintf(line, sizeof line, "%3.0f%%  %s of %s, %" PRIu64 " files, %.0f s", s->bytes ? 100.0 * (double)least / (double)s->bytes : 0.0,
+             base_format_bytes(least, bytes, sizeof bytes), base_format_bytes(s->bytes, total, sizeof total), s->files, seconds);
+    fprintf(stderr, "%.*s", columns - 1, line);
+    s->lines = 1;
+    for (uint32_t i = 0; i < c->config.head.size && s->lines < LINES; i++) {
+        if (!cast_is_target(c, i))
+            continue;
+        const struct cast_state *t = &s->state[i];
+        snprintf(line, sizeof line, "  %-20s %10s  %10s/s  %s", c->config.hosts[i], base_format_bytes(t->bytes, bytes, sizeof bytes),
+                 base_format_bytes((uint64_t)((double)t->sent / (seconds > 0 ? seconds : 1)), rate, sizeof rate), doing_of(c, i));
+        fprintf(stderr, "\n%.*s", columns - 1, line);
+        s->lines++;
+    }
+    pthread_mutex_unlock(&s->lock);
+    fflush(stderr);
+}
+
+static bool all_told(struct cast *c)
+{
+    bool told = true;
+    pthread_mutex_lock(&c->show->lock);
+    for (uint32_t i = 0; i < c->config.head.size && told; i++)
+        told = !cast_is_target(c, i) || !weft_alive(c->w, i) || c->show->state[i].doing >= CAST_ENDED;
+    pthread_mutex_unlock(&c->show->lock);
+    return told;
+}
+
+static void wait_a_little(struct cast_show *s)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 20 * WEFT_MS;
+    until.tv_sec += until.tv_nsec / WEFT_SECOND;
+    until.tv_nsec %= WEFT_SECOND;
+    pthread_mutex_lock(&s->lock);
+    if (!s->first && !s->over)
+        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* --- the summary --- */
+
+static void sum_up(struct cast *c, bool right)
+{
+    struct cast_show *s = c->show;
+    double seconds = (double)(base_now_ns() - s->began) / 1e9;
+    uint64_t discarded = 0, sent = s->state[c->config.head.source].sent;
+    uint32_t hosts = 0, complete = 0;
+    char bytes[32], net[32], twice[32];
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < c->config.head.size; i++) {
+        const struct cast_state *t = &s->state[i];
+        if (!cast_is_target(c, i))
+            continue;
+        bool all = t->doing == CAST_ENDED && t->files == s->files && t->failed == 0;
+        hosts++;
+        complete += all;
+        discarded += t->discarded;
+        json_array_append_new(list, json_pack("{ss* ss sb ss sI sI sI sI sI sI}", "host", c->config.hosts[i], "node", c->config.numbers[i],
+                                              "complete", all, "state", doing_of(c, i), "files", (json_int_t)t->files, "bytes",
+                                              (json_int_t)t->bytes, "files_right_before", (json_int_t)t->skipped, "files_failed",
+                                              (json_int_t)t->failed, "received_bytes", (json_int_t)t->sent, "discarded_bytes",
+                                              (json_int_t)t->discarded));
+    }
+    if (c->config.head.flags & CAST_JSON) {
+        json_t *o = json_pack("{sb sI sI sI sI sf so sO}", "ok", right, "files", (json_int_t)s->files, "bytes", (json_int_t)s->bytes,
+                              "sent_bytes", (json_int_t)sent, "discarded_bytes", (json_int_t)discarded, "seconds", seconds, "hosts", list,
+                              "messages", s->messages);
+        json_dumpf(o, stdout, JSON_INDENT(2));
+        putchar('\n');
+        json_decref(o);
+        return;
+    }
+    json_decref(list);
+    if (!(c->config.head.flags & CAST_DRY_RUN))
+        fprintf(stderr,
+                "weft cast: %" PRIu64 " files, %s; %s sent, %s of that a second time; %u of %u hosts have all; "
+                "%.1f s\n",
+                s->files, base_format_bytes(s->bytes, bytes, sizeof bytes), base_format_bytes(sent, net, sizeof net),
+                base_format_bytes(discarded, twice, sizeof twice), complete, hosts, seconds);
+}
+
+int cast_show_run(struct cast *c)
+{
+    struct cast_show *s = c->show;
+    bool gone = false;
+    while (!s->over && !c->stopped() && !gone) {
+        gone = !weft_alive(c->w, c->config.head.source);
+        wait_a_little(s);
+        print_sentences(c);
+        show_progress(c);
+    }
+    for (int64_t deadline = base_deadline(FINAL_NS); s->over && !all_told(c) && base_now_ns() < deadline && !c->stopped();)
+        base_sleep_ns(WEFT_MS);
+    print_sentences(c);
+    erase(s);
+    if (c->stopped())
+        return 1;
+    if (!s->over)
+        fprintf(stderr, "weft cast: %s: the source is gone; give the same command again, which sends what is missing\n",
+                c->config.hosts[c->config.head.source]);
+    bool right = s->over && s->result == 0 && s->failures == 0;
+    sum_up(c, right);
+    return fflush(stdout) == 0 && right ? 0 : 1;
+}

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A target: in each round it takes blocks from the node before it in the chain, puts them to the node behind it, and writes what it needs.
+ * One thread does it. A block is put as soon as the next node has room, before it is written here; its slot is free when both is done.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cast/cast.h"
+
+#define LOOK_NS (20 * WEFT_MS) /* between two looks whether another round has begun, or a node has died */
+
+struct target {
+    struct cast *c;
+    struct cast_disk disk;
+    bool listed, compared, told_failure;
+    /* This round. */
+    uint32_t round, before, next; /* next: WEFT_MAX_NODES: none */
+    bool broken, ended, send_list, verify;
+    uint64_t taken, put, given; /* blocks: that were written; that were put to the next node; whose slots were given back */
+    weft_op op[CAST_SLOTS];
+    bool busy[CAST_SLOTS];
+};
+
+static bool to_end(const struct cast *c)
+{
+    return c->quit || c->stopped() || !weft_alive(c->w, c->config.head.source) || !weft_alive(c->w, 0);
+}
+
+/* Whether this round is over for this target, because another one has begun or the cast ends. */
+static bool given_up(struct target *t)
+{
+    pthread_mutex_lock(&t->c->lock);
+    bool other = t->c->wanted_round != t->round;
+    pthread_mutex_unlock(&t->c->lock);
+    return other || to_end(t->c);
+}
+
+static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint64_t b, const void *payload, size_t bytes)
+{
+    cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
+}
+
+static void break_round(struct target *t)
+{
+    if (!t->broken && !t->ended)
+        tell_source(t, CAST_BROKEN, 0, 0, NULL, 0);
+    t->broken = true;
+}
+
+static void tell_failure(struct target *t)
+{
+    if (t->disk.failed && !t->told_failure)
+        tell_source(t, CAST_FAILED, 0, 0, NULL, 0);
+    t->told_failure = t->told_failure || t->disk.failed;
+}
+
+static void send_needs(struct target *t)
+{
+    struct cast_need some[WEFT_PAYLOAD_MAX / sizeof(struct cast_need)];
+    const size_t most = sizeof some / sizeof some[0];
+    size_t n = 0;
+    bool dry = t->c->config.head.flags & CAST_DRY_RUN;
+    for (uint32_t i = 0; i < t->c->list.count && t->compared && !t->disk.failed; i++) {
+        const struct cast_file *f = &t->disk.file[i];
+        char path[4096];
+        if (f->state != CAST_WANTED && f->state != CAST_COMPARE)
+            continue;
+        some[n++] = (struct cast_need){i, 0, f->have, f->verified};
+        if (dry)
+            cast_say(t->c, false, "would get %s", cast_list_path(&t->c->list, i, path, sizeof path));
+        if (n == most) {
+            tell_source(t, CAST_NEED, 0, 0, some, sizeof some);
+            n = 0;
+        }
+    }
+    if (n)
+        tell_source(t, CAST_NEED, 0, 0, some, n * sizeof *some);
+    tell_failure(t);
+    tell_source(t, CAST_READY, 1, 0, NULL, 0);
+}
+
+/* --- records --- */
+
+static void end_list(struct target *t, const struct cast_record *r)
+{
+    if (!t->listed && r->file != t->c->list.count) {
+        break_round(t);
+        return;
+    }
+    t->listed = true;
+    if (!t->compared) {
+        cast_tell_state(t->c, CAST_COMPARING, true);
+        cast_disk_compare(&t->disk);
+        t->compared = !t->disk.failed;
+    }
+    send_needs(t);
+}
+
+static void end_round(struct target *t, const struct cast_record *r)
+{
+    bool dry = t->c->config.head.flags & CAST_DRY_RUN;
+    cast_disk_settle(&t->disk);
+    if (t->compared && (t->disk.wanted == 0 || dry))
+        cast_finish(&t->disk, r->file != 0);
+    tell_failure(t);
+    t->ended = true;
+    cast_tell_state(t->c, t->disk.failed ? CAST_GAVE_UP : CAST_WAITING, true);
+    tell_source(t, CAST_READY, 2, dry || t->disk.failed ? 0 : t->disk.wanted, NULL, 0);
+}
+
+static void take_record(struct target *t, const struct cast_record *r, const uint8_t *payload)
+{
+    switch (r->type) {
+    case CAST_ENTRY:
+        if (!t->listed && cast_list_take(&t->c->list, r, payload)) {
+            cast_say(t->c, true, "%s", base_error());
+            break_round(t);
+        }
+        break;
+    case CAST_LIST_END: end_list(t, r); break;
+    case CAST_ROUND_END: end_round(t, r); break;
+    default:
+        if (t->compared)
+            cast_disk_record(&t->disk, r, payload);
+    }
+}
+
+static void take_block(struct target *t, uint64_t number)
+{
+    const struct cast_block *b = cast_slot(t->c, number);
+    struct cast_record r;
+    const uint8_t *payload;
+    uint32_t at = 0;
+    int rc = 0;
+    if (t->broken)
+        return;
+    if (!cast_block_fits(b, t->round, number, CAST_BLOCK)) {
+        break_round(t);
+        return;
+    }
+    const uint32_t bytes = b->bytes; /* read once: another node may write here */
+    while (!t->broken && !t->ended &&
+           (rc = cast_record_next((const uint8_t *)(b + 1), bytes <= CAST_BLOCK - sizeof *b ? bytes : 0, &at, &r, &payload)) == 1) {
+        take_record(t, &r, payload);
+        if (given_up(t))
+            return;
+    }
+    if (rc < 0)
+        break_round(t);
+    tell_failure(t);
+    cast_tell_state(t->c, t->disk.failed ? CAST_RELAYING : CAST_WRITING, false);
+}
+
+/* --- the chain --- */
+
+static bool has_next(const struct target *t)
+{
+    return t->next != WEFT_MAX_NODES && weft_alive(t->c->w, t->next);
+}
+
+/* Put what has arrived, as far as the next node has room. True: something was put. */
+static bool relay(struct target *t, uint64_t filled)
+{
+    struct cast *c = t->c;
+    bool any = false;
+    while (has_next(t) && t->put < filled && t->put < cast_word_at(c, c->credits[c->rank] + 8 * (uint64_t)t->round) + CAST_SLOTS) {
+        uint64_t i = t->put % CAST_SLOTS;
+        if (!cast_block_fits(cast_slot(c, t->put), t->round, t->put, CAST_BLOCK)) {
+            break_round(t);
+            return any;
+        }
+        t->busy[i] = cast_put_block(c, t->next, t->round, t->put, &t->op[i]) == 0;
+        t->put++;
+        any = true;
+    }
+    return any;
+}
+
+/* Give back the slots that are written and put. */
+static bool give_back(struct target *t)
+{
+    bool any = false;
+    while (t->given < t->taken && (!has_next(t) || t->given < t->put)) {
+        uint64_t i = t->given % CAST_SLOTS;
+        if (t->busy[i] && weft_test(t->c->w, &t->op[i]) == -EINPROGRESS)
+            break;
+        t->busy[i] = false;
+        t->given++;
+        any = true;
+        cast_give_credit(t->c, t->before, t->round);
+    }
+    return any;
+}
+
+static void wait_for_more(struct target *t, uint64_t filled)
+{
+    struct cast *c = t->c;
+    uint64_t oldest = t->given % CAST_SLOTS;
+    if (t->given < t->put && t->given < t->taken && t->busy[oldest])
+        weft_wait(c->w, &t->op[oldest], LOOK_NS);
+    else if (has_next(t) && t->put < filled)
+        weft_wait_until(c->w, c->credits[c->rank] + 8 * (uint64_t)t->round, WEFT_GT, t->put - CAST_SLOTS, NULL, LOOK_NS);
+    else
+        weft_wait_until(c->w, c->filled[c->rank] + 8 * (uint64_t)t->round, WEFT_GT, filled, NULL, LOOK_NS);
+}
+
+static void run_chain(struct target *t)
+{
+    struct cast *c = t->c;
+    while (!given_up(t)) {
+        uint64_t filled = cast_word_at(c, c->filled[c->rank] + 8 * (uint64_t)t->round);
+        bool any = false;
+        if (filled > t->given + CAST_SLOTS) { /* it cannot be */
+            break_round(t);
+            filled = t->given + CAST_SLOTS;
+        }
+        any = !t->broken && relay(t, filled);
+        if (t->taken < filled) {
+            take_block(t, t->taken);
+            t->taken++;
+            any = true;
+        }
+        any = give_back(t) || any;
+        if (!any) {
+            cast_tell_state(c, t->disk.failed ? CAST_GAVE_UP : CAST_WAITING, false);
+            wait_for_more(t, filled);
+        }
+    }
+    for (uint64_t i = 0; i < CAST_SLOTS; i++) {
+        while (t->busy[i] && weft_wait(c->w, &t->op[i], WEFT_SECOND) == -ETIMEDOUT)
+            ;
+        t->busy[i] = false;
+    }
+}
+
+/* --- rounds --- */
+
+/* Take what the source has said of the round. False: this target is not in the chain. */
+static bool begin_round(struct target *t)
+{
+    struct cast *c = t->c;
+    bool member = false;
+    pthread_mutex_lock(&c->lock);
+    t->round = c->wanted_round;
+    t->before = c->config.head.source;
+    t->next = WEFT_MAX_NODES;
+    for (uint32_t i = 0; i < c->chain_count && !member; i++) {
+        member = c->chain[i] == c->rank;
+        if (member && i + 1 < c->chain_count && c->chain[i + 1] < c->config.head.size)
+            t->next = c->chain[i + 1];
+        else if (!member && c->chain[i] < c->config.head.size)
+            t->before = c->chain[i];
+    }
+    t->send_list = c->send_list;
+    t->verify = c->verify;
+    pthread_mutex_unlock(&c->lock);
+    t->taken = t->put = t->given = 0;
+    t->broken = t->ended = false;
+    return member;
+}
+
+static void run_round(struct target *t)
+{
+    bool member = begin_round(t);
+    if (!t->listed)
+        cast_list_free(&t->c->list);
+    if (t->verify && t->compared)
+        cast_disk_verify(&t->disk);
+    tell_source(t, CAST_READY, 0, 0, NULL, 0);
+    if (member && !t->send_list)
+        send_needs(t);
+    if (member)
+        run_chain(t);
+    else
+        while (!given_up(t))
+            base_sleep_ns(WEFT_MS);
+    if (t->compared)
+        cast_disk_settle(&t->disk);
+}
+
+static void wait_for_round(struct target *t)
+{
+    struct cast *c = t->c;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOOK_NS;
+    until.tv_sec += until.tv_nsec / WEFT_SECOND;
+    until.tv_nsec %= WEFT_SECOND;
+    pthread_mutex_lock(&c->lock);
+    if (c->wanted_round == t->round && !c->quit)
+        pthread_cond_timedwait(&c->changed, &c->lock, &until);
+    pthread_mutex_unlock(&c->lock);
+}
+
+int cast_target_run(struct cast *c)
+{
+    static struct target t;
+    t = (struct target){.c = c};
+    int rc = cast_disk_open(&t.disk, c);
+    if (rc) {
+        cast_say(c, true, "%s", base_error());
+        return 1;
+    }
+    while (!to_end(c)) {
+        pthread_mutex_lock(&c->lock);
+        bool begun = c->wanted_round != t.round;
+        pthread_mutex_unlock(&c->lock);
+        if (begun)
+            run_round(&t);
+        else
+            wait_for_round(&t);
+    }
+    cast_tell_state(c, t.disk.failed ? CAST_GAVE_UP : CAST_ENDED, true);
+    cast_disk_close(&t.disk);
+    return 0;
+}

@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft cast, weft cp: options, hosts, and the start of the nodes; src/cast/ does the work. The nodes are a cluster of their own, started on
+ * nodes of the standing cluster: node 0 here, with all settings among its arguments; the others get them from it.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cast/cast.h"
+#include "cli/command.h"
+#include "cli/hosts.h"
+#include "cli/launch.h"
+#include "cli/standing.h"
+#include "cluster/cluster.h"
+
+#define TARGETS_MAX 900u /* their ranks fit into one message */
+#define POOL        "32M"
+
+#define OPTIONS_HELP                                                                                                                    \
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"                                       \
+    "      --checksum         compare files by their content, not by size and time\n"                                                   \
+    "      --delete           delete what is in the copied folders there and not here\n"                                                \
+    "      --exclude PATTERN  leave out files and folders with such names (* ? []); with a /: such paths; can be given several times\n" \
+    "      --dry-run          say what would be done, and do nothing\n"                                                                 \
+    "      --bwlimit SIZE     send at most so many bytes a second, as in 100M\n"                                                        \
+    "      --verify           read all files again at the end, and compare them with the source\n"                                      \
+    "      --json             a summary as JSON on standard output\n"                                                                   \
+    "      --progress         show progress even when standard error is no terminal; --no-progress: never\n"                            \
+    "  -h, --help             this text\n"                                                                                              \
+    "\n"                                                                                                                                \
+    "Permissions, times, symbolic and hard links, holes and empty folders are copied; owners are not. A file gets its name when\n"      \
+    "all of it is there, checked and on the disk. The same command again sends only what is missing. A host that fails is\n"            \
+    "named, and the others go on without it.\n"                                                                                         \
+    "\n"                                                                                                                                \
+    "Exit status: 0 when all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
+
+static const char cast_help[] =
+    "Usage: weft cast [OPTIONS] SRC... [HOST,...:]DEST\n"
+    "       weft cast [OPTIONS] SRC... --to HOST,... DEST\n"
+    "\n"
+    "Copies files and folders of this host to hosts of a standing cluster (`weft up`), all at once: each file is read once and\n"
+    "goes down a chain of the hosts. SRC/ is what is in the folder SRC. DEST is a folder, which is made; of one file it is the\n"
+    "name, unless it is a folder or ends in /. {node} and {host} in DEST become the number of the node and the name of the host.\n"
+    "A relative DEST begins in the home folder there.\n"
+    "\n"
+    "      --to HOST,...      hosts, or numbers of nodes, as `weft status` shows them; \"all\" (the default): all but this "
+    "one\n" OPTIONS_HELP "\n"
+    "  weft cast model/ all:/data/model         to all other hosts\n"
+    "  weft cast --to a,b results.bin /tmp/     to two\n";
+
+static const char cp_help[] =
+    "Usage: weft cp [OPTIONS] [HOST:]SRC... [HOST,...:]DEST\n"
+    "\n"
+    "Copies files and folders from one host of a standing cluster (`weft up`) to another or to several, as `weft cast` does. Without\n"
+    "HOST: it is this host. All SRC are on the same host.\n"
+    "\n" OPTIONS_HELP "\n"
+    "  weft cp a:/data/log .                    from host a to here\n"
+    "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
+
+struct cast_command {
+    const char *sub, *cluster;
+    bool cp, progress_always, progress_never;
+    char *to;
+    struct cast_config config;
+    char **excludes, **sources;
+    char *from; /* the host of the sources; NULL: this one */
+    bool missing;
+    uint32_t pick[WEFT_MAX_NODES], count; /* standing nodes of the nodes */
+    char *labels[WEFT_MAX_NODES], *numbers[WEFT_MAX_NODES];
+};
+
+/* --- hosts --- */
+
+struct standing_list {
+    json_t *status;
+    uint32_t here, count;
+    const char *host[WEFT_MAX_NODES]; /* NULL: there is no such node */
+    bool up[WEFT_MAX_NODES];
+};
+
+static int list_hosts(struct cast_command *k, struct standing_list *l)
+{
+    struct control_request q = {.head = {.what = CONTROL_STATUS}};
+    char *text = NULL;
+    size_t i;
+    json_t *o;
+    int fd = standing_ask(k->sub, k->cluster, &q);
+    if (fd < 0)
+        return CLI_FAILED;
+    int status = standing_text(k->sub, fd, &text);
+    close(fd);
+    l->status = status ? NULL : json_loads(text, 0, NULL);
+    free(text);
+    if (status)
+        return status;
+    l->here = (uint32_t)json_integer_value(json_object_get(l->status, "control_node"));
+    json_array_foreach (json_object_get(l->status, "nodes"), i, o) {
+        json_int_t n = json_integer_value(json_object_get(o, "node"));
+        const char *host = json_string_value(json_object_get(o, "host")), *state = json_string_value(json_object_get(o, "state"));
+        if (n < 0 || n >= WEFT_MAX_NODES)
+            continue;
+        l->host[n] = host && host[0] ? host : "?";
+        l->up[n] = state && strcmp(state, "up") == 0;
+        l->count = (uint32_t)n >= l->count ? (uint32_t)n + 1 : l->count;
+    }
+    return l->here < l->count ? 0 : cli_error(k->sub, "the standing cluster's answer is invalid");
+}
+
+static bool means(const struct standing_list *l, const char *word, uint32_t node)
+{
+    int64_t n;
+    size_t bare = strcspn(l->host[node], ".");
+    if (strcmp(word, l->host[node]) == 0 || (strlen(word) == bare && memcmp(word, l->host[node], bare) == 0))
+        return true;
+    return base_parse_number(word, 0, WEFT_MAX_NODES - 1, &n) == 0 && (uint32_t)n == node;
+}
+
+/* Add a node, with its name in messages: the host's, with the number of the node if several have that host. */
+static int add_node(struct cast_command *k, const struct standing_list *l, uint32_t node)
+{
+    char label[160], number[16];
+    bool several = false;
+    for (uint32_t i = 0; i < l->count; i++)
+        several = several || (i != node && l->host[i] && strcmp(l->host[i], l->host[node]) == 0);
+    snprintf(number, sizeof number, "%u", node);
+    snprintf(label, sizeof label, several ? "%s:%s" : "%s", l->host[node], number);
+    if (k->count == TARGETS_MAX)
+        return cli_error(k->sub, "more than %u hosts at once", TARGETS_MAX);
+    k->pick[k->count] = node;
+    k->labels[k->count] = strdup(label);
+    k->numbers[k->count] = strdup(number);
+    k->count++;
+    return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory");
+}
+
+static int add_source(struct cast_command *k, const struct standing_list *l, uint32_t *node)
+{
+    *node = l->here;
+    int status = add_node(k, l, l->here);
+    if (status || !k->from || means(l, k->from, l->here))
+        return status;
+    for (uint32_t i = 0; i < l->count; i++) {
+        if (!l->host[i] || !means(l, k->from, i))
+            continue;
+        if (!l->up[i])
+            return cli_error(k->sub, "the node of host '%s' is not up: see `weft status`", k->from);
+        *node = i;
+        k->config.head.source = 1;
+        return add_node(k, l, i);
+    }
+    return cli_error(k->sub, "there is no host or node '%s' in the cluster: `weft status` lists them", k->from);
+}
+
+static int add_targets(struct cast_command *k, const struct standing_list *l, uint32_t source)
+{
+    bool chosen[WEFT_MAX_NODES] = {false};
+    char *save = NULL;
+    int status = 0;
+    for (char *word = strtok_r(k->to, ",", &save); word && !status; word = strtok_r(NULL, ",", &save)) {
+        bool all = strcmp(word, "all") == 0, found = all;
+        for (uint32_t i = 0; i < l->count && !status; i++) {
+            if (!l->host[i] || chosen[i] || (all ? !l->up[i] || i == source : !means(l, word, i)))
+                continue;
+            found = chosen[i] = true;
+            if (l->up[i]) {
+                status = add_node(k, l, i);
+            } else {
+                k->missing = true;
+                cli_error(k->sub, "%s: its node is not up: the others go on without it", word);
+            }
+        }
+        if (!found && !status)
+            status = cli_error(k->sub, "there is no host or node '%s' in the cluster: `weft status` lists them", word);
+    }
+    if (!status && k->count <= k->config.head.source + 1)
+        status = cli_error(k->sub, "there is no host to copy to: see `weft status`");
+    return status;
+}
+
+static int choose_nodes(struct cast_command *k)
+{
+    struct standing_list l = {.status = NULL};
+    uint32_t source;
+    int status = list_hosts(k, &l);
+    if (!status)
+        status = add_source(k, &l, &source);
+    if (!status)
+        status = add_targets(k, &l, source);
+    json_decref(l.status);
+    k->config.head.size = k->count;
+    return status;
+}
+
+/* --- the nodes --- */
+
+/* Arguments of node 0: --as-node FLAGS SOURCE RATE NODES EXCLUDES SOURCES DEST, then the lists. */
+#define FIXED 10
+static char **lead_arguments(const struct cast_command *k, char *self, char numbers[6][24])
+{
+    const struct cast_head *h = &k->config.head;
+    const uint64_t values[6] = {h->flags, h->source, h->bytes_per_second, h->size, h->excludes, h->sources};
+    char **argv = calloc(FIXED + 2 * (size_t)h->size + h->excludes + h->sources + 1, sizeof *argv), **at = argv;
+    if (!argv)
+        return NULL;
+    *at++ = self;
+    *at++ = (char *)(uintptr_t) "cast";
+    *at++ = (char *)(uintptr_t) "--as-node";
+    for (int i = 0; i < 6; i++) {
+        snprintf(numbers[i], 24, "%llu", (unsigned long long)values[i]);
+        *at++ = numbers[i];
+    }
+    *at++ = (char *)(uintptr_t)k->config.dest;
+    for (uint32_t i = 0; i < h->size; i++)
+        *at++ = k->labels[i];
+    for (uint32_t i = 0; i < h->size; i++)
+        *at++ = k->numbers[i];
+    for (uint32_t i = 0; i < h->excludes; i++)
+        *at++ = k->excludes[i];
+    for (uint32_t i = 0; i < h->sources; i++)
+        *at++ = k->sources[i];
+    return argv;
+}
+
+static int launch_nodes(struct cast_command *k)
+{
+    struct launch l = {.sub = k->sub, .lead = true, .pool = POOL, .nodes = k->count};
+    struct hosts hosts = {.pick = k->pick};
+    char numbers[6][24], **argv = NULL;
+    int status = hosts_apply_cluster(&l, &hosts, k->cluster);
+    if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
+        status = cli_error(k->sub, "no memory");
+    if (!status && chdir("/")) /* it need not exist elsewhere; all paths are absolute now, or begin in the home folder */
+        status = cli_error(k->sub, "/: %s", base_strerror(errno));
+    if (!status) {
+        char *others[] = {hosts.self, (char *)(uintptr_t) "cast", (char *)(uintptr_t) "--as-node", NULL};
+        l.argv = argv;
+        l.others = others;
+        status = launch_cluster(&l);
+    }
+    hosts_free(&hosts, k->count);
+    free(argv);
+    return status ? status : k->missing ? CLI_FAILED : 0;
+}
+
+static int stopped_or_told(void)
+{
+    sigset_t pending;
+    return cli_stopped() || (sigpending(&pending) == 0 && sigismember(&pending, LAUNCH_TOLD) == 1);
+}
+
+static int lead(int argc, char **argv)
+{
+    struct cast_options o = {.stopped = cli_stopped};
+    struct cast_head *h = &o.config.head;
+    int64_t v[6];
+    for (int i = 0; i < 6; i++)
+        if (argc < FIXED || base_parse_number(argv[3 + i - 1], 0, INT64_MAX, &v[i]))
+            return cli_usage("cast", "only the launcher may use --as-node");
+    *h = (struct cast_head){.flags = (uint32_t)v[0],
+                            .source = (uint32_t)v[1],
+                            .bytes_per_second = (uint64_t)v[2],
+                            .size = (uint32_t)v[3],
+                            .excludes = (uint32_t)v[4],
+                            .sources = (uint32_t)v[5]};
+    if ((int64_t)argc != FIXED - 1 + 2 * v[3] + v[4] + v[5])
+        return cli_usage("cast", "only the launcher may use --as-node");
+    const char **at = (const char **)(uintptr_t)(argv + FIXED - 2);
+    o.config.dest = *at++;
+    o.config.hosts = at;
+    o.config.numbers = at + h->size;
+    o.config.excludes = o.config.numbers + h->size;
+    o.config.sources = o.config.excludes + h->excludes;
+    o.progress = h->flags & CAST_PROGRESS;
+    return cast_lead(&o);
+}
+
+static int as_node(int argc, char **argv)
+{
+    const char *rank = getenv("WEFT_RANK"), *home = getenv("HOME");
+    if (!rank || !getenv("WEFT_SIZE"))
+        return cli_usage("cast", "only the launcher may use --as-node");
+    cli_catch_signals();
+    cluster_stopped = stopped_or_told;
+    if (strcmp(rank, "0") == 0)
+        return lead(argc, argv);
+    if (home && home[0] == '/' && chdir(home)) /* where relative paths begin; absolute ones do not need it */
+        base_log(BASE_LOG_INFO, "%s: %s", home, base_strerror(errno));
+    return cast_serve(cli_stopped);
+}
+
+/* --- the command line --- */
+
+/* Cut HOST: off an argument. NULL: it has none. */
+static char *cut_host(char *arg, char **rest)
+{
+    size_t n = strcspn(arg, ":/");
+    if (n == 0 || arg[n] != ':') {
+        *rest = arg;
+        return NULL;
+    }
+    arg[n] = '\0';
+    *rest = arg + n + 1;
+    return arg;
+}
+
+static char *absolute(const char *path)
+{
+    char folder[4096], *out;
+    if (path[0] == '/')
+        return strdup(path);
+    if (!getcwd(folder, sizeof folder))
+        return NULL;
+    size_t n = strlen(folder) + strlen(path) + 2;
+    if ((out = malloc(n)))
+        snprintf(out, n, "%s/%s", strcmp(folder, "/") == 0 ? "" : folder, path);
+    return out;
+}
+
+static int take_paths(struct cast_command *k, int count, char **args)
+{
+    char *rest;
+    if (count < 2)
+        return cli_usage(k->sub, "expected at least one SRC, and DEST");
+    char *hosts = cut_host(args[count - 1], &rest);
+    if (hosts && k->to)
+        return cli_usage(k->sub, "give the hosts once: by --to, or before DEST");
+    bool local = !hosts && !k->to && k->cp;
+    static char all[] = "all";
+    k->to = hosts ? hosts : k->to ? k->to : local ? NULL : all;
+    k->config.dest = local ? absolute(rest) : rest;
+    if (!k->config.dest || !k->config.dest[0])
+        return cli_usage(k->sub, "DEST is empty: '.' is the home folder");
+    if (!(k->sources = calloc((size_t)count, sizeof *k->sources)))
+        return cli_error(k->sub, "no memory");
+    for (int i = 0; i < count - 1; i++) {
+        char *host = k->cp ? cut_host(args[i], &rest) : NULL;
+        rest = k->cp ? rest : args[i];
+        if (!rest[0])
+            return cli_usage(k->sub, "SRC is empty");
+        if (i && (host ? !k->from || strcmp(host, k->from) != 0 : k->from != NULL))
+            return cli_usage(k->sub, "all SRC must be on the same host");
+        k->from = host;
+        if (!(k->sources[i] = host ? strdup(rest) : absolute(rest)))
+            return cli_error(k->sub, "no memory");
+    }
+    k->config.head.sources = (uint32_t)count - 1;
+    return 0;
+}
+
+static int take_option(struct cast_command *k, int c)
+{
+    uint64_t bytes;
+    switch (c) {
+    case 'C': k->cluster = optarg; return 0;
+    case 'T': k->to = optarg; return optarg[0] ? 0 : cli_usage(k->sub, "--to: expected names of hosts, with commas between");
+    case 'S': k->config.head.flags |= CAST_CHECKSUM; return 0;
+    case 'D': k->config.head.flags |= CAST_DELETE; return 0;
+    case 'N': k->config.head.flags |= CAST_DRY_RUN; return 0;
+    case 'V': k->config.head.flags |= CAST_VERIFY; return 0;
+    case 'J': k->config.head.flags |= CAST_JSON; return 0;
+    case 'P': k->progress_always = true; return 0;
+    case 'Q': k->progress_never = true; return 0;
+    case 'X': k->excludes[k->config.head.excludes++] = optarg; return 0;
+    case 'B':
+        if (base_parse_bytes(optarg, &bytes) || bytes == 0 || bytes > INT64_MAX)
+            return cli_usage(k->sub, "--bwlimit '%s': expected bytes a second, as in 100M", optarg);
+        k->config.head.bytes_per_second = bytes;
+        return 0;
+    default: return CLI_USAGE;
+    }
+}
+
+static int run_command(struct cast_command *k, int argc, char **argv, const char *help)
+{
+    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'},
+                                          {"to", required_argument, NULL, 'T'},
+                                          {"checksum", no_argument, NULL, 'S'},
+                                          {"delete", no_argument, NULL, 'D'},
+                                          {"exclude", required_argument, NULL, 'X'},
+                                          {"dry-run", no_argument, NULL, 'N'},
+                                          {"bwlimit", required_argument, NULL, 'B'},
+                                          {"verify", no_argument, NULL, 'V'},
+                                          {"json", no_argument, NULL, 'J'},
+                                          {"progress", no_argument, NULL, 'P'},
+                                          {"no-progress", no_argument, NULL, 'Q'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    bool started = false;
+    int c, status = 0;
+    while (!status && (c = cli_option(k->sub, argc, argv, "h", longs, &started)) != -1) {
+        if (c == 'h') {
+            fputs(help, stdout);
+            return cli_flush(k->sub);
+        }
+        status = take_option(k, c);
+    }
+    if (!status)
+        status = take_paths(k, argc - optind, argv + optind);
+    if (!status && !k->progress_never && (k->progress_always || isatty(STDERR_FILENO)))
+        k->config.head.flags |= CAST_PROGRESS;
+    if (!status && !k->to) { /* weft cp to here */
+        static char here[16];
+        struct standing_list l = {.status = NULL};
+        status = list_hosts(k, &l);
+        snprintf(here, sizeof here, "%u", l.here);
+        json_decref(l.status);
+        k->to = here;
+    }
+    if (!status)
+        status = choose_nodes(k);
+    return status ? status : launch_nodes(k);
+}
+
+static int command(const char *sub, int argc, char **argv, const char *help)
+{
+    static struct cast_command k;
+    k = (struct cast_command){.sub = sub, .cp = strcmp(sub, "cp") == 0};
+    if (!(k.excludes = calloc((size_t)argc + 1, sizeof *k.excludes)))
+        return cli_error(sub, "no memory");
+    int status = run_command(&k, argc, argv, help);
+    for (uint32_t i = 0; i < k.count; i++) {
+        free(k.labels[i]);
+        free(k.numbers[i]);
+    }
+    for (uint32_t i = 0; k.sources && i < k.config.head.sources; i++)
+        free(k.sources[i]);
+    free(k.sources);
+    free(k.excludes);
+    return status;
+}
+
+int cli_cast(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--as-node") == 0)
+        return as_node(argc, argv);
+    return command("cast", argc, argv, cast_help);
+}
+
+int cli_cp(int argc, char **argv)
+{
+    return command("cp", argc, argv, cp_help);
+}

@@ -1,0 +1,492 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""weft cast and weft cp over a standing cluster: what arrives, what is sent again, who is named when something fails. The nodes are all on
+this host; {node} in DEST gives each a folder of its own.
+
+Usage: test_cast.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 4", or "--softverbs switch:4"
+"""
+import functools
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+import processes  # noqa: E402
+from processes import alive, clean_env, patience  # noqa: E402
+
+WEFT = os.path.abspath(sys.argv[1])
+CLUSTER = sys.argv[2].split()
+LIMIT = patience(60)
+MARK = f"weft-cast-test-{os.getpid()}"
+NOBODY = 65534
+ODD = [b"two words", b"new\nline", b"\xff\xfe", b"-x", b"*", "häuser".encode(), b"'quoted\" $HOME `id` \\", b"x" * 255, b"..x", b" "]
+until = functools.partial(processes.until, limit=LIMIT)
+
+
+def tree(root):
+    """All that should be the same in two trees: kinds, modes, times, contents, what is linked to what."""
+    root = os.fsencode(root)
+    found, inodes = {}, {}
+    for folder, folders, files in os.walk(root):
+        for name in [b"."] * (folder == root) + folders + files:
+            path = os.path.join(folder, name)
+            st = os.lstat(path)
+            below = os.path.relpath(path, root)
+            what = [stat.S_IFMT(st.st_mode), st.st_mtime_ns]
+            if stat.S_ISLNK(st.st_mode):
+                what.append(os.readlink(path))
+            else:
+                what.append(stat.S_IMODE(st.st_mode))
+            if stat.S_ISREG(st.st_mode):
+                with open(path, "rb") as f:
+                    what += [st.st_size, hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else
+                             hashlib.sha256(f.read()).hexdigest()]
+                if st.st_nlink > 1:
+                    inodes.setdefault(st.st_ino, []).append(below)
+            found[below] = what
+    return found, sorted(sorted(names) for names in inodes.values())
+
+
+class Cast(unittest.TestCase):
+    maxDiff = 4000
+
+    @classmethod
+    def setUpClass(cls):
+        cls.tmp = tempfile.TemporaryDirectory(prefix="weft-cast-")
+        cls.addClassCleanup(cls.tmp.cleanup)
+        os.chmod(cls.tmp.name, 0o755)
+        cls.env = clean_env(XDG_RUNTIME_DIR=cls.tmp.name, WEFT_LIVENESS="30s", WEFT_POOL="64M", HOME=cls.tmp.name, MARK=MARK)
+        subprocess.run([WEFT, "up", *CLUSTER], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
+
+    @classmethod
+    def tearDownClass(cls):
+        subprocess.run([WEFT, "down"], env=cls.env, check=True, timeout=LIMIT)
+
+    def setUp(self):
+        self.here = tempfile.mkdtemp(prefix="case-", dir=self.tmp.name)
+        os.chmod(self.here, 0o755)
+        self.src = os.path.join(self.here, "src")
+        self.dest = os.path.join(self.here, "d{node}")
+
+    def weft(self, *args, code=0, **more):
+        more.setdefault("env", self.env)
+        p = subprocess.run([WEFT, *args], capture_output=True, timeout=LIMIT, check=False, stdin=subprocess.DEVNULL, **more)
+        p.stdout, p.stderr = os.fsdecode(p.stdout), os.fsdecode(p.stderr)
+        if code is not None and p.returncode != code:
+            raise AssertionError(f"weft {args}: {p.returncode}\n{p.stdout[-3000:]}\n{p.stderr[-3000:]}")
+        return p
+
+    def cast(self, *args, **more):
+        return self.weft("cast", *args, **more)
+
+    def summary(self, *args, **more):
+        return json.loads(self.cast("--json", *args, **more).stdout)
+
+    def at(self, node, *names):
+        return os.path.join(self.here, f"d{node}", *names)
+
+    def file(self, name, content, mode=0o644):
+        path = os.path.join(self.here, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as f:
+            f.write(content)
+        os.chmod(path, mode)
+        return path
+
+    def same(self, node, name="src", source=None):
+        self.assertEqual(tree(self.at(node, name)), tree(source or self.src), node)
+
+    def no_parts(self):
+        for folder, _, files in os.walk(self.here):
+            self.assertEqual([f for f in files if f.startswith(".weft-cast-")], [], folder)
+
+    def nodes_of_cast(self):
+        """Process numbers of the running cast's nodes, by rank."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    words = f.read().split(b"\0")
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    env = f.read().split(b"\0")
+            except OSError:
+                continue
+            if words[1:3] == [b"cast", b"--as-node"] and MARK.encode() in b"\0".join(env) and alive(int(pid)):
+                rank = [int(e[10:]) for e in env if e.startswith(b"WEFT_RANK=")]
+                if rank:
+                    found[rank[0]] = int(pid)
+        return found
+
+
+class Trees(Cast):
+    def fill(self):
+        rng = random.Random(1)
+        for i in range(700):
+            self.file(f"src/many/{i % 7}/file {i}", rng.randbytes(rng.randrange(9000)), rng.choice([0o600, 0o644, 0o755, 0o444]))
+        for name in ODD:
+            path = os.path.join(os.fsencode(self.src), name)
+            with open(path, "wb") as f:
+                f.write(name * 3)
+        self.file("src/big", rng.randbytes(5_000_001))
+        self.file("src/empty file", b"")
+        self.file("src/closed/x", b"x")
+        os.mkdir(os.path.join(self.src, "empty"), 0o711)
+        os.link(os.path.join(self.src, "big"), os.path.join(self.src, "many", "again"))
+        os.link(os.path.join(self.src, "big"), os.path.join(self.src, "a first name"))
+        for target, name in (("big", "l1"), ("/nonexistent/away", "l2"), ("../..", "l3"), ("l1", "many/l4")):
+            os.symlink(target, os.path.join(self.src, name))
+            os.utime(os.path.join(self.src, name), ns=(10**18, 10**18 + 7), follow_symlinks=False)
+        deep = os.path.join(self.src, *["deep"] * 40)
+        os.makedirs(deep)
+        os.utime(deep, ns=(10**18, 123456789012345678))
+        with open(os.path.join(self.src, "holes"), "wb") as f:
+            for at in (0, 3_000_000, 7_000_000):
+                f.seek(at)
+                f.write(b"data")
+            f.truncate(12_000_000)
+        os.chmod(os.path.join(self.src, "closed"), 0o500)
+        self.addCleanup(os.chmod, os.path.join(self.src, "closed"), 0o700)
+
+    def test_tree(self):
+        self.fill()
+        got = self.summary(self.src, "all:" + self.dest)
+        self.assertEqual((got["ok"], len(got["hosts"]), got["messages"]), (True, 3, []))
+        self.assertLess(got["sent_bytes"], 20_000_000)
+        for node in (1, 2, 3):
+            self.same(node)
+            self.assertLess(os.stat(self.at(node, "src", "holes")).st_blocks * 512, 1_000_000)
+        self.assertFalse(os.path.exists(self.at(0)))
+        self.no_parts()
+        got = self.summary(self.src, "all:" + self.dest)
+        self.assertEqual((got["ok"], got["sent_bytes"]), (True, 0))
+        # Only what has changed is sent.
+        self.file("src/many/0/file 0", b"new")
+        os.chmod(os.path.join(self.src, "many", "1", "file 1"), 0o640)
+        os.unlink(self.at(2, "src", "l1"))
+        os.symlink("/elsewhere", self.at(2, "src", "l1"))
+        got = self.summary(self.src, "all:" + self.dest)
+        self.assertEqual((got["ok"], got["sent_bytes"]), (True, 3))
+        for node in (1, 2, 3):
+            self.same(node)
+        for folder, folders, _ in os.walk(self.here):
+            for name in folders:
+                if name == "closed":
+                    os.chmod(os.path.join(folder, name), 0o700)
+
+    def test_names_of_dest(self):
+        one = self.file("one", b"1")
+        self.cast(one, "--to", "1,3", self.dest + "/")
+        self.assertEqual(sorted(os.listdir(self.at(1))), ["one"])
+        self.assertFalse(os.path.exists(self.at(2)))
+        self.cast(one, "2:" + self.at(2, "deeper", "name"))
+        self.assertEqual(os.listdir(self.at(2, "deeper")), ["name"])
+        self.cast(one, "2:" + self.at(2, "deeper"))
+        self.assertEqual(sorted(os.listdir(self.at(2, "deeper"))), ["name", "one"])
+        self.file("src/in", b"2")
+        self.cast(self.src + "/", one, "3:" + self.at(3))
+        self.assertEqual(sorted(os.listdir(self.at(3))), ["in", "one"])
+        self.cast("src", "1:relative", cwd=self.here)
+        self.assertEqual(os.listdir(os.path.join(self.tmp.name, "relative")), ["src"])
+
+    def test_cp(self):
+        self.file("src/a", b"a" * 100_000)
+        self.weft("cp", "2:" + self.src, "1,3:" + self.dest)
+        for node in (1, 3):
+            self.same(node)
+        self.weft("cp", "3:" + self.src, "here", cwd=self.here)
+        self.assertEqual(tree(os.path.join(self.here, "here", "src")), tree(self.src))
+        self.weft("cp", "src/a", "2:" + self.at(2, "b"), cwd=self.here)
+        self.assertEqual(os.path.getsize(self.at(2, "b")), 100_000)
+        self.assertIn("same host", self.weft("cp", "1:/a", "2:/b", "/c", code=2).stderr)
+
+    def test_checksum_and_verify(self):
+        path = self.file("src/a", b"right" * 1_000_000)
+        self.file("src/b", b"b")
+        self.cast(self.src, "all:" + self.dest)
+        st = os.stat(path)
+        with open(self.at(2, "src", "a"), "r+b") as f:
+            f.seek(3_000_000)
+            f.write(b"wrong")
+        os.utime(self.at(2, "src", "a"), ns=(st.st_atime_ns, st.st_mtime_ns))
+        self.assertEqual(self.summary(self.src, "all:" + self.dest)["sent_bytes"], 0)
+        got = self.summary("--verify", self.src, "all:" + self.dest)
+        self.assertEqual((got["ok"], got["sent_bytes"]), (True, 5_000_000))
+        with open(self.at(3, "src", "b"), "wb") as f:
+            f.write(b"c")
+        os.utime(self.at(3, "src", "b"), ns=(os.stat(os.path.join(self.src, "b")).st_mtime_ns,) * 2)
+        os.utime(self.at(1, "src", "b"), ns=(1, 1))  # the content is right: only its time is set
+        got = self.summary("--checksum", self.src, "all:" + self.dest)
+        self.assertEqual((got["ok"], got["sent_bytes"]), (True, 1))
+        for node in (1, 2, 3):
+            self.same(node)
+
+    def test_delete_exclude_dry_run(self):
+        self.file("src/a", b"a")
+        self.file("src/skip/b.o", b"b")
+        self.file("src/c.o", b"c")
+        for name in ("d1/src/old", "d1/src/older/x/y", "d1/src/keep.o", "d1/beside"):
+            self.file(name, b"old")
+        os.symlink(self.src, self.at(1, "src", "link"))  # what it leads to stays
+        before = tree(self.at(1))
+        p = self.cast("--dry-run", "--delete", "--exclude", "*.o", self.src, "1,2:" + self.dest)
+        self.assertEqual(tree(self.at(1)), before)
+        self.assertFalse(os.path.exists(self.at(2)))
+        said = sorted(line.split(": ", 1)[1] for line in p.stdout.splitlines())
+        self.assertEqual(said, ["would delete src/link", "would delete src/old", "would delete src/older", "would get src/a", "would get src/a"])
+        self.cast("--delete", "--exclude", "*.o", self.src, "1:" + self.dest)
+        self.assertEqual(sorted(os.listdir(self.at(1, "src"))), ["a", "keep.o", "skip"])
+        self.assertEqual(os.listdir(self.at(1)), ["src", "beside"] if os.listdir(self.at(1))[0] == "src" else ["beside", "src"])
+        self.assertTrue(os.path.exists(os.path.join(self.src, "a")))
+        self.cast("--delete", "--exclude", "src/skip/", self.src + "/", "1:" + self.at(1, "src"))
+        self.assertEqual(sorted(os.listdir(self.at(1, "src"))), ["a", "c.o", "skip"])
+
+    def test_bwlimit(self):
+        """At most so much a second: a bound from below, which no slow machine breaks."""
+        path = self.file("a", b"x" * 3_000_000)
+        begin = time.monotonic()
+        self.cast("--bwlimit", "2M", path, "all:" + self.dest)
+        self.assertGreater(time.monotonic() - begin, 0.9)
+
+    def test_terminal(self):
+        """With --progress a line a host is drawn; names of files cannot send anything to the terminal."""
+        self.file("src/\x1b[31mred", b"1" * 3_000_000)
+        os.mkfifo(os.path.join(self.src, "\x1b[32mpipe"))
+        p = self.cast("--progress", "--bwlimit", "3M", self.src, "all:" + self.dest, code=1)
+        self.assertRegex(p.stderr, r"% .* of 2\.\d MiB")
+        self.assertNotIn("\x1b[3", p.stderr)
+
+    def test_two_at_once(self):
+        """Two casts to the same file do not write into one another."""
+        path = self.file("a", random.Random(2).randbytes(4_000_000))
+        runs = [subprocess.Popen([WEFT, "cast", "--bwlimit", "8M", path, "1:" + self.dest + "/"], env=self.env, stderr=subprocess.PIPE)
+                for _ in range(2)]
+        said = [p.communicate(timeout=LIMIT)[1] for p in runs]
+        codes = sorted(p.returncode for p in runs)
+        self.assertIn(codes, ([0, 1], [0, 0]), said)
+        if codes == [0, 1]:
+            self.assertIn(b"another weft cast", b"".join(said))
+        with open(path, "rb") as a, open(self.at(1, "a"), "rb") as b:
+            self.assertEqual(a.read(), b.read())
+
+
+class Refused(Cast):
+    def test_wrong_words(self):
+        for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
+                            (["--to", "1", "a", "2:b"], "give the hosts once"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
+                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "only the launcher")):
+            self.assertIn(said, self.cast(*words, code=2).stderr, words)
+        one = self.file("one", b"1")
+        self.assertIn("no host or node 'elsewhere'", self.cast(one, "elsewhere:/x", code=1).stderr)
+        self.assertIn("No such file", self.cast(os.path.join(self.here, "none"), "1:" + self.dest, code=1).stderr)
+        self.assertIn("not up", self.cast("--cluster", "other", one, "1:/x", code=1).stderr)
+        self.file("x/one", b"2")
+        self.assertIn("two sources have the name 'one'", self.cast(one, os.path.join(self.here, "x/one"), "1:" + self.dest, code=1).stderr)
+
+    def test_devices_and_sockets(self):
+        self.file("src/a", b"a")
+        os.mkfifo(os.path.join(self.src, "pipe"))
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(os.path.join(self.src, "socket"))
+        p = self.cast(self.src, "all:" + self.dest, code=1)
+        for name in ("pipe", "socket"):
+            self.assertRegex(p.stderr, f"(?m)src/{name}: is a device, a socket or a pipe: not sent$")
+        for node in (1, 2, 3):
+            self.assertEqual(os.listdir(self.at(node, "src")), ["a"])
+
+    def test_links_out_of_dest(self):
+        """A symbolic link below DEST is not followed, wherever it leads."""
+        away = os.path.join(self.here, "away")
+        os.makedirs(away)
+        self.file("src/in/a", b"a")
+        self.file("src/b", b"b")
+        os.makedirs(self.at(1, "src"))
+        os.symlink(away, self.at(1, "src", "in"))
+        os.symlink(os.path.join(away, "b"), self.at(1, "src", "b"))  # this one is replaced
+        p = self.cast(self.src, "all:" + self.dest, code=1)
+        self.assertRegex(p.stderr, r":1: src/in: cannot make this folder, because a file or a symbolic link has its name")
+        self.assertEqual(os.listdir(away), [])
+        self.assertEqual(stat.S_IFMT(os.lstat(self.at(1, "src", "b")).st_mode), stat.S_IFREG)
+        self.same(2)
+        self.same(3)
+        # Neither is one that has the name of the file that is being written.
+        part = [f for f in self.part_of("b")]
+        os.unlink(self.at(1, "src", "in"))
+        os.unlink(self.at(1, "src", "b"))
+        os.symlink(os.path.join(away, "b"), self.at(1, "src", part[0]))
+        self.assertIn("src/b: cannot", self.cast(self.src, "all:" + self.dest, code=1).stderr)
+        self.assertEqual(os.listdir(away), [])
+
+    def part_of(self, name):
+        """The name beside it that a file has while it is written: seen when a cast is ended in the middle."""
+        path = self.file("probe/" + name, b"x" * 4_000_000)
+        p = subprocess.Popen([WEFT, "cast", "--bwlimit", "1M", path, "1:" + self.dest + "/probe/"], env=self.env, stderr=subprocess.DEVNULL)
+        until("it is being written", lambda: os.path.isdir(self.at(1, "probe")) and os.listdir(self.at(1, "probe")))
+        p.send_signal(signal.SIGINT)
+        p.wait(LIMIT)
+        return os.listdir(self.at(1, "probe"))
+
+    def test_unreadable_and_unwritable(self):
+        if os.getuid() != 0:
+            locked = self.file("src/locked", b"1", 0)
+            self.file("src/open", b"2")
+            os.makedirs(self.at(2, "src"))
+            os.chmod(self.at(2), 0o500)
+            self.addCleanup(os.chmod, self.at(2), 0o700)
+            os.chmod(self.at(2, "src"), 0o500)
+            del locked
+        else:  # root may write everywhere: a folder that is a file stands for one that cannot be made
+            os.mkfifo(os.path.join(self.here, "x"))
+            self.file("src/open", b"2")
+            self.file("d2", b"")
+        p = self.cast(self.src, "all:" + self.dest, code=1)
+        self.assertRegex(p.stderr, r"(?m)^weft cast: \S+:2: .*(Not a directory|Permission denied)")
+        for node in (1, 3):
+            self.assertTrue(os.path.exists(self.at(node, "src", "open")))
+
+    @unittest.skipUnless(os.getuid() == 0 and os.path.exists("/bin/mount"), "only root may mount a file system")
+    def test_disk_full(self):
+        os.makedirs(self.at(2))
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", self.at(2)], check=False, capture_output=True)
+        if mounted.returncode:
+            self.skipTest("no file system may be mounted here")
+        try:
+            self.file("src/a", random.Random(3).randbytes(6_000_000))
+            self.file("src/b", b"b")
+            got = json.loads(self.cast("--json", self.src, "all:" + self.dest, code=1).stdout)
+            self.assertRegex(got["messages"][0]["text"], "src/a: cannot write: No space left on device; this host gets nothing more")
+            self.assertEqual([(h["node"], h["complete"]) for h in got["hosts"]], [("1", True), ("2", False), ("3", True)])
+            for node in (1, 3):
+                self.same(node)
+            self.assertFalse(os.path.exists(self.at(2, "src", "a")))
+            subprocess.run(["mount", "-o", "remount,size=20m", self.at(2)], check=True)
+            got = self.summary(self.src, "all:" + self.dest)
+            self.same(2)
+            self.assertLess(got["sent_bytes"], 6_000_000)  # what was there is used
+        finally:
+            subprocess.run(["umount", self.at(2)], check=True)
+
+
+class Killed(Cast):
+    """Any node may be killed at any moment, and the command, too: never a wrong file under its name, and the same command again completes
+    it."""
+
+    def run_and_kill(self, rank, delay, *words):
+        p = subprocess.Popen([WEFT, "cast", *words, self.src, "all:" + self.dest], env=self.env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        if rank == "command":
+            time.sleep(delay)
+            p.kill()
+        else:
+            def there():
+                return self.nodes_of_cast().get(rank) or (p.poll() is not None and -1)
+            pid = until("the node runs", there)
+            time.sleep(delay)
+            if pid > 0:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        said = p.communicate(timeout=LIMIT)[1].decode()
+        until("all nodes have ended", lambda: not self.nodes_of_cast())
+        return p.returncode, said
+
+    def fill(self):
+        rng = random.Random(5)
+        for i in range(200):
+            self.file(f"src/few/{i}", rng.randbytes(3000))
+        self.file("src/big", rng.randbytes(12_000_000))
+
+    def nothing_wrong(self):
+        """What has a name is right."""
+        right = tree(self.src)[0]
+        for node in (1, 2, 3):
+            if not os.path.isdir(self.at(node, "src")):
+                continue
+            for name, what in tree(self.at(node, "src"))[0].items():
+                if what[0] == stat.S_IFREG and b".weft-cast-" not in name:
+                    self.assertEqual(what[-2:], right[name][-2:], (node, name))
+
+    def test_receiver(self):
+        """The chain closes around one that dies; the others complete in the same run."""
+        self.fill()
+        for rank in (1, 2, 3):
+            code, said = self.run_and_kill(rank, 0.4, "--bwlimit", "12M")
+            self.assertEqual(code, 1, said)
+            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the others go on without it")
+            self.assertIn("2 of 3 hosts have all", said)
+            self.nothing_wrong()
+            for node in {1, 2, 3} - {rank}:
+                self.same(node)
+            got = self.summary(self.src, "all:" + self.dest)
+            self.assertLess(got["sent_bytes"], 11_000_000)  # what had arrived is used
+            self.same(rank)
+            shutil.rmtree(self.at(1))
+            shutil.rmtree(self.at(2))
+            shutil.rmtree(self.at(3))
+
+    def test_anything(self):
+        self.fill()
+        rng = random.Random(7)
+        for turn in range(8):
+            self.run_and_kill(rng.choice([0, 1, 2, 3, "command"]), rng.random() * 0.5, "--bwlimit", "16M")
+            self.nothing_wrong()
+            if turn % 3 == 2:
+                shutil.rmtree(self.at(rng.choice([1, 2, 3])), ignore_errors=True)
+        self.cast(self.src, "all:" + self.dest)
+        for node in (1, 2, 3):
+            self.same(node)
+        self.no_parts()
+
+    def test_interrupted(self):
+        self.fill()
+        p = subprocess.Popen([WEFT, "cast", "--bwlimit", "10M", self.src, "all:" + self.dest], env=self.env, stderr=subprocess.PIPE,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        until("it writes", lambda: any(f.startswith(".weft") for _, _, files in os.walk(self.here) for f in files))
+        time.sleep(0.3)
+        p.send_signal(signal.SIGINT)
+        said = p.communicate(timeout=LIMIT)[1]
+        self.assertEqual(p.returncode, 128 + signal.SIGINT, said)
+        until("all nodes have ended", lambda: not self.nodes_of_cast())
+        self.nothing_wrong()
+        got = self.summary(self.src, "all:" + self.dest)
+        self.assertLess(got["sent_bytes"], 12_000_000)
+        for node in (1, 2, 3):
+            self.same(node)
+
+    def test_changing(self):
+        """A file that changes while it is sent gets no name."""
+        self.fill()
+        path = os.path.join(self.src, "big")
+        ended = threading.Event()
+
+        def change():
+            while not ended.is_set():
+                with open(path, "r+b") as f:
+                    f.write(os.urandom(8))
+                time.sleep(0.01)
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            p = self.cast("--bwlimit", "24M", self.src, "all:" + self.dest, code=1)
+        finally:
+            ended.set()
+            thread.join()
+        self.assertIn("src/big: has changed while it was read: not sent", p.stderr)
+        self.assertFalse(os.path.exists(self.at(1, "src", "big")))
+        self.cast(self.src, "all:" + self.dest)
+        for node in (1, 2, 3):
+            self.same(node)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

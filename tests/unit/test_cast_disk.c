@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Description: a target of weft cast and records that are wrong. A file gets its name only when all of its bytes have come with their
+ * checksums, in any number of rounds; what is damaged, out of place or about no file changes nothing.
+ */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cast/cast.h"
+
+static unsigned said;
+static char last[1024];
+
+/* What would go to other nodes. */
+void cast_say(struct cast *c, bool failure, const char *format, ...)
+{
+    va_list args;
+    (void)c, (void)failure;
+    va_start(args, format);
+    vsnprintf(last, sizeof last, format, args);
+    va_end(args);
+    said++;
+}
+
+void cast_tell_state(struct cast *c, enum cast_doing doing, bool now)
+{
+    (void)c, (void)doing, (void)now;
+}
+
+#define PIECE 1000u
+#define SIZE  (3 * PIECE)
+static uint8_t content[SIZE];
+static struct cast cast;
+static struct cast_disk disk;
+static char dest[64];
+static const char *numbers[] = {"0"};
+
+static void add(uint32_t type, uint32_t parent, uint64_t size, const char *name)
+{
+    struct cast_line n = {.type = type, .parent = parent, .mode = type == CAST_FOLDER ? 0755 : 0640, .size = size, .seconds = 1000000000};
+    n.name_bytes = (uint32_t)strlen(name);
+    assert_int_equal(cast_list_add(&cast.list, &n, name, ""), 0);
+}
+
+static void open_again(void)
+{
+    memset(&cast.state, 0, sizeof cast.state);
+    assert_int_equal(cast_disk_open(&disk, &cast), 0);
+    assert_int_equal(cast_disk_compare(&disk), 0);
+    said = 0;
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    strcpy(dest, "/tmp/weft-cast-disk-XXXXXX");
+    for (size_t i = 0; i < SIZE; i++)
+        content[i] = (uint8_t)(i * 7 + i / 256);
+    if (!mkdtemp(dest))
+        return -1;
+    cast = (struct cast){.config = {.dest = dest, .numbers = numbers}};
+    add(CAST_FOLDER, CAST_ROOT, 0, "folder");
+    add(CAST_FILE, 0, SIZE, "file");
+    open_again();
+    return 0;
+}
+
+static int finish(void **state)
+{
+    (void)state;
+    char *argv[] = {(char *)(uintptr_t) "rm", (char *)(uintptr_t) "-rf", dest, NULL};
+    cast_disk_close(&disk);
+    cast_list_free(&cast.list);
+    pid_t pid = fork();
+    if (pid == 0) {
+        execvp(argv[0], argv);
+        _exit(127);
+    }
+    return waitpid(pid, NULL, 0) == pid ? 0 : -1;
+}
+
+static struct cast_record record(enum cast_type type, uint32_t file, uint64_t offset, uint64_t bytes)
+{
+    struct cast_record r = {.type = (uint32_t)type, .file = file, .offset = offset, .bytes = bytes};
+    if (type == CAST_DATA || type == CAST_CHECK)
+        cast_hash(r.hash, CAST_DATA, file, offset, content + offset % SIZE, bytes);
+    return r;
+}
+
+static void give(enum cast_type type, uint32_t file, uint64_t offset, uint64_t bytes)
+{
+    struct cast_record r = record(type, file, offset, bytes);
+    cast_disk_record(&disk, &r, content + offset % SIZE);
+}
+
+static bool is_there(const char *name, uint64_t size)
+{
+    char path[256];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/folder/%s", dest, name);
+    return stat(path, &st) == 0 && (uint64_t)st.st_size == size;
+}
+
+static void check_content(void)
+{
+    char path[256];
+    uint8_t got[SIZE + 1];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/folder/file", dest);
+    int fd = open(path, O_RDONLY);
+    assert_true(fd >= 0);
+    assert_int_equal(read(fd, got, sizeof got), SIZE);
+    assert_memory_equal(got, content, SIZE);
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0640);
+    assert_int_equal(st.st_mtime, 1000000000);
+    close(fd);
+}
+
+static void test_right(void **state)
+{
+    (void)state;
+    for (uint64_t at = 0; at < SIZE; at += PIECE)
+        give(CAST_DATA, 1, at, PIECE);
+    assert_false(is_there("file", SIZE));
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    check_content();
+    assert_int_equal(disk.wanted, 0);
+    assert_int_equal(cast.state.files, 1);
+}
+
+static void test_damaged(void **state)
+{
+    (void)state;
+    struct cast_record r = record(CAST_DATA, 1, PIECE, PIECE);
+    give(CAST_DATA, 1, 0, PIECE);
+    r.hash[0] ^= 1;
+    cast_disk_record(&disk, &r, content + PIECE);
+    give(CAST_DATA, 1, 2 * PIECE, PIECE); /* behind the gap */
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    assert_false(is_there("file", SIZE));
+    assert_int_equal(disk.wanted, 1);
+    assert_int_equal(disk.file[1].have, PIECE);
+    assert_int_equal(cast.state.discarded, 2 * PIECE);
+    /* The next round. */
+    give(CAST_DATA, 1, PIECE, PIECE);
+    give(CAST_DATA, 1, 2 * PIECE, PIECE);
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    check_content();
+}
+
+static void test_out_of_place(void **state)
+{
+    (void)state;
+    give(CAST_DATA, 0, 0, PIECE);          /* a folder */
+    give(CAST_DATA, 2, 0, PIECE);          /* no entry */
+    give(CAST_DATA, UINT32_MAX, 0, PIECE); /* nor this */
+    give(CAST_DATA, 1, PIECE, PIECE);      /* not from its start */
+    give(CAST_FILE_END, 1, 0, 0);
+    give(CAST_HOLE, 1, 0, SIZE + 1); /* larger than the file */
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    assert_int_equal(disk.wanted, 1);
+    assert_int_equal(disk.file[1].have, 0);
+    give(CAST_DATA, 1, 0, PIECE);
+    give(CAST_DATA, 1, 0, PIECE); /* twice */
+    give(CAST_DATA, 1, PIECE, PIECE);
+    give(CAST_DATA, 1, 2 * PIECE, PIECE);
+    give(CAST_DATA, 1, SIZE, PIECE); /* behind its end */
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    check_content();
+    assert_int_equal(said, 0);
+}
+
+static void test_continued(void **state)
+{
+    (void)state;
+    char path[256], part[CAST_PART_NAME];
+    give(CAST_DATA, 1, 0, PIECE);
+    give(CAST_DATA, 1, PIECE, PIECE);
+    cast_disk_close(&disk); /* as when it is killed */
+    cast_disk_part("file", part);
+    assert_true(is_there(part, 2 * PIECE));
+    /* What is there was changed meanwhile: its checksum tells. */
+    snprintf(path, sizeof path, "%s/folder/%s", dest, part);
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, "wrong", 5, PIECE + 10), 5);
+    close(fd);
+    open_again();
+    assert_int_equal(disk.file[1].have, 2 * PIECE);
+    assert_int_equal(disk.file[1].verified, 0);
+    give(CAST_CHECK, 1, 0, PIECE);
+    give(CAST_CHECK, 1, PIECE, PIECE);
+    give(CAST_DATA, 1, 2 * PIECE, PIECE);
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    assert_false(is_there("file", SIZE));
+    assert_int_equal(disk.file[1].have, PIECE);
+    assert_int_equal(disk.file[1].verified, PIECE);
+    give(CAST_DATA, 1, PIECE, PIECE);
+    give(CAST_DATA, 1, 2 * PIECE, PIECE);
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    check_content();
+}
+
+static void test_source_failed(void **state)
+{
+    (void)state;
+    give(CAST_DATA, 1, 0, PIECE);
+    give(CAST_FILE_END, 1, EIO, 0);
+    cast_disk_settle(&disk);
+    assert_int_equal(disk.wanted, 0);
+    assert_int_equal(cast.state.failed, 1);
+    assert_false(is_there("file", SIZE));
+}
+
+static void test_another_writes(void **state)
+{
+    (void)state;
+    struct cast_disk first = disk;
+    give(CAST_DATA, 1, 0, PIECE);
+    first = disk;
+    open_again();
+    give(CAST_DATA, 1, 0, PIECE);
+    assert_int_equal(said, 1);
+    assert_non_null(strstr(last, "another weft cast"));
+    cast_disk_close(&first);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_right, begin, finish),
+        cmocka_unit_test_setup_teardown(test_damaged, begin, finish),
+        cmocka_unit_test_setup_teardown(test_out_of_place, begin, finish),
+        cmocka_unit_test_setup_teardown(test_continued, begin, finish),
+        cmocka_unit_test_setup_teardown(test_source_failed, begin, finish),
+        cmocka_unit_test_setup_teardown(test_another_writes, begin, finish),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
