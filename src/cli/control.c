@@ -51,7 +51,7 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
         return control_refuse("the number of its strings is wrong");
     const char **list = out->memory = calloc(lists + 3, sizeof *list);
     if (!list)
-        return base_fail(-ENOMEM, "no memory for a request");
+        return base_fail(-ENOMEM, "no memory for a request on the control socket");
     out->directory = at;
     out->hosts = list;
     out->arguments = out->hosts + h->hosts + 1;

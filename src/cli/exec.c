@@ -183,9 +183,10 @@ int exec_print_close(struct exec_print *p)
             relay_write(o);
         }
         if (o->error && !status)
-            status = o->error == EPIPE
-                         ? 128 + SIGPIPE
-                         : (cli_error(p->sub, "standard %s: %s", i ? "error" : "output", base_strerror(o->error)), JOBS_FAILED);
+            status =
+                o->error == EPIPE
+                    ? 128 + SIGPIPE
+                    : (cli_error(p->sub, "cannot write to standard %s: %s", i ? "error" : "output", base_strerror(o->error)), JOBS_FAILED);
         relay_out_free(o);
     }
     free(p->in);

@@ -272,7 +272,7 @@ static void look_at_output(struct launcher *s)
             continue;
         outs[i]->error = 0; /* report it only once */
         if (error != EPIPE)
-            launch_say(s, "standard %s: %s", i ? "error" : "output", base_strerror(error));
+            launch_say(s, "cannot write to standard %s: %s", i ? "error" : "output", base_strerror(error));
         if (!s->status && !s->output_status)
             s->output_status = error == EPIPE ? 128 + SIGPIPE : 1;
     }
@@ -411,7 +411,7 @@ int launch_cluster(const struct launch *l)
     s.in = l->tag ? calloc(2 * (size_t)l->nodes, sizeof *s.in) : NULL;
     fds = calloc(2 * (size_t)l->nodes + 3, sizeof *fds);
     if (!s.nodes || !fds || (l->tag && !s.in)) {
-        launch_say(&s, "no memory for %u nodes", l->nodes);
+        launch_say(&s, "no memory for the processes of %u nodes", l->nodes);
         goto out;
     }
     for (uint32_t i = 0; s.in && i < 2 * l->nodes; i++)

@@ -400,7 +400,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     weft_pool_stats pool;
     if (weft_pool_stat(m.w, &pool, sizeof pool) == 0)
         node.pool_bytes = pool.reserved_bytes;
-    rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for %u links", m.size);
+    rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for the results of %u links", m.size);
     if (!rc)
         rc = all_pairs(&m, links);
     bool cut_off = (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();

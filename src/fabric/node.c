@@ -156,7 +156,7 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
         goto fail;
     w->links = calloc(w->room, sizeof *w->links);
     if (!w->links) {
-        rc = base_fail(-ENOMEM, "no memory for %u links", w->room);
+        rc = base_fail(-ENOMEM, "no memory for the links to %u nodes", w->room);
         goto fail;
     }
     fab_prepare(w, w->size - 1);

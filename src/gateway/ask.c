@@ -140,7 +140,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
     int rc;
     if (!number) {
         free(a);
-        rc = room ? base_fail(-ENOMEM, "no memory for a request to node %u", r->node)
+        rc = room ? base_fail(-ENOMEM, "no room in the table of requests for one to node %u", r->node)
                   : base_fail(-EAGAIN, "%u requests to node %u are outstanding: wait for some", WEFT_REQUESTS_MAX, r->node);
         goto out;
     }

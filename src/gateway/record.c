@@ -107,7 +107,7 @@ int weft_request_start(weft_node *w, weft_gaddr at, weft_op *op)
                          (unsigned long long)at);
     struct record *x = calloc(1, sizeof *x);
     if (!x)
-        return base_fail(-ENOMEM, "no memory for a request");
+        return base_fail(-ENOMEM, "no memory for the record of a request");
     x->there = there;
     memcpy(&x->r, there, sizeof x->r);
     return record_start(g, x, op);

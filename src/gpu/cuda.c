@@ -70,7 +70,7 @@ static int cuda_open(uint32_t index, void **device)
 {
     struct cuda_device *d = calloc(1, sizeof *d);
     if (!d)
-        return base_fail(-ENOMEM, "no memory for a GPU");
+        return base_fail(-ENOMEM, "no memory for the handle of a CUDA GPU");
     int code = cuda->cuDeviceGet(&d->device, (int)index);
     if (!code)
         code = cuda->cuDevicePrimaryCtxRetain(&d->context, d->device);

@@ -395,7 +395,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
         return rc;
     weft_gpu *g = calloc(1, sizeof *g);
     if (!g)
-        return base_fail(-ENOMEM, "no memory for a GPU");
+        return base_fail(-ENOMEM, "no memory for the handle of a GPU");
     g->w = w;
     g->workers.w = w;
     g->workers.services = ((struct gpus *)w->gpus)->services;

@@ -82,7 +82,7 @@ static int metal_open(uint32_t index, void **device)
 {
     struct metal_open *m = calloc(1, sizeof *m);
     if (!m)
-        return base_fail(-ENOMEM, "no memory for a GPU");
+        return base_fail(-ENOMEM, "no memory for the handle of a Metal GPU");
     pthread_mutex_init(&m->lock, NULL);
     m->device = metal_device(index);
     m->queue = m->device ? METAL_SEND(void *, (), m->device, "newCommandQueue") : NULL;

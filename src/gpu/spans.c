@@ -248,7 +248,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
     struct gpu_spans *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
-        return base_fail(-ENOMEM, "no memory for a GPU");
+        return base_fail(-ENOMEM, "no memory to open a GPU for kernels of weft map");
     s->form = form_of(kernel);
     s->kernel = kernel;
     s->arg = arg;

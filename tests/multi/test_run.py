@@ -373,12 +373,12 @@ class Output(Base):
         for program in (["echo", "x"], ["yes"]):  # one ends before the closed output is noticed, the other after
             with open("/dev/full", "w") as full:
                 code, _, err = run("-n", "2", "-t", "--", *program, stdout=full)
-            self.assertEqual((code, err), (1, "weft run: standard output: No space left on device\n"))
+            self.assertEqual((code, err), (1, "weft run: cannot write to standard output: No space left on device\n"))
 
     def test_closed_files(self):
         """Writing to a closed descriptor fails as usual, although weft run keeps /dev/null in its place."""
         code, _, err = run("-n", "1", "-t", "--", "echo", "x", preexec_fn=lambda: os.close(1))
-        self.assertEqual((code, err), (1, "weft run: standard output: Bad file descriptor\n"))
+        self.assertEqual((code, err), (1, "weft run: cannot write to standard output: Bad file descriptor\n"))
         code, _, err = run("-n", "1", "--", "cat", preexec_fn=lambda: os.close(0))
         self.assertEqual(code, 1)
         self.assertIn("Bad file descriptor", err)

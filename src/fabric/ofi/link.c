@@ -197,7 +197,7 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
     };
     l->r.inbox = malloc(TB_MESSAGES * sizeof *l->r.inbox);
     if (!l->r.inbox)
-        return base_fail(-ENOMEM, "no memory for messages of node %u", node);
+        return base_fail(-ENOMEM, "ofi: no memory for messages of node %u", node);
     tb_endpoint_init(&l->r.endpoint, &env, &config);
     struct tb_stream *s = &l->r.endpoint.stream;
     s->paced = true;

@@ -21,7 +21,7 @@ static int ofi_open(struct weft_node *w)
     w->ofi = o;
     atomic_init(&o->due, INT64_MAX);
     o->links = calloc(w->room, sizeof(struct ofi_link *));
-    return o->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->size);
+    return o->links ? 0 : base_fail(-ENOMEM, "ofi: no memory for %u links", w->size);
 }
 
 static int transport_look(struct weft_node *w)
@@ -61,7 +61,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
 {
     struct ofi_link *l = ofi_link_make(w->ofi, link);
     if (!l)
-        return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
+        return base_fail(-ENOMEM, "ofi: no memory for the link to node %u", link->node);
     l->r.make_room = ofi_make_room;
     link->transport = &fab_ofi;
     return ofi_connect(l, side_fd, deadline);

@@ -88,7 +88,7 @@ static int add_chunk(struct rc *rc)
     struct rc_chunk *c = &r->chunks[n];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "mapping %llu bytes for frames: %s", (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "rc: mapping %llu bytes for receive frames: %s", (unsigned long long)bytes, base_strerror(errno));
     int err = verbs_register(&c->region, rc->device, p, bytes, 0);
     if (err) {
         munmap(p, bytes);

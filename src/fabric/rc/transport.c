@@ -25,7 +25,7 @@ static int rc_open(struct weft_node *w)
     rc->transport = &fab_rc;
     rc->links = calloc(w->room, sizeof *rc->links);
     w->rc = rc;
-    return rc->links ? 0 : base_fail(-ENOMEM, "no memory for %u links", w->room);
+    return rc->links ? 0 : base_fail(-ENOMEM, "rc: no memory for %u links", w->room);
 }
 
 /* --- the device --- */
@@ -35,7 +35,7 @@ static int make_memory(struct rc *rc)
     rc->memory_bytes = base_round_up(RC_FLUSHES_AT + (uint64_t)rc->w->room * 8, BASE_PAGE);
     void *p = mmap(NULL, rc->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "mapping %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
+        return base_fail(-errno, "rc: mapping %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
     rc->memory = p;
     uint8_t *at = rc->memory;
     for (unsigned i = 0; i < RC_STAGES; i++, at += RC_STAGE_BYTES)
@@ -148,7 +148,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     };
     uint32_t *keys = calloc(rc->pool.count, sizeof *keys);
     if (!keys)
-        return base_fail(-ENOMEM, "no memory for %u keys", rc->pool.count);
+        return base_fail(-ENOMEM, "rc: no memory for the %u keys of this node's pool", rc->pool.count);
     for (uint32_t i = 0; i < rc->pool.count; i++)
         keys[i] = rc->pool.mr[i]->rkey;
     int err = fab_side_transfer(side_fd, &mine, sizeof mine, true, deadline);
@@ -169,7 +169,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     l->peer_keys_count = theirs->segments;
     l->peer_keys = calloc(theirs->segments, sizeof *l->peer_keys);
     if (!l->peer_keys)
-        return base_fail(-ENOMEM, "no memory for %u keys", theirs->segments);
+        return base_fail(-ENOMEM, "rc: no memory for the %u keys of another node's pool", theirs->segments);
     l->peer_base = theirs->pool_base;
     l->peer_shift = (uint32_t)__builtin_ctzll(theirs->segment_bytes);
     l->link->pool_bytes = theirs->pool_bytes;
@@ -184,7 +184,7 @@ static int rc_connect(struct weft_node *w, struct fab_link *link, int side_fd, i
     struct rc *rc = w->rc;
     struct rc_link *l = calloc(1, sizeof *l);
     if (!l)
-        return base_fail(-ENOMEM, "no memory for the link to node %u", link->node);
+        return base_fail(-ENOMEM, "rc: no memory for the link to node %u", link->node);
     l->w = w;
     l->rc = rc;
     l->link = link;

@@ -174,7 +174,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
     struct shm *shm = w->shm;
     struct shm_link *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for the link to node %u", l->node);
+        return base_fail(-ENOMEM, "shm: no memory for the link to node %u", l->node);
     s->link = l;
     shm_messages_init(s);
     l->impl = s;

@@ -25,7 +25,7 @@ static int device_make_memory(struct tb *tb)
         return fd;
     void *p = mmap(NULL, tb->memory_bytes, PROT_READ | PROT_WRITE, tb->guard ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
     if (p == MAP_FAILED)
-        rc = base_fail(-errno, "mapping %llu bytes for frames: %s", (unsigned long long)tb->memory_bytes, base_strerror(errno));
+        rc = base_fail(-errno, "tb: mapping %llu bytes for frames: %s", (unsigned long long)tb->memory_bytes, base_strerror(errno));
     else
         tb->memory = tb->link_frames = p;
     if (!rc && tb->guard)
