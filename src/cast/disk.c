@@ -176,7 +176,7 @@ static void make_folder(struct cast_disk *d, uint32_t index)
     else if (!rc && !S_ISDIR(st.st_mode))
         rc = -ENOTDIR; /* a symbolic link is never followed */
     else if (!rc && (st.st_mode & 0700) != 0700 && !(d->c->config.head.flags & CAST_DRY_RUN))
-        rc = fchmodat(at, name, (st.st_mode & 07777) | 0700, 0) ? -errno : 0;
+        rc = fchmodat(at, name, (mode_t)((st.st_mode & 07777) | 0700), 0) ? -errno : 0;
     if (rc)
         cast_disk_give_up(d, index, -rc,
                           rc == -ENOTDIR ? "make this folder, because a file or a symbolic link has its name" : "make this folder");
@@ -224,7 +224,7 @@ static void compare_file(struct cast_disk *d, uint32_t index)
         return;
     }
     if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size && same_time(&st, e)) {
-        if ((st.st_mode & 07777) != e->mode && !(d->c->config.head.flags & CAST_DRY_RUN) && fchmodat(at, name, e->mode, 0)) {
+        if ((st.st_mode & 07777) != e->mode && !(d->c->config.head.flags & CAST_DRY_RUN) && fchmodat(at, name, (mode_t)e->mode, 0)) {
             cast_disk_give_up(d, index, errno, "set its mode");
             return;
         }
@@ -478,7 +478,7 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         return;
     }
     if (f->state == CAST_COMPARE) {
-        int rc = fchmod(d->open, e->mode) || set_times(d->open, e) ? errno : 0;
+        int rc = fchmod(d->open, (mode_t)e->mode) || set_times(d->open, e) ? errno : 0;
         close(d->open);
         d->open = -1;
         if (rc && rc != EPERM) {
@@ -489,7 +489,7 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         }
         return;
     }
-    if (ftruncate(d->open, (off_t)e->size) || fchmod(d->open, e->mode) || set_times(d->open, e)) {
+    if (ftruncate(d->open, (off_t)e->size) || fchmod(d->open, (mode_t)e->mode) || set_times(d->open, e)) {
         cast_disk_give_up(d, r->file, errno, "set its size, mode and time");
         close_open(d);
         return;

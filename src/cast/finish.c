@@ -67,7 +67,7 @@ static void set_folder(struct cast_disk *d, uint32_t index)
     int at = cast_disk_folder(d, index);
     int fd = at < 0 ? -1 : openat(at, e->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     set_times_of(e, t);
-    if (fd < 0 || fchmod(fd, e->mode) || futimens(fd, t))
+    if (fd < 0 || fchmod(fd, (mode_t)e->mode) || futimens(fd, t))
         cast_disk_give_up(d, index, errno, "set its mode and time");
     if (fd >= 0)
         close(fd);
