@@ -414,7 +414,7 @@ static void asker_killed(weft_node *w, void *arg)
         OK(weft_spawn(w, 0, &SH("yes", .flags = WEFT_SPAWN_STDOUT), &p, WEFT_TIMEOUT_DEFAULT)); /* this one has filled its ring */
         t->pids[4] = (pid_t)weft_process_pid(p);
         atomic_store(&t->ready, 1);
-        wait_for(&t->over, 1);
+        wait_for(&t->over, 2);
         kill(getpid(), SIGKILL);
     }
     wait_for(&t->ready, 1);
