@@ -408,7 +408,8 @@ unsigned sf_reap_all(struct sf_view *);           /* the same for all dead proce
 /* Gives back all that this process has. Called when it exits. If one of its locks is held by a thread that a signal handler has
  * interrupted, or by a stopped process, it does nothing; the next process that comes across the objects frees them. */
 void sf_leave(struct sf_view *);
-void sf_inherit(struct sf_view *); /* this process's entry was a dead one's: frees what that one had */
+void sf_inherit(
+    struct sf_view *); /* call when this process has taken over the table entry of a dead process: frees that process's objects */
 
 /* lock.c. True: the last holder died with the lock, so the data under it may have to be repaired. */
 bool sf_lock(struct sf_view *, struct sf_lock *);

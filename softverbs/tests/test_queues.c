@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Room in queues: when a slot becomes free again, whatever happens to its completion. And unusual requests: inline data of no bytes,
- * receives that are not filled, queue pairs that stand still or fail twice.
+ * messages shorter than the receive's scatter list, queue pairs in state SQD, queue pairs that fail twice.
  */
 #include "inside.h"
 

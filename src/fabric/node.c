@@ -91,7 +91,8 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         base_error_clear();
         bool late = t->founders_only && node_may_use(w, t) && fab_late(w, l->node);
         if (late)
-            base_fail(-EOPNOTSUPP, "%s does not reach nodes that have joined a running cluster", t->name);
+            base_fail(-EOPNOTSUPP, "transport %s connects only nodes that started the cluster together, and one of these two joined later",
+                      t->name);
         struct offer mine = {.index = i, .can = !late && node_may_use(w, t) && t->reaches(w, peer_host_id)}, theirs = {0};
         if (!mine.can)
             node_add_why(why, sizeof why);

@@ -348,11 +348,11 @@ static int gpu_check(const weft_gpu_config *config, weft_gpu_config *c)
     c->rings = c->rings ? c->rings : GPU_RINGS_DEFAULT;
     c->slots = c->slots ? c->slots : GPU_SLOTS_DEFAULT;
     if (c->rings > GPU_RINGS_MAX)
-        return base_fail(-EINVAL, "weft_gpu_config.rings is %u: at most %u", c->rings, GPU_RINGS_MAX);
+        return base_fail(-EINVAL, "weft_gpu_config.rings is %u: it must be at most %u", c->rings, GPU_RINGS_MAX);
     if (c->slots < 2 || c->slots > GPU_SLOTS_MAX || (c->slots & (c->slots - 1)))
-        return base_fail(-EINVAL, "weft_gpu_config.slots is %u: a power of two from 2 to %u", c->slots, GPU_SLOTS_MAX);
+        return base_fail(-EINVAL, "weft_gpu_config.slots is %u: it must be a power of two from 2 to %u", c->slots, GPU_SLOTS_MAX);
     if (c->turns > 1)
-        return base_fail(-EINVAL, "weft_gpu_config.turns is %u: 0 or 1", c->turns);
+        return base_fail(-EINVAL, "weft_gpu_config.turns is %u: it must be 0 or 1", c->turns);
     return 0;
 }
 

@@ -194,7 +194,7 @@ SPAN_KERNEL(span_histogram)
 #define SPAN_PRIME_5    UINT64_C(0x27D4EB2F165667C5)
 #define SPAN_TILE_WORDS 2048u
 #define SPAN_CHAINS     4u
-#define SPAN_LOADERS    32u /* the first thread that loads; the chains run in a warp of their own */
+#define SPAN_LOADERS    32u /* threads from this index on load; threads 0 to 31, one warp, compute the chains */
 
 WEFT_DEVICE_CALL uint64_t span_turn(uint64_t v, uint32_t by)
 {

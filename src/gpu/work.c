@@ -341,7 +341,7 @@ static int work_check(const weft_gpu_worker_config *config, weft_gpu_worker_conf
     c->task_ns = c->task_ns ? c->task_ns : TASK_NS;
     c->renew_ns = c->renew_ns ? c->renew_ns : RENEW_NS;
     if (c->ahead > AHEAD_MAX || (c->ahead & (c->ahead - 1)))
-        return base_fail(-EINVAL, "weft_gpu_worker_config.ahead is %u: a power of two, at most %u", c->ahead, AHEAD_MAX);
+        return base_fail(-EINVAL, "weft_gpu_worker_config.ahead is %u: it must be a power of two, at most %u", c->ahead, AHEAD_MAX);
     if (c->task_ns < 0 || c->renew_ns < 0)
         return base_fail(-EINVAL, "weft_gpu_worker_config: a time is negative");
     return 0;

@@ -9,7 +9,7 @@
 
 extern char **environ;
 
-/* Signal dispositions at the start of this program. It changes its own; commands get these. */
+/* The signal dispositions that this program was started with. The program changes its own; the commands that it starts get these. */
 static struct base_dispositions original;
 static sigset_t original_mask;
 
@@ -29,7 +29,8 @@ static const char *outer_value(const char *assignment)
 
 int map_environment_save(bool apart)
 {
-    static const char *const ours[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_POOL=", "WEFT_HOSTFILE=", "WEFT_GROW=", "WEFT_JOIN=", outer};
+    static const char *const ours[] = {
+        "WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_POOL=", "WEFT_HOSTFILE=", "WEFT_GROW=", "WEFT_JOIN=", outer};
     size_t count = 0, n = 0;
     command_env = environ;
     if (!apart)

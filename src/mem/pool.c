@@ -57,7 +57,8 @@ static int map_aligned(struct mem_pool *p)
     if (got == MAP_FAILED) {
         int error = errno;
         munmap(range, wide);
-        return base_fail(-error, "the pool: mapping %llu bytes: %s", (unsigned long long)p->bytes, base_strerror(error));
+        return base_fail(-error, "the pool: mapping its memory of %llu bytes failed: %s; make the pool smaller (WEFT_POOL)",
+                         (unsigned long long)p->bytes, base_strerror(error));
     }
     if (base > range)
         munmap(range, (size_t)(base - range));

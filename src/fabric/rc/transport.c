@@ -160,7 +160,8 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     if (!err)
         err = fab_side_transfer(side_fd, theirs, sizeof *theirs, false, deadline);
     if (err)
-        return base_fail(err, "exchange of keys with node %u: %s", l->link->node, base_strerror(err));
+        return base_fail(err, "exchanging the addresses and memory keys of the pools with node %u failed: %s", l->link->node,
+                         base_strerror(err));
     if (!hello_ok(l, theirs))
         return base_fail(-EPROTO,
                          "node %u: its pool is not what this version of weft expects (or it uses another transport: "
