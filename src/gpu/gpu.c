@@ -34,8 +34,9 @@ struct weft_gpu {
     uint64_t *pool_at;        /* [nodes]: their addresses there */
     _Atomic uint32_t running; /* kernels of weft_gpu_run(); begins under open_lock */
     struct gpu_place place;
-    bool turns;               /* kernels and the node take turns */
-    pthread_mutex_t run_lock; /* of these: one kernel at a time */
+    bool turns;                  /* kernels and the node take turns */
+    pthread_mutex_t server_lock; /* protects `server`, while kernels take turns with it */
+    pthread_mutex_t run_lock;    /* of these: one kernel at a time */
     weft_gpu *next;
 };
 
@@ -87,6 +88,7 @@ static void dismantle(weft_gpu *g)
         munmap(g->notice, g->notice_bytes);
     pthread_mutex_destroy(&g->workers.lock);
     pthread_mutex_destroy(&g->run_lock);
+    pthread_mutex_destroy(&g->server_lock);
     free(g);
 }
 
@@ -108,8 +110,12 @@ static bool gpu_shut(weft_gpu *g, int64_t deadline)
     gpu_work_end(&g->workers);
     if (g->notice)
         atomic_store_explicit(g->notice, 1, memory_order_release); /* pairs with weft_device_late() */
-    bool ended = gpu_ended(g, deadline), done = !g->server || gpu_serve_end(g->server, deadline);
+    bool ended = gpu_ended(g, deadline);
+    pthread_mutex_lock(&g->server_lock);
+    struct gpu_server *server = g->server;
     g->server = NULL;
+    pthread_mutex_unlock(&g->server_lock);
+    bool done = !server || gpu_serve_end(server, deadline);
     gpu_tasks_end(&g->workers);
     bool arenas = !g->place.table || gpu_arenas_close(gpu_arenas_of(g->w), &g->place, deadline);
     if (ended) {
@@ -401,6 +407,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     g->workers.services = ((struct gpus *)w->gpus)->services;
     pthread_mutex_init(&g->workers.lock, NULL);
     pthread_mutex_init(&g->run_lock, NULL);
+    pthread_mutex_init(&g->server_lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
         close_one(g, 0);
@@ -440,12 +447,21 @@ static int64_t run_deadline(const weft_gpu *g)
 }
 
 /* Where kernels and the node take turns: it is the kernel's, then the node's until all that it asked for is done. */
+static int run_turn(weft_gpu *g, int (*turn)(struct gpu_server *, int64_t))
+{
+    pthread_mutex_lock(&g->server_lock); /* the GPU may be closed while a kernel runs longer than its closing waits */
+    int rc =
+        g->server ? turn(g->server, run_deadline(g)) : base_fail(-EINVAL, "this GPU was closed while a kernel ran or waited for its turn");
+    pthread_mutex_unlock(&g->server_lock);
+    return rc;
+}
+
 static int run_begin(weft_gpu *g)
 {
     if (!g->turns)
         return 0;
     pthread_mutex_lock(&g->run_lock);
-    return gpu_serve_wait(g->server, run_deadline(g));
+    return run_turn(g, gpu_serve_wait);
 }
 
 static int run_end(weft_gpu *g, int rc)
@@ -453,7 +469,7 @@ static int run_end(weft_gpu *g, int rc)
     if (!g->turns)
         return rc;
     if (!rc)
-        rc = gpu_serve_turn(g->server, run_deadline(g));
+        rc = run_turn(g, gpu_serve_turn);
     pthread_mutex_unlock(&g->run_lock);
     return rc;
 }

@@ -254,4 +254,9 @@ void ofi_device_close(struct ofi *o)
     free(o->requests);
     if (o->memory)
         munmap(o->memory, o->memory_bytes);
+    for (struct ofi_late *late; (late = o->late);) {
+        o->late = late->next;
+        munmap(late->frames, late->bytes);
+        free(late);
+    }
 }

@@ -31,6 +31,17 @@ struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
     return l;
 }
 
+/* The provider may still send from a link's own frames: ofi_device_close() frees them after the endpoint. Without memory for a record they
+   stay allocated. */
+static void link_keep_frames(struct ofi_link *l)
+{
+    struct ofi_late *late = malloc(sizeof *late);
+    if (!late)
+        return;
+    *late = (struct ofi_late){.next = l->ofi->late, .frames = l->frames, .bytes = LINK_FRAMES};
+    l->ofi->late = late;
+}
+
 void ofi_link_free(struct ofi_link *l)
 {
     stash_clear(&l->r.stash);
@@ -38,7 +49,7 @@ void ofi_link_free(struct ofi_link *l)
     free(l->r.inbox);
     free(l->keys);
     if (l->frames)
-        munmap(l->frames, LINK_FRAMES);
+        link_keep_frames(l);
     munmap(l, sizeof *l);
 }
 

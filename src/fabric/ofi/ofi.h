@@ -88,6 +88,12 @@ struct ofi_link {
     _Atomic uint64_t connects;
 };
 
+struct ofi_late {
+    struct ofi_late *next;
+    uint8_t *frames;
+    size_t bytes;
+};
+
 struct ofi {
     struct weft_node *w;
     struct fab_look look;
@@ -107,6 +113,7 @@ struct ofi {
     uint8_t *memory; /* frames to send and to receive */
     uint64_t memory_bytes;
     uint8_t *link_frames, *receive_frames;
+    struct ofi_late *late;    /* frames of links that have been freed, until the endpoint is closed */
     struct fid_mr *memory_mr; /* if the provider needs local memory registered */
     struct ofi_request *receives, *requests;
     uint32_t receives_count, requests_count;
