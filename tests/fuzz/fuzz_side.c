@@ -58,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     base_log_set("error");
     link.side_fd = fds[0];
-    w.size = 1;
+    w.size = w.founders = 1;
     w.links = &link;
     w.bell = &bell;
     in_messages = 0;

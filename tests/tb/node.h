@@ -365,7 +365,7 @@ static void open_node(void)
     memset(&node, 0, sizeof node);
     struct weft_node *w = &node.w;
     w->rank = HERE;
-    w->size = NODES;
+    w->size = w->founders = NODES;
     w->links = node.links;
     w->bell = &node.bell;
     w->wake_fd[0] = w->wake_fd[1] = -1;
