@@ -4,7 +4,7 @@
 --hostfile; a network that is slow and loses packets, one that goes away for a while, one that drops everything without a word; with IPv6
 only; and through a tunnel of WireGuard.
 
-Usage: test_network.py RUN WEFT PEER    (tests/vm/run; the command weft; multi_peer)
+Usage: test_network.py RUN WEFT PEER [TEST...]    (tests/vm/run; the command weft; multi_peer)
 """
 import os
 import shutil

@@ -224,7 +224,7 @@ def on_machines(test, options, config, names, short, long):
         status = subprocess.run([sys.executable, run, "--machines", "2", *options, "--timeout",
                                  str(long if LONG else short), "--see", folder, "--env", "WEFT_TEST_LONG", "--env", f"PEER={peer}",
                                  "--env", f"COMMAND={weft}", "--env", f"FOLDER={folder}", "--",
-                                 "sh", "-c", script, "sh", os.path.abspath(test), "--inside"],
+                                 "sh", "-c", script, "sh", os.path.abspath(test), "--inside", *sys.argv[4:]],
                                 stdin=subprocess.DEVNULL, check=False).returncode
     return 1 if status == 77 and os.environ.get("CI") else status
 
