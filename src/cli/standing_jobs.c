@@ -17,23 +17,38 @@
 int jobs_open(struct jobs **out, weft_node *w)
 {
     struct jobs *all = *out = calloc(1, sizeof *all);
-    if (all)
-        all->hosts = calloc(weft_size(w), sizeof *all->hosts);
-    if (!all || !all->hosts)
+    if (!all)
         return base_fail(-ENOMEM, "no memory for jobs");
     all->w = w;
+    all->size = weft_size(w);
     pthread_mutex_init(&all->lock, NULL);
     pthread_cond_init(&all->changed, NULL);
-    return 0;
+    if (!(all->hosts = calloc(all->size, sizeof *all->hosts)))
+        return base_fail(-ENOMEM, "no memory for jobs");
+    return desks_open(&all->desks, w);
+}
+
+uint32_t jobs_size(const struct jobs *all)
+{
+    return all->size;
+}
+
+int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out)
+{
+    return desk_get(all->desks, node, out);
 }
 
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len)
 {
     struct desk_page *p = NULL;
+    if (node >= all->size) {
+        snprintf(out, len, "node %u", node);
+        return;
+    }
     pthread_mutex_lock(&all->lock);
     bool known = all->hosts[node][0];
     pthread_mutex_unlock(&all->lock);
-    if (!known && desk_get(all->w, node, &p) == 0) {
+    if (!known && desk_get(all->desks, node, &p) == 0) {
         pthread_mutex_lock(&all->lock);
         snprintf(all->hosts[node], sizeof all->hosts[node], "%s", p->node.host);
         pthread_mutex_unlock(&all->lock);
@@ -122,7 +137,7 @@ static bool means_node(const char *word, uint32_t node, const char *host)
 static int choose_nodes(struct job *j, const struct control_request *r)
 {
     weft_node *w = j->all->w;
-    uint32_t size = weft_size(w);
+    uint32_t size = j->all->size;
     if (!(j->task = calloc(size, sizeof *j->task)))
         return base_fail(-ENOMEM, "no memory for the processes of a job");
     bool *chosen = calloc(size, sizeof *chosen);
@@ -546,6 +561,7 @@ void jobs_close(struct jobs *all)
         job_unlist(j);
         job_free(j);
     }
+    desks_close(all->desks);
     free(all->hosts);
     free(all);
 }

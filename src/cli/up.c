@@ -235,7 +235,7 @@ static int up_here(struct up *u, const struct launch *l)
         setenv("WEFT_HOSTFILE", l->hostfile, 1);
     if (l->pool)
         setenv("WEFT_POOL", l->pool, 1);
-    return standing_node(&place, u->metrics);
+    return standing_node(&place, u->metrics, true);
 }
 
 static int up_as_node(struct up *u)
@@ -245,7 +245,19 @@ static int up_as_node(struct up *u)
         return cli_usage("up", "only the launcher may use --as-node");
     if (u->cluster && standing_find(&place, u->cluster, false))
         return cli_error("up", "%s", base_error());
-    return standing_node(u->cluster ? &place : NULL, u->metrics);
+    return standing_node(u->cluster ? &place : NULL, u->metrics, false);
+}
+
+/* A standing cluster has the nodes that it began with. */
+static int up_refuse_growth(void)
+{
+    static const char *const names[] = {"WEFT_GROW", "WEFT_JOIN"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *value = getenv(names[i]);
+        if (value && value[0])
+            return cli_error("up", "%s='%.200s': no node can join a standing cluster after its start: unset %s", names[i], value, names[i]);
+    }
+    return 0;
 }
 
 int cli_up(int argc, char **argv)
@@ -276,6 +288,8 @@ int cli_up(int argc, char **argv)
     }
     if (optind < argc)
         return cli_usage("up", "unexpected '%s'", argv[optind]);
+    if ((status = up_refuse_growth()))
+        return status;
     return u.as_node ? up_as_node(&u) : u.here ? up_here(&u, &l) : up_start(&u, &l);
 }
 

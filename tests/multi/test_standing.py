@@ -172,6 +172,20 @@ class UpAndDown(Standing):
         self.assertIn("could not be started", p.stderr)
         until("no process is left", lambda: not marked())
 
+    def test_it_does_not_grow(self):
+        """Nodes that join later would be unknown to its status and its jobs: they are refused, and a hostfile's `grow` is not used."""
+        for name in ("WEFT_GROW", "WEFT_JOIN"):
+            p = self.weft("up", "-n", "1", code=1, env={**self.env, name: f"unix:{self.tmp.name}/door"})
+            self.assertIn(f"{name}='unix:{self.tmp.name}/door': no node can join a standing cluster", p.stderr)
+        door = f"{self.tmp.name}/door"
+        path = os.path.join(self.tmp.name, "hosts.json")
+        with open(path, "w", encoding="ascii") as f:
+            json.dump({"weft": 1, "hosts": [{"ssh": "localhost"}], "settings": {"grow": f"unix:{door}"}}, f)
+        self.weft("up", "--hostfile", path)
+        self.addCleanup(self.down)
+        self.assertEqual(len(self.status()["nodes"]), 1)
+        self.assertFalse(os.path.exists(door))
+
     def test_folder_of_others(self):
         """Without a folder for this user alone there is no cluster; XDG_RUNTIME_DIR of another user is not used."""
         with tempfile.TemporaryDirectory(prefix="weft-up-") as tmp:
@@ -207,6 +221,23 @@ class UpAndDown(Standing):
             self.exec("--cluster", f"c{k}", "--on", str(1 - k), "--", "true")
         self.weft("down", "--cluster", "c1")
         self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0])
+
+    def test_here_and_one_ends(self):
+        """The node of one host is stopped: those of the other hosts stay."""
+        nodes = []
+        for k in (0, 1):
+            env = {**self.env, "WEFT_RANK": str(k), "WEFT_SIZE": "2", "WEFT_COORD": f"unix:{self.tmp.name}/coord"}
+            nodes.append(subprocess.Popen([WEFT, "up", "--here", "--cluster", f"c{k}"], env=env, stdin=subprocess.DEVNULL))
+            self.addCleanup(nodes[k].kill)
+        for k in (0, 1):
+            until("it is up", lambda k=k: self.weft("status", "--cluster", f"c{k}", code=None).returncode == 0)
+        nodes[1].send_signal(signal.SIGTERM)
+        self.assertEqual(nodes[1].wait(LIMIT), 0)
+        until("the other one knows it", lambda: json.loads(self.weft("status", "--cluster", "c0", "--json").stdout)["nodes"][1]["state"] == "gone")
+        self.exec("--cluster", "c0", "--on", "0", "--", "true")
+        self.assertIsNone(nodes[0].poll())
+        self.weft("down", "--cluster", "c0")
+        self.assertEqual(nodes[0].wait(LIMIT), 0)
 
 
 class Exec(Standing):
