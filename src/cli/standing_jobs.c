@@ -112,13 +112,18 @@ static void jobs_forget(struct jobs *all)
     }
 }
 
+/* With the jobs' lock held. */
+static void job_unuse(struct job *j)
+{
+    if (--j->users == 0 && !j->listed)
+        job_free(j);
+}
+
 static void job_leave(struct job *j)
 {
     struct jobs *all = j->all;
     pthread_mutex_lock(&all->lock);
-    j->users--;
-    if (j->users == 0 && !j->listed)
-        job_free(j);
+    job_unuse(j);
     pthread_cond_broadcast(&all->changed);
     pthread_mutex_unlock(&all->lock);
 }
@@ -179,6 +184,15 @@ static void describe_command(struct job *j, const struct control_request *r)
 static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL", "WEFT_GUARD"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
+/* Free a process's handle. A command may be sending it a signal: the job is listed from its start on. */
+static void task_close(struct task *t)
+{
+    pthread_mutex_lock(&t->job->handles);
+    weft_process_close(t->p);
+    t->p = NULL;
+    pthread_mutex_unlock(&t->job->handles);
+}
+
 /* Start all processes at once. Those that cannot be started are told to the command, and count as ended. */
 static int start_tasks(struct job *j, const struct control_request *r)
 {
@@ -200,11 +214,13 @@ static int start_tasks(struct job *j, const struct control_request *r)
     };
     for (uint32_t i = 0; i < j->tasks; i++) {
         struct task *t = &j->task[i];
-        int rc = weft_spawn_start(w, t->node, &spec, &t->p, &t->op);
-        if (rc) {
+        weft_process *p = NULL;
+        int rc = weft_spawn_start(w, t->node, &spec, &p, &t->op);
+        if (rc)
             job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
-            t->p = NULL;
-        }
+        pthread_mutex_lock(&j->handles);
+        t->p = rc ? NULL : p;
+        pthread_mutex_unlock(&j->handles);
     }
     free(changes);
     for (uint32_t i = 0; i < j->tasks; i++) {
@@ -216,8 +232,7 @@ static int start_tasks(struct job *j, const struct control_request *r)
             job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
             if (rc == -ETIMEDOUT)
                 weft_request_cancel(w, &t->op);
-            weft_process_close(t->p);
-            t->p = NULL;
+            task_close(t);
         }
         t->pid = t->p ? weft_process_pid(t->p) : 0;
         jobs_host(j->all, t->node, host, sizeof host);
@@ -276,8 +291,7 @@ static void start_threads(struct job *j)
     for (uint32_t i = 0; i < j->tasks; i++) {
         struct task *t = &j->task[i];
         if (t->p && base_thread(&t->main, task_main, t)) {
-            weft_process_close(t->p);
-            t->p = NULL;
+            task_close(t);
             t->status = JOBS_FAILED;
             job_say(j, CONTROL_ERROR, t->node, EAGAIN, "the control node can make no thread for the output of the process");
         }
@@ -353,20 +367,16 @@ static void job_done(struct job *j)
     if (!j->detached)
         job_unlist(j);
     jobs_forget(all);
+    job_unuse(j);
     pthread_cond_broadcast(&all->changed);
-    pthread_mutex_unlock(&all->lock);
-    job_leave(j);
+    pthread_mutex_unlock(&all->lock); /* from now on jobs_close() may free all */
 }
 
 /* Give back what a job needs while it runs: the rings of its output in the pool, and descriptors. */
 static void job_release(struct job *j)
 {
-    pthread_mutex_lock(&j->handles);
-    for (uint32_t i = 0; i < j->tasks; i++) {
-        weft_process_close(j->task[i].p);
-        j->task[i].p = NULL;
-    }
-    pthread_mutex_unlock(&j->handles);
+    for (uint32_t i = 0; i < j->tasks; i++)
+        task_close(&j->task[i]);
     for (int i = 0; i < 2; i++) {
         close(j->over[i]);
         j->over[i] = -1;
@@ -397,12 +407,7 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
     }
     bool detached = j->detached;
     j->detached = false; /* until it runs, the command is told of it */
-    rc = start_tasks(j, r);
-    if (!rc && j->input) {
-        rc = base_thread(&feeder, job_feed, j);
-        fed = rc == 0;
-    }
-    if (rc)
+    if ((rc = start_tasks(j, r)))
         control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error(), strlen(base_error()));
     j->detached = detached;
     if (detached) {
@@ -419,7 +424,12 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
         control_send(fd, CONTROL_DONE, UINT32_MAX, id, NULL, 0);
         return;
     }
-    start_threads(j);
+    start_threads(j); /* before the input: they close the handles of tasks that get no thread */
+    if (j->input) {
+        fed = base_thread(&feeder, job_feed, j) == 0;
+        if (!fed)
+            job_say(j, CONTROL_ERROR, UINT32_MAX, EAGAIN, "the control node can make no thread for the input of the processes");
+    }
     job_attend(j);
     if (fed)
         stop_feed(j, &feeder);

@@ -478,6 +478,14 @@ class Exec(Standing):
                     pass
                 if len(answer) >= 16:
                     self.assertEqual(struct.unpack("<I", answer[:4])[0], 9)  # CONTROL_ERROR
+        # Detached, with input.
+        strings = b"\0" + b"true\0"
+        head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 3, 0, 0, 0, 0, 1, 0, 0)
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(LIMIT)
+            s.connect(self.path("control"))
+            s.sendall(struct.pack("<IIII", 1, len(head + strings), 0, 0) + head + strings)
+            self.assertIn(b"a detached job has no input", s.recv(4096, socket.MSG_WAITALL))
         # Nonsense behind a request ends what was asked for.
         strings = b"\0" + b"sleep\0" + b"610\0"
         head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 2, 0, 0)
