@@ -74,6 +74,7 @@ bool keeper_remove_dir(const char *dir); /* true: it does not exist any more */
 struct relay_out {
     int fd;
     bool broken; /* it cannot be written any more, for the reason in `error`; EPIPE: nobody reads it */
+    bool drop; /* a log: what cannot be written is dropped, and the rest goes on. A full disk may have room again */
     int error;
     char *data;
     size_t start, end, room;

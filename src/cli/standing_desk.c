@@ -103,7 +103,8 @@ static int check_page(struct desk_page *p, uint32_t size, uint32_t node)
     topo_check_node(&p->node);
     for (uint32_t i = 0; i < size; i++) {
         weft_link_stats *s = &p->links[i].stats;
-        s->transport[sizeof s->transport - 1] = s->devices[sizeof s->devices - 1] = '\0';
+        topo_check_text(s->transport, sizeof s->transport);
+        topo_check_text(s->devices, sizeof s->devices);
     }
     return 0;
 }

@@ -116,6 +116,13 @@ static json_t *status_settings(void)
     return o;
 }
 
+/* null also for a path that is not UTF-8: JSON has no word for it. */
+static json_t *text_or_null(const char *text)
+{
+    json_t *o = text && text[0] ? json_string(text) : NULL;
+    return o ? o : json_null();
+}
+
 json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
 {
     uint32_t size = jobs_size(jobs);
@@ -130,7 +137,7 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
     }
     free_pages(pages, size);
     return json_pack("{ss sI so ss sb so sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
-                     hostfile && hostfile[0] ? json_string(hostfile) : json_null(), "coord", coord ? coord : "", "emulated",
+                     text_or_null(hostfile), "coord", coord ? coord : "", "emulated",
                      getenv("SOFTVERBS_HOST") != NULL, "settings", status_settings(), "epoch", (json_int_t)weft_epoch(w), "nodes", nodes,
                      "links", links, "jobs", jobs_list(jobs));
 }

@@ -7,6 +7,7 @@
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,11 +167,27 @@ static int wait_until_up(const struct standing_place *p, pid_t launcher, uint32_
     }
 }
 
+/* systemd removes /run/user/UID when the user's last session ends, unless the user lingers: then no command finds the cluster. */
+static void warn_of_logout(const struct standing_place *p)
+{
+    char linger[300];
+    const struct passwd *user = getpwuid(geteuid());
+    if (!user || strncmp(p->folder, "/run/user/", 10) != 0)
+        return;
+    snprintf(linger, sizeof linger, "/var/lib/systemd/linger/%s", user->pw_name);
+    if (access(linger, F_OK))
+        fprintf(stderr,
+                "weft up: warning: %s is removed when user %s logs out, and then no command finds the cluster: `loginctl enable-linger %s` "
+                "keeps it\n",
+                p->folder, user->pw_name, user->pw_name);
+}
+
 static int up_background(struct up *u, struct launch *l, struct hosts *hosts, const struct standing_place *p)
 {
     struct stat st;
     off_t log_from = stat(p->log, &st) == 0 ? st.st_size : 0;
     unlink(p->socket); /* of a cluster that was killed: this process has its lock */
+    warn_of_logout(p);
     fflush(NULL);
     pid_t pid = base_process_fork();
     if (pid < 0)

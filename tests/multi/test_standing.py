@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -101,6 +102,15 @@ class Standing(unittest.TestCase):
     def status(self):
         return json.loads(self.weft("status", "--json").stdout)
 
+    def launcher(self):
+        with open(f"/proc/{self.status()['nodes'][1]['pid']}/stat", encoding="ascii", errors="replace") as f:
+            pid = int(f.read().rsplit(")", 1)[1].split()[1])
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            words = f.read().split(b"\0")
+        if b"--as-node" in words or b"up" not in words:
+            self.fail(f"{pid} is not the launcher: {words}")
+        return pid
+
     def sleepers(self, word):
         """Processes with this word among their arguments, but for those of weft."""
         found = []
@@ -142,6 +152,17 @@ class UpAndDown(Standing):
             p = self.weft(*words, code=None)
             self.assertEqual(p.returncode, 255 if words[0] == "exec" else 1)
             self.assertIn("cluster 'default' is not up: start it with `weft up`", p.stderr)
+
+    def test_odd_host_name(self):
+        """A host's name is any bytes for the system: the status is JSON nevertheless."""
+        if os.getuid() != 0 or not shutil.which("unshare"):
+            self.skipTest("needs root and unshare")
+        script = "import os,socket,sys\nsocket.sethostname(b'h\\xff\\xe9 ')\nos.execv(sys.argv[1], sys.argv[1:])\n"
+        subprocess.run(["unshare", "--uts", sys.executable, "-c", script, WEFT, "up", "-n", "1"], env=self.env, check=True, timeout=LIMIT,
+                       stdin=subprocess.DEVNULL, capture_output=True)
+        self.addCleanup(self.down)
+        self.assertEqual([n["host"] for n in self.status()["nodes"]], ["h?? "])
+        self.assertIn('host="h?? "', self.weft("status", "--metrics").stdout)
 
     def test_two_clusters(self):
         self.up()
@@ -603,6 +624,22 @@ class Log(Standing):
         self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
         self.assertIn("no-such", self.weft("logs", "--cluster", "no-such", code=1).stderr)
 
+    def test_a_full_disk(self):
+        """What cannot be written to the log is lost; what comes when it can be written again is not."""
+        self.weft("up", *CLUSTER, preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+        self.addCleanup(self.down)
+        nodes = self.status()["nodes"]
+        pid = self.launcher()
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+        os.kill(nodes[1]["pid"], signal.SIGKILL)
+        until("the launcher has seen it", lambda: not os.path.exists(f"/proc/{nodes[1]['pid']}"))
+        time.sleep(0.2)  # and, usually, has tried to write it
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        os.kill(nodes[2]["pid"], signal.SIGKILL)
+        until("the log goes on", lambda: "node 2 (pid" in self.log())
+        self.exec("--on", "0", "--", "true")
+
     def test_watch(self):
         self.up()
         watch = self.start("status", "--watch")
@@ -654,15 +691,7 @@ class Killed(Standing):
         self.killed(lambda: self.status()["nodes"][0]["pid"])
 
     def test_the_launcher(self):
-        def launcher():
-            with open(f"/proc/{self.status()['nodes'][1]['pid']}/stat", encoding="ascii", errors="replace") as f:
-                pid = int(f.read().rsplit(")", 1)[1].split()[1])
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                words = f.read().split(b"\0")
-            if b"--as-node" in words or b"up" not in words:
-                self.fail(f"{pid} is not the launcher: {words}")
-            return pid
-        self.killed(launcher)
+        self.killed(self.launcher)
 
 
 if __name__ == "__main__":
