@@ -273,8 +273,8 @@ int standing_serve(struct standing_server **out, weft_node *w, const struct stan
     struct standing_server *s = *out = calloc(1, sizeof *s);
     if (!s)
         return base_fail(-ENOMEM, "no memory for the control socket's server");
-    *s = (struct standing_server){.w = w, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg,
-                                  .reader = -1};
+    *s = (struct standing_server){
+        .w = w, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg, .reader = -1};
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->left, NULL);
     for (unsigned i = 0; i < COMMANDS_MAX; i++)

@@ -137,9 +137,8 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
     }
     free_pages(pages, size);
     return json_pack("{ss sI so ss sb so sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
-                     text_or_null(hostfile), "coord", coord ? coord : "", "emulated",
-                     getenv("SOFTVERBS_HOST") != NULL, "settings", status_settings(), "epoch", (json_int_t)weft_epoch(w), "nodes", nodes,
-                     "links", links, "jobs", jobs_list(jobs));
+                     text_or_null(hostfile), "coord", coord ? coord : "", "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings",
+                     status_settings(), "epoch", (json_int_t)weft_epoch(w), "nodes", nodes, "links", links, "jobs", jobs_list(jobs));
 }
 
 /* --- Prometheus --- */
