@@ -47,6 +47,8 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
         return control_refuse("it does not begin as a request does");
     if (h->what < CONTROL_STATUS || h->what > CONTROL_LOGS || h->flags > 7 || h->timeout_ns < 0 || h->signal > 64)
         return control_refuse("a number is out of range");
+    if ((h->flags & CONTROL_WITH_INPUT) && (h->flags & CONTROL_DETACHED))
+        return control_refuse("a detached job has no input");
     if (end[-1] != '\0' || strings != lists + 1 || h->hosts > WEFT_MAX_NODES)
         return control_refuse("the number of its strings is wrong");
     const char **list = out->memory = calloc(lists + 3, sizeof *list);

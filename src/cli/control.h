@@ -27,7 +27,7 @@ enum control_type {
     CONTROL_STARTED,     /* node; number: the process; payload: the name of the node's host */
     CONTROL_OUT,         /* node; number: 1 standard output, 2 standard error; payload: bytes */
     CONTROL_ENDED,       /* node; number: exit status, 128 + N for signal N, or 124 when its time was over */
-    CONTROL_TAKEN,       /* number: so many bytes of input have been taken from the buffer */
+    CONTROL_TAKEN,       /* number: the command may send so many bytes of input more. It may send none before the first of these */
     CONTROL_TEXT,        /* payload: a part of the answer */
     CONTROL_ERROR,       /* node, or UINT32_MAX; number: an errno; payload: the sentence */
     CONTROL_DONE,        /* number: of the job */
@@ -41,7 +41,7 @@ struct control_frame {
 #define CONTROL_INPUT_MAX   (256u << 10) /* input that was sent and not yet taken */
 
 enum control_what { CONTROL_STATUS = 1, CONTROL_METRICS, CONTROL_DOWN, CONTROL_EXEC, CONTROL_KILL, CONTROL_LOGS };
-#define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows */
+#define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows. Not with CONTROL_DETACHED */
 #define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command */
 #define CONTROL_FOLLOW     0x4u /* logs: until the job has ended */
 

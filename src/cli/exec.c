@@ -53,7 +53,7 @@ struct exec_options {
 struct exec_run {
     int fd, input; /* input: -1: none, or its end has been sent */
     struct exec_print print;
-    size_t outstanding; /* bytes of input that have not been taken */
+    size_t outstanding; /* bytes of input that have not been taken; at first the most, until the control node has room for them */
     int status;         /* of the first that failed; 0: none */
     bool done, signalled, input_broken;
     char *payload;
@@ -355,7 +355,7 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
 
 static int exec_attached(struct exec_options *o)
 {
-    struct exec_run x = {.fd = -1, .input = -1};
+    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX};
     int status = exec_open_input(o, &x);
     if (status)
         return status;

@@ -401,7 +401,12 @@ static void raise_limit(struct launcher *s)
 
 int launch_cluster(const struct launch *l)
 {
-    struct launcher s = {.l = l, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}, .keeper = {.fd = -1}, .ssh_grace = INT64_MAX};
+    bool drop = l->log != NULL;
+    struct launcher s = {.l = l,
+                         .out = {.fd = STDOUT_FILENO, .drop = drop},
+                         .err = {.fd = STDERR_FILENO, .drop = drop},
+                         .keeper = {.fd = -1},
+                         .ssh_grace = INT64_MAX};
     struct pollfd *fds = NULL;
     int status = launch_find_program(&s), rc;
     if (status)

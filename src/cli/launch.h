@@ -22,7 +22,8 @@ struct launch {
      * launcher sends LAUNCH_TOLD to the first node, which starts with that signal blocked. */
     bool lead;
     bool tag, kill_on_failure;
-    const char *log; /* the file that is standard output and error: at `log_max` bytes it is renamed to FILE.1, and a new one begun. NULL: none */
+    const char
+        *log; /* the file that is standard output and error: at `log_max` bytes it is renamed to FILE.1, and a new one begun. NULL: none */
     int64_t log_max;
     int64_t timeout_ns;    /* 0: none */
     const char *hostfile;  /* NULL: use the environment's */
@@ -74,6 +75,7 @@ bool keeper_remove_dir(const char *dir); /* true: it does not exist any more */
 struct relay_out {
     int fd;
     bool broken; /* it cannot be written any more, for the reason in `error`; EPIPE: nobody reads it */
+    bool drop;   /* a log: what cannot be written is dropped, and the rest goes on. A full disk may have room again */
     int error;
     char *data;
     size_t start, end, room;

@@ -149,6 +149,8 @@ void relay_write(struct relay_out *o)
         ssize_t n = write(o->fd, o->data + o->start, len < WRITE_MAX ? len : WRITE_MAX);
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             return;
+        if (n < 0 && o->drop)
+            break;
         if (n < 0) {
             relay_give_up(o, errno);
             return;

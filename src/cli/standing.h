@@ -67,8 +67,12 @@ struct desk;
 int desk_open(struct desk **out, weft_node *w);
 void desk_refresh(struct desk *d);
 void desk_close(struct desk *d);
-/* Get the newest page of a node: checked; the caller frees it. */
-int desk_get(weft_node *w, uint32_t node, struct desk_page **out);
+/* Gets the pages of the nodes that the cluster began with. Any thread. */
+struct desks;
+int desks_open(struct desks **out, weft_node *w);
+void desks_close(struct desks *d);
+/* Get the newest page of a node: checked; the caller frees it. -EFAULT: the cluster did not begin with this node. */
+int desk_get(struct desks *d, uint32_t node, struct desk_page **out);
 
 /* --- standing_jobs.c --- */
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job: the newest */
@@ -84,6 +88,10 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r);
 void jobs_kill(struct jobs *all, int fd, const struct control_request *r);
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);
+/* How many nodes the cluster began with: status and jobs know of these only. */
+uint32_t jobs_size(const struct jobs *all);
+/* desk_get() */
+int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
 /* Name of a node's host, as it told; "node K" before it did. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 
@@ -100,8 +108,9 @@ int standing_serve(struct standing_server **out, weft_node *w, const struct stan
 void standing_serve_end(struct standing_server *s);
 
 /* --- standing_node.c --- */
-/* Run one node. `p`: it is the control node; NULL: it is not. Returns the exit status. */
-int standing_node(const struct standing_place *p, const char *metrics);
+/* Run one node. `p`: it is a control node; NULL: it is not. `alone`: it was started without the others (--here), so its end is not theirs,
+ * unless `weft down` has asked for it. Returns the exit status. */
+int standing_node(const struct standing_place *p, const char *metrics, bool alone);
 
 /* --- status.c: what commands share --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */

@@ -103,15 +103,88 @@ static int check_page(struct desk_page *p, uint32_t size, uint32_t node)
     topo_check_node(&p->node);
     for (uint32_t i = 0; i < size; i++) {
         weft_link_stats *s = &p->links[i].stats;
-        s->transport[sizeof s->transport - 1] = s->devices[sizeof s->devices - 1] = '\0';
+        topo_check_text(s->transport, sizeof s->transport);
+        topo_check_text(s->devices, sizeof s->devices);
     }
     return 0;
 }
 
-int desk_get(weft_node *w, uint32_t node, struct desk_page **out)
+/* A buffer into which the fabric may still write, because getting a page into it has timed out. It is never freed, and only the same node's
+ * page is got into it again. */
+struct late {
+    struct late *next;
+    char page[];
+};
+
+struct desks {
+    weft_node *w;
+    uint32_t size;
+    pthread_mutex_t lock;
+    struct late *late[]; /* [size]: of each node: at most as many as threads got its page at the same time */
+};
+
+int desks_open(struct desks **out, weft_node *w)
 {
     uint32_t size = weft_size(w);
-    uint64_t bytes = page_bytes(size);
+    struct desks *d = *out = calloc(1, sizeof *d + size * sizeof(struct late *));
+    if (!d)
+        return base_fail(-ENOMEM, "no memory for the figures of the nodes");
+    d->w = w;
+    d->size = size;
+    pthread_mutex_init(&d->lock, NULL);
+    return 0;
+}
+
+void desks_close(struct desks *d)
+{
+    if (d)
+        pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static struct late *take_late(struct desks *d, uint32_t node)
+{
+    pthread_mutex_lock(&d->lock);
+    struct late *l = d->late[node];
+    if (l)
+        d->late[node] = l->next;
+    pthread_mutex_unlock(&d->lock);
+    return l;
+}
+
+static void keep_late(struct desks *d, uint32_t node, struct late *l)
+{
+    pthread_mutex_lock(&d->lock);
+    l->next = d->late[node];
+    d->late[node] = l;
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Get a page from `at`. What a late answer may still change is not checked where it lies, but copied first. */
+static int get_page(struct desks *d, uint32_t node, weft_gaddr at, struct desk_page **out)
+{
+    uint64_t bytes = page_bytes(d->size);
+    struct late *before = take_late(d, node), *l = before ? before : malloc(sizeof *l + bytes);
+    struct desk_page *p = *out = malloc(bytes);
+    int rc = l && p ? 0 : base_fail(-ENOMEM, "no memory for the figures of node %u", node);
+    if (!rc)
+        rc = weft_get_blocking(d->w, l->page, at, bytes);
+    if (!rc)
+        memcpy(p, l->page, bytes);
+    if (l && (before || rc == -ETIMEDOUT))
+        keep_late(d, node, l);
+    else
+        free(l);
+    return rc;
+}
+
+int desk_get(struct desks *d, uint32_t node, struct desk_page **out)
+{
+    *out = NULL;
+    if (node >= d->size)
+        return base_fail(-EFAULT, "node %u has joined later: its figures are not known", node);
+    weft_node *w = d->w;
+    uint64_t bytes = page_bytes(d->size);
     struct desk_head head;
     weft_name name;
     int rc = weft_name_lookup(w, node, DESK_NAME, &name, 2 * WEFT_SECOND);
@@ -122,16 +195,13 @@ int desk_get(weft_node *w, uint32_t node, struct desk_page **out)
     if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != bytes))
         rc = base_fail(-EPROTO, "node %u sent figures that this version of weft does not understand: run the same version on all hosts",
                        node);
-    struct desk_page *p = *out = rc ? NULL : malloc(bytes);
-    if (!rc && !p)
-        rc = base_fail(-ENOMEM, "no memory for the figures of node %u", node);
     if (!rc)
-        rc = weft_get_blocking(w, p, name.addr + BASE_CACHE_LINE + head.newest % 2 * bytes, bytes);
+        rc = get_page(d, node, name.addr + BASE_CACHE_LINE + head.newest % 2 * bytes, out);
     if (!rc)
-        rc = check_page(p, size, node);
-    if (rc && rc != -ETIMEDOUT) /* after a time-out the fabric may still write to it: it is never freed */
-        free(p);
-    if (rc)
+        rc = check_page(*out, d->size, node);
+    if (rc) {
+        free(*out);
         *out = NULL;
+    }
     return rc;
 }

@@ -57,7 +57,9 @@ struct jobs {
     struct job *first;
     uint32_t last_id, running; /* running: jobs with threads */
     bool closing;
+    uint32_t size;     /* nodes that the cluster began with */
     char (*hosts)[64]; /* [size]; "": not known yet */
+    struct desks *desks;
 };
 
 /* --- standing_task.c --- */

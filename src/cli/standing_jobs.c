@@ -17,23 +17,38 @@
 int jobs_open(struct jobs **out, weft_node *w)
 {
     struct jobs *all = *out = calloc(1, sizeof *all);
-    if (all)
-        all->hosts = calloc(weft_size(w), sizeof *all->hosts);
-    if (!all || !all->hosts)
+    if (!all)
         return base_fail(-ENOMEM, "no memory for jobs");
     all->w = w;
+    all->size = weft_size(w);
     pthread_mutex_init(&all->lock, NULL);
     pthread_cond_init(&all->changed, NULL);
-    return 0;
+    if (!(all->hosts = calloc(all->size, sizeof *all->hosts)))
+        return base_fail(-ENOMEM, "no memory for jobs");
+    return desks_open(&all->desks, w);
+}
+
+uint32_t jobs_size(const struct jobs *all)
+{
+    return all->size;
+}
+
+int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out)
+{
+    return desk_get(all->desks, node, out);
 }
 
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len)
 {
     struct desk_page *p = NULL;
+    if (node >= all->size) {
+        snprintf(out, len, "node %u", node);
+        return;
+    }
     pthread_mutex_lock(&all->lock);
     bool known = all->hosts[node][0];
     pthread_mutex_unlock(&all->lock);
-    if (!known && desk_get(all->w, node, &p) == 0) {
+    if (!known && desk_get(all->desks, node, &p) == 0) {
         pthread_mutex_lock(&all->lock);
         snprintf(all->hosts[node], sizeof all->hosts[node], "%s", p->node.host);
         pthread_mutex_unlock(&all->lock);
@@ -97,13 +112,18 @@ static void jobs_forget(struct jobs *all)
     }
 }
 
+/* With the jobs' lock held. */
+static void job_unuse(struct job *j)
+{
+    if (--j->users == 0 && !j->listed)
+        job_free(j);
+}
+
 static void job_leave(struct job *j)
 {
     struct jobs *all = j->all;
     pthread_mutex_lock(&all->lock);
-    j->users--;
-    if (j->users == 0 && !j->listed)
-        job_free(j);
+    job_unuse(j);
     pthread_cond_broadcast(&all->changed);
     pthread_mutex_unlock(&all->lock);
 }
@@ -122,7 +142,7 @@ static bool means_node(const char *word, uint32_t node, const char *host)
 static int choose_nodes(struct job *j, const struct control_request *r)
 {
     weft_node *w = j->all->w;
-    uint32_t size = weft_size(w);
+    uint32_t size = j->all->size;
     if (!(j->task = calloc(size, sizeof *j->task)))
         return base_fail(-ENOMEM, "no memory for the processes of a job");
     bool *chosen = calloc(size, sizeof *chosen);
@@ -164,6 +184,15 @@ static void describe_command(struct job *j, const struct control_request *r)
 static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL", "WEFT_GUARD"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
+/* Free a process's handle. A command may be sending it a signal: the job is listed from its start on. */
+static void task_close(struct task *t)
+{
+    pthread_mutex_lock(&t->job->handles);
+    weft_process_close(t->p);
+    t->p = NULL;
+    pthread_mutex_unlock(&t->job->handles);
+}
+
 /* Start all processes at once. Those that cannot be started are told to the command, and count as ended. */
 static int start_tasks(struct job *j, const struct control_request *r)
 {
@@ -185,11 +214,13 @@ static int start_tasks(struct job *j, const struct control_request *r)
     };
     for (uint32_t i = 0; i < j->tasks; i++) {
         struct task *t = &j->task[i];
-        int rc = weft_spawn_start(w, t->node, &spec, &t->p, &t->op);
-        if (rc) {
+        weft_process *p = NULL;
+        int rc = weft_spawn_start(w, t->node, &spec, &p, &t->op);
+        if (rc)
             job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
-            t->p = NULL;
-        }
+        pthread_mutex_lock(&j->handles);
+        t->p = rc ? NULL : p;
+        pthread_mutex_unlock(&j->handles);
     }
     free(changes);
     for (uint32_t i = 0; i < j->tasks; i++) {
@@ -201,8 +232,7 @@ static int start_tasks(struct job *j, const struct control_request *r)
             job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
             if (rc == -ETIMEDOUT)
                 weft_request_cancel(w, &t->op);
-            weft_process_close(t->p);
-            t->p = NULL;
+            task_close(t);
         }
         t->pid = t->p ? weft_process_pid(t->p) : 0;
         jobs_host(j->all, t->node, host, sizeof host);
@@ -261,8 +291,7 @@ static void start_threads(struct job *j)
     for (uint32_t i = 0; i < j->tasks; i++) {
         struct task *t = &j->task[i];
         if (t->p && base_thread(&t->main, task_main, t)) {
-            weft_process_close(t->p);
-            t->p = NULL;
+            task_close(t);
             t->status = JOBS_FAILED;
             job_say(j, CONTROL_ERROR, t->node, EAGAIN, "the control node can make no thread for the output of the process");
         }
@@ -338,20 +367,16 @@ static void job_done(struct job *j)
     if (!j->detached)
         job_unlist(j);
     jobs_forget(all);
+    job_unuse(j);
     pthread_cond_broadcast(&all->changed);
-    pthread_mutex_unlock(&all->lock);
-    job_leave(j);
+    pthread_mutex_unlock(&all->lock); /* from now on jobs_close() may free all */
 }
 
 /* Give back what a job needs while it runs: the rings of its output in the pool, and descriptors. */
 static void job_release(struct job *j)
 {
-    pthread_mutex_lock(&j->handles);
-    for (uint32_t i = 0; i < j->tasks; i++) {
-        weft_process_close(j->task[i].p);
-        j->task[i].p = NULL;
-    }
-    pthread_mutex_unlock(&j->handles);
+    for (uint32_t i = 0; i < j->tasks; i++)
+        task_close(&j->task[i]);
     for (int i = 0; i < 2; i++) {
         close(j->over[i]);
         j->over[i] = -1;
@@ -382,12 +407,7 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
     }
     bool detached = j->detached;
     j->detached = false; /* until it runs, the command is told of it */
-    rc = start_tasks(j, r);
-    if (!rc && j->input) {
-        rc = base_thread(&feeder, job_feed, j);
-        fed = rc == 0;
-    }
-    if (rc)
+    if ((rc = start_tasks(j, r)))
         control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error(), strlen(base_error()));
     j->detached = detached;
     if (detached) {
@@ -404,7 +424,12 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
         control_send(fd, CONTROL_DONE, UINT32_MAX, id, NULL, 0);
         return;
     }
-    start_threads(j);
+    start_threads(j); /* before the input: they close the handles of tasks that get no thread */
+    if (j->input) {
+        fed = base_thread(&feeder, job_feed, j) == 0;
+        if (!fed)
+            job_say(j, CONTROL_ERROR, UINT32_MAX, EAGAIN, "the control node can make no thread for the input of the processes");
+    }
     job_attend(j);
     if (fed)
         stop_feed(j, &feeder);
@@ -546,6 +571,7 @@ void jobs_close(struct jobs *all)
         job_unlist(j);
         job_free(j);
     }
+    desks_close(all->desks);
     free(all->hosts);
     free(all);
 }

@@ -54,7 +54,7 @@ static void stay(struct desk *desk)
     }
 }
 
-int standing_node(const struct standing_place *p, const char *metrics)
+int standing_node(const struct standing_place *p, const char *metrics, bool alone)
 {
     weft_node *w;
     struct desk *desk = NULL;
@@ -68,7 +68,8 @@ int standing_node(const struct standing_place *p, const char *metrics)
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
     setenv("WEFT_SERVE", "process,name", 1);
-    int rc = weft_open(&w, NULL);
+    const weft_config config = {.bytes = sizeof config, .grow = ""}; /* also if the hostfile has it: status and jobs know no newcomers */
+    int rc = weft_open(&w, &config);
     if (rc)
         return cli_stopped() ? 128 + cli_stopped() : cli_error("up", "%s", base_error());
     if ((!home || chdir(home)) && chdir("/")) /* programs start here, as they do with ssh */
@@ -79,7 +80,7 @@ int standing_node(const struct standing_place *p, const char *metrics)
         rc = standing_serve(&server, w, p, metrics, end_node, NULL);
     if (!rc)
         stay(desk);
-    if (p && (ended || rc || cli_stopped()))
+    if (p && (ended || (!alone && (rc || cli_stopped()))))
         tell_others(w);
     if (rc)
         cli_error("up", "%s", base_error());

@@ -109,10 +109,16 @@ static int control_socket(const struct standing_place *p, struct sockaddr_un *at
 {
     *at = (struct sockaddr_un){.sun_family = AF_UNIX};
     memcpy(at->sun_path, p->socket, strlen(p->socket) + 1);
+#if defined(SOCK_CLOEXEC)
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* atomically: another thread may fork and exec at any time */
+#else
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+#endif
     if (fd < 0)
         return base_fail(-errno, "no socket: %s", base_strerror(errno));
+#if !defined(SOCK_CLOEXEC)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
+#endif
 #if defined(SO_NOSIGPIPE)
     setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
 #endif

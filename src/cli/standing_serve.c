@@ -14,7 +14,7 @@
 #include "cluster/cluster.h"
 
 #define COMMANDS_MAX  256u
-#define REQUEST_NS    (5 * WEFT_SECOND) /* a command sends its request at once */
+#define REQUEST_NS    (5 * WEFT_SECOND) /* a command sends its request at once; and Prometheus reads its page so fast */
 #define HTTP_HEAD_MAX 8192u
 
 struct standing_server {
@@ -31,6 +31,7 @@ struct standing_server {
     pthread_cond_t left;
     unsigned commands;
     int fds[COMMANDS_MAX]; /* their sockets; -1: free */
+    int reader;            /* socket of Prometheus; -1: none */
     bool ending;
 };
 struct command {
@@ -174,13 +175,12 @@ static void *accept_commands(void *arg)
             continue;
         if (p[1].revents)
             return NULL;
-        int fd = accept(s->listener, NULL, NULL);
+        int fd = cluster_accept(s->listener);
         if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE)
+            if (fd == -EMFILE || fd == -ENFILE)
                 base_sleep_ns(10 * WEFT_MS);
             continue;
         }
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
         fcntl(fd, F_SETFL, 0); /* macOS passes on the listener's flags */
 #if defined(SO_NOSIGPIPE)
         setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
@@ -190,6 +190,25 @@ static void *accept_commands(void *arg)
 }
 
 /* --- the page for Prometheus --- */
+
+/* Send all before the deadline, however slowly the other end reads. */
+static bool send_before(int fd, const char *bytes, size_t len, int64_t deadline)
+{
+    while (len) {
+        ssize_t n = send(fd, bytes, len, MSG_DONTWAIT);
+        if (n > 0) {
+            bytes += n;
+            len -= (size_t)n;
+            continue;
+        }
+        int64_t left = deadline - base_now_ns();
+        if (left <= 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+            return false;
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        poll(&p, 1, (int)(left / WEFT_MS) + 1);
+    }
+    return true;
+}
 
 static void serve_page(struct standing_server *s, int fd)
 {
@@ -212,14 +231,9 @@ static void serve_page(struct standing_server *s, int fd)
         : ours ? "503 Service Unavailable"
                : "404 Not Found",
         strlen(body));
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = 5}, sizeof(struct timeval));
-    if (send(fd, first, (size_t)m, 0) == m)
-        for (size_t at = 0, len = strlen(body); at < len;) {
-            ssize_t sent = send(fd, body + at, len - at, 0);
-            if (sent <= 0)
-                break;
-            at += (size_t)sent;
-        }
+    deadline = base_deadline(REQUEST_NS);
+    if (send_before(fd, first, (size_t)m, deadline))
+        send_before(fd, body, strlen(body), deadline);
     free(text);
 }
 
@@ -238,8 +252,16 @@ static void *serve_metrics(void *arg)
             continue;
         }
         fcntl(fd, F_SETFL, 0);
-        serve_page(s, fd);
+        pthread_mutex_lock(&s->lock);
+        s->reader = fd;
+        bool ending = s->ending;
+        pthread_mutex_unlock(&s->lock);
+        if (!ending)
+            serve_page(s, fd);
+        pthread_mutex_lock(&s->lock);
+        s->reader = -1;
         close(fd);
+        pthread_mutex_unlock(&s->lock);
     }
 }
 
@@ -251,7 +273,8 @@ int standing_serve(struct standing_server **out, weft_node *w, const struct stan
     struct standing_server *s = *out = calloc(1, sizeof *s);
     if (!s)
         return base_fail(-ENOMEM, "no memory for the control socket's server");
-    *s = (struct standing_server){.w = w, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg};
+    *s = (struct standing_server){
+        .w = w, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg, .reader = -1};
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->left, NULL);
     for (unsigned i = 0; i < COMMANDS_MAX; i++)
@@ -282,6 +305,8 @@ void standing_serve_end(struct standing_server *s)
         return;
     pthread_mutex_lock(&s->lock);
     s->ending = true;
+    if (s->reader >= 0)
+        shutdown(s->reader, SHUT_RDWR); /* its thread is waited for */
     pthread_mutex_unlock(&s->lock);
     if (s->wake[1] >= 0)
         close(s->wake[1]); /* both threads see its end */

@@ -20,12 +20,12 @@ extern char **environ;
     }
 
 /* The pages of all nodes; NULL for those that are gone or do not answer. */
-static struct desk_page **get_pages(weft_node *w)
+static struct desk_page **get_pages(weft_node *w, struct jobs *jobs)
 {
-    uint32_t size = weft_size(w);
+    uint32_t size = jobs_size(jobs);
     struct desk_page **pages = calloc(size, sizeof(struct desk_page *));
     for (uint32_t i = 0; pages && i < size; i++)
-        if (weft_alive(w, i) && desk_get(w, i, &pages[i]))
+        if (weft_alive(w, i) && jobs_desk(jobs, i, &pages[i]))
             pages[i] = NULL;
     return pages;
 }
@@ -116,10 +116,17 @@ static json_t *status_settings(void)
     return o;
 }
 
+/* null also for a path that is not UTF-8: JSON has no word for it. */
+static json_t *text_or_null(const char *text)
+{
+    json_t *o = text && text[0] ? json_string(text) : NULL;
+    return o ? o : json_null();
+}
+
 json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
 {
-    uint32_t size = weft_size(w);
-    struct desk_page **pages = get_pages(w);
+    uint32_t size = jobs_size(jobs);
+    struct desk_page **pages = get_pages(w, jobs);
     json_t *nodes = json_array(), *links = json_array();
     const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD");
     for (uint32_t i = 0; pages && i < size; i++) {
@@ -130,9 +137,8 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
     }
     free_pages(pages, size);
     return json_pack("{ss sI so ss sb so sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
-                     hostfile && hostfile[0] ? json_string(hostfile) : json_null(), "coord", coord ? coord : "", "emulated",
-                     getenv("SOFTVERBS_HOST") != NULL, "settings", status_settings(), "epoch", (json_int_t)weft_epoch(w), "nodes", nodes,
-                     "links", links, "jobs", jobs_list(jobs));
+                     text_or_null(hostfile), "coord", coord ? coord : "", "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings",
+                     status_settings(), "epoch", (json_int_t)weft_epoch(w), "nodes", nodes, "links", links, "jobs", jobs_list(jobs));
 }
 
 /* --- Prometheus --- */
@@ -210,7 +216,7 @@ static const struct link_metric of_links[] = {
 static void print_node_metrics(FILE *f, weft_node *w, struct jobs *jobs, struct desk_page **pages)
 {
     char host[64], label[160];
-    uint32_t size = weft_size(w);
+    uint32_t size = jobs_size(jobs);
     head(f, "weft_node_up", "gauge", "Whether the node is in the cluster.");
     for (uint32_t i = 0; i < size; i++) {
         jobs_host(jobs, i, host, sizeof host);
@@ -243,7 +249,7 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
 {
     char *text = NULL;
     size_t len;
-    struct desk_page **pages = get_pages(w);
+    struct desk_page **pages = get_pages(w, jobs);
     FILE *f = pages ? open_memstream(&text, &len) : NULL;
     if (f) {
         json_t *list = jobs_list(jobs), *j;
@@ -252,7 +258,7 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
             running += strcmp(json_string_value(json_object_get(j, "state")), "running") == 0;
         json_decref(list);
         print_node_metrics(f, w, jobs, pages);
-        print_link_metrics(f, weft_size(w), pages);
+        print_link_metrics(f, jobs_size(jobs), pages);
         head(f, "weft_jobs_running", "gauge", "Jobs of weft exec that run.");
         fprintf(f, "weft_jobs_running %zu\n", running);
         if (fclose(f)) {
@@ -260,6 +266,6 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
             text = NULL;
         }
     }
-    free_pages(pages, weft_size(w));
+    free_pages(pages, jobs_size(jobs));
     return text;
 }

@@ -156,6 +156,8 @@ void *job_feed(void *arg)
 {
     struct job *j = arg;
     char *buf = malloc(CONTROL_PIECE_MAX);
+    if (buf)
+        job_say(j, CONTROL_TAKEN, UINT32_MAX, CONTROL_INPUT_MAX, ""); /* from now on the command is listened to, so it may send */
     for (bool end = !buf; !end && !j->stop;) {
         pthread_mutex_lock(&j->feed);
         while (!j->input_bytes && !j->input_end && !j->stop)

@@ -47,6 +47,8 @@ struct topo {
 int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile);
 /* Describe this host and its devices. Opens each device for a moment. */
 void topo_describe(struct topo_node *n);
+/* End a text of another node, and replace all but printable ASCII by '?': JSON would refuse it, a terminal might obey it. */
+void topo_check_text(char *text, size_t room);
 /* Make a description by another node safe to use: all strings end, all counts fit. */
 void topo_check_node(struct topo_node *n);
 int topo_print(const struct topo *t, enum topo_format format);

@@ -270,15 +270,26 @@ void topo_describe(struct topo_node *n)
 
 /* --- results of other nodes: check them before use --- */
 
+void topo_check_text(char *text, size_t room)
+{
+    text[room - 1] = '\0';
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || (unsigned char)*text > 0x7e)
+            *text = '?';
+}
+
 void topo_check_node(struct topo_node *n)
 {
-    n->host[sizeof n->host - 1] = '\0';
+    topo_check_text(n->host, sizeof n->host);
     n->reported = *(const uint8_t *)&n->reported == 1;
     n->device_count = n->device_count < TOPO_DEVICES ? n->device_count : TOPO_DEVICES;
     for (uint32_t k = 0; k < TOPO_DEVICES; k++) {
         struct topo_device *d = &n->devices[k];
-        d->name[sizeof d->name - 1] = d->interface[sizeof d->interface - 1] = d->link[sizeof d->link - 1] = '\0';
-        d->state[sizeof d->state - 1] = d->reason[sizeof d->reason - 1] = '\0';
+        topo_check_text(d->name, sizeof d->name);
+        topo_check_text(d->interface, sizeof d->interface);
+        topo_check_text(d->link, sizeof d->link);
+        topo_check_text(d->state, sizeof d->state);
+        topo_check_text(d->reason, sizeof d->reason);
     }
 }
 

@@ -7,6 +7,7 @@
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,11 +167,27 @@ static int wait_until_up(const struct standing_place *p, pid_t launcher, uint32_
     }
 }
 
+/* systemd removes /run/user/UID when the user's last session ends, unless the user lingers: then no command finds the cluster. */
+static void warn_of_logout(const struct standing_place *p)
+{
+    char linger[300];
+    const struct passwd *user = getpwuid(geteuid());
+    if (!user || strncmp(p->folder, "/run/user/", 10) != 0)
+        return;
+    snprintf(linger, sizeof linger, "/var/lib/systemd/linger/%s", user->pw_name);
+    if (access(linger, F_OK))
+        fprintf(stderr,
+                "weft up: warning: %s is removed when user %s logs out, and then no command finds the cluster: `loginctl enable-linger %s` "
+                "keeps it\n",
+                p->folder, user->pw_name, user->pw_name);
+}
+
 static int up_background(struct up *u, struct launch *l, struct hosts *hosts, const struct standing_place *p)
 {
     struct stat st;
     off_t log_from = stat(p->log, &st) == 0 ? st.st_size : 0;
     unlink(p->socket); /* of a cluster that was killed: this process has its lock */
+    warn_of_logout(p);
     fflush(NULL);
     pid_t pid = base_process_fork();
     if (pid < 0)
@@ -235,7 +252,7 @@ static int up_here(struct up *u, const struct launch *l)
         setenv("WEFT_HOSTFILE", l->hostfile, 1);
     if (l->pool)
         setenv("WEFT_POOL", l->pool, 1);
-    return standing_node(&place, u->metrics);
+    return standing_node(&place, u->metrics, true);
 }
 
 static int up_as_node(struct up *u)
@@ -245,7 +262,19 @@ static int up_as_node(struct up *u)
         return cli_usage("up", "only the launcher may use --as-node");
     if (u->cluster && standing_find(&place, u->cluster, false))
         return cli_error("up", "%s", base_error());
-    return standing_node(u->cluster ? &place : NULL, u->metrics);
+    return standing_node(u->cluster ? &place : NULL, u->metrics, false);
+}
+
+/* A standing cluster has the nodes that it began with. */
+static int up_refuse_growth(void)
+{
+    static const char *const names[] = {"WEFT_GROW", "WEFT_JOIN"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *value = getenv(names[i]);
+        if (value && value[0])
+            return cli_error("up", "%s='%.200s': no node can join a standing cluster after its start: unset %s", names[i], value, names[i]);
+    }
+    return 0;
 }
 
 int cli_up(int argc, char **argv)
@@ -276,6 +305,8 @@ int cli_up(int argc, char **argv)
     }
     if (optind < argc)
         return cli_usage("up", "unexpected '%s'", argv[optind]);
+    if ((status = up_refuse_growth()))
+        return status;
     return u.as_node ? up_as_node(&u) : u.here ? up_here(&u, &l) : up_start(&u, &l);
 }
 

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -101,6 +102,15 @@ class Standing(unittest.TestCase):
     def status(self):
         return json.loads(self.weft("status", "--json").stdout)
 
+    def launcher(self):
+        with open(f"/proc/{self.status()['nodes'][1]['pid']}/stat", encoding="ascii", errors="replace") as f:
+            pid = int(f.read().rsplit(")", 1)[1].split()[1])
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            words = f.read().split(b"\0")
+        if b"--as-node" in words or b"up" not in words:
+            self.fail(f"{pid} is not the launcher: {words}")
+        return pid
+
     def sleepers(self, word):
         """Processes with this word among their arguments, but for those of weft."""
         found = []
@@ -143,6 +153,17 @@ class UpAndDown(Standing):
             self.assertEqual(p.returncode, 255 if words[0] == "exec" else 1)
             self.assertIn("cluster 'default' is not up: start it with `weft up`", p.stderr)
 
+    def test_odd_host_name(self):
+        """A host's name is any bytes for the system: the status is JSON nevertheless."""
+        if os.getuid() != 0 or not shutil.which("unshare"):
+            self.skipTest("needs root and unshare")
+        script = "import os,socket,sys\nsocket.sethostname(b'h\\xff\\xe9 ')\nos.execv(sys.argv[1], sys.argv[1:])\n"
+        subprocess.run(["unshare", "--uts", sys.executable, "-c", script, WEFT, "up", "-n", "1"], env=self.env, check=True, timeout=LIMIT,
+                       stdin=subprocess.DEVNULL, capture_output=True)
+        self.addCleanup(self.down)
+        self.assertEqual([n["host"] for n in self.status()["nodes"]], ["h?? "])
+        self.assertIn('host="h?? "', self.weft("status", "--metrics").stdout)
+
     def test_two_clusters(self):
         self.up()
         self.weft("up", "-n", "1", "--cluster", "other")
@@ -171,6 +192,20 @@ class UpAndDown(Standing):
         self.assertIn("WEFT_POOL", p.stderr)
         self.assertIn("could not be started", p.stderr)
         until("no process is left", lambda: not marked())
+
+    def test_it_does_not_grow(self):
+        """Nodes that join later would be unknown to its status and its jobs: they are refused, and a hostfile's `grow` is not used."""
+        for name in ("WEFT_GROW", "WEFT_JOIN"):
+            p = self.weft("up", "-n", "1", code=1, env={**self.env, name: f"unix:{self.tmp.name}/door"})
+            self.assertIn(f"{name}='unix:{self.tmp.name}/door': no node can join a standing cluster", p.stderr)
+        door = f"{self.tmp.name}/door"
+        path = os.path.join(self.tmp.name, "hosts.json")
+        with open(path, "w", encoding="ascii") as f:
+            json.dump({"weft": 1, "hosts": [{"ssh": "localhost"}], "settings": {"grow": f"unix:{door}"}}, f)
+        self.weft("up", "--hostfile", path)
+        self.addCleanup(self.down)
+        self.assertEqual(len(self.status()["nodes"]), 1)
+        self.assertFalse(os.path.exists(door))
 
     def test_folder_of_others(self):
         """Without a folder for this user alone there is no cluster; XDG_RUNTIME_DIR of another user is not used."""
@@ -207,6 +242,23 @@ class UpAndDown(Standing):
             self.exec("--cluster", f"c{k}", "--on", str(1 - k), "--", "true")
         self.weft("down", "--cluster", "c1")
         self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0])
+
+    def test_here_and_one_ends(self):
+        """The node of one host is stopped: those of the other hosts stay."""
+        nodes = []
+        for k in (0, 1):
+            env = {**self.env, "WEFT_RANK": str(k), "WEFT_SIZE": "2", "WEFT_COORD": f"unix:{self.tmp.name}/coord"}
+            nodes.append(subprocess.Popen([WEFT, "up", "--here", "--cluster", f"c{k}"], env=env, stdin=subprocess.DEVNULL))
+            self.addCleanup(nodes[k].kill)
+        for k in (0, 1):
+            until("it is up", lambda k=k: self.weft("status", "--cluster", f"c{k}", code=None).returncode == 0)
+        nodes[1].send_signal(signal.SIGTERM)
+        self.assertEqual(nodes[1].wait(LIMIT), 0)
+        until("the other one knows it", lambda: json.loads(self.weft("status", "--cluster", "c0", "--json").stdout)["nodes"][1]["state"] == "gone")
+        self.exec("--cluster", "c0", "--on", "0", "--", "true")
+        self.assertIsNone(nodes[0].poll())
+        self.weft("down", "--cluster", "c0")
+        self.assertEqual(nodes[0].wait(LIMIT), 0)
 
 
 class Exec(Standing):
@@ -447,6 +499,14 @@ class Exec(Standing):
                     pass
                 if len(answer) >= 16:
                     self.assertEqual(struct.unpack("<I", answer[:4])[0], 9)  # CONTROL_ERROR
+        # Detached, with input.
+        strings = b"\0" + b"true\0"
+        head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 3, 0, 0, 0, 0, 1, 0, 0)
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(LIMIT)
+            s.connect(self.path("control"))
+            s.sendall(struct.pack("<IIII", 1, len(head + strings), 0, 0) + head + strings)
+            self.assertIn(b"a detached job has no input", s.recv(4096, socket.MSG_WAITALL))
         # Nonsense behind a request ends what was asked for.
         strings = b"\0" + b"sleep\0" + b"610\0"
         head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 2, 0, 0)
@@ -564,6 +624,22 @@ class Log(Standing):
         self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
         self.assertIn("no-such", self.weft("logs", "--cluster", "no-such", code=1).stderr)
 
+    def test_a_full_disk(self):
+        """What cannot be written to the log is lost; what comes when it can be written again is not."""
+        self.weft("up", *CLUSTER, preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+        self.addCleanup(self.down)
+        nodes = self.status()["nodes"]
+        pid = self.launcher()
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+        os.kill(nodes[1]["pid"], signal.SIGKILL)
+        until("the launcher has seen it", lambda: not os.path.exists(f"/proc/{nodes[1]['pid']}"))
+        time.sleep(0.2)  # and, usually, has tried to write it
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        os.kill(nodes[2]["pid"], signal.SIGKILL)
+        until("the log goes on", lambda: "node 2 (pid" in self.log())
+        self.exec("--on", "0", "--", "true")
+
     def test_watch(self):
         self.up()
         watch = self.start("status", "--watch")
@@ -615,15 +691,7 @@ class Killed(Standing):
         self.killed(lambda: self.status()["nodes"][0]["pid"])
 
     def test_the_launcher(self):
-        def launcher():
-            with open(f"/proc/{self.status()['nodes'][1]['pid']}/stat", encoding="ascii", errors="replace") as f:
-                pid = int(f.read().rsplit(")", 1)[1].split()[1])
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                words = f.read().split(b"\0")
-            if b"--as-node" in words or b"up" not in words:
-                self.fail(f"{pid} is not the launcher: {words}")
-            return pid
-        self.killed(launcher)
+        self.killed(self.launcher)
 
 
 if __name__ == "__main__":
