@@ -263,7 +263,7 @@ static int cluster_logs(const char *cluster, bool follow)
         status = cli_flush("logs");
     }
     fclose(f);
-    return status ? status : cli_stopped() ? 128 + cli_stopped() : 0;
+    return cli_stopped() ? 128 + cli_stopped() : status; /* the signal may have interrupted a write */
 }
 
 int cli_logs(int argc, char **argv)
