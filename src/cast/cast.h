@@ -74,6 +74,7 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes);
 /* The other way: the caller frees `*data`. */
 int cast_config_write(const struct cast_config *c, void **data, size_t *bytes);
 void cast_config_free(struct cast_config *c);
+bool cast_is_content(const char *source); /* SRC/: what is in the folder is sent, not the folder */
 
 struct cast_block {
     uint64_t magic, round, number; /* number: from 0, in its round */
@@ -164,6 +165,8 @@ struct cast_list {
 int cast_list_add(struct cast_list *l, const struct cast_line *line, const char *name, const char *link);
 /* The same from a record's payload. */
 int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8_t *payload);
+/* Whether this is the name of an unfinished file, as cast_disk_part() makes it: such files are not copied. */
+bool cast_is_part(const char *name, size_t bytes);
 void cast_list_free(struct cast_list *l);
 /* The path below DEST, for messages; cut off at `len`. Returns `out`. */
 const char *cast_list_path(const struct cast_list *l, uint32_t index, char *out, size_t len);
@@ -214,7 +217,6 @@ void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
 int cast_walk(struct cast *c, uint64_t *failed);
 /* Open a file of the list for reading. Returns the descriptor, or a negative errno without base_fail(). */
 int cast_walk_open(struct cast *c, uint32_t index);
-bool cast_is_content(const char *source); /* SRC/: what is in the folder is sent, not the folder */
 /* Whether --exclude names an entry of the list: also used by the targets, for --delete. `path`: below DEST. */
 bool cast_excluded(const struct cast_config *config, const char *path, const char *name, bool folder);
 
@@ -234,7 +236,7 @@ struct cast_file {
 struct cast_disk {
     struct cast *c;
     int root;          /* DEST, or the folder that it is in; -1: DEST does not exist (dry run) */
-    const char *alone; /* DEST is the name of the only file: its last component */
+    const char *alone; /* DEST is the name of the only source, a file: its last component */
     char dest[4096];
     struct cast_file *file; /* [list.count] */
     uint64_t wanted;        /* files that are needed or may be */

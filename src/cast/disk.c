@@ -106,19 +106,28 @@ static int fill_dest(struct cast_disk *d)
     return n < sizeof d->dest - 1 ? 0 : -ENAMETOOLONG;
 }
 
-/* Open DEST, or the folder that it is in, if it is the name of the only file. */
+/* Whether the only source is a file. One file in the list is not enough: it may be all that is in SRC/, or all that could be read. */
+static bool only_a_file(const struct cast_disk *d)
+{
+    const struct cast_config *o = &d->c->config;
+    const struct cast_list *l = &d->c->list;
+    return o->head.sources == 1 && !cast_is_content(o->sources[0]) && l->count == 1 && l->entry[0].type == CAST_FILE;
+}
+
+/* Open DEST, or the folder that it is in, if DEST is the name of the only file. */
 static int open_root(struct cast_disk *d)
 {
-    const struct cast_list *l = &d->c->list;
     bool dry = d->c->config.head.flags & CAST_DRY_RUN;
     size_t n = strlen(d->dest);
     struct stat st;
     bool folder = d->dest[n - 1] == '/' || (stat(d->dest, &st) == 0 && S_ISDIR(st.st_mode));
     while (n > 1 && d->dest[n - 1] == '/')
         d->dest[--n] = '\0';
-    if (l->count == 1 && l->entry[0].type == CAST_FILE && !folder) {
+    if (only_a_file(d) && !folder) {
         char *slash = strrchr(d->dest, '/');
         d->alone = slash + 1;
+        if (cast_is_part(d->alone, strlen(d->alone)))
+            return -EINVAL; /* the name of an unfinished file */
         *slash = '\0'; /* a file in / has the folder "" here, which is "/" below */
     }
     const char *root = d->dest[0] ? d->dest : "/";

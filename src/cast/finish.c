@@ -168,7 +168,7 @@ static void delete_others(struct cast_disk *d)
         qsort(x.child, l->count, sizeof *x.child, by_parent_and_name);
     for (uint32_t i = 0; i < d->c->config.head.sources; i++)
         root = root || cast_is_content(d->c->config.sources[i]);
-    if (root)
+    if (root && !d->alone) /* with `alone`, the folder is DEST's parent: nothing there was copied but DEST */
         delete_in(&x, CAST_ROOT);
     for (uint32_t i = 0; i < l->count; i++)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)

@@ -105,7 +105,13 @@ static int walk_entry(struct walk *k, int at, const char *name, uint32_t parent,
         failed(k, path, base_strerror(errno));
         return 0;
     }
-    if (path != k->c->config.sources[k->source] && cast_excluded(&k->c->config, below, name, S_ISDIR(st.st_mode)))
+    bool named = path == k->c->config.sources[k->source];
+    if (cast_is_part(name, strlen(name))) {
+        if (named)
+            failed(k, path, "is an unfinished file of another weft cast: not sent");
+        return 0;
+    }
+    if (!named && cast_excluded(&k->c->config, below, name, S_ISDIR(st.st_mode)))
         return 0;
     struct cast_line n = {.parent = parent,
                           .mode = (uint32_t)st.st_mode & 07777,
@@ -215,12 +221,6 @@ static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path,
     if (own >= 0)
         close(own);
     return rc;
-}
-
-bool cast_is_content(const char *source)
-{
-    const char *slash = strrchr(source, '/'), *last = slash ? slash + 1 : source;
-    return !*last || strcmp(last, ".") == 0 || strcmp(last, "..") == 0;
 }
 
 /* Split a source: the folder that its top-level entries are in, and its own name, "": it is that folder, whose content is sent. */

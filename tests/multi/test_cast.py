@@ -251,6 +251,19 @@ class Trees(Cast):
         self.cast("--delete", "--exclude", "src/skip/", self.src + "/", "1:" + self.at(1, "src"))
         self.assertEqual(sorted(os.listdir(self.at(1, "src"))), ["a", "c.o", "skip"])
 
+    def test_only_file_in_folder(self):
+        """SRC/ with one file, or one source of several that is there: DEST is a folder all the same, and nothing beside it is deleted."""
+        self.file("one/file", b"1")
+        self.file("d1/precious", b"2")
+        self.cast("--delete", os.path.join(self.here, "one") + "/", "1:" + self.at(1, "model"))
+        self.assertEqual(sorted(os.listdir(self.at(1))), ["model", "precious"])
+        self.assertEqual(os.listdir(self.at(1, "model")), ["file"])
+        self.file("d1/model/old", b"3")
+        self.cast("--delete", os.path.join(self.here, "one") + "/", "1:" + self.at(1, "model"))
+        self.assertEqual(os.listdir(self.at(1, "model")), ["file"])
+        self.cast(os.path.join(self.here, "one/file"), os.path.join(self.here, "missing"), "1:" + self.at(1, "two"), code=1)
+        self.assertEqual(os.listdir(self.at(1, "two")), ["file"])
+
     def test_bwlimit(self):
         """At most so much a second: a bound from below, which no slow machine breaks."""
         path = self.file("a", b"x" * 3_000_000)
@@ -335,6 +348,18 @@ class Refused(Cast):
         p.send_signal(signal.SIGINT)
         p.wait(LIMIT)
         return os.listdir(self.at(1, "probe"))
+
+    def test_parts_in_source(self):
+        """An unfinished file in a source is not copied: it could have the name that another file has while it is written."""
+        self.file("src/b", b"right")
+        part = self.part_of("b")[0]
+        path = self.file("src/" + part, b"wrong")
+        self.cast(self.src, "2,3:" + self.dest)
+        for node in (2, 3):
+            self.assertEqual(os.listdir(self.at(node, "src")), ["b"])
+            with open(self.at(node, "src", "b"), "rb") as f:
+                self.assertEqual(f.read(), b"right")
+        self.assertIn("unfinished file", self.cast(path, "2:" + self.dest, code=1).stderr)
 
     def test_unreadable_and_unwritable(self):
         if os.getuid() != 0:
