@@ -9,6 +9,7 @@
  *   talk.c     words to other nodes
  *   chain.c    blocks from a node to the next one of the chain
  *   walk.c     the source: makes the list
+ *   part.c     a target: the file beside another one that has its bytes until all are there
  *   disk.c     a target: the folders and files below DEST
  *   finish.c   a target: links, modes and times of folders, --delete
  *   source.c   the source: rounds, and the data
@@ -226,6 +227,16 @@ void cast_source_close(struct cast *c);
 void cast_source_run(struct cast *c); /* until all targets have all, or have failed */
 void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, const void *payload, size_t bytes);
 
+/* --- part.c --- */
+#define CAST_PART_NAME 48u
+/* The name that a file has until it is complete, in the same folder. */
+void cast_disk_part(const char *name, char out[CAST_PART_NAME]);
+/* Open and lock the unfinished file of `name` in folder `at`; make it if there is none that can be used, and set `*new`. Returns the
+ * descriptor, or a negative errno without base_fail(): -EBUSY: another cast writes it. */
+int cast_part_open(int at, const char *name, bool *new);
+bool cast_part_is(int at, const char *part, int fd); /* whether the name `part` still leads to the file that `fd` is */
+bool cast_part_is_live(int at, const char *part); /* whether a cast writes it now */
+
 /* --- disk.c: a target's files --- */
 enum cast_file_state { CAST_OTHER, CAST_RIGHT, CAST_COMPARE, CAST_WANTED, CAST_GIVEN_UP };
 struct cast_file {
@@ -272,8 +283,6 @@ int cast_disk_folder(struct cast_disk *d, uint32_t index);
 void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what);
 /* The name of an entry in its folder. */
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index);
-#define CAST_PART_NAME 48u
-void cast_disk_part(const char *name, char out[CAST_PART_NAME]); /* of the file beside it, until it is complete */
 
 /* --- finish.c --- */
 /* All files are there. `sources_failed`: some could not be read, so nothing is deleted. */

@@ -8,21 +8,14 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/hash.h"
 #include "cast/cast.h"
 
 #define NAMING_BYTES (UINT64_C(64) << 20) /* so many bytes of complete files may wait for their names */
 #define CACHE_BYTES  (UINT64_C(16) << 20) /* so many bytes of the open file stay in the page cache */
-
-void cast_disk_part(const char *name, char out[CAST_PART_NAME])
-{
-    snprintf(out, CAST_PART_NAME, ".weft-cast-%016llx.part", (unsigned long long)base_hash(name, strlen(name), 0));
-}
 
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index)
 {
@@ -82,16 +75,27 @@ static int make_path(char *path)
     }
 }
 
+/* DEST cannot be used on this host. */
+static int refuse_dest(struct cast_disk *d, const char *why)
+{
+    d->failed = true;
+    cast_say(d->c, true, "%s: %s; this host gets nothing", d->c->config.dest, why);
+    return -EINVAL;
+}
+
 /* DEST for this host: {node} and {host} are replaced, and a relative path begins in the home folder. */
 static int fill_dest(struct cast_disk *d)
 {
     const struct cast_config *o = &d->c->config;
     const char *home = getenv("HOME"), *number = o->numbers[d->c->rank];
     char host[256] = "";
-    gethostname(host, sizeof host - 1);
+    if (strstr(o->dest, "{host}") && (gethostname(host, sizeof host - 1) || !host[0] || strchr(host, '/')))
+        return refuse_dest(d, "this host has no name for {host}: use {node}");
+    if (o->dest[0] != '/' && (!home || home[0] != '/'))
+        return refuse_dest(d, "a relative path begins in the home folder, and HOME is not set to one here: give an absolute path");
     size_t n = 0;
     if (o->dest[0] != '/')
-        n = (size_t)snprintf(d->dest, sizeof d->dest, "%s/", home && home[0] == '/' ? home : "");
+        n = (size_t)snprintf(d->dest, sizeof d->dest, "%s/", home);
     for (const char *p = o->dest; *p && n < sizeof d->dest - 1;) {
         bool node = strncmp(p, "{node}", 6) == 0, named = strncmp(p, "{host}", 6) == 0;
         if (node || named) {
@@ -127,7 +131,7 @@ static int open_root(struct cast_disk *d)
         char *slash = strrchr(d->dest, '/');
         d->alone = slash + 1;
         if (cast_is_part(d->alone, strlen(d->alone)))
-            return -EINVAL; /* the name of an unfinished file */
+            return refuse_dest(d, "unfinished files of weft cast have such names: choose another one");
         *slash = '\0'; /* a file in / has the folder "" here, which is "/" below */
     }
     const char *root = d->dest[0] ? d->dest : "/";
@@ -167,6 +171,20 @@ int cast_disk_folder(struct cast_disk *d, uint32_t index)
     return d->folder;
 }
 
+/* Set the mode of a file or folder, and never of what a symbolic link leads to that somebody has put in its place. */
+static int set_mode(int at, const char *name, mode_t mode)
+{
+    if (fchmodat(at, name, mode, AT_SYMLINK_NOFOLLOW) == 0)
+        return 0;
+    if (errno != EOPNOTSUPP && errno != ENOTSUP && errno != EINVAL && errno != ENOSYS)
+        return -errno;
+    int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); /* older systems cannot do it by name */
+    int rc = fd < 0 || fchmod(fd, mode) ? -errno : 0;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 static void make_folder(struct cast_disk *d, uint32_t index)
 {
     struct stat st;
@@ -185,7 +203,7 @@ static void make_folder(struct cast_disk *d, uint32_t index)
     else if (!rc && !S_ISDIR(st.st_mode))
         rc = -ENOTDIR; /* a symbolic link is never followed */
     else if (!rc && (st.st_mode & 0700) != 0700 && !(d->c->config.head.flags & CAST_DRY_RUN))
-        rc = fchmodat(at, name, (mode_t)((st.st_mode & 07777) | 0700), 0) ? -errno : 0;
+        rc = set_mode(at, name, (mode_t)((st.st_mode & 07777) | 0700));
     if (rc)
         cast_disk_give_up(d, index, -rc,
                           rc == -ENOTDIR ? "make this folder, because a file or a symbolic link has its name" : "make this folder");
@@ -233,8 +251,9 @@ static void compare_file(struct cast_disk *d, uint32_t index)
         return;
     }
     if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size && same_time(&st, e)) {
-        if ((st.st_mode & 07777) != e->mode && !(d->c->config.head.flags & CAST_DRY_RUN) && fchmodat(at, name, (mode_t)e->mode, 0)) {
-            cast_disk_give_up(d, index, errno, "set its mode");
+        int rc = (st.st_mode & 07777) == e->mode || d->c->config.head.flags & CAST_DRY_RUN ? 0 : set_mode(at, name, (mode_t)e->mode);
+        if (rc) {
+            cast_disk_give_up(d, index, -rc, "set its mode");
             return;
         }
         d->c->state.skipped++;
@@ -292,25 +311,13 @@ static void close_open(struct cast_disk *d)
         return;
     struct cast_file *f = &d->file[d->open_index];
     if (f->state == CAST_WANTED) {
-        f->verified = d->at;
         f->have = d->at > f->have ? d->at : f->have;
+        f->verified = 0; /* while it is closed, others may write it: what it has is compared when it is opened again */
+        if (d->open_cut && ftruncate(d->open, (off_t)d->at))
+            f->have = 0;
     }
     close(d->open);
     d->open = -1;
-}
-
-static int open_part(struct cast_disk *d, uint32_t index, int at)
-{
-    char part[CAST_PART_NAME];
-    struct stat st;
-    cast_disk_part(cast_disk_name(d, index), part);
-    int fd = openat(at, part, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    int rc = fd < 0 || fstat(fd, &st) ? -errno : !S_ISREG(st.st_mode) || st.st_nlink != 1 ? -EEXIST : 0;
-    if (!rc && flock(fd, LOCK_EX | LOCK_NB))
-        rc = -EBUSY; /* another cast writes it */
-    if (rc && fd >= 0)
-        close(fd);
-    return rc ? rc : fd;
 }
 
 /* Open the file that a record is about. False: it is not needed, or cannot be opened. */
@@ -323,16 +330,19 @@ static bool open_file(struct cast_disk *d, uint32_t index)
         return true;
     close_open(d);
     int at = cast_disk_folder(d, index), fd = at;
+    bool new = false;
     if (at >= 0 && f->state == CAST_WANTED)
-        fd = open_part(d, index, at);
+        fd = cast_part_open(at, cast_disk_name(d, index), &new);
     else if (at >= 0 && (fd = openat(at, cast_disk_name(d, index), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) < 0)
         fd = -errno;
     if (fd < 0) {
         cast_disk_give_up(d, index, -fd, fd == -EBUSY ? "write: another weft cast does" : "write");
         return false;
     }
+    if (new)
+        f->have = f->verified = 0;
 #if defined(POSIX_FADV_DONTNEED)
-    if (f->state == CAST_COMPARE)
+    if (f->have) /* also of an unfinished file: after an error of the disk, pages can differ from it */
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* what is on the disk is compared */
 #endif
     d->open = fd;
@@ -357,6 +367,33 @@ static bool read_piece(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return true;
 }
 
+/* The file that has the name is wrong: a new one is needed, from its start. */
+static void compare_no_more(struct cast_disk *d, uint32_t index)
+{
+    close(d->open);
+    d->open = -1;
+    d->file[index] = (struct cast_file){0, 0, CAST_WANTED};
+}
+
+static void check_hole(struct cast_disk *d, const struct cast_record *r)
+{
+    static const uint8_t zeros[4096];
+    uint64_t end = r->offset + r->bytes;
+    if (r->offset != d->at || end > d->file[r->file].have)
+        return;
+    while (d->at < end) {
+        uint64_t n = end - d->at < CAST_PIECE ? end - d->at : CAST_PIECE, same = 0;
+        bool read = read_piece(d->open, d->piece, n, d->at);
+        while (read && same < n && memcmp(d->piece + same, zeros, n - same < sizeof zeros ? n - same : sizeof zeros) == 0)
+            same += n - same < sizeof zeros ? n - same : sizeof zeros;
+        if (same < n) {
+            compare_no_more(d, r->file);
+            return;
+        }
+        d->at += n;
+    }
+}
+
 static void check_piece(struct cast_disk *d, const struct cast_record *r)
 {
     struct cast_file *f = &d->file[r->file];
@@ -372,10 +409,8 @@ static void check_piece(struct cast_disk *d, const struct cast_record *r)
         d->at += r->bytes;
         return;
     }
-    if (f->state == CAST_COMPARE) { /* the file that has the name is wrong: a new one from its start */
-        close(d->open);
-        d->open = -1;
-        *f = (struct cast_file){0, 0, CAST_WANTED};
+    if (f->state == CAST_COMPARE) {
+        compare_no_more(d, r->file);
         return;
     }
     f->have = r->offset; /* what follows is needed, and comes in the next round */
@@ -456,7 +491,9 @@ static void give_names(struct cast_disk *d)
         int fd = d->naming[i].fd, rc = !together && fsync(fd) ? -errno : 0;
         int at = rc ? rc : cast_disk_folder(d, index);
         cast_disk_part(name, part);
-        if (at >= 0)
+        if (at >= 0 && !cast_part_is(at, part, fd))
+            rc = -ESTALE; /* somebody has put another file there */
+        else if (at >= 0)
             rc = renameat(at, part, at, name) ? -errno : 0;
         else
             rc = at;
@@ -518,12 +555,23 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
         return;
     }
+    bool compare = d->file[r->file].state == CAST_COMPARE; /* another target needs the data of this file, and this one its checksums */
     switch (r->type) {
-    case CAST_DATA: write_piece(d, r, payload); break;
+    case CAST_DATA:
+        if (!compare) {
+            write_piece(d, r, payload);
+            break;
+        }
+        d->c->state.sent += r->bytes;
+        d->c->state.discarded += r->bytes;
+        check_piece(d, r);
+        break;
     case CAST_CHECK: check_piece(d, r); break;
     case CAST_FILE_END: end_file(d, r); break;
     default: /* CAST_HOLE */
-        if (r->offset == d->at && r->offset + r->bytes <= d->c->list.entry[r->file].size && cut(d))
+        if (compare)
+            check_hole(d, r);
+        else if (r->offset == d->at && r->offset + r->bytes <= d->c->list.entry[r->file].size && cut(d))
             d->at += r->bytes;
     }
 }

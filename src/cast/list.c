@@ -77,6 +77,7 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
         l->room = room;
     }
     struct cast_entry e = {n->type, n->parent, n->mode, n->target, n->size, n->seconds, n->nanoseconds, NULL, ""};
+    e.mode &= e.type == CAST_FOLDER ? 01777 : 0777; /* owners are not copied: the bits that set a user or a group would name another one */
     e.name = keep(l, name, n->name_bytes);
     if (n->link_bytes)
         e.link = keep(l, link, n->link_bytes);

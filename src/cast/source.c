@@ -493,7 +493,9 @@ void cast_source_run(struct cast *c)
         rc = base_fail(-ENOENT, "there is nothing to send");
     if (!rc)
         rc = run_rounds(s);
-    if (rc && !c->stopped())
+    if (c->stopped())
+        rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again, which sends what is missing");
+    if (rc && (c->rank || !c->stopped())) /* at node 0, the user has stopped it */
         cast_say(c, true, "%s", base_error());
     look_at_targets(s, &left);
     for (uint32_t i = 0; i < c->config.head.size; i++)
