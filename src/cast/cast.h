@@ -10,6 +10,7 @@
  *   chain.c    blocks from a node to the next one of the chain
  *   walk.c     the source: makes the list
  *   part.c     a target: the file beside another one that has its bytes until all are there
+ *   dest.c     a target: DEST
  *   disk.c     a target: the folders and files below DEST
  *   finish.c   a target: links, modes and times of folders, --delete
  *   source.c   the source: rounds, and the data
@@ -208,7 +209,7 @@ void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
 /* --- chain.c --- */
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* of this node's own pool */
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
-/* Start to put a block to the same slot of the next node. */
+/* Start to put a block to the same slot of the next node. Returns as weft_put_signal(); -EPROTO: it is larger than a slot. */
 int cast_put_block(struct cast *c, uint32_t to, uint64_t round, uint64_t number, weft_op *op);
 /* Give a slot back to the node before. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
@@ -268,8 +269,12 @@ struct cast_disk {
     uint64_t flushed; /* offset in the open file up to which pages were given to the disk */
     uint8_t *piece;   /* to compare */
     bool verifying;   /* files have been compared a second time */
+    bool renamed;     /* files have got their names, which may not be on the disk yet */
     bool failed;      /* DEST cannot be written any more */
 };
+/* dest.c. Open DEST, or the folder that it is in, if DEST is the name of the only file. Returns 0, or a negative errno without base_fail():
+ * if d->failed, the reason was said. */
+int cast_dest_open(struct cast_disk *d);
 int cast_disk_open(struct cast_disk *d, struct cast *c);
 void cast_disk_close(struct cast_disk *d);
 /* The list is complete: make the folders, and find out what is needed. Returns 0, or a negative errno when nothing can be written. */

@@ -4,7 +4,6 @@
  * DEST is written, whatever is there. A file is written under another name beside its own, ".weft-cast-HASH.part". When all of it is there
  * and on the disk, it gets its name. What an ended cast left there is compared with the source's checksums, and used.
  */
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,94 +56,6 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
 }
 
 /* --- folders --- */
-
-/* Make a folder and those above it. */
-static int make_path(char *path)
-{
-    for (char *p = path + 1;; p++) {
-        if (*p && *p != '/')
-            continue;
-        char was = *p;
-        *p = '\0';
-        int rc = mkdir(path, 0777) && errno != EEXIST ? -errno : 0;
-        *p = was;
-        if (rc && !was)
-            return rc;
-        if (!was)
-            return 0;
-    }
-}
-
-/* DEST cannot be used on this host. */
-static int refuse_dest(struct cast_disk *d, const char *why)
-{
-    d->failed = true;
-    cast_say(d->c, true, "%s: %s; this host gets nothing", d->c->config.dest, why);
-    return -EINVAL;
-}
-
-/* DEST for this host: {node} and {host} are replaced, and a relative path begins in the home folder. */
-static int fill_dest(struct cast_disk *d)
-{
-    const struct cast_config *o = &d->c->config;
-    const char *home = getenv("HOME"), *number = o->numbers[d->c->rank];
-    char host[256] = "";
-    if (strstr(o->dest, "{host}") && (gethostname(host, sizeof host - 1) || !host[0] || strchr(host, '/')))
-        return refuse_dest(d, "this host has no name for {host}: use {node}");
-    if (o->dest[0] != '/' && (!home || home[0] != '/'))
-        return refuse_dest(d, "a relative path begins in the home folder, and HOME is not set to one here: give an absolute path");
-    size_t n = 0;
-    if (o->dest[0] != '/')
-        n = (size_t)snprintf(d->dest, sizeof d->dest, "%s/", home);
-    for (const char *p = o->dest; *p && n < sizeof d->dest - 1;) {
-        bool node = strncmp(p, "{node}", 6) == 0, named = strncmp(p, "{host}", 6) == 0;
-        if (node || named) {
-            int m = snprintf(d->dest + n, sizeof d->dest - n, "%s", node ? number : host);
-            n += (size_t)m;
-            p += 6;
-        } else {
-            d->dest[n++] = *p++;
-            d->dest[n] = '\0';
-        }
-    }
-    return n < sizeof d->dest - 1 ? 0 : -ENAMETOOLONG;
-}
-
-/* Whether the only source is a file. One file in the list is not enough: it may be all that is in SRC/, or all that could be read. */
-static bool only_a_file(const struct cast_disk *d)
-{
-    const struct cast_config *o = &d->c->config;
-    const struct cast_list *l = &d->c->list;
-    return o->head.sources == 1 && !cast_is_content(o->sources[0]) && l->count == 1 && l->entry[0].type == CAST_FILE;
-}
-
-/* Open DEST, or the folder that it is in, if DEST is the name of the only file. */
-static int open_root(struct cast_disk *d)
-{
-    bool dry = d->c->config.head.flags & CAST_DRY_RUN;
-    size_t n = strlen(d->dest);
-    struct stat st;
-    bool folder = d->dest[n - 1] == '/' || (stat(d->dest, &st) == 0 && S_ISDIR(st.st_mode));
-    while (n > 1 && d->dest[n - 1] == '/')
-        d->dest[--n] = '\0';
-    if (only_a_file(d) && !folder) {
-        char *slash = strrchr(d->dest, '/');
-        d->alone = slash + 1;
-        if (cast_is_part(d->alone, strlen(d->alone)))
-            return refuse_dest(d, "unfinished files of weft cast have such names: choose another one");
-        *slash = '\0'; /* a file in / has the folder "" here, which is "/" below */
-    }
-    const char *root = d->dest[0] ? d->dest : "/";
-    if (!dry) {
-        mode_t before = umask(022);
-        int rc = make_path(d->dest[0] ? d->dest : (char[]){"/"});
-        umask(before);
-        if (rc)
-            return rc;
-    }
-    d->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return d->root < 0 && !(dry && errno == ENOENT) ? -errno : 0;
-}
 
 static int open_folder(struct cast_disk *d, uint32_t index)
 {
@@ -268,12 +179,8 @@ static void compare_file(struct cast_disk *d, uint32_t index)
 int cast_disk_compare(struct cast_disk *d)
 {
     const struct cast_list *l = &d->c->list;
-    int rc = fill_dest(d);
     d->file = calloc(l->count + 1, sizeof *d->file);
-    if (!rc && !d->file)
-        rc = -ENOMEM;
-    if (!rc)
-        rc = open_root(d);
+    int rc = d->file ? cast_dest_open(d) : -ENOMEM;
     if (rc) {
         fail_all(d, CAST_ROOT, rc, "make or open this folder");
         return rc;
@@ -292,6 +199,9 @@ int cast_disk_compare(struct cast_disk *d)
 void cast_disk_verify(struct cast_disk *d)
 {
     d->verifying = true;
+    for (uint32_t i = 0; i < d->c->list.count; i++)
+        if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
+            make_folder(d, i); /* it has its mode now, with which it may be impossible to write a file again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -477,10 +387,20 @@ static int set_times(int fd, const struct cast_entry *e)
     return futimens(fd, t);
 }
 
+/* Of a file that is right: what differs. Its owner may be another user, who alone can set them. */
+static int set_mode_and_time(int fd, const struct cast_entry *e)
+{
+    struct stat st;
+    if (fstat(fd, &st) || ((st.st_mode & 07777) != e->mode && fchmod(fd, (mode_t)e->mode)) || (!same_time(&st, e) && set_times(fd, e)))
+        return -errno;
+    return 0;
+}
+
 static void give_names(struct cast_disk *d)
 {
+    struct stat first = {.st_dev = 0}, st;
 #if defined(__linux__)
-    bool together = d->naming_count > 1 && syncfs(d->naming[0].fd) == 0;
+    bool together = d->naming_count > 1 && fstat(d->naming[0].fd, &first) == 0 && syncfs(d->naming[0].fd) == 0;
 #else
     bool together = false;
 #endif
@@ -488,7 +408,9 @@ static void give_names(struct cast_disk *d)
         uint32_t index = d->naming[i].index;
         char part[CAST_PART_NAME];
         const char *name = cast_disk_name(d, index);
-        int fd = d->naming[i].fd, rc = !together && fsync(fd) ? -errno : 0;
+        int fd = d->naming[i].fd;
+        bool synced = together && fstat(fd, &st) == 0 && st.st_dev == first.st_dev; /* another file system may be mounted below DEST */
+        int rc = !synced && fsync(fd) ? -errno : 0;
         int at = rc ? rc : cast_disk_folder(d, index);
         cast_disk_part(name, part);
         if (at >= 0 && !cast_part_is(at, part, fd))
@@ -498,6 +420,7 @@ static void give_names(struct cast_disk *d)
         else
             rc = at;
         close(fd);
+        d->renamed = d->renamed || !rc;
         if (rc)
             cast_disk_give_up(d, index, -rc, "give it its name");
         else
@@ -524,11 +447,11 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         return;
     }
     if (f->state == CAST_COMPARE) {
-        int rc = fchmod(d->open, (mode_t)e->mode) || set_times(d->open, e) ? errno : 0;
+        int rc = set_mode_and_time(d->open, e);
         close(d->open);
         d->open = -1;
-        if (rc && rc != EPERM) {
-            cast_disk_give_up(d, r->file, rc, "set its mode and time");
+        if (rc) {
+            cast_disk_give_up(d, r->file, -rc, "set its mode and time");
         } else {
             d->c->state.skipped += !d->verifying;
             file_is_right(d, r->file);
@@ -585,9 +508,9 @@ void cast_disk_settle(struct cast_disk *d)
 int cast_disk_open(struct cast_disk *d, struct cast *c)
 {
     struct rlimit files;
-    *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 64};
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur >= 2 * CAST_NAMING)
-        d->naming_max = CAST_NAMING;
+    *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 32};
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max) /* the rest is for connections, and for folders */
+        d->naming_max = files.rlim_cur / 4 < CAST_NAMING ? (uint32_t)(files.rlim_cur / 4) : CAST_NAMING;
     d->piece = malloc(CAST_PIECE);
     return d->piece ? 0 : base_fail(-ENOMEM, "no memory to compare files");
 }

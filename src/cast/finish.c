@@ -60,6 +60,36 @@ static int make_hardlink(struct cast_disk *d, uint32_t index)
     return rc;
 }
 
+/* The new names of files in an open folder must be on the disk before the cast has ended well. On Linux, sync_names() has it done for all
+ * folders at once, but for those of other file systems. */
+static int sync_folder(struct cast_disk *d, int fd)
+{
+#if defined(__linux__)
+    struct stat root, st;
+    if (!d->renamed || (fstat(d->root, &root) == 0 && fstat(fd, &st) == 0 && root.st_dev == st.st_dev))
+        return 0;
+#endif
+    return d->renamed && fsync(fd) && errno != EINVAL && errno != ENOTSUP ? -1 : 0; /* some file systems cannot do it */
+}
+
+static void sync_names(struct cast_disk *d)
+{
+    bool alone = d->c->list.count == 1;
+    if (!d->renamed || d->root < 0)
+        return;
+#if defined(__linux__)
+    int rc = alone ? fsync(d->root) : syncfs(d->root);
+#else
+    int rc = fsync(d->root);
+    (void)alone;
+#endif
+    if (rc && errno != EINVAL && errno != ENOTSUP) {
+        d->c->state.failed++;
+        cast_say(d->c, true, "%s: cannot write the names of the files to the disk: %s", d->dest[0] ? d->dest : "/", base_strerror(errno));
+    }
+    d->renamed = false;
+}
+
 static void set_folder(struct cast_disk *d, uint32_t index)
 {
     const struct cast_entry *e = &d->c->list.entry[index];
@@ -67,7 +97,7 @@ static void set_folder(struct cast_disk *d, uint32_t index)
     int at = cast_disk_folder(d, index);
     int fd = at < 0 ? -1 : openat(at, e->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     set_times_of(e, t);
-    if (fd < 0 || fchmod(fd, (mode_t)e->mode) || futimens(fd, t))
+    if (fd < 0 || fchmod(fd, (mode_t)e->mode) || futimens(fd, t) || sync_folder(d, fd))
         cast_disk_give_up(d, index, at < 0 ? -at : errno, "set its mode and time");
     if (fd >= 0)
         close(fd);
@@ -274,4 +304,6 @@ void cast_finish(struct cast_disk *d, bool sources_failed)
     for (uint32_t i = l->count; i-- > 0 && !dry && !d->failed;)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
             set_folder(d, i);
+    if (!dry && !d->failed)
+        sync_names(d);
 }

@@ -5,6 +5,7 @@ this host; {node} in DEST gives each a folder of its own.
 
 Usage: test_cast.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 4", or "--softverbs switch:4"
 """
+import fcntl
 import functools
 import hashlib
 import json
@@ -290,6 +291,17 @@ class Trees(Cast):
         self.cast("--delete", "--exclude", "src/skip/", self.src + "/", "1:" + self.at(1, "src"))
         self.assertEqual(sorted(os.listdir(self.at(1, "src"))), ["a", "c.o", "skip"])
 
+    def test_delete_while_another_writes(self):
+        """--delete removes what an ended cast has left unfinished, and not what one writes now."""
+        self.file("src/a", b"a")
+        part = self.file("d1/src/.weft-cast-0123456789abcdef.part", b"half")
+        with open(part, "rb") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            self.cast("--delete", self.src, "1:" + self.dest)
+            self.assertTrue(os.path.exists(part))
+        self.cast("--delete", self.src, "1:" + self.dest)
+        self.same(1)
+
     def test_only_file_in_folder(self):
         """SRC/ with one file, or one source of several that is there: DEST is a folder all the same, and nothing beside it is deleted."""
         self.file("one/file", b"1")
@@ -418,6 +430,29 @@ class Refused(Cast):
         self.assertRegex(p.stderr, r"(?m)^weft cast: \S+:2: .*(Not a directory|Permission denied)")
         for node in (1, 3):
             self.assertTrue(os.path.exists(self.at(node, "src", "open")))
+
+    @unittest.skipUnless(os.getuid() == 0 and os.path.exists("/bin/mount"), "only root may mount a file system")
+    def test_mounted_below_dest(self):
+        """A file system that is mounted in a folder of DEST: it is written to, and --delete does not touch one that was not copied."""
+        for name in ("src/in/a", "src/in/b", "src/c"):
+            self.file(name, name.encode())
+        mounted = []
+        try:
+            for name in ("in", "old/other"):
+                os.makedirs(self.at(1, "src", name))
+                p = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", self.at(1, "src", name)], check=False, capture_output=True)
+                if p.returncode:
+                    self.skipTest("no file system may be mounted here")
+                mounted.append(self.at(1, "src", name))
+            for name in ("other/precious", "gone/x"):
+                self.file("d1/src/old/" + name, b"1")
+            p = self.cast("--delete", self.src, "1:" + self.dest)
+            self.assertIn("src/old/other: not deleted, because another file system is mounted there", p.stdout)
+            self.assertEqual((os.listdir(self.at(1, "src", "old")), os.listdir(mounted[1])), (["other"], ["precious"]))
+            self.assertEqual(sorted(os.listdir(mounted[0])), ["a", "b"])
+        finally:
+            for name in mounted:
+                subprocess.run(["umount", name], check=True)
 
     @unittest.skipUnless(os.getuid() == 0 and os.path.exists("/bin/mount"), "only root may mount a file system")
     def test_disk_full(self):
