@@ -236,7 +236,7 @@ void cast_disk_part(const char *name, char out[CAST_PART_NAME]);
  * descriptor, or a negative errno without base_fail(): -EBUSY: another cast writes it. */
 int cast_part_open(int at, const char *name, bool *new);
 bool cast_part_is(int at, const char *part, int fd); /* whether the name `part` still leads to the file that `fd` is */
-bool cast_part_is_live(int at, const char *part); /* whether a cast writes it now */
+bool cast_part_is_live(int at, const char *part);    /* whether a cast writes it now */
 
 /* --- disk.c: a target's files --- */
 enum cast_file_state { CAST_OTHER, CAST_RIGHT, CAST_COMPARE, CAST_WANTED, CAST_GIVEN_UP };

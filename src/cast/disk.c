@@ -252,7 +252,7 @@ static bool open_file(struct cast_disk *d, uint32_t index)
     if (new)
         f->have = f->verified = 0;
 #if defined(POSIX_FADV_DONTNEED)
-    if (f->have) /* also of an unfinished file: after an error of the disk, pages can differ from it */
+    if (f->have)                                      /* also of an unfinished file: after an error of the disk, pages can differ from it */
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* what is on the disk is compared */
 #endif
     d->open = fd;

@@ -33,7 +33,7 @@ static int lock_part(int at, const char *part, int fd, bool new)
         return -EBUSY; /* with another error, this file system has no locks */
     if (!cast_part_is(at, part, fd))
         return -EAGAIN; /* a cast that has ended meanwhile has renamed or removed it */
-    if (!new && st.st_uid != geteuid())
+    if (!new &&st.st_uid != geteuid())
         return -EPERM;
     return (st.st_mode & 07777) != 0600 && fchmod(fd, 0600) && !new ? -errno : 0;
 }
