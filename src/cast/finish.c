@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -119,7 +120,23 @@ struct deletion {
 static int by_parent_and_name(const void *a, const void *b)
 {
     const struct child *x = a, *y = b;
-    return x->parent != y->parent ? (x->parent < y->parent ? -1 : 1) : strcmp(x->name, y->name);
+    return x->parent != y->parent ? (x->parent < y->parent ? -1 : 1) : strcasecmp(x->name, y->name);
+}
+
+/* Whether a name that is in a folder is one of the list. On a file system without regard to case it may be there with other letters. */
+static bool is_listed(const struct deletion *x, int at, uint32_t folder, const char *name)
+{
+    const struct child key = {folder, name}, *end = x->child + x->d->c->list.count;
+    const struct child *one = bsearch(&key, x->child, x->d->c->list.count, sizeof key, by_parent_and_name);
+    struct stat a, b;
+    while (one && one > x->child && by_parent_and_name(one - 1, &key) == 0)
+        one--;
+    for (; one && one < end && by_parent_and_name(one, &key) == 0; one++)
+        if (strcmp(one->name, name) == 0 ||
+            (fstatat(at, one->name, &a, AT_SYMLINK_NOFOLLOW) == 0 && fstatat(at, name, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
+             a.st_dev == b.st_dev && a.st_ino == b.st_ino))
+            return true;
+    return false;
 }
 
 /* Add a name to the path in x->below. Returns its length before; SIZE_MAX: the path is too long. */
@@ -231,8 +248,7 @@ static void delete_tree(struct deletion *x, int at, const char *name)
 static void delete_one(struct deletion *x, int at, uint32_t folder, const char *name)
 {
     struct cast_disk *d = x->d;
-    const struct child key = {folder, name};
-    if (bsearch(&key, x->child, d->c->list.count, sizeof key, by_parent_and_name))
+    if (is_listed(x, at, folder, name))
         return;
     x->below[0] = '\0';
     if (folder != CAST_ROOT)
