@@ -9,6 +9,8 @@
  *   talk.c     words to other nodes
  *   chain.c    blocks from a node to the next one of the chain
  *   walk.c     the source: makes the list
+ *   part.c     a target: the file beside another one that has its bytes until all are there
+ *   dest.c     a target: DEST
  *   disk.c     a target: the folders and files below DEST
  *   finish.c   a target: links, modes and times of folders, --delete
  *   source.c   the source: rounds, and the data
@@ -74,6 +76,7 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes);
 /* The other way: the caller frees `*data`. */
 int cast_config_write(const struct cast_config *c, void **data, size_t *bytes);
 void cast_config_free(struct cast_config *c);
+bool cast_is_content(const char *source); /* SRC/: what is in the folder is sent, not the folder */
 
 struct cast_block {
     uint64_t magic, round, number; /* number: from 0, in its round */
@@ -164,6 +167,8 @@ struct cast_list {
 int cast_list_add(struct cast_list *l, const struct cast_line *line, const char *name, const char *link);
 /* The same from a record's payload. */
 int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8_t *payload);
+/* Whether this is the name of an unfinished file, as cast_disk_part() makes it: such files are not copied. */
+bool cast_is_part(const char *name, size_t bytes);
 void cast_list_free(struct cast_list *l);
 /* The path below DEST, for messages; cut off at `len`. Returns `out`. */
 const char *cast_list_path(const struct cast_list *l, uint32_t index, char *out, size_t len);
@@ -204,7 +209,7 @@ void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
 /* --- chain.c --- */
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* of this node's own pool */
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
-/* Start to put a block to the same slot of the next node. */
+/* Start to put a block to the same slot of the next node. Returns as weft_put_signal(); -EPROTO: it is larger than a slot. */
 int cast_put_block(struct cast *c, uint32_t to, uint64_t round, uint64_t number, weft_op *op);
 /* Give a slot back to the node before. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
@@ -214,7 +219,6 @@ void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
 int cast_walk(struct cast *c, uint64_t *failed);
 /* Open a file of the list for reading. Returns the descriptor, or a negative errno without base_fail(). */
 int cast_walk_open(struct cast *c, uint32_t index);
-bool cast_is_content(const char *source); /* SRC/: what is in the folder is sent, not the folder */
 /* Whether --exclude names an entry of the list: also used by the targets, for --delete. `path`: below DEST. */
 bool cast_excluded(const struct cast_config *config, const char *path, const char *name, bool folder);
 
@@ -223,6 +227,16 @@ int cast_source_open(struct cast *c);
 void cast_source_close(struct cast *c);
 void cast_source_run(struct cast *c); /* until all targets have all, or have failed */
 void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, const void *payload, size_t bytes);
+
+/* --- part.c --- */
+#define CAST_PART_NAME 48u
+/* The name that a file has until it is complete, in the same folder. */
+void cast_disk_part(const char *name, char out[CAST_PART_NAME]);
+/* Open and lock the unfinished file of `name` in folder `at`; make it if there is none that can be used, and set `*new`. Returns the
+ * descriptor, or a negative errno without base_fail(): -EBUSY: another cast writes it. */
+int cast_part_open(int at, const char *name, bool *new);
+bool cast_part_is(int at, const char *part, int fd); /* whether the name `part` still leads to the file that `fd` is */
+bool cast_part_is_live(int at, const char *part);    /* whether a cast writes it now */
 
 /* --- disk.c: a target's files --- */
 enum cast_file_state { CAST_OTHER, CAST_RIGHT, CAST_COMPARE, CAST_WANTED, CAST_GIVEN_UP };
@@ -234,7 +248,7 @@ struct cast_file {
 struct cast_disk {
     struct cast *c;
     int root;          /* DEST, or the folder that it is in; -1: DEST does not exist (dry run) */
-    const char *alone; /* DEST is the name of the only file: its last component */
+    const char *alone; /* DEST is the name of the only source, a file: its last component */
     char dest[4096];
     struct cast_file *file; /* [list.count] */
     uint64_t wanted;        /* files that are needed or may be */
@@ -255,8 +269,12 @@ struct cast_disk {
     uint64_t flushed; /* offset in the open file up to which pages were given to the disk */
     uint8_t *piece;   /* to compare */
     bool verifying;   /* files have been compared a second time */
+    bool renamed;     /* files have got their names, which may not be on the disk yet */
     bool failed;      /* DEST cannot be written any more */
 };
+/* dest.c. Open DEST, or the folder that it is in, if DEST is the name of the only file. Returns 0, or a negative errno without base_fail():
+ * if d->failed, the reason was said. */
+int cast_dest_open(struct cast_disk *d);
 int cast_disk_open(struct cast_disk *d, struct cast *c);
 void cast_disk_close(struct cast_disk *d);
 /* The list is complete: make the folders, and find out what is needed. Returns 0, or a negative errno when nothing can be written. */
@@ -270,8 +288,6 @@ int cast_disk_folder(struct cast_disk *d, uint32_t index);
 void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what);
 /* The name of an entry in its folder. */
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index);
-#define CAST_PART_NAME 48u
-void cast_disk_part(const char *name, char out[CAST_PART_NAME]); /* of the file beside it, until it is complete */
 
 /* --- finish.c --- */
 /* All files are there. `sources_failed`: some could not be read, so nothing is deleted. */

@@ -25,7 +25,10 @@ struct cast_block *cast_slot(struct cast *c, uint64_t number)
 int cast_put_block(struct cast *c, uint32_t to, uint64_t round, uint64_t number, weft_op *op)
 {
     const struct cast_block *b = cast_slot(c, number);
-    return weft_put_signal(c->w, slot_at(c, to, number), b, sizeof *b + b->bytes, c->filled[to] + 8 * round, 1, op);
+    const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node may write here */
+    if (bytes > CAST_BLOCK - sizeof *b)
+        return -EPROTO;
+    return weft_put_signal(c->w, slot_at(c, to, number), b, sizeof *b + bytes, c->filled[to] + 8 * round, 1, op);
 }
 
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round)

@@ -4,25 +4,17 @@
  * DEST is written, whatever is there. A file is written under another name beside its own, ".weft-cast-HASH.part". When all of it is there
  * and on the disk, it gets its name. What an ended cast left there is compared with the source's checksums, and used.
  */
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/hash.h"
 #include "cast/cast.h"
 
 #define NAMING_BYTES (UINT64_C(64) << 20) /* so many bytes of complete files may wait for their names */
 #define CACHE_BYTES  (UINT64_C(16) << 20) /* so many bytes of the open file stay in the page cache */
-
-void cast_disk_part(const char *name, char out[CAST_PART_NAME])
-{
-    snprintf(out, CAST_PART_NAME, ".weft-cast-%016llx.part", (unsigned long long)base_hash(name, strlen(name), 0));
-}
 
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index)
 {
@@ -65,74 +57,6 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
 
 /* --- folders --- */
 
-/* Make a folder and those above it. */
-static int make_path(char *path)
-{
-    for (char *p = path + 1;; p++) {
-        if (*p && *p != '/')
-            continue;
-        char was = *p;
-        *p = '\0';
-        int rc = mkdir(path, 0777) && errno != EEXIST ? -errno : 0;
-        *p = was;
-        if (rc && !was)
-            return rc;
-        if (!was)
-            return 0;
-    }
-}
-
-/* DEST for this host: {node} and {host} are replaced, and a relative path begins in the home folder. */
-static int fill_dest(struct cast_disk *d)
-{
-    const struct cast_config *o = &d->c->config;
-    const char *home = getenv("HOME"), *number = o->numbers[d->c->rank];
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
-    size_t n = 0;
-    if (o->dest[0] != '/')
-        n = (size_t)snprintf(d->dest, sizeof d->dest, "%s/", home && home[0] == '/' ? home : "");
-    for (const char *p = o->dest; *p && n < sizeof d->dest - 1;) {
-        bool node = strncmp(p, "{node}", 6) == 0, named = strncmp(p, "{host}", 6) == 0;
-        if (node || named) {
-            int m = snprintf(d->dest + n, sizeof d->dest - n, "%s", node ? number : host);
-            n += (size_t)m;
-            p += 6;
-        } else {
-            d->dest[n++] = *p++;
-            d->dest[n] = '\0';
-        }
-    }
-    return n < sizeof d->dest - 1 ? 0 : -ENAMETOOLONG;
-}
-
-/* Open DEST, or the folder that it is in, if it is the name of the only file. */
-static int open_root(struct cast_disk *d)
-{
-    const struct cast_list *l = &d->c->list;
-    bool dry = d->c->config.head.flags & CAST_DRY_RUN;
-    size_t n = strlen(d->dest);
-    struct stat st;
-    bool folder = d->dest[n - 1] == '/' || (stat(d->dest, &st) == 0 && S_ISDIR(st.st_mode));
-    while (n > 1 && d->dest[n - 1] == '/')
-        d->dest[--n] = '\0';
-    if (l->count == 1 && l->entry[0].type == CAST_FILE && !folder) {
-        char *slash = strrchr(d->dest, '/');
-        d->alone = slash + 1;
-        *slash = '\0'; /* a file in / has the folder "" here, which is "/" below */
-    }
-    const char *root = d->dest[0] ? d->dest : "/";
-    if (!dry) {
-        mode_t before = umask(022);
-        int rc = make_path(d->dest[0] ? d->dest : (char[]){"/"});
-        umask(before);
-        if (rc)
-            return rc;
-    }
-    d->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return d->root < 0 && !(dry && errno == ENOENT) ? -errno : 0;
-}
-
 static int open_folder(struct cast_disk *d, uint32_t index)
 {
     if (index == CAST_ROOT)
@@ -158,6 +82,20 @@ int cast_disk_folder(struct cast_disk *d, uint32_t index)
     return d->folder;
 }
 
+/* Set the mode of a file or folder, and never of what a symbolic link leads to that somebody has put in its place. */
+static int set_mode(int at, const char *name, mode_t mode)
+{
+    if (fchmodat(at, name, mode, AT_SYMLINK_NOFOLLOW) == 0)
+        return 0;
+    if (errno != EOPNOTSUPP && errno != ENOTSUP && errno != EINVAL && errno != ENOSYS)
+        return -errno;
+    int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); /* older systems cannot do it by name */
+    int rc = fd < 0 || fchmod(fd, mode) ? -errno : 0;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 static void make_folder(struct cast_disk *d, uint32_t index)
 {
     struct stat st;
@@ -176,7 +114,7 @@ static void make_folder(struct cast_disk *d, uint32_t index)
     else if (!rc && !S_ISDIR(st.st_mode))
         rc = -ENOTDIR; /* a symbolic link is never followed */
     else if (!rc && (st.st_mode & 0700) != 0700 && !(d->c->config.head.flags & CAST_DRY_RUN))
-        rc = fchmodat(at, name, (mode_t)((st.st_mode & 07777) | 0700), 0) ? -errno : 0;
+        rc = set_mode(at, name, (mode_t)((st.st_mode & 07777) | 0700));
     if (rc)
         cast_disk_give_up(d, index, -rc,
                           rc == -ENOTDIR ? "make this folder, because a file or a symbolic link has its name" : "make this folder");
@@ -224,8 +162,9 @@ static void compare_file(struct cast_disk *d, uint32_t index)
         return;
     }
     if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size && same_time(&st, e)) {
-        if ((st.st_mode & 07777) != e->mode && !(d->c->config.head.flags & CAST_DRY_RUN) && fchmodat(at, name, (mode_t)e->mode, 0)) {
-            cast_disk_give_up(d, index, errno, "set its mode");
+        int rc = (st.st_mode & 07777) == e->mode || d->c->config.head.flags & CAST_DRY_RUN ? 0 : set_mode(at, name, (mode_t)e->mode);
+        if (rc) {
+            cast_disk_give_up(d, index, -rc, "set its mode");
             return;
         }
         d->c->state.skipped++;
@@ -240,12 +179,8 @@ static void compare_file(struct cast_disk *d, uint32_t index)
 int cast_disk_compare(struct cast_disk *d)
 {
     const struct cast_list *l = &d->c->list;
-    int rc = fill_dest(d);
     d->file = calloc(l->count + 1, sizeof *d->file);
-    if (!rc && !d->file)
-        rc = -ENOMEM;
-    if (!rc)
-        rc = open_root(d);
+    int rc = d->file ? cast_dest_open(d) : -ENOMEM;
     if (rc) {
         fail_all(d, CAST_ROOT, rc, "make or open this folder");
         return rc;
@@ -264,6 +199,9 @@ int cast_disk_compare(struct cast_disk *d)
 void cast_disk_verify(struct cast_disk *d)
 {
     d->verifying = true;
+    for (uint32_t i = 0; i < d->c->list.count; i++)
+        if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
+            make_folder(d, i); /* it has its mode now, with which it may be impossible to write a file again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -283,25 +221,13 @@ static void close_open(struct cast_disk *d)
         return;
     struct cast_file *f = &d->file[d->open_index];
     if (f->state == CAST_WANTED) {
-        f->verified = d->at;
         f->have = d->at > f->have ? d->at : f->have;
+        f->verified = 0; /* while it is closed, others may write it: what it has is compared when it is opened again */
+        if (d->open_cut && ftruncate(d->open, (off_t)d->at))
+            f->have = 0;
     }
     close(d->open);
     d->open = -1;
-}
-
-static int open_part(struct cast_disk *d, uint32_t index, int at)
-{
-    char part[CAST_PART_NAME];
-    struct stat st;
-    cast_disk_part(cast_disk_name(d, index), part);
-    int fd = openat(at, part, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    int rc = fd < 0 || fstat(fd, &st) ? -errno : !S_ISREG(st.st_mode) || st.st_nlink != 1 ? -EEXIST : 0;
-    if (!rc && flock(fd, LOCK_EX | LOCK_NB))
-        rc = -EBUSY; /* another cast writes it */
-    if (rc && fd >= 0)
-        close(fd);
-    return rc ? rc : fd;
 }
 
 /* Open the file that a record is about. False: it is not needed, or cannot be opened. */
@@ -314,16 +240,19 @@ static bool open_file(struct cast_disk *d, uint32_t index)
         return true;
     close_open(d);
     int at = cast_disk_folder(d, index), fd = at;
+    bool new = false;
     if (at >= 0 && f->state == CAST_WANTED)
-        fd = open_part(d, index, at);
+        fd = cast_part_open(at, cast_disk_name(d, index), &new);
     else if (at >= 0 && (fd = openat(at, cast_disk_name(d, index), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) < 0)
         fd = -errno;
     if (fd < 0) {
         cast_disk_give_up(d, index, -fd, fd == -EBUSY ? "write: another weft cast does" : "write");
         return false;
     }
+    if (new)
+        f->have = f->verified = 0;
 #if defined(POSIX_FADV_DONTNEED)
-    if (f->state == CAST_COMPARE)
+    if (f->have)                                      /* also of an unfinished file: after an error of the disk, pages can differ from it */
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* what is on the disk is compared */
 #endif
     d->open = fd;
@@ -348,6 +277,33 @@ static bool read_piece(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return true;
 }
 
+/* The file that has the name is wrong: a new one is needed, from its start. */
+static void compare_no_more(struct cast_disk *d, uint32_t index)
+{
+    close(d->open);
+    d->open = -1;
+    d->file[index] = (struct cast_file){0, 0, CAST_WANTED};
+}
+
+static void check_hole(struct cast_disk *d, const struct cast_record *r)
+{
+    static const uint8_t zeros[4096];
+    uint64_t end = r->offset + r->bytes;
+    if (r->offset != d->at || end > d->file[r->file].have)
+        return;
+    while (d->at < end) {
+        uint64_t n = end - d->at < CAST_PIECE ? end - d->at : CAST_PIECE, same = 0;
+        bool read = read_piece(d->open, d->piece, n, d->at);
+        while (read && same < n && memcmp(d->piece + same, zeros, n - same < sizeof zeros ? n - same : sizeof zeros) == 0)
+            same += n - same < sizeof zeros ? n - same : sizeof zeros;
+        if (same < n) {
+            compare_no_more(d, r->file);
+            return;
+        }
+        d->at += n;
+    }
+}
+
 static void check_piece(struct cast_disk *d, const struct cast_record *r)
 {
     struct cast_file *f = &d->file[r->file];
@@ -363,10 +319,8 @@ static void check_piece(struct cast_disk *d, const struct cast_record *r)
         d->at += r->bytes;
         return;
     }
-    if (f->state == CAST_COMPARE) { /* the file that has the name is wrong: a new one from its start */
-        close(d->open);
-        d->open = -1;
-        *f = (struct cast_file){0, 0, CAST_WANTED};
+    if (f->state == CAST_COMPARE) {
+        compare_no_more(d, r->file);
         return;
     }
     f->have = r->offset; /* what follows is needed, and comes in the next round */
@@ -433,10 +387,20 @@ static int set_times(int fd, const struct cast_entry *e)
     return futimens(fd, t);
 }
 
+/* Of a file that is right: what differs. Its owner may be another user, who alone can set them. */
+static int set_mode_and_time(int fd, const struct cast_entry *e)
+{
+    struct stat st;
+    if (fstat(fd, &st) || ((st.st_mode & 07777) != e->mode && fchmod(fd, (mode_t)e->mode)) || (!same_time(&st, e) && set_times(fd, e)))
+        return -errno;
+    return 0;
+}
+
 static void give_names(struct cast_disk *d)
 {
+    struct stat first = {.st_dev = 0}, st;
 #if defined(__linux__)
-    bool together = d->naming_count > 1 && syncfs(d->naming[0].fd) == 0;
+    bool together = d->naming_count > 1 && fstat(d->naming[0].fd, &first) == 0 && syncfs(d->naming[0].fd) == 0;
 #else
     bool together = false;
 #endif
@@ -444,14 +408,19 @@ static void give_names(struct cast_disk *d)
         uint32_t index = d->naming[i].index;
         char part[CAST_PART_NAME];
         const char *name = cast_disk_name(d, index);
-        int fd = d->naming[i].fd, rc = !together && fsync(fd) ? -errno : 0;
+        int fd = d->naming[i].fd;
+        bool synced = together && fstat(fd, &st) == 0 && st.st_dev == first.st_dev; /* another file system may be mounted below DEST */
+        int rc = !synced && fsync(fd) ? -errno : 0;
         int at = rc ? rc : cast_disk_folder(d, index);
         cast_disk_part(name, part);
-        if (at >= 0)
+        if (at >= 0 && !cast_part_is(at, part, fd))
+            rc = -ESTALE; /* somebody has put another file there */
+        else if (at >= 0)
             rc = renameat(at, part, at, name) ? -errno : 0;
         else
             rc = at;
         close(fd);
+        d->renamed = d->renamed || !rc;
         if (rc)
             cast_disk_give_up(d, index, -rc, "give it its name");
         else
@@ -478,11 +447,11 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         return;
     }
     if (f->state == CAST_COMPARE) {
-        int rc = fchmod(d->open, (mode_t)e->mode) || set_times(d->open, e) ? errno : 0;
+        int rc = set_mode_and_time(d->open, e);
         close(d->open);
         d->open = -1;
-        if (rc && rc != EPERM) {
-            cast_disk_give_up(d, r->file, rc, "set its mode and time");
+        if (rc) {
+            cast_disk_give_up(d, r->file, -rc, "set its mode and time");
         } else {
             d->c->state.skipped += !d->verifying;
             file_is_right(d, r->file);
@@ -509,12 +478,23 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
         return;
     }
+    bool compare = d->file[r->file].state == CAST_COMPARE; /* another target needs the data of this file, and this one its checksums */
     switch (r->type) {
-    case CAST_DATA: write_piece(d, r, payload); break;
+    case CAST_DATA:
+        if (!compare) {
+            write_piece(d, r, payload);
+            break;
+        }
+        d->c->state.sent += r->bytes;
+        d->c->state.discarded += r->bytes;
+        check_piece(d, r);
+        break;
     case CAST_CHECK: check_piece(d, r); break;
     case CAST_FILE_END: end_file(d, r); break;
     default: /* CAST_HOLE */
-        if (r->offset == d->at && r->offset + r->bytes <= d->c->list.entry[r->file].size && cut(d))
+        if (compare)
+            check_hole(d, r);
+        else if (r->offset == d->at && r->offset + r->bytes <= d->c->list.entry[r->file].size && cut(d))
             d->at += r->bytes;
     }
 }
@@ -528,9 +508,9 @@ void cast_disk_settle(struct cast_disk *d)
 int cast_disk_open(struct cast_disk *d, struct cast *c)
 {
     struct rlimit files;
-    *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 64};
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur >= 2 * CAST_NAMING)
-        d->naming_max = CAST_NAMING;
+    *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 32};
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max) /* the rest is for connections, and for folders */
+        d->naming_max = files.rlim_cur / 4 < CAST_NAMING ? (uint32_t)(files.rlim_cur / 4) : CAST_NAMING;
     d->piece = malloc(CAST_PIECE);
     return d->piece ? 0 : base_fail(-ENOMEM, "no memory to compare files");
 }

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -60,6 +61,36 @@ static int make_hardlink(struct cast_disk *d, uint32_t index)
     return rc;
 }
 
+/* The new names of files in an open folder must be on the disk before the cast has ended well. On Linux, sync_names() has it done for all
+ * folders at once, but for those of other file systems. */
+static int sync_folder(struct cast_disk *d, int fd)
+{
+#if defined(__linux__)
+    struct stat root, st;
+    if (!d->renamed || (fstat(d->root, &root) == 0 && fstat(fd, &st) == 0 && root.st_dev == st.st_dev))
+        return 0;
+#endif
+    return d->renamed && fsync(fd) && errno != EINVAL && errno != ENOTSUP ? -1 : 0; /* some file systems cannot do it */
+}
+
+static void sync_names(struct cast_disk *d)
+{
+    bool alone = d->c->list.count == 1;
+    if (!d->renamed || d->root < 0)
+        return;
+#if defined(__linux__)
+    int rc = alone ? fsync(d->root) : syncfs(d->root);
+#else
+    int rc = fsync(d->root);
+    (void)alone;
+#endif
+    if (rc && errno != EINVAL && errno != ENOTSUP) {
+        d->c->state.failed++;
+        cast_say(d->c, true, "%s: cannot write the names of the files to the disk: %s", d->dest[0] ? d->dest : "/", base_strerror(errno));
+    }
+    d->renamed = false;
+}
+
 static void set_folder(struct cast_disk *d, uint32_t index)
 {
     const struct cast_entry *e = &d->c->list.entry[index];
@@ -67,8 +98,8 @@ static void set_folder(struct cast_disk *d, uint32_t index)
     int at = cast_disk_folder(d, index);
     int fd = at < 0 ? -1 : openat(at, e->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     set_times_of(e, t);
-    if (fd < 0 || fchmod(fd, (mode_t)e->mode) || futimens(fd, t))
-        cast_disk_give_up(d, index, errno, "set its mode and time");
+    if (fd < 0 || fchmod(fd, (mode_t)e->mode) || futimens(fd, t) || sync_folder(d, fd))
+        cast_disk_give_up(d, index, at < 0 ? -at : errno, "set its mode and time");
     if (fd >= 0)
         close(fd);
 }
@@ -83,12 +114,87 @@ struct deletion {
     struct cast_disk *d;
     struct child *child;
     bool dry;
+    char below[8192]; /* the path below DEST of what is looked at */
 };
 
 static int by_parent_and_name(const void *a, const void *b)
 {
     const struct child *x = a, *y = b;
-    return x->parent != y->parent ? (x->parent < y->parent ? -1 : 1) : strcmp(x->name, y->name);
+    return x->parent != y->parent ? (x->parent < y->parent ? -1 : 1) : strcasecmp(x->name, y->name);
+}
+
+/* Whether a name that is in a folder is one of the list. On a file system without regard to case it may be there with other letters. */
+static bool is_listed(const struct deletion *x, int at, uint32_t folder, const char *name)
+{
+    const struct child key = {folder, name}, *end = x->child + x->d->c->list.count;
+    const struct child *one = bsearch(&key, x->child, x->d->c->list.count, sizeof key, by_parent_and_name);
+    struct stat a, b;
+    while (one && one > x->child && by_parent_and_name(one - 1, &key) == 0)
+        one--;
+    for (; one && one < end && by_parent_and_name(one, &key) == 0; one++)
+        if (strcmp(one->name, name) == 0 ||
+            (fstatat(at, one->name, &a, AT_SYMLINK_NOFOLLOW) == 0 && fstatat(at, name, &b, AT_SYMLINK_NOFOLLOW) == 0 &&
+             a.st_dev == b.st_dev && a.st_ino == b.st_ino))
+            return true;
+    return false;
+}
+
+/* Add a name to the path in x->below. Returns its length before; SIZE_MAX: the path is too long. */
+static size_t enter(struct deletion *x, const char *name)
+{
+    size_t at = strlen(x->below), n = strlen(name) + (at > 0);
+    if (n >= sizeof x->below - at)
+        return SIZE_MAX;
+    snprintf(x->below + at, sizeof x->below - at, "%s%s", at ? "/" : "", name);
+    return at;
+}
+
+static bool is_name(const char *name)
+{
+    return strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+/* Open a folder; *other: another file system is mounted there. NULL with errno. */
+static DIR *open_names(int at, const char *name, bool *other)
+{
+    struct stat above, st;
+    int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *names = fd < 0 ? NULL : fdopendir(fd);
+    if (!names) {
+        int error = errno;
+        if (fd >= 0)
+            close(fd);
+        errno = error;
+        return NULL;
+    }
+    *other = fstat(at, &above) || fstat(fd, &st) || above.st_dev != st.st_dev;
+    return names;
+}
+
+/* Whether x->below itself must stay: --exclude names it, or another cast writes it now. */
+static bool is_kept(const struct deletion *x, int at, const char *name, bool folder)
+{
+    return cast_excluded(&x->d->c->config, x->below, name, folder) || (cast_is_part(name, strlen(name)) && cast_part_is_live(at, name));
+}
+
+/* Whether something in folder x->below must stay, or a file system is mounted there. */
+static bool keeps_something(struct deletion *x, int at, const char *name)
+{
+    bool keeps = false;
+    DIR *names = open_names(at, name, &keeps);
+    for (struct dirent *e; names && !keeps && (e = readdir(names));) {
+        struct stat st;
+        if (!is_name(e->d_name) || fstatat(dirfd(names), e->d_name, &st, AT_SYMLINK_NOFOLLOW))
+            continue;
+        size_t cut = enter(x, e->d_name);
+        keeps = cut == SIZE_MAX || is_kept(x, dirfd(names), e->d_name, S_ISDIR(st.st_mode)) ||
+                (S_ISDIR(st.st_mode) && keeps_something(x, dirfd(names), e->d_name));
+        if (cut != SIZE_MAX)
+            x->below[cut] = '\0';
+    }
+    if (names)
+        closedir(names);
+    return keeps;
 }
 
 static int remove_tree(int at, const char *name)
@@ -97,41 +203,58 @@ static int remove_tree(int at, const char *name)
         return 0;
     if (errno != EISDIR && errno != EPERM)
         return -errno;
-    int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), rc = 0;
-    DIR *folder = fd < 0 ? NULL : fdopendir(fd);
-    if (!folder) {
-        rc = -errno;
-        if (fd >= 0)
-            close(fd);
-        return rc;
-    }
-    for (struct dirent *e; !rc && (e = readdir(folder));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            rc = remove_tree(fd, e->d_name);
-    closedir(folder);
+    bool other = false;
+    DIR *names = open_names(at, name, &other);
+    int rc = !names ? -errno : other ? -EXDEV : 0;
+    for (struct dirent *e; !rc && (e = readdir(names));)
+        if (is_name(e->d_name))
+            rc = remove_tree(dirfd(names), e->d_name);
+    if (names)
+        closedir(names);
     return rc ? rc : unlinkat(at, name, AT_REMOVEDIR) ? -errno : 0;
+}
+
+/* Delete x->below, but for what must stay in it, and for the folders that that is in. */
+static void delete_tree(struct deletion *x, int at, const char *name)
+{
+    struct cast *c = x->d->c;
+    struct stat st;
+    bool other = false;
+    if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) || is_kept(x, at, name, S_ISDIR(st.st_mode)))
+        return;
+    if (!S_ISDIR(st.st_mode) || !keeps_something(x, at, name)) {
+        int rc = x->dry ? 0 : remove_tree(at, name);
+        c->state.failed += rc != 0;
+        if (rc)
+            cast_say(c, true, "%s: cannot delete: %s", x->below, base_strerror(rc));
+        else
+            cast_say(c, false, "%s %s", x->dry ? "would delete" : "deleted", x->below);
+        return;
+    }
+    DIR *names = open_names(at, name, &other);
+    if (other)
+        cast_say(c, false, "%s: not deleted, because another file system is mounted there", x->below);
+    for (struct dirent *e; names && !other && (e = readdir(names));) {
+        size_t cut = is_name(e->d_name) ? enter(x, e->d_name) : SIZE_MAX;
+        if (cut == SIZE_MAX)
+            continue;
+        delete_tree(x, dirfd(names), e->d_name);
+        x->below[cut] = '\0';
+    }
+    if (names)
+        closedir(names);
 }
 
 static void delete_one(struct deletion *x, int at, uint32_t folder, const char *name)
 {
     struct cast_disk *d = x->d;
-    char path[4096] = "", below[4600];
-    struct stat st;
-    const struct child key = {folder, name};
-    if (bsearch(&key, x->child, d->c->list.count, sizeof key, by_parent_and_name) || fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW))
+    if (is_listed(x, at, folder, name))
         return;
+    x->below[0] = '\0';
     if (folder != CAST_ROOT)
-        cast_list_path(&d->c->list, folder, path, sizeof path);
-    snprintf(below, sizeof below, "%s%s%s", path, path[0] ? "/" : "", name);
-    if (cast_excluded(&d->c->config, below, name, S_ISDIR(st.st_mode)))
-        return;
-    int rc = x->dry ? 0 : remove_tree(at, name);
-    if (rc) {
-        d->c->state.failed++;
-        cast_say(d->c, true, "%s: cannot delete: %s", below, base_strerror(rc));
-    } else {
-        cast_say(d->c, false, "%s %s", x->dry ? "would delete" : "deleted", below);
-    }
+        cast_list_path(&d->c->list, folder, x->below, sizeof x->below);
+    if (enter(x, name) != SIZE_MAX)
+        delete_tree(x, at, name);
 }
 
 static void delete_in(struct deletion *x, uint32_t folder)
@@ -148,7 +271,7 @@ static void delete_in(struct deletion *x, uint32_t folder)
         return; /* in a dry run it may not be there; else it was said before */
     }
     for (struct dirent *e; (e = readdir(names));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+        if (is_name(e->d_name))
             delete_one(x, fd, folder, e->d_name);
     closedir(names);
 }
@@ -156,7 +279,7 @@ static void delete_in(struct deletion *x, uint32_t folder)
 static void delete_others(struct cast_disk *d)
 {
     const struct cast_list *l = &d->c->list;
-    struct deletion x = {d, calloc(l->count + 1, sizeof *x.child), d->c->config.head.flags & CAST_DRY_RUN};
+    struct deletion x = {d, calloc(l->count + 1, sizeof *x.child), d->c->config.head.flags & CAST_DRY_RUN, ""};
     bool root = false;
     if (!x.child) {
         cast_say(d->c, true, "no memory for --delete");
@@ -168,7 +291,7 @@ static void delete_others(struct cast_disk *d)
         qsort(x.child, l->count, sizeof *x.child, by_parent_and_name);
     for (uint32_t i = 0; i < d->c->config.head.sources; i++)
         root = root || cast_is_content(d->c->config.sources[i]);
-    if (root)
+    if (root && !d->alone) /* with `alone`, the folder is DEST's parent: nothing there was copied but DEST */
         delete_in(&x, CAST_ROOT);
     for (uint32_t i = 0; i < l->count; i++)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
@@ -197,4 +320,6 @@ void cast_finish(struct cast_disk *d, bool sources_failed)
     for (uint32_t i = l->count; i-- > 0 && !dry && !d->failed;)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
             set_folder(d, i);
+    if (!dry && !d->failed)
+        sync_names(d);
 }

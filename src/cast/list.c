@@ -5,10 +5,18 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cast/cast.h"
 
 #define CHUNK (256u << 10)
+
+bool cast_is_part(const char *name, size_t bytes)
+{
+    static const char begin[] = ".weft-cast-", end[] = ".part"; /* without regard to case: some file systems have none */
+    return bytes == sizeof begin - 1 + 16 + sizeof end - 1 && strncasecmp(name, begin, sizeof begin - 1) == 0 &&
+           strncasecmp(name + bytes - (sizeof end - 1), end, sizeof end - 1) == 0;
+}
 
 static bool name_fits(const char *name, size_t bytes)
 {
@@ -40,6 +48,8 @@ static int check(const struct cast_list *l, const struct cast_line *n, const cha
         return base_fail(-EPROTO, "the list has an entry of no known kind");
     if (!name_fits(name, n->name_bytes))
         return base_fail(-EPROTO, "the list has a name that is no name of a file: it might lead out of the destination");
+    if (cast_is_part(name, n->name_bytes))
+        return base_fail(-EPROTO, "the list has a file with the name of an unfinished file of weft cast");
     if (n->parent != CAST_ROOT && (n->parent >= l->count || l->entry[n->parent].type != CAST_FOLDER))
         return base_fail(-EPROTO, "the list has a file in what is no folder");
     if (n->type == CAST_HARDLINK && (n->target >= l->count || l->entry[n->target].type != CAST_FILE))
@@ -67,6 +77,7 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
         l->room = room;
     }
     struct cast_entry e = {n->type, n->parent, n->mode, n->target, n->size, n->seconds, n->nanoseconds, NULL, ""};
+    e.mode &= e.type == CAST_FOLDER ? 01777 : 0777; /* owners are not copied: the bits that set a user or a group would name another one */
     e.name = keep(l, name, n->name_bytes);
     if (n->link_bytes)
         e.link = keep(l, link, n->link_bytes);

@@ -193,12 +193,13 @@ static void show_progress(struct cast *c)
     fflush(stderr);
 }
 
+/* Whether all targets have told their last state. When the source has found all right, also those that have ended since have sent it. */
 static bool all_told(struct cast *c)
 {
     bool told = true;
     pthread_mutex_lock(&c->show->lock);
     for (uint32_t i = 0; i < c->config.head.size && told; i++)
-        told = !cast_is_target(c, i) || !weft_alive(c->w, i) || c->show->state[i].doing >= CAST_ENDED;
+        told = !cast_is_target(c, i) || (c->show->result && !weft_alive(c->w, i)) || c->show->state[i].doing >= CAST_ENDED;
     pthread_mutex_unlock(&c->show->lock);
     return told;
 }
@@ -218,6 +219,27 @@ static void wait_a_little(struct cast_show *s)
 
 /* --- the summary --- */
 
+static bool is_complete(const struct cast_show *s, uint32_t node)
+{
+    return s->state[node].doing == CAST_ENDED && s->state[node].files == s->files && s->state[node].failed == 0;
+}
+
+/* The source's word is not enough: each target must have told that it has all. */
+static bool all_complete(struct cast *c)
+{
+    struct cast_show *s = c->show;
+    bool complete = true;
+    for (uint32_t i = 0; i < c->config.head.size && !(c->config.head.flags & CAST_DRY_RUN); i++) {
+        if (!cast_is_target(c, i) || is_complete(s, i))
+            continue;
+        complete = false;
+        if (s->result == 0 && s->failures == 0)
+            fprintf(stderr, "weft cast: %s: has not told that it has all files: give the same command again, which sends what is missing\n",
+                    c->config.hosts[i]);
+    }
+    return complete;
+}
+
 static void sum_up(struct cast *c, bool right)
 {
     struct cast_show *s = c->show;
@@ -230,7 +252,7 @@ static void sum_up(struct cast *c, bool right)
         const struct cast_state *t = &s->state[i];
         if (!cast_is_target(c, i))
             continue;
-        bool all = t->doing == CAST_ENDED && t->files == s->files && t->failed == 0;
+        bool all = is_complete(s, i);
         hosts++;
         complete += all;
         discarded += t->discarded;
@@ -277,7 +299,7 @@ int cast_show_run(struct cast *c)
     if (!s->over)
         fprintf(stderr, "weft cast: %s: the source is gone; give the same command again, which sends what is missing\n",
                 c->config.hosts[c->config.head.source]);
-    bool right = s->over && s->result == 0 && s->failures == 0;
+    bool right = s->over && all_complete(c) && s->result == 0 && s->failures == 0;
     sum_up(c, right);
     return fflush(stdout) == 0 && right ? 0 : 1;
 }

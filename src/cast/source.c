@@ -13,19 +13,19 @@
 
 #define LOOK_NS    (20 * WEFT_MS) /* between two looks whether a target has died */
 #define STALLS_MAX 3u             /* rounds that brought nothing, until a target is given up */
-#define NOT_NEEDED UINT64_MAX
 
 struct receiver {
     bool chosen, failed, listed;
     uint32_t stage; /* that it has reached in this round: 1 to 3, as `a` of CAST_READY tells; 0: none */
     uint64_t needed;
-    struct {
-        uint64_t have, verified;
-    } * need; /* [list.count]; have NOT_NEEDED: it does not need that file */
+    uint8_t *need; /* a bit for each entry of the list: it needs that file */
 };
 struct cast_source {
     struct cast *c;
     struct receiver *receiver; /* [size] */
+    struct {
+        uint64_t have, verified;
+    } * least; /* [list.count]: the least that a target of this round has of the file that it needs; UINT64_MAX: none needs it */
     uint32_t round, chain[WEFT_MAX_NODES], count;
     bool broken;     /* a target has got a damaged block in this round */
     uint64_t failed; /* files that could not be read or sent */
@@ -64,6 +64,7 @@ void cast_source_close(struct cast *c)
     for (uint32_t i = 0; i < c->config.head.size; i++)
         free(s->receiver[i].need);
     free(s->receiver);
+    free(s->least);
     free(s);
     c->source = NULL;
 }
@@ -77,8 +78,9 @@ static void take_needs(struct cast_source *s, struct receiver *t, const void *pa
         struct cast_need n;
         memcpy(&n, (const uint8_t *)payload + at, sizeof n);
         if (n.file < l->count && l->entry[n.file].type == CAST_FILE && n.have <= l->entry[n.file].size && n.verified <= n.have) {
-            t->need[n.file].have = n.have;
-            t->need[n.file].verified = n.verified;
+            t->need[n.file / 8] |= (uint8_t)(1u << n.file % 8);
+            s->least[n.file].have = n.have < s->least[n.file].have ? n.have : s->least[n.file].have;
+            s->least[n.file].verified = n.verified < s->least[n.file].verified ? n.verified : s->least[n.file].verified;
         }
     }
 }
@@ -249,14 +251,12 @@ static bool needed(struct cast_source *s, uint32_t file, uint64_t *verified, uin
 {
     bool any = false;
     pthread_mutex_lock(&s->c->lock);
-    for (uint32_t i = 0; i < s->count; i++) {
+    for (uint32_t i = 0; i < s->count && !any; i++) {
         const struct receiver *t = &s->receiver[s->chain[i]];
-        if (t->failed || t->need[file].have == NOT_NEEDED)
-            continue;
-        *verified = any && *verified < t->need[file].verified ? *verified : t->need[file].verified;
-        *have = any && *have < t->need[file].have ? *have : t->need[file].have;
-        any = true;
+        any = !t->failed && t->need[file / 8] >> file % 8 & 1;
     }
+    *verified = s->least[file].verified;
+    *have = s->least[file].have;
     pthread_mutex_unlock(&s->c->lock);
     return any;
 }
@@ -379,9 +379,11 @@ static void send_file(struct cast_source *s, uint32_t file)
 static int choose_chain(struct cast_source *s, bool *list)
 {
     struct cast *c = s->c;
-    const uint64_t count = c->list.count ? c->list.count : 1;
-    int rc = 0;
+    const size_t count = (size_t)c->list.count + 1;
     pthread_mutex_lock(&c->lock);
+    int rc = s->least || (s->least = malloc(count * sizeof *s->least)) ? 0 : base_fail(-ENOMEM, "no memory for %u files", c->list.count);
+    if (!rc)
+        memset(s->least, 0xff, count * sizeof *s->least);
     s->count = 0;
     s->broken = s->aborted = false;
     s->number = s->used = 0;
@@ -394,10 +396,10 @@ static int choose_chain(struct cast_source *s, bool *list)
             continue;
         s->chain[s->count++] = i;
         *list = *list || !t->listed;
-        if (!t->need && !(t->need = malloc(count * sizeof *t->need)))
+        if (!t->need && !(t->need = malloc(count / 8 + 1)))
             rc = base_fail(-ENOMEM, "no memory for the state of %u files", c->list.count);
-        for (uint32_t k = 0; k < c->list.count && !rc; k++)
-            t->need[k].have = NOT_NEEDED;
+        else
+            memset(t->need, 0, count / 8 + 1);
     }
     pthread_mutex_unlock(&c->lock);
     return rc;
@@ -493,7 +495,9 @@ void cast_source_run(struct cast *c)
         rc = base_fail(-ENOENT, "there is nothing to send");
     if (!rc)
         rc = run_rounds(s);
-    if (rc && !c->stopped())
+    if (c->stopped())
+        rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again, which sends what is missing");
+    if (rc && (c->rank || !c->stopped())) /* at node 0, the user has stopped it */
         cast_say(c, true, "%s", base_error());
     look_at_targets(s, &left);
     for (uint32_t i = 0; i < c->config.head.size; i++)

@@ -2,6 +2,7 @@
  *
  * What a node of a cast sends to others: words, sentences for the user, and what it is doing.
  */
+#include <errno.h>
 #include <stdarg.h>
 #include <string.h>
 
@@ -22,7 +23,12 @@ uint32_t cast_handler_of(enum cast_kind kind)
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes)
 {
     const struct cast_word word = {(uint32_t)kind, round, a, b};
-    weft_send(c->w, to, cast_handler_of(kind), &word, sizeof word, payload, bytes, NULL);
+    int rc;
+    while ((rc = weft_send(c->w, to, cast_handler_of(kind), &word, sizeof word, payload, bytes, NULL)) == -ETIMEDOUT || rc == -ENOMEM) {
+        if (!weft_alive(c->w, to) || c->quit || c->stopped()) /* else others would wait for this word for ever */
+            return;
+        base_sleep_ns(WEFT_MS);
+    }
 }
 
 void cast_say(struct cast *c, bool failure, const char *format, ...)

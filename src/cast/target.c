@@ -85,6 +85,10 @@ static void send_needs(struct target *t)
 
 static void end_list(struct target *t, const struct cast_record *r)
 {
+    if (t->disk.failed) {
+        send_needs(t);
+        return;
+    }
     if (!t->listed && r->file != t->c->list.count) {
         break_round(t);
         return;
@@ -114,9 +118,9 @@ static void take_record(struct target *t, const struct cast_record *r, const uin
 {
     switch (r->type) {
     case CAST_ENTRY:
-        if (!t->listed && cast_list_take(&t->c->list, r, payload)) {
-            cast_say(t->c, true, "%s", base_error());
-            break_round(t);
+        if (!t->listed && !t->disk.failed && cast_list_take(&t->c->list, r, payload)) {
+            t->disk.failed = true; /* it would be so in each round */
+            cast_say(t->c, true, "%s; this host gets nothing", base_error());
         }
         break;
     case CAST_LIST_END: end_list(t, r); break;
@@ -140,7 +144,7 @@ static void take_block(struct target *t, uint64_t number)
         break_round(t);
         return;
     }
-    const uint32_t bytes = b->bytes; /* read once: another node may write here */
+    const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node may write here */
     while (!t->broken && !t->ended &&
            (rc = cast_record_next((const uint8_t *)(b + 1), bytes <= CAST_BLOCK - sizeof *b ? bytes : 0, &at, &r, &payload)) == 1) {
         take_record(t, &r, payload);
@@ -171,7 +175,12 @@ static bool relay(struct target *t, uint64_t filled)
             break_round(t);
             return any;
         }
-        t->busy[i] = cast_put_block(c, t->next, t->round, t->put, &t->op[i]) == 0;
+        int rc = cast_put_block(c, t->next, t->round, t->put, &t->op[i]);
+        if (rc == -EPROTO) {
+            break_round(t);
+            return any;
+        }
+        t->busy[i] = rc == 0;
         t->put++;
         any = true;
     }

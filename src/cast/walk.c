@@ -12,13 +12,15 @@
 
 #include "cast/cast.h"
 
+#define DEPTH_MAX 1000u
+
 struct inode { /* a file with several names; nothing when index is UINT32_MAX */
     uint64_t device, number;
     uint32_t index;
 };
 struct walk {
     struct cast *c;
-    uint32_t source;
+    uint32_t source, depth; /* depth: folders above */
     uint64_t *failed;
     struct inode *inode;
     size_t inodes, inode_room;
@@ -95,17 +97,37 @@ static void fill_times(struct cast_line *n, const struct stat *st)
 
 static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path, const char *below);
 
+/* Its own function, with its own large array: walk_entry() calls itself. */
+static __attribute__((noinline)) int add_symlink(struct walk *k, int at, const char *name, struct cast_line *n, const char *path)
+{
+    char link[CAST_LINK_MAX + 1];
+    ssize_t got = readlinkat(at, name, link, sizeof link);
+    if (got <= 0 || got > (ssize_t)CAST_LINK_MAX) {
+        failed(k, path, got < 0 ? base_strerror(errno) : "the target of this symbolic link is too long");
+        return 0;
+    }
+    n->type = CAST_SYMLINK;
+    n->link_bytes = (uint32_t)got;
+    int rc = cast_list_add(&k->c->list, n, name, link);
+    return rc ? base_context(rc, "%s", path) : 0;
+}
+
 /* Add the entry `name` of the folder `at`, and what is in it. `path`: for messages; `below`: below DEST. */
 static int walk_entry(struct walk *k, int at, const char *name, uint32_t parent, const char *path, const char *below)
 {
     struct cast_list *l = &k->c->list;
     struct stat st;
-    char link[CAST_LINK_MAX + 1] = "";
     if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW)) {
         failed(k, path, base_strerror(errno));
         return 0;
     }
-    if (path != k->c->config.sources[k->source] && cast_excluded(&k->c->config, below, name, S_ISDIR(st.st_mode)))
+    bool named = path == k->c->config.sources[k->source];
+    if (cast_is_part(name, strlen(name))) {
+        if (named)
+            failed(k, path, "is an unfinished file of another weft cast: not sent");
+        return 0;
+    }
+    if (!named && cast_excluded(&k->c->config, below, name, S_ISDIR(st.st_mode)))
         return 0;
     struct cast_line n = {.parent = parent,
                           .mode = (uint32_t)st.st_mode & 07777,
@@ -120,19 +142,13 @@ static int walk_entry(struct walk *k, int at, const char *name, uint32_t parent,
     } else if (S_ISDIR(st.st_mode)) {
         n.type = CAST_FOLDER;
     } else if (S_ISLNK(st.st_mode)) {
-        ssize_t got = readlinkat(at, name, link, sizeof link);
-        if (got <= 0 || got > (ssize_t)CAST_LINK_MAX) {
-            failed(k, path, got < 0 ? base_strerror(errno) : "the target of this symbolic link is too long");
-            return 0;
-        }
-        n.type = CAST_SYMLINK;
-        n.link_bytes = (uint32_t)got;
+        return add_symlink(k, at, name, &n, path);
     } else {
         failed(k, path, "is a device, a socket or a pipe: not sent");
         return 0;
     }
     uint32_t index = l->count;
-    int rc = cast_list_add(l, &n, name, link);
+    int rc = cast_list_add(l, &n, name, "");
     if (rc || n.type != CAST_FOLDER)
         return rc ? base_context(rc, "%s", path) : 0;
     int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -140,7 +156,15 @@ static int walk_entry(struct walk *k, int at, const char *name, uint32_t parent,
         failed(k, path, base_strerror(errno));
         return 0;
     }
-    return walk_folder(k, fd, index, path, below);
+    if (k->depth == DEPTH_MAX) {
+        close(fd);
+        failed(k, path, "has too many folders above it: what is in it is not sent");
+        return 0;
+    }
+    k->depth++;
+    rc = walk_folder(k, fd, index, path, below);
+    k->depth--;
+    return rc;
 }
 
 static int by_name(const void *a, const void *b)
@@ -215,12 +239,6 @@ static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path,
     if (own >= 0)
         close(own);
     return rc;
-}
-
-bool cast_is_content(const char *source)
-{
-    const char *slash = strrchr(source, '/'), *last = slash ? slash + 1 : source;
-    return !*last || strcmp(last, ".") == 0 || strcmp(last, "..") == 0;
 }
 
 /* Split a source: the folder that its top-level entries are in, and its own name, "": it is that folder, whose content is sent. */

@@ -104,6 +104,12 @@ int cast_config_write(const struct cast_config *c, void **data, size_t *bytes)
     return 0;
 }
 
+bool cast_is_content(const char *source)
+{
+    const char *slash = strrchr(source, '/'), *last = slash ? slash + 1 : source;
+    return !*last || strcmp(last, ".") == 0 || strcmp(last, "..") == 0;
+}
+
 /* --- blocks and records --- */
 
 void cast_hash(uint64_t out[2], uint32_t type, uint32_t file, uint64_t offset, const void *data, uint64_t bytes)

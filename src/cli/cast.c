@@ -282,11 +282,9 @@ static int as_node(int argc, char **argv)
         return cli_usage("cast", "only the launcher may use --as-node");
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
-    if (strcmp(rank, "0") == 0)
-        return lead(argc, argv);
     if (home && home[0] == '/' && chdir(home)) /* where relative paths begin; absolute ones do not need it */
         base_log(BASE_LOG_INFO, "%s: %s", home, base_strerror(errno));
-    return cast_serve(cli_stopped);
+    return strcmp(rank, "0") == 0 ? lead(argc, argv) : cast_serve(cli_stopped);
 }
 
 /* --- the command line --- */

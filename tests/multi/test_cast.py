@@ -5,6 +5,7 @@ this host; {node} in DEST gives each a folder of its own.
 
 Usage: test_cast.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 4", or "--softverbs switch:4"
 """
+import fcntl
 import functools
 import hashlib
 import json
@@ -208,6 +209,11 @@ class Trees(Cast):
         self.assertEqual(tree(os.path.join(self.here, "here", "src")), tree(self.src))
         self.weft("cp", "src/a", "2:" + self.at(2, "b"), cwd=self.here)
         self.assertEqual(os.path.getsize(self.at(2, "b")), 100_000)
+        # A relative SRC begins in the home folder, also with this host's own name.
+        self.file("../from home", b"1")
+        self.addCleanup(os.unlink, os.path.join(self.tmp.name, "from home"))
+        self.weft("cp", "0:from home", "1:" + self.dest + "/", cwd=self.here)
+        self.assertTrue(os.path.exists(self.at(1, "from home")))
         self.assertIn("same host", self.weft("cp", "1:/a", "2:/b", "/c", code=2).stderr)
 
     def test_checksum_and_verify(self):
@@ -231,11 +237,34 @@ class Trees(Cast):
         for node in (1, 2, 3):
             self.same(node)
 
+    def test_checksum_of_some(self):
+        """--checksum, and one host lacks the files: what is sent to it is compared at the others."""
+        self.file("src/a", b"right" * 500_000)
+        with open(self.file("src/holes", b"1"), "r+b") as f:
+            f.truncate(3_000_000)
+        self.cast(self.src, "1,3:" + self.dest)
+        self.file("d3/src/a", b"wrong" * 500_000)
+        got = self.summary("--checksum", self.src, "all:" + self.dest)
+        self.assertTrue(got["ok"])
+        for node in (1, 2, 3):
+            self.same(node)
+
+    def test_mode(self):
+        """Owners are not copied, so a program that runs as its owner must not become one that runs as the user of the copy."""
+        path = self.file("src/program", b"1")
+        os.chmod(path, 0o6755)
+        os.chmod(self.src, 0o2755)
+        for _ in range(2):
+            self.cast(self.src, "1:" + self.dest)
+            self.assertEqual(stat.S_IMODE(os.stat(self.at(1, "src", "program")).st_mode), 0o755)
+            self.assertEqual(stat.S_IMODE(os.stat(self.at(1, "src")).st_mode) & 0o6000, 0)
+            os.chmod(self.at(1, "src", "program"), 0o4755)
+
     def test_delete_exclude_dry_run(self):
         self.file("src/a", b"a")
         self.file("src/skip/b.o", b"b")
         self.file("src/c.o", b"c")
-        for name in ("d1/src/old", "d1/src/older/x/y", "d1/src/keep.o", "d1/beside"):
+        for name in ("d1/src/A", "d1/src/old", "d1/src/older/x/y", "d1/src/keep.o", "d1/beside"):
             self.file(name, b"old")
         os.symlink(self.src, self.at(1, "src", "link"))  # what it leads to stays
         before = tree(self.at(1))
@@ -243,13 +272,48 @@ class Trees(Cast):
         self.assertEqual(tree(self.at(1)), before)
         self.assertFalse(os.path.exists(self.at(2)))
         said = sorted(line.split(": ", 1)[1] for line in p.stdout.splitlines())
-        self.assertEqual(said, ["would delete src/link", "would delete src/old", "would delete src/older", "would get src/a", "would get src/a"])
+        self.assertEqual(said, [f"would delete src/{name}" for name in ("A", "link", "old", "older")] + 2 * ["would get src/a"])
         self.cast("--delete", "--exclude", "*.o", self.src, "1:" + self.dest)
         self.assertEqual(sorted(os.listdir(self.at(1, "src"))), ["a", "keep.o", "skip"])
         self.assertEqual(os.listdir(self.at(1)), ["src", "beside"] if os.listdir(self.at(1))[0] == "src" else ["beside", "src"])
         self.assertTrue(os.path.exists(os.path.join(self.src, "a")))
+        # What is excluded stays, also deep in a folder that is deleted; so do the folders that it is in.
+        for name in ("gone/x", "gone/in/y", "gone/in/keep.o", "gone/all/z"):
+            self.file("d1/src/" + name, b"old")
+        before = tree(self.at(1))
+        p = self.cast("--dry-run", "--delete", "--exclude", "*.o", self.src, "1:" + self.dest)
+        self.assertEqual(tree(self.at(1)), before)
+        self.assertEqual(sorted(line.split(": ", 1)[1] for line in p.stdout.splitlines()),
+                         ["would delete src/gone/all", "would delete src/gone/in/y", "would delete src/gone/x"])
+        p = self.cast("--delete", "--exclude", "*.o", self.src, "1:" + self.dest)
+        self.assertEqual([names for _, _, names in os.walk(self.at(1, "src", "gone"))], [[], ["keep.o"]])
+        shutil.rmtree(self.at(1, "src", "gone"))
         self.cast("--delete", "--exclude", "src/skip/", self.src + "/", "1:" + self.at(1, "src"))
         self.assertEqual(sorted(os.listdir(self.at(1, "src"))), ["a", "c.o", "skip"])
+
+    def test_delete_while_another_writes(self):
+        """--delete removes what an ended cast has left unfinished, and not what one writes now."""
+        self.file("src/a", b"a")
+        part = self.file("d1/src/.weft-cast-0123456789abcdef.part", b"half")
+        with open(part, "rb") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            self.cast("--delete", self.src, "1:" + self.dest)
+            self.assertTrue(os.path.exists(part))
+        self.cast("--delete", self.src, "1:" + self.dest)
+        self.same(1)
+
+    def test_only_file_in_folder(self):
+        """SRC/ with one file, or one source of several that is there: DEST is a folder all the same, and nothing beside it is deleted."""
+        self.file("one/file", b"1")
+        self.file("d1/precious", b"2")
+        self.cast("--delete", os.path.join(self.here, "one") + "/", "1:" + self.at(1, "model"))
+        self.assertEqual(sorted(os.listdir(self.at(1))), ["model", "precious"])
+        self.assertEqual(os.listdir(self.at(1, "model")), ["file"])
+        self.file("d1/model/old", b"3")
+        self.cast("--delete", os.path.join(self.here, "one") + "/", "1:" + self.at(1, "model"))
+        self.assertEqual(os.listdir(self.at(1, "model")), ["file"])
+        self.cast(os.path.join(self.here, "one/file"), os.path.join(self.here, "missing"), "1:" + self.at(1, "two"), code=1)
+        self.assertEqual(os.listdir(self.at(1, "two")), ["file"])
 
     def test_bwlimit(self):
         """At most so much a second: a bound from below, which no slow machine breaks."""
@@ -319,13 +383,14 @@ class Refused(Cast):
         self.assertEqual(stat.S_IFMT(os.lstat(self.at(1, "src", "b")).st_mode), stat.S_IFREG)
         self.same(2)
         self.same(3)
-        # Neither is one that has the name of the file that is being written.
+        # Neither is one that has the name of the file that is being written: that one is removed.
         part = [f for f in self.part_of("b")]
         os.unlink(self.at(1, "src", "in"))
         os.unlink(self.at(1, "src", "b"))
         os.symlink(os.path.join(away, "b"), self.at(1, "src", part[0]))
-        self.assertIn("src/b: cannot", self.cast(self.src, "all:" + self.dest, code=1).stderr)
+        self.cast(self.src, "all:" + self.dest)
         self.assertEqual(os.listdir(away), [])
+        self.same(1)
 
     def part_of(self, name):
         """The name beside it that a file has while it is written: seen when a cast is ended in the middle."""
@@ -335,6 +400,18 @@ class Refused(Cast):
         p.send_signal(signal.SIGINT)
         p.wait(LIMIT)
         return os.listdir(self.at(1, "probe"))
+
+    def test_parts_in_source(self):
+        """An unfinished file in a source is not copied: it could have the name that another file has while it is written."""
+        self.file("src/b", b"right")
+        part = self.part_of("b")[0]
+        path = self.file("src/" + part, b"wrong")
+        self.cast(self.src, "2,3:" + self.dest)
+        for node in (2, 3):
+            self.assertEqual(os.listdir(self.at(node, "src")), ["b"])
+            with open(self.at(node, "src", "b"), "rb") as f:
+                self.assertEqual(f.read(), b"right")
+        self.assertIn("unfinished file", self.cast(path, "2:" + self.dest, code=1).stderr)
 
     def test_unreadable_and_unwritable(self):
         if os.getuid() != 0:
@@ -353,6 +430,29 @@ class Refused(Cast):
         self.assertRegex(p.stderr, r"(?m)^weft cast: \S+:2: .*(Not a directory|Permission denied)")
         for node in (1, 3):
             self.assertTrue(os.path.exists(self.at(node, "src", "open")))
+
+    @unittest.skipUnless(os.getuid() == 0 and os.path.exists("/bin/mount"), "only root may mount a file system")
+    def test_mounted_below_dest(self):
+        """A file system that is mounted in a folder of DEST: it is written to, and --delete does not touch one that was not copied."""
+        for name in ("src/in/a", "src/in/b", "src/c"):
+            self.file(name, name.encode())
+        mounted = []
+        try:
+            for name in ("in", "old/other"):
+                os.makedirs(self.at(1, "src", name))
+                p = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", self.at(1, "src", name)], check=False, capture_output=True)
+                if p.returncode:
+                    self.skipTest("no file system may be mounted here")
+                mounted.append(self.at(1, "src", name))
+            for name in ("other/precious", "gone/x"):
+                self.file("d1/src/old/" + name, b"1")
+            p = self.cast("--delete", self.src, "1:" + self.dest)
+            self.assertIn("src/old/other: not deleted, because another file system is mounted there", p.stdout)
+            self.assertEqual((os.listdir(self.at(1, "src", "old")), os.listdir(mounted[1])), (["other"], ["precious"]))
+            self.assertEqual(sorted(os.listdir(mounted[0])), ["a", "b"])
+        finally:
+            for name in mounted:
+                subprocess.run(["umount", name], check=True)
 
     @unittest.skipUnless(os.getuid() == 0 and os.path.exists("/bin/mount"), "only root may mount a file system")
     def test_disk_full(self):
@@ -462,6 +562,20 @@ class Killed(Cast):
         self.assertLess(got["sent_bytes"], 12_000_000)
         for node in (1, 2, 3):
             self.same(node)
+
+    def test_source_is_stopped(self):
+        """The host of the source ends its node: the command must not say that all is there."""
+        self.fill()
+        p = subprocess.Popen([WEFT, "cp", "--bwlimit", "10M", "2:" + self.src, "1,3:" + self.dest], env=self.env, stderr=subprocess.PIPE)
+        until("it writes", lambda: any(f.startswith(".weft") for _, _, files in os.walk(self.here) for f in files))
+        os.kill(self.nodes_of_cast()[1], signal.SIGTERM)
+        said = p.communicate(timeout=LIMIT)[1].decode()
+        self.assertEqual(p.returncode, 1, said)
+        self.assertIn("the source was stopped", said)
+        until("all nodes have ended", lambda: not self.nodes_of_cast())
+        self.weft("cp", "2:" + self.src, "1,3:" + self.dest)
+        self.same(1)
+        self.same(3)
 
     def test_changing(self):
         """A file that changes while it is sent gets no name."""

@@ -153,7 +153,9 @@ static void test_damaged(void **state)
     assert_int_equal(disk.wanted, 1);
     assert_int_equal(disk.file[1].have, PIECE);
     assert_int_equal(cast.state.discarded, 2 * PIECE);
-    /* The next round. */
+    /* The next round. What is there is compared again: the file was closed meanwhile. */
+    assert_int_equal(disk.file[1].verified, 0);
+    give(CAST_CHECK, 1, 0, PIECE);
     give(CAST_DATA, 1, PIECE, PIECE);
     give(CAST_DATA, 1, 2 * PIECE, PIECE);
     give(CAST_FILE_END, 1, 0, 0);
@@ -209,12 +211,164 @@ static void test_continued(void **state)
     cast_disk_settle(&disk);
     assert_false(is_there("file", SIZE));
     assert_int_equal(disk.file[1].have, PIECE);
-    assert_int_equal(disk.file[1].verified, PIECE);
+    give(CAST_CHECK, 1, 0, PIECE);
     give(CAST_DATA, 1, PIECE, PIECE);
     give(CAST_DATA, 1, 2 * PIECE, PIECE);
     give(CAST_FILE_END, 1, 0, 0);
     cast_disk_settle(&disk);
     check_content();
+}
+
+static void path_in_folder(char path[256], const char *name)
+{
+    snprintf(path, 256, "%s/folder/%s", dest, name);
+}
+
+static void write_all(const char *name, const void *data, size_t bytes, mode_t mode)
+{
+    char path[256];
+    path_in_folder(path, name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, data, bytes), bytes);
+    assert_int_equal(fchmod(fd, mode), 0);
+    close(fd);
+}
+
+static void give_all(void)
+{
+    for (uint64_t at = 0; at < SIZE; at += PIECE)
+        give(CAST_DATA, 1, at, PIECE);
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+}
+
+/* Between two rounds somebody else changes what was verified. */
+static void test_changed_between_rounds(void **state)
+{
+    (void)state;
+    char path[256], part[CAST_PART_NAME];
+    give(CAST_DATA, 1, 0, PIECE);
+    give(CAST_DATA, 1, PIECE, PIECE);
+    cast_disk_settle(&disk);
+    cast_disk_part("file", part);
+    path_in_folder(path, part);
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, "wrong", 5, 10), 5);
+    close(fd);
+    give(CAST_CHECK, 1, 0, PIECE);
+    give(CAST_CHECK, 1, PIECE, PIECE);
+    give(CAST_DATA, 1, 2 * PIECE, PIECE);
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    assert_false(is_there("file", SIZE));
+    assert_int_equal(disk.file[1].have, 0);
+    give_all();
+    check_content();
+}
+
+/* --checksum, and another target lacks the file: its data comes here, too, and is compared. */
+static void test_data_compared(void **state)
+{
+    (void)state;
+    cast.config.head.flags = CAST_CHECKSUM;
+    memset(content + PIECE, 0, PIECE); /* which is sent as a hole */
+    write_all("file", content, SIZE, 0600);
+    for (int wrong = 0; wrong < 3; wrong++) {
+        uint8_t other[SIZE];
+        memcpy(other, content, SIZE);
+        if (wrong)
+            other[wrong == 1 ? 5 : PIECE + 5] = 'x';
+        write_all("file", other, SIZE, 0600);
+        cast_disk_close(&disk);
+        open_again();
+        assert_int_equal(disk.file[1].state, CAST_COMPARE);
+        give(CAST_DATA, 1, 0, PIECE);
+        give(CAST_HOLE, 1, PIECE, PIECE);
+        give(CAST_DATA, 1, 2 * PIECE, PIECE);
+        give(CAST_FILE_END, 1, 0, 0);
+        cast_disk_settle(&disk);
+        assert_int_equal(said, 0);
+        assert_int_equal(disk.wanted, wrong ? 1 : 0);
+        if (wrong)
+            give_all();
+        check_content();
+    }
+}
+
+/* Somebody else has made a file of that name before: it is not used when others can write it, or when it is a link. */
+static void test_part_of_others(void **state)
+{
+    (void)state;
+    char path[256], part[CAST_PART_NAME], victim[256];
+    struct stat st;
+    cast_disk_part("file", part);
+    path_in_folder(path, part);
+    path_in_folder(victim, "victim");
+    for (int kind = 0; kind < 5; kind++) {
+        write_all("victim", "mine", 4, 0600);
+        if (kind == 0)
+            write_all(part, "", 0, 0666);
+        else if (kind == 1)
+            write_all(part, "", 0, 0444);
+        else if (kind == 2)
+            assert_int_equal(symlink(victim, path), 0);
+        else if (kind == 3)
+            assert_int_equal(link(victim, path), 0);
+        else
+            assert_int_equal(mkfifo(path, 0666), 0);
+        give(CAST_DATA, 1, 0, PIECE);
+        assert_int_equal(lstat(path, &st), 0);
+        assert_true(S_ISREG(st.st_mode) && (st.st_mode & 07777) == 0600 && st.st_nlink == 1 && st.st_size == PIECE);
+        assert_true(is_there("victim", 4));
+        cast_disk_close(&disk);
+        assert_int_equal(unlink(path), 0);
+        open_again();
+    }
+    if (geteuid() == 0) {
+        write_all(part, "", 0, 0666);
+        assert_int_equal(chown(path, 65534, 65534), 0);
+        give(CAST_DATA, 1, 0, PIECE);
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(st.st_uid, 0);
+        cast_disk_settle(&disk);
+    }
+    open_again();
+    give_all();
+    check_content();
+}
+
+/* A mode that names a user does not cross: owners are not copied. */
+static void test_mode(void **state)
+{
+    (void)state;
+    struct cast_line n = {.type = CAST_FILE, .parent = CAST_ROOT, .mode = 06755, .name_bytes = 1};
+    assert_int_equal(cast_list_add(&cast.list, &n, "a", ""), 0);
+    assert_int_equal(cast.list.entry[2].mode, 0755);
+    n = (struct cast_line){.type = CAST_FOLDER, .parent = CAST_ROOT, .mode = 07777, .name_bytes = 1};
+    assert_int_equal(cast_list_add(&cast.list, &n, "b", ""), 0);
+    assert_int_equal(cast.list.entry[3].mode, 01777);
+    assert_int_equal(cast_list_add(&cast.list, &(struct cast_line){.type = CAST_FILE, .parent = CAST_ROOT, .name_bytes = 32},
+                                   ".weft-cast-0123456789abcdef.part", ""),
+                     -EPROTO);
+}
+
+/* DEST begins in the home folder, or is refused. */
+static void test_relative_dest(void **state)
+{
+    (void)state;
+    char *home = getenv("HOME");
+    home = home ? strdup(home) : NULL;
+    cast.config.dest = "weft-cast-disk-relative";
+    unsetenv("HOME");
+    cast_disk_close(&disk);
+    assert_int_equal(cast_disk_open(&disk, &cast), 0);
+    assert_int_not_equal(cast_disk_compare(&disk), 0);
+    assert_non_null(strstr(last, "HOME"));
+    assert_int_not_equal(access("/weft-cast-disk-relative", F_OK), 0);
+    if (home)
+        setenv("HOME", home, 1);
+    free(home);
 }
 
 static void test_source_failed(void **state)
@@ -248,6 +402,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_damaged, begin, finish),
         cmocka_unit_test_setup_teardown(test_out_of_place, begin, finish),
         cmocka_unit_test_setup_teardown(test_continued, begin, finish),
+        cmocka_unit_test_setup_teardown(test_changed_between_rounds, begin, finish),
+        cmocka_unit_test_setup_teardown(test_data_compared, begin, finish),
+        cmocka_unit_test_setup_teardown(test_part_of_others, begin, finish),
+        cmocka_unit_test_setup_teardown(test_mode, begin, finish),
+        cmocka_unit_test_setup_teardown(test_relative_dest, begin, finish),
         cmocka_unit_test_setup_teardown(test_source_failed, begin, finish),
         cmocka_unit_test_setup_teardown(test_another_writes, begin, finish),
     };

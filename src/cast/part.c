@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The file beside another one that has its bytes until all of them are there. Its name can be guessed, and the folder may be one where
+ * others can write, as /tmp: so it is used only if it is a plain file of this user, under a lock, and no other user can open it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "cast/cast.h"
+
+#define TRIES 16 /* each fails only when somebody else makes or removes the file in that moment */
+
+void cast_disk_part(const char *name, char out[CAST_PART_NAME])
+{
+    snprintf(out, CAST_PART_NAME, ".weft-cast-%016llx.part", (unsigned long long)base_hash(name, strlen(name), 0));
+}
+
+/* Lock an open file. Returns 0; -EBUSY: another cast writes it; -EAGAIN: it has no longer the name; -EPERM: it must not be used. */
+static int lock_part(int at, const char *part, int fd, bool new)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return -errno;
+    if (!S_ISREG(st.st_mode) || st.st_nlink > 1)
+        return -EPERM;
+    if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        return -EBUSY; /* with another error, this file system has no locks */
+    if (!cast_part_is(at, part, fd))
+        return -EAGAIN; /* a cast that has ended meanwhile has renamed or removed it */
+    if (!new &&st.st_uid != geteuid())
+        return -EPERM;
+    return (st.st_mode & 07777) != 0600 && fchmod(fd, 0600) && !new ? -errno : 0;
+}
+
+static int open_once(int at, const char *part, bool *new)
+{
+    const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    *new = false;
+    int fd = openat(at, part, O_RDWR | flags), rc = fd < 0 ? -errno : 0;
+    if (rc == -ENOENT) {
+        *new = true;
+        fd = openat(at, part, O_RDWR | O_CREAT | O_EXCL | flags, 0600);
+        rc = fd >= 0 ? 0 : errno == EEXIST ? -EAGAIN : -errno;
+    }
+    bool closed = rc == -EACCES && (fd = openat(at, part, O_RDONLY | flags)) >= 0; /* lock_part() gives it the right mode: open it again */
+    if (fd >= 0)
+        rc = lock_part(at, part, fd, *new);
+    if (closed && rc == 0)
+        rc = -EAGAIN;
+    if (rc && fd >= 0)
+        close(fd);
+    if (rc == -EPERM || rc == -EACCES || rc == -ELOOP || rc == -ENXIO || rc == -EOPNOTSUPP) /* a link, a socket, another user's file */
+        rc = unlinkat(at, part, 0) && errno != ENOENT ? -errno : -EAGAIN;
+    return rc ? rc : fd;
+}
+
+int cast_part_open(int at, const char *name, bool *new)
+{
+    char part[CAST_PART_NAME];
+    int fd = -EAGAIN;
+    cast_disk_part(name, part);
+    for (int i = 0; i < TRIES && fd == -EAGAIN; i++)
+        fd = open_once(at, part, new);
+    return fd;
+}
+
+bool cast_part_is(int at, const char *part, int fd)
+{
+    struct stat st, named;
+    return fstat(fd, &st) == 0 && fstatat(at, part, &named, AT_SYMLINK_NOFOLLOW) == 0 && named.st_ino == st.st_ino &&
+           named.st_dev == st.st_dev;
+}
+
+bool cast_part_is_live(int at, const char *part)
+{
+    int fd = openat(at, part, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    bool live = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    if (fd >= 0)
+        close(fd);
+    return live;
+}
