@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The thread of a member that lets nodes join the running cluster. As a door it listens for newcomers, checks that they know the secret, and
- * leads one at a time through grow.c's steps. As a member it connects to the newcomer, whoever is its door.
+ * leads one at a time through grow.c's steps. As a member it connects to the newcomer (newcomer.c), whoever is its door.
  *
  * Nodes of one host may have the same address to listen at. One of them has it, and when that one is gone another takes it over.
  */
@@ -21,6 +21,7 @@
 #define VISITOR_WAIT (5 * WEFT_SECOND)  /* time to authenticate */
 #define LISTEN_AGAIN (200 * WEFT_MS)    /* pause before trying to listen at an address that another node of this host has */
 #define TRY_AGAIN    (20 * WEFT_MS)     /* pause after a member did not agree; up to twice as long */
+#define NO_FILES_WAIT (10 * WEFT_MS)  /* pause when a connection waits that cannot be accepted, because no file descriptor is left */
 #define ANSWER_WAIT  (2 * WEFT_SECOND)  /* for a newcomer to read its answer */
 #define ROUND        (100 * WEFT_MS)
 
@@ -45,6 +46,7 @@ struct door {
     struct visitor visitors[VISITORS];
     uint32_t count;
     struct join_callers callers;
+    int64_t warned; /* when a wrong secret was reported */
     struct pollfd fds[VISITORS + CALLERS + 5];
     /* The newcomer that this node is the door of. */
     enum door_step step;
@@ -78,7 +80,7 @@ static void door_ask(struct door *d, uint32_t node)
     pthread_mutex_lock(&g->lock);
     g->peers[node] = GROW_ASKED;
     pthread_mutex_unlock(&g->lock);
-    if (grow_send(g, node, &m, &d->ask) && fab_alive(g->w, node)) {
+    if (grow_ask(g, node, &m, &d->ask) && fab_alive(g->w, node)) {
         pthread_mutex_lock(&g->lock);
         g->refused = EBUSY; /* no room for the message: try again later */
         pthread_mutex_unlock(&g->lock);
@@ -96,9 +98,8 @@ static void door_over(struct door *d)
         bool asked = g->peers[i] != GROW_NOT_ASKED;
         g->peers[i] = GROW_NOT_ASKED;
         pthread_mutex_unlock(&g->lock);
-        /* A message that finds no room is lost. Then the member goes on when the time for joining has passed. */
         if (asked && i != g->w->rank && fab_alive(g->w, i))
-            (void)grow_send(g, i, &m, NULL);
+            grow_send(g, i, &m);
     }
     grow_end(g, d->attempt, g->w->rank);
     pthread_mutex_lock(&g->lock);
@@ -303,18 +304,31 @@ static void visitor_drop(struct door *d, uint32_t i)
     memmove(&d->visitors[i], &d->visitors[i + 1], (--d->count - i) * sizeof d->visitors[0]);
 }
 
+/* Closes the oldest connection that has not authenticated, if there is one. */
+static void visitor_make_room(struct door *d)
+{
+    for (uint32_t i = 0; i < d->count; i++)
+        if (d->visitors[i].stage < VISITOR_WAITS) {
+            visitor_drop(d, i);
+            return;
+        }
+}
+
 static void visitor_take(struct door *d)
 {
     int pid, fd = cluster_accept(d->at.fd);
+    if (fd == -EMFILE || fd == -ENFILE) {
+        visitor_make_room(d); /* the new connection stays in the listener's backlog */
+        base_sleep_ns(NO_FILES_WAIT);
+    }
     if (fd < 0)
         return;
     if (!join_user_allowed(fd, &pid)) {
         close(fd);
         return;
     }
-    for (uint32_t i = 0; i < d->count && d->count == VISITORS; i++)
-        if (d->visitors[i].stage < VISITOR_WAITS)
-            visitor_drop(d, i); /* the oldest that has not authenticated */
+    if (d->count == VISITORS)
+        visitor_make_room(d);
     if (d->count == VISITORS) {
         close(fd);
         return;
@@ -328,7 +342,11 @@ static bool visitor_admit(struct door *d, struct visitor *v)
     uint8_t right[WIRE_MAC];
     join_proof_mac(right, &d->g->j, &v->hello, &v->challenge, &v->proof.card);
     if (sodium_memcmp(right, v->proof.mac, WIRE_MAC)) {
-        base_log(BASE_LOG_WARN, "a node that wanted to join was refused: wrong secret (WEFT_SECRET_FILE)");
+        int64_t now = base_now_ns();
+        if (now - d->warned > WEFT_SECOND) { /* anyone who reaches the address can cause this: it must not fill the log */
+            base_log(BASE_LOG_WARN, "a node that wanted to join was refused: wrong secret (WEFT_SECRET_FILE)");
+            d->warned = now;
+        }
         return false; /* an unauthenticated connection gets no answer */
     }
     if (v->hello.size != 0 || v->hello.rank != WIRE_NEWCOMER) {
@@ -389,76 +407,6 @@ static void visitor_next(struct door *d, int64_t now)
     }
 }
 
-/* --- this node as a member: the newcomer's side connection --- */
-
-/* Connects to the node that joins now, and makes it alive. Takes the descriptor. */
-static int member_connect(struct grow *g, const struct grow_joining *now, int fd, int pid)
-{
-    struct weft_node *w = g->w;
-    struct wire_token mine;
-    int64_t deadline = base_deadline(g->patience_ns);
-    join_token(&mine, &g->j, w->rank, now->number);
-    int rc = join_write(fd, &mine, sizeof mine, deadline);
-    if (rc) {
-        close(fd);
-        return base_fail(rc, "%s", base_strerror(rc));
-    }
-    fab_prepare(w, now->number);
-    struct fab_link *l = &w->links[now->number];
-    if (memcmp(now->ask.card.host_id, w->host_id, sizeof w->host_id) != 0)
-        l->liveness_ns = now->ask.card.liveness_ns > w->options.liveness_ns ? now->ask.card.liveness_ns : w->options.liveness_ns;
-    else
-        w->size_here++;
-    atomic_store(&g->busy_fd, fd);
-    rc = join_pair_up(w, &now->ask.card, fd, pid, deadline);
-    atomic_store(&g->busy_fd, -1);
-    if (!rc) {
-        pthread_mutex_lock(&g->lock);
-        g->cards[now->number] = malloc(sizeof now->ask.card);
-        if (g->cards[now->number])
-            *g->cards[now->number] = now->ask.card;
-        else
-            rc = base_fail(-ENOMEM, "no memory for the names and addresses of the joining node");
-        pthread_mutex_unlock(&g->lock);
-    }
-    if (!rc)
-        rc = fab_admit(w, now->number, deadline);
-    if (rc)
-        shutdown(fd, SHUT_RDWR); /* the link keeps the descriptor until the node is closed */
-    return rc;
-}
-
-/* A connection that has sent a whole token. */
-static void member_answer(struct door *d, struct join_caller *c)
-{
-    struct grow *g = d->g;
-    struct wire_token right;
-    pthread_mutex_lock(&g->lock);
-    struct grow_joining now = g->joining;
-    memcpy(g->j.session, now.ask.ticket, sizeof g->j.session);
-    join_token(&right, &g->j, now.number, g->w->rank);
-    bool awaited = now.active && g->w->links[now.number].side_fd < 1 && !g->w->links[now.number].transport &&
-                   sodium_memcmp(&right, &c->token, sizeof right) == 0;
-    g->joining.connecting = awaited;
-    pthread_mutex_unlock(&g->lock);
-    if (!awaited) {
-        base_log(BASE_LOG_INFO, "refused a side connection: it does not belong to a node that joins now");
-        close(c->fd);
-        return;
-    }
-    int rc = member_connect(g, &now, c->fd, c->pid);
-    if (rc)
-        base_log(BASE_LOG_WARN, "node %u (pid %u on %s) could not join: %s", now.number, now.ask.card.pid, now.ask.card.host, base_error());
-    struct grow_message m = {.magic = GROW_MAGIC, .kind = GROW_JOINED, .attempt = now.attempt, .number = now.number};
-    pthread_mutex_lock(&g->lock);
-    g->joining.connecting = false;
-    if (!rc && now.door == g->w->rank && g->attempt == now.attempt)
-        g->peers[now.door] = GROW_HAS_JOINED;
-    pthread_mutex_unlock(&g->lock);
-    if (!rc && now.door != g->w->rank)
-        (void)grow_send(g, now.door, &m, NULL);
-}
-
 /* --- the thread --- */
 
 static void door_listen(struct door *d, int64_t now)
@@ -470,6 +418,26 @@ static void door_listen(struct door *d, int64_t now)
     d->listen_at = now + LISTEN_AGAIN;
     if (d->at.fd >= 0)
         base_log(BASE_LOG_INFO, "nodes can join at %s", d->at.bound);
+}
+
+static void door_take_caller(struct door *d, int listener)
+{
+    if (join_caller_take(&d->callers, listener))
+        base_sleep_ns(NO_FILES_WAIT);
+}
+
+/* Closes the connections whose time is up. */
+static void door_expire(struct door *d, int64_t now)
+{
+    for (uint32_t i = d->count; i-- > 0;)
+        if (now > d->visitors[i].until) {
+            if (d->visitors[i].stage == VISITOR_WAITS)
+                door_refuse(d, &d->visitors[i], ETIMEDOUT, "other nodes were joining until the deadline: try again");
+            visitor_drop(d, i);
+        }
+    for (uint32_t i = d->callers.count; i-- > 0;)
+        if (now - d->callers.list[i].came > VISITOR_WAIT)
+            join_caller_refuse(&d->callers, i, "it did not authenticate in time");
 }
 
 static void door_round(struct door *d)
@@ -488,7 +456,7 @@ static void door_round(struct door *d)
         d->fds[n++] = (struct pollfd){.fd = d->callers.list[i].fd, .events = POLLIN};
     struct pollfd *guest = &d->fds[n++];
     *guest = (struct pollfd){.fd = d->step == DOOR_ENTERING ? d->guest.fd : -1, .events = POLLIN};
-    bool busy = d->guest.fd >= 0 || d->count || d->callers.count, waits = g->address[0] && listener < 0;
+    bool busy = grow_send_again(g) || d->guest.fd >= 0 || d->count || d->callers.count, waits = g->address[0] && listener < 0;
     int timeout_ms = d->guest.fd >= 0 && d->step == DOOR_IDLE ? 5 : busy || waits ? (int)(ROUND / WEFT_MS) : -1;
     if (poll(d->fds, n, timeout_ms) > 0) {
         char bytes[64];
@@ -506,7 +474,7 @@ static void door_round(struct door *d)
             } else if (rc > 0) {
                 struct join_caller c = d->callers.list[i];
                 join_caller_forget(&d->callers, i);
-                member_answer(d, &c);
+                grow_connect(d->g, &c);
             }
         }
         for (uint32_t i = visitors; i-- > 0;)
@@ -516,15 +484,10 @@ static void door_round(struct door *d)
             visitor_take(d);
         for (int i = 1; i <= 2; i++)
             if (d->fds[i].revents)
-                (void)join_caller_take(&d->callers, d->fds[i].fd);
+                door_take_caller(d, d->fds[i].fd);
     }
     now = base_now_ns();
-    for (uint32_t i = d->count; i-- > 0;)
-        if (now > d->visitors[i].until) {
-            if (d->visitors[i].stage == VISITOR_WAITS)
-                door_refuse(d, &d->visitors[i], ETIMEDOUT, "other nodes were joining until the deadline: try again");
-            visitor_drop(d, i);
-        }
+    door_expire(d, now);
     visitor_next(d, now);
     door_step(d, now);
     door_listen(d, now);
@@ -588,7 +551,7 @@ void cluster_door_close(struct weft_node *w)
     struct grow *g = grow_of(w);
     if (!g || !g->started)
         return;
-    atomic_store_explicit(&g->stopping, true, memory_order_release);
+    atomic_store(&g->stopping, true); /* seq_cst, before busy_fd is read: see newcomer_connect() */
     int fd = atomic_load(&g->busy_fd);
     if (fd >= 0)
         shutdown(fd, SHUT_RDWR);

@@ -12,7 +12,8 @@
 
 #include "cluster/join.h"
 
-#define TRY_WAIT     (500 * WEFT_MS)   /* time to connect to one of several addresses; doubled in each round */
+#define TRY_WAIT     (500 * WEFT_MS)   /* time to connect to one of several addresses; doubled in each round, */
+#define TRY_WAIT_MAX (60 * WEFT_SECOND) /* up to this */
 #define ANSWER_GRACE (2 * WEFT_SECOND) /* wait so much longer than the door, whose error says more */
 
 void join_entry_free(struct join *j)
@@ -28,6 +29,11 @@ void join_entry_free(struct join *j)
     free(j->cards);
     sodium_memzero(j->key, sizeof j->key);
     free(j);
+}
+
+static bool is_wildcard(const char *address)
+{
+    return strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
 }
 
 /* What the door has answered: the members' cards. */
@@ -57,9 +63,13 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     if (a->from >= a->number || !j->cards[a->from].side[0])
         return base_fail(-EPROTO,
                          "the member that answered did not send its own names and addresses: do all nodes run the same version of weft?");
-    /* It may listen at a wildcard address: use the one at which this node has reached it. */
-    if (j->cards[a->from].away[0])
-        join_correct_host(j->cards[a->from].away, fd);
+    /* It may listen at a wildcard address: use the one at which this node has reached it. So may the other members of its host. */
+    for (uint32_t i = 0; i < a->number; i++) {
+        struct wire_card *c = &j->cards[i];
+        bool there = memcmp(c->host_id, j->cards[a->from].host_id, sizeof c->host_id) == 0;
+        if (c->away[0] && (i == a->from || (there && is_wildcard(c->away))))
+            join_correct_host(c->away, fd);
+    }
     memcpy(j->session, a->session, sizeof j->session);
     j->hubs = calloc(1, sizeof *j->hubs);
     j->fds = calloc(3 + JOIN_STRANGERS, sizeof *j->fds);
@@ -158,7 +168,7 @@ int cluster_enter(struct cluster_settings *s)
     *j = (struct join){.settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     join_key(j->key, s);
     rc = join_listen_here(j);
-    for (int64_t wait = TRY_WAIT; !rc; wait *= 2) {
+    for (int64_t wait = TRY_WAIT; !rc; wait = wait < TRY_WAIT_MAX ? 2 * wait : wait) {
         for (const char *p = s->join; *p && !spoke;) {
             size_t n = strcspn(p, ",");
             int64_t until = base_deadline(wait);

@@ -57,9 +57,52 @@ void grow_wake(struct grow *g)
     (void)!write(g->wake[1], "w", 1);
 }
 
-int grow_send(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask)
+static int grow_send_now(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask)
 {
-    return fab_send(g->w, to, GROW_HANDLER, m, sizeof *m, ask, ask ? sizeof *ask : 0, NULL);
+    bool before = fab_nowait(true); /* a member that is stopped must not delay the others */
+    int rc = fab_send(g->w, to, GROW_HANDLER, m, sizeof *m, ask, ask ? sizeof *ask : 0, NULL);
+    fab_nowait(before);
+    return rc;
+}
+
+int grow_ask(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask)
+{
+    return grow_send_now(g, to, m, ask);
+}
+
+void grow_send(struct grow *g, uint32_t to, const struct grow_message *m)
+{
+    if (!grow_send_now(g, to, m, NULL) || !fab_alive(g->w, to))
+        return;
+    pthread_mutex_lock(&g->lock);
+    if (g->unsent_count < GROW_UNSENT)
+        g->unsent[g->unsent_count++] = (struct grow_unsent){.to = to, .until = base_deadline(g->patience_ns), .message = *m};
+    pthread_mutex_unlock(&g->lock);
+    grow_wake(g);
+}
+
+bool grow_send_again(struct grow *g)
+{
+    struct grow_unsent list[GROW_UNSENT];
+    pthread_mutex_lock(&g->lock);
+    uint32_t n = g->unsent_count, left;
+    memcpy(list, g->unsent, n * sizeof *list);
+    g->unsent_count = 0;
+    pthread_mutex_unlock(&g->lock);
+    /* Not under the lock: sending may run handlers on this thread. */
+    for (uint32_t i = 0; i < n; i++) {
+        bool over = !fab_alive(g->w, list[i].to) || base_now_ns() > list[i].until;
+        if (over || !grow_send_now(g, list[i].to, &list[i].message, NULL))
+            continue;
+        pthread_mutex_lock(&g->lock);
+        if (g->unsent_count < GROW_UNSENT)
+            g->unsent[g->unsent_count++] = list[i];
+        pthread_mutex_unlock(&g->lock);
+    }
+    pthread_mutex_lock(&g->lock);
+    left = g->unsent_count;
+    pthread_mutex_unlock(&g->lock);
+    return left > 0;
 }
 
 void grow_end(struct grow *g, uint64_t attempt, uint32_t door)
@@ -125,7 +168,7 @@ static void grow_message(weft_node *w, uint32_t from, const void *header, size_t
         g->joining.active = false;
     pthread_mutex_unlock(&g->lock);
     if (m.kind == GROW_ASK)
-        (void)grow_send(g, from, &answer, NULL); /* if there is no room or memory for it, the door tries again */
+        grow_send(g, from, &answer); /* if there is no room or memory for it, the thread of door.c sends it again */
     grow_wake(g);
 }
 

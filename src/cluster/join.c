@@ -18,7 +18,9 @@
 #define ANSWER_GRACE (2 * WEFT_SECOND) /* nodes wait so much longer than node 0, to receive its error with the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
-#define ADDRESS_WAIT (250 * WEFT_MS) /* time to connect to one of several addresses; doubled in each round */
+#define ADDRESS_WAIT (250 * WEFT_MS) /* time to connect to one of several addresses; doubled in each round, */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* up to this */
+#define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
 
 /* --- cards --- */
 
@@ -356,7 +358,7 @@ static int reach_any(struct join *j, struct wire_hello *hello, struct wire_chall
     *coord = place->addresses[0];
     if (place->count == 1)
         return reach(j, *coord, j->deadline, j->deadline, hello, challenge);
-    for (int64_t wait = ADDRESS_WAIT;; wait *= 2)
+    for (int64_t wait = ADDRESS_WAIT;; wait = wait < ADDRESS_MOST ? 2 * wait : wait) {
         for (uint32_t i = 0; i < place->count; i++) {
             int64_t now = base_now_ns(), connect_until = base_after(now, wait), answer_until = base_after(now, 8 * wait);
             *coord = place->addresses[i];
@@ -371,6 +373,8 @@ static int reach_any(struct join *j, struct wire_hello *hello, struct wire_chall
                                     "none of the %u addresses of node 0 leads to node 0: set WEFT_COORD to one that does; the last attempt",
                                     place->count);
         }
+        base_sleep_ns(ADDRESS_REST);
+    }
 }
 
 static int attend(struct join *j)

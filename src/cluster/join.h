@@ -12,6 +12,7 @@
  *   grow.c     the agreement of a running cluster's members on who joins, and with which number
  *   enter.c    a node that joins a running cluster
  *   join.c     connects every node to node 0 and exchanges the cards
+ *   newcomer.c a member connects to the node that joins
  *   door.c     the thread of a member that lets nodes join
  */
 #ifndef WEFT_JOIN_H
@@ -100,6 +101,7 @@ int join_pairs_late(struct join *j);
  * one does not delay the others. */
 struct join_caller {
     int fd, pid;
+    int64_t came; /* when it was accepted */
     size_t got; /* bytes of `token` received */
     struct wire_token token;
 };
@@ -110,7 +112,7 @@ struct join_callers {
 };
 int join_callers_open(struct join_callers *cs, uint32_t most);
 void join_callers_close(struct join_callers *cs);
-int join_caller_take(struct join_callers *cs, int listener);
+int join_caller_take(struct join_callers *cs, int listener); /* a negative errno: no resources for connections are left */
 /* Reads available bytes of the token. Returns 1 when it is complete, 0 when it is not, or a negative errno. */
 int join_caller_hear(struct join_caller *c);
 void join_caller_forget(struct join_callers *cs, uint32_t i);
@@ -175,6 +177,13 @@ struct grow_joining { /* the node that joins now, as this member knows it */
     struct grow_ask ask;
 };
 
+#define GROW_UNSENT 64u
+struct grow_unsent { /* a message that found no room */
+    uint32_t to;
+    int64_t until; /* then the attempt that it belongs to is over */
+    struct grow_message message;
+};
+
 struct grow {
     struct weft_node *w;
     struct join j;        /* key and listeners; `session` is the ticket of the node that joins now */
@@ -188,6 +197,8 @@ struct grow {
     uint64_t attempt;
     uint8_t *peers; /* [room]: enum grow_peer */
     int refused;    /* the answer of a member that did not agree; 0: none */
+    struct grow_unsent unsent[GROW_UNSENT];
+    uint32_t unsent_count;
     pthread_t thread;
     bool started;
     int wake[2];
@@ -197,8 +208,16 @@ struct grow {
 
 int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join *j); /* takes listeners and cards over from `j` */
 struct grow *grow_of(struct weft_node *w);
-int grow_send(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
+/* Neither waits: a member may be stopped. grow_ask(): an error means that the message was not sent. grow_send() keeps a message that was not
+ * sent, and grow_send_again() sends it; true: there still are such. */
+int grow_ask(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
+void grow_send(struct grow *g, uint32_t to, const struct grow_message *m);
+bool grow_send_again(struct grow *g);
 void grow_end(struct grow *g, uint64_t attempt, uint32_t door); /* the attempt is over */
 void grow_wake(struct grow *g);
+
+/* --- newcomer.c --- */
+/* A connection at the listeners for side connections that has sent a whole token. Takes its descriptor. Blocks while the two nodes connect. */
+void grow_connect(struct grow *g, struct join_caller *c);
 
 #endif

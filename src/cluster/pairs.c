@@ -205,6 +205,7 @@ int join_caller_take(struct join_callers *cs, int listener)
     }
     if (cs->count == cs->most)
         join_caller_refuse(cs, 0, "it has not authenticated, and there are too many of this kind");
+    c.came = base_now_ns();
     cs->list[cs->count++] = c;
     return 0;
 }

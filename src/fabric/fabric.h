@@ -167,7 +167,7 @@ struct fab_link {
     int pid;       /* for messages */
     base_spin side_lock;
     struct fab_side *side;          /* buffers of side.c; NULL while no message is on its way */
-    int64_t gone_ns;                /* when the peer went; 0: it has not. Used by the progress thread only */
+    int64_t gone_ns;                /* when the peer went, or could not join (fab_abandon()); 0: neither. Else the progress thread's */
     char *gone_why;                 /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;                   /* the peer has said that it leaves; used by the progress thread only */
     _Atomic(const char *) given_up; /* why a room above wants the peer treated as dead (fab_give_up()); NULL: none does */
@@ -238,7 +238,7 @@ struct weft_node {
     uint32_t room;     /* numbers that tables have room for: `size` as long as nobody may join later, else WEFT_MAX_NUMBERS */
     _Atomic uint32_t size_here;    /* nodes on this host */
     uint32_t prepared;             /* entries of `links` that are written: below it. Only used by the thread that connects nodes */
-    _Atomic uint32_t newcomer;     /* a node that is connected, for the progress thread to announce; 0: none */
+    _Atomic uint32_t newcomer;     /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
     struct fab_options options;
     struct mem_pool *pool;
     uint8_t *pool_base;
@@ -479,9 +479,12 @@ static inline bool fab_late(const struct weft_node *w, uint32_t node)
 /* Writes the entries of `links` up to that of `node`, which is below w->room. */
 void fab_prepare(struct weft_node *w, uint32_t node);
 /* The node is connected (fab_connect()): makes it alive here and calls the hooks, on the progress thread. Returns when that is done.
-   -ETIMEDOUT: it is not. */
+   -ETIMEDOUT: the node was not made alive, and will not be. At the deadline it may be alive while hooks still run; that is a success. */
 int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline);
 void fab_announce(struct weft_node *w); /* for the progress thread: does what fab_admit() waits for */
+/* Connecting the node, or fab_admit(), has failed: closes its side connection and its pidfd. The rest of the link stays until the node is
+   closed, and its number is not used again. */
+void fab_abandon(struct weft_node *w, uint32_t node);
 
 /* --- node.c --- */
 /* Make the node's handle and open the transports; free it. `w->links` has entries for `size` nodes, all FAB_UNKNOWN. */

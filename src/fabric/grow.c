@@ -8,6 +8,10 @@
  */
 #include "fabric/fabric.h"
 
+#include <unistd.h>
+
+#define ANNOUNCING UINT32_MAX /* w->newcomer, once the node is made alive: it cannot be taken back any more */
+
 void fab_prepare(struct weft_node *w, uint32_t node)
 {
     for (; w->prepared <= node; w->prepared++) {
@@ -20,8 +24,14 @@ void fab_prepare(struct weft_node *w, uint32_t node)
 void fab_announce(struct weft_node *w)
 {
     uint32_t node = atomic_load_explicit(&w->newcomer, memory_order_acquire);
+    if (!node)
+        return;
     struct fab_link *l = &w->links[node];
     base_spin_lock(&w->progress);
+    if (!atomic_compare_exchange_strong(&w->newcomer, &node, ANNOUNCING)) { /* fab_admit() has taken it back */
+        base_spin_unlock(&w->progress);
+        return;
+    }
     /* Both under the lock of those who deliver messages, as at a death (fab_last_words()). */
     if (w->size <= node)
         atomic_store(&w->size, node + 1);
@@ -30,7 +40,8 @@ void fab_announce(struct weft_node *w)
     base_log(BASE_LOG_INFO, "node %u (pid %d on %s) has joined", node, l->pid, l->host);
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);
     fab_run_joined(w, node);
-    atomic_store_explicit(&w->newcomer, 0, memory_order_release); /* pairs with the acquire in fab_admit() */
+    uint32_t mine = ANNOUNCING; /* pairs with the acquire in fab_admit(), which may already have stored the next node */
+    atomic_compare_exchange_strong(&w->newcomer, &mine, 0);
     fab_wake_here(w);
 }
 
@@ -39,9 +50,27 @@ int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline)
     atomic_store_explicit(&w->newcomer, node, memory_order_release);
     fab_kick(w);
     while (atomic_load_explicit(&w->newcomer, memory_order_acquire)) {
-        if (base_now_ns() > deadline)
+        uint32_t mine = node;
+        if (base_now_ns() <= deadline)
+            base_sleep_ns(100 * WEFT_US);
+        else if (atomic_compare_exchange_strong(&w->newcomer, &mine, 0))
             return base_fail(-ETIMEDOUT, "this node could not announce node %u in time: a handler runs for too long", node);
-        base_sleep_ns(100 * WEFT_US);
+        else
+            return 0; /* it is alive, and its hooks are still running */
     }
     return 0;
+}
+
+void fab_abandon(struct weft_node *w, uint32_t node)
+{
+    struct fab_link *l = &w->links[node];
+    base_spin_lock(&l->side_lock); /* the transport may be sending over it, on the progress thread */
+    if (l->side_fd >= 0)
+        close(l->side_fd);
+    l->side_fd = -1;
+    base_spin_unlock(&l->side_lock);
+    if (l->pid_fd >= 0)
+        close(l->pid_fd);
+    l->pid_fd = -1;
+    l->gone_ns = base_now_ns(); /* the progress thread looks at it only after a node with a higher number has been announced */
 }

@@ -13,6 +13,9 @@
 #include "queue/queue.h"
 #include "sync/sync.h"
 
+#define AGAIN_FIRST (20 * WEFT_MS)    /* pause before a node tries again to join the running cluster; doubled each time, */
+#define AGAIN_LAST  (1 * WEFT_SECOND) /* up to about this */
+
 /* The fields of version 0.1. */
 #define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)
 
@@ -151,10 +154,13 @@ int weft_open(weft_node **out, const weft_config *config)
     int rc = config ? base_take_struct(&c, sizeof c, config, CONFIG_FIRST, "weft_config") : 0;
     if (rc)
         return rc;
-    do /* a member may have died while this node joined the running cluster */
+    /* A member may have died while this node joined the running cluster. Each attempt uses up a number of the cluster. */
+    for (int64_t pause = AGAIN_FIRST;; pause = pause < AGAIN_LAST ? 2 * pause : pause) {
         rc = open_once(out, config ? &c : NULL, &again);
-    while (rc == -ECONNRESET && base_now_ns() < again);
-    return rc;
+        if (rc != -ECONNRESET || base_now_ns() >= again)
+            return rc;
+        base_sleep_ns(pause);
+    }
 }
 
 int weft_close(weft_node *w)

@@ -40,6 +40,7 @@ struct board {
         _Atomic uint32_t joined[NUMBERS], died[NUMBERS]; /* what weft_on_change() told, by node */
         _Atomic uint32_t gone[NUMBERS]; /* it does not count this node as alive */
         _Atomic uint32_t refused;       /* old addresses that failed as they must */
+        _Atomic uint32_t here;          /* nodes of its host, as it counts them */
     } place[SLOTS];
     _Atomic uint64_t area[NUMBERS]; /* by number */
     _Atomic uint32_t dead[NUMBERS]; /* the test has killed it, and all have been told */
@@ -214,6 +215,7 @@ static void live(weft_node *w, struct place *place)
         for (uint32_t i = 0; i < NUMBERS; i++)
             place->gone[i] = !weft_alive(w, i);
         weft_progress(w);
+        place->here = w->size_here;
         place->turns++;
         if (place->order == BARRIER && place->obeyed != BARRIER) {
             int rc = weft_barrier(w, LONG);
@@ -450,6 +452,61 @@ static void test_in_turn(void **state)
     end();
 }
 
+/* A node that joins, and is killed when all members have begun to connect to it. */
+static void break_off(uint32_t slot)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct cluster_settings s;
+        uint8_t host[16];
+        prepare(slot, 0, 0);
+        base_host_id(host);
+        OK(cluster_settings_resolve(&s, NULL));
+        OK(cluster_enter(&s));
+        for (uint32_t i = 0; i < s.rank; i++) {
+            const struct wire_card *c = &s.entry->cards[i];
+            struct wire_token token;
+            if (!c->side[0])
+                continue;
+            int fd = cluster_connect(memcmp(host, c->host_id, sizeof host) ? c->away : c->side, base_deadline(LONG));
+            CHECK(fd >= 0);
+            join_token(&token, s.entry, s.rank, i);
+            OK(join_write(fd, &token, sizeof token, base_deadline(LONG)));
+            OK(join_read(fd, &token, sizeof token, base_deadline(LONG)));
+        }
+        raise(SIGKILL);
+    }
+    int status;
+    assert_true(waitpid(pid, &status, 0) == pid);
+    assert_true(WIFSIGNALED(status));
+}
+
+/* Nodes that do not get to the end of joining leave nothing open, and are not counted. */
+static void test_broken_off(void **state)
+{
+    (void)state;
+    uint32_t files[2], here[2];
+    founders(2);
+    break_off(2);
+    go_on();
+    for (uint32_t i = 0; i < 2; i++) {
+        files[i] = open_files(i);
+        here[i] = board->place[i].here;
+    }
+    for (uint32_t k = 0; k < 4; k++)
+        break_off(2);
+    for (uint32_t i = 0; i < 2; i++)
+        for (int64_t limit = now_ns() + LONG; open_files(i) > files[i] + 2; usleep(10000))
+            assert_true(now_ns() < limit);
+    start(2, 0, 0, NULL, NULL);
+    assert_int_equal(joined(2, 6), 7);
+    go_on();
+    for (uint32_t i = 0; i < 2; i++)
+        assert_true(board->place[i].here <= here[i] + 1);
+    end();
+}
+
 /* A cluster of one, which grows to five; two come at once. */
 static void test_from_one(void **state)
 {
@@ -643,6 +700,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_from_one),
         cmocka_unit_test(test_in_turn),
+        cmocka_unit_test(test_broken_off),
         cmocka_unit_test(test_meanwhile),
         cmocka_unit_test(test_secret),
         cmocka_unit_test(test_liar),

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A member of a running cluster, when a node that joins opens the side connection to it: checks that this is the node that joins now, connects
+ * to it, makes it alive and tells its door. door.c calls it, on its thread.
+ */
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cluster/join.h"
+
+/* Keeps the card of a node that has connected, or forgets it (`card` NULL). */
+static int newcomer_card(struct grow *g, uint32_t number, const struct wire_card *card)
+{
+    struct wire_card *copy = card ? malloc(sizeof *copy) : NULL;
+    if (card && !copy)
+        return base_fail(-ENOMEM, "no memory for the names and addresses of the joining node");
+    if (card)
+        *copy = *card;
+    pthread_mutex_lock(&g->lock);
+    free(g->cards[number]);
+    g->cards[number] = copy;
+    pthread_mutex_unlock(&g->lock);
+    return 0;
+}
+
+/* Connects to the node that joins now, and makes it alive. Takes the descriptor. */
+static int newcomer_connect(struct grow *g, const struct grow_joining *now, int fd, int pid)
+{
+    struct weft_node *w = g->w;
+    struct wire_token mine;
+    int64_t deadline = base_deadline(g->patience_ns);
+    join_token(&mine, &g->j, w->rank, now->number);
+    int rc = join_write(fd, &mine, sizeof mine, deadline);
+    if (rc) {
+        close(fd);
+        return base_fail(rc, "%s", base_strerror(rc));
+    }
+    fab_prepare(w, now->number);
+    struct fab_link *l = &w->links[now->number];
+    bool here = memcmp(now->ask.card.host_id, w->host_id, sizeof w->host_id) == 0;
+    if (here)
+        w->size_here++;
+    else
+        l->liveness_ns = now->ask.card.liveness_ns > w->options.liveness_ns ? now->ask.card.liveness_ns : w->options.liveness_ns;
+    atomic_store(&g->busy_fd, fd);
+    if (atomic_load(&g->stopping)) /* cluster_door_close() sets this, then reads busy_fd: one of the two sees the other's store */
+        shutdown(fd, SHUT_RDWR);
+    rc = join_pair_up(w, &now->ask.card, fd, pid, deadline);
+    atomic_store(&g->busy_fd, -1);
+    if (!rc)
+        rc = newcomer_card(g, now->number, &now->ask.card);
+    if (!rc)
+        rc = fab_admit(w, now->number, deadline);
+    if (rc) {
+        (void)newcomer_card(g, now->number, NULL);
+        fab_abandon(w, now->number);
+        if (here)
+            w->size_here--;
+    }
+    return rc;
+}
+
+void grow_connect(struct grow *g, struct join_caller *c)
+{
+    struct wire_token right;
+    pthread_mutex_lock(&g->lock);
+    struct grow_joining now = g->joining;
+    const struct fab_link *l = &g->w->links[now.number];
+    memcpy(g->j.session, now.ask.ticket, sizeof g->j.session);
+    join_token(&right, &g->j, now.number, g->w->rank);
+    bool awaited = now.active && l->side_fd < 1 && !l->transport && !l->gone_ns && sodium_memcmp(&right, &c->token, sizeof right) == 0;
+    g->joining.connecting = awaited;
+    pthread_mutex_unlock(&g->lock);
+    if (!awaited) {
+        base_log(BASE_LOG_INFO, "refused a side connection: it does not belong to a node that joins now");
+        close(c->fd);
+        return;
+    }
+    int rc = newcomer_connect(g, &now, c->fd, c->pid);
+    if (rc)
+        base_log(BASE_LOG_WARN, "node %u (pid %u on %s) could not join: %s", now.number, now.ask.card.pid, now.ask.card.host, base_error());
+    struct grow_message m = {.magic = GROW_MAGIC, .kind = GROW_JOINED, .attempt = now.attempt, .number = now.number};
+    pthread_mutex_lock(&g->lock);
+    g->joining.connecting = false;
+    if (!rc && now.door == g->w->rank && g->attempt == now.attempt)
+        g->peers[now.door] = GROW_HAS_JOINED;
+    pthread_mutex_unlock(&g->lock);
+    if (!rc && now.door != g->w->rank)
+        grow_send(g, now.door, &m);
+}
