@@ -341,8 +341,8 @@ static int take_paths(struct cast_command *k, int count, char **args)
         k->from = host;
         if (!(k->sources[i] = host ? strdup(rest) : absolute(rest)))
             return cli_error(k->sub, "no memory");
+        k->config.head.sources = (uint32_t)i + 1;
     }
-    k->config.head.sources = (uint32_t)count - 1;
     return 0;
 }
 
