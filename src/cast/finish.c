@@ -206,7 +206,7 @@ static int remove_tree(int at, const char *name)
     bool other = false;
     DIR *names = open_names(at, name, &other);
     int rc = !names ? -errno : other ? -EXDEV : 0;
-    for (struct dirent *e; !rc && (e = readdir(names));)
+    for (struct dirent *e; names && !rc && (e = readdir(names));)
         if (is_name(e->d_name))
             rc = remove_tree(dirfd(names), e->d_name);
     if (names)
