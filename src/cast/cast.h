@@ -85,7 +85,7 @@ struct cast_block {
 };
 enum cast_type {
     CAST_ENTRY = 1, /* of the list. file: its index; payload: struct cast_line, name, target of a symbolic link */
-    CAST_LIST_END,  /* file: entries */
+    CAST_LIST_END,  /* file: entries; offset: the mode of DEST, if it is made */
     CAST_DATA,      /* of a file, at `offset`; payload: bytes */
     CAST_HOLE,      /* `bytes` at `offset` are zero, and need no room on the disk; no payload */
     CAST_CHECK,     /* `bytes` at `offset` have this checksum; no payload */
@@ -162,6 +162,7 @@ struct cast_list {
     uint32_t chunks;
     size_t chunk_used;
     uint64_t files, bytes; /* sums */
+    uint32_t mode;         /* of DEST, if it is made: of SRC, when its content is sent */
 };
 /* Add an entry, checked: a name is one component, a parent is a folder before it. Returns 0, or a negative errno with base_error(). */
 int cast_list_add(struct cast_list *l, const struct cast_line *line, const char *name, const char *link);
@@ -269,6 +270,7 @@ struct cast_disk {
     uint64_t flushed; /* offset in the open file up to which pages were given to the disk */
     uint8_t *piece;   /* to compare */
     bool verifying;   /* files have been compared a second time */
+    bool made;        /* DEST was not there before */
     bool renamed;     /* files have got their names, which may not be on the disk yet */
     bool failed;      /* DEST cannot be written any more */
 };

@@ -10,20 +10,18 @@
 
 #include "cast/cast.h"
 
-/* Make a folder and those above it. */
-static int make_path(char *path)
+/* Make a folder and those above it. Returns 1 when it was made, 0 when it was there, or a negative errno. */
+static int make_path(char *path, mode_t mode)
 {
     for (char *p = path + 1;; p++) {
         if (*p && *p != '/')
             continue;
         char was = *p;
         *p = '\0';
-        int rc = mkdir(path, 0777) && errno != EEXIST ? -errno : 0;
+        int rc = mkdir(path, was ? 0777 : mode) == 0 ? 1 : errno != EEXIST ? -errno : 0;
         *p = was;
-        if (rc && !was)
-            return rc;
         if (!was)
-            return 0;
+            return rc;
     }
 }
 
@@ -91,10 +89,11 @@ int cast_dest_open(struct cast_disk *d)
     const char *root = d->dest[0] ? d->dest : "/";
     if (!dry) {
         mode_t before = umask(022);
-        int rc = make_path(d->dest[0] ? d->dest : (char[]){"/"});
+        int rc = make_path(d->dest[0] ? d->dest : (char[]){"/"}, (mode_t)d->c->list.mode | 0700);
         umask(before);
-        if (rc)
+        if (rc < 0)
             return rc;
+        d->made = rc;
     }
     d->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return d->root < 0 && !(dry && errno == ENOENT) ? -errno : 0;

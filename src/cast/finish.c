@@ -206,7 +206,7 @@ static int remove_tree(int at, const char *name)
     bool other = false;
     DIR *names = open_names(at, name, &other);
     int rc = !names ? -errno : other ? -EXDEV : 0;
-    for (struct dirent *e; !rc && (e = readdir(names));)
+    for (struct dirent *e; names && !rc && (e = readdir(names));)
         if (is_name(e->d_name))
             rc = remove_tree(dirfd(names), e->d_name);
     if (names)
@@ -320,6 +320,10 @@ void cast_finish(struct cast_disk *d, bool sources_failed)
     for (uint32_t i = l->count; i-- > 0 && !dry && !d->failed;)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
             set_folder(d, i);
+    if (!dry && !d->failed && d->made && fchmod(d->root, (mode_t)l->mode | 0700)) { /* the next cast writes there, too */
+        d->c->state.failed++;
+        cast_say(d->c, true, "%s: cannot set its mode: %s", d->dest, base_strerror(errno));
+    }
     if (!dry && !d->failed)
         sync_names(d);
 }

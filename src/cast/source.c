@@ -240,7 +240,7 @@ static void send_list(struct cast_source *s)
         cast_record_seal(&r, payload);
         add_record(s, at, &r, r.bytes);
     }
-    send_record(s, CAST_LIST_END, l->count, 0, 0);
+    send_record(s, CAST_LIST_END, l->count, l->mode, 0);
     flush(s);
 }
 

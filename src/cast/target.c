@@ -95,6 +95,7 @@ static void end_list(struct target *t, const struct cast_record *r)
     }
     t->listed = true;
     if (!t->compared) {
+        t->c->list.mode = (uint32_t)r->offset & 01777;
         cast_tell_state(t->c, CAST_COMPARING, true);
         cast_disk_compare(&t->disk);
         t->compared = !t->disk.failed;

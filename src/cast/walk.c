@@ -278,6 +278,7 @@ int cast_walk(struct cast *c, uint64_t *failures)
 {
     struct walk k = {.c = c, .failed = failures};
     int rc = 0;
+    c->list.mode = 0755;
     for (uint32_t i = 0; i < c->config.head.sources && !rc; i++) {
         char folder[4096], name[4096];
         split(c->config.sources[i], folder, name, sizeof folder);
@@ -289,6 +290,9 @@ int cast_walk(struct cast *c, uint64_t *failures)
             rc = walk_entry(&k, fd, name, CAST_ROOT, c->config.sources[i], name);
             close(fd);
         } else {
+            struct stat st;
+            uint32_t mode = fstat(fd, &st) ? 0700 : (uint32_t)st.st_mode & 01777;
+            c->list.mode = c->config.head.sources == 1 ? mode : c->list.mode & mode; /* what one of several keeps private stays so */
             rc = walk_folder(&k, fd, CAST_ROOT, folder, "");
         }
     }

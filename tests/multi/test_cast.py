@@ -302,6 +302,19 @@ class Trees(Cast):
         self.cast("--delete", self.src, "1:" + self.dest)
         self.same(1)
 
+    def test_mode_of_dest(self):
+        """DEST that is made for SRC/ is as private as SRC; a DEST that is there keeps its mode."""
+        self.file("src/a", b"a")
+        self.file("src/b", b"b")
+        os.chmod(self.src, 0o700)
+        os.mkdir(self.at(2), 0o755)
+        self.cast(self.src + "/", "1,2:" + self.dest)
+        self.assertEqual([stat.S_IMODE(os.stat(self.at(node)).st_mode) for node in (1, 2)], [0o700, 0o755])
+        os.chmod(self.src, 0o575)
+        self.cast(self.src + "/", "3:" + self.dest)
+        self.assertEqual(stat.S_IMODE(os.stat(self.at(3)).st_mode), 0o775)  # the owner can always write
+        os.chmod(self.src, 0o700)
+
     def test_only_file_in_folder(self):
         """SRC/ with one file, or one source of several that is there: DEST is a folder all the same, and nothing beside it is deleted."""
         self.file("one/file", b"1")

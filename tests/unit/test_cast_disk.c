@@ -333,6 +333,7 @@ static void test_part_of_others(void **state)
         assert_int_equal(st.st_uid, 0);
         cast_disk_settle(&disk);
     }
+    cast_disk_close(&disk);
     open_again();
     give_all();
     check_content();
