@@ -21,7 +21,7 @@
 #define VISITOR_WAIT (5 * WEFT_SECOND)  /* time to authenticate */
 #define LISTEN_AGAIN (200 * WEFT_MS)    /* pause before trying to listen at an address that another node of this host has */
 #define TRY_AGAIN    (20 * WEFT_MS)     /* pause after a member did not agree; up to twice as long */
-#define NO_FILES_WAIT (10 * WEFT_MS)  /* pause when a connection waits that cannot be accepted, because no file descriptor is left */
+#define FILES_WAIT   (10 * WEFT_MS)     /* pause when a connection waits that cannot be accepted, because no file descriptor is left */
 #define ANSWER_WAIT  (2 * WEFT_SECOND)  /* for a newcomer to read its answer */
 #define ROUND        (100 * WEFT_MS)
 
@@ -319,7 +319,7 @@ static void visitor_take(struct door *d)
     int pid, fd = cluster_accept(d->at.fd);
     if (fd == -EMFILE || fd == -ENFILE) {
         visitor_make_room(d); /* the new connection stays in the listener's backlog */
-        base_sleep_ns(NO_FILES_WAIT);
+        base_sleep_ns(FILES_WAIT);
     }
     if (fd < 0)
         return;
@@ -441,7 +441,7 @@ static void door_listen(struct door *d, int64_t now)
 static void door_take_caller(struct door *d, int listener)
 {
     if (join_caller_take(&d->callers, listener))
-        base_sleep_ns(NO_FILES_WAIT);
+        base_sleep_ns(FILES_WAIT);
 }
 
 /* Closes the connections whose time is up. */

@@ -218,7 +218,7 @@ void grow_end(struct grow *g, uint64_t attempt, uint32_t door); /* the attempt i
 void grow_wake(struct grow *g);
 
 /* --- newcomer.c --- */
-/* A connection at the listeners for side connections that has sent a whole token. Takes its descriptor. Blocks while the two nodes connect. */
+/* A connection at the listeners for side connections, with a whole token. Takes its descriptor. Blocks while the two nodes connect. */
 void grow_connect(struct grow *g, struct join_caller *c);
 
 #endif

@@ -620,7 +620,7 @@ static void test_barrier(void **state)
     end();
 }
 
-/* Programs and names, between all nodes. Newcomers come to the file of a socket, which another node takes over from the one that is killed. */
+/* Programs and names, between all nodes. Newcomers come to a socket's file, which another node takes over from the one that is killed. */
 static void test_services(void **state)
 {
     (void)state;
