@@ -21,7 +21,7 @@
 #define VISITOR_WAIT (5 * WEFT_SECOND)  /* time to authenticate */
 #define LISTEN_AGAIN (200 * WEFT_MS)    /* pause before trying to listen at an address that another node of this host has */
 #define TRY_AGAIN    (20 * WEFT_MS)     /* pause after a member did not agree; up to twice as long */
-#define NO_FILES_WAIT (10 * WEFT_MS)  /* pause when a connection waits that cannot be accepted, because no file descriptor is left */
+#define FILES_WAIT   (10 * WEFT_MS)     /* pause when a connection waits that cannot be accepted, because no file descriptor is left */
 #define ANSWER_WAIT  (2 * WEFT_SECOND)  /* for a newcomer to read its answer */
 #define ROUND        (100 * WEFT_MS)
 
@@ -80,7 +80,7 @@ static void door_ask(struct door *d, uint32_t node)
     pthread_mutex_lock(&g->lock);
     g->peers[node] = GROW_ASKED;
     pthread_mutex_unlock(&g->lock);
-    if (grow_ask(g, node, &m, &d->ask) && fab_alive(g->w, node)) {
+    if (grow_try(g, node, &m, &d->ask) && fab_alive(g->w, node)) {
         pthread_mutex_lock(&g->lock);
         g->refused = EBUSY; /* no room for the message: try again later */
         pthread_mutex_unlock(&g->lock);
@@ -319,7 +319,7 @@ static void visitor_take(struct door *d)
     int pid, fd = cluster_accept(d->at.fd);
     if (fd == -EMFILE || fd == -ENFILE) {
         visitor_make_room(d); /* the new connection stays in the listener's backlog */
-        base_sleep_ns(NO_FILES_WAIT);
+        base_sleep_ns(FILES_WAIT);
     }
     if (fd < 0)
         return;
@@ -409,13 +409,31 @@ static void visitor_next(struct door *d, int64_t now)
 
 /* --- the thread --- */
 
+/* When to try again to listen. To try a socket's file means to connect to who listens there, and all nodes of this host do that: together
+ * they try as often as one would, and not at the same time. */
+static int64_t door_listen_later(struct grow *g, int64_t now)
+{
+    struct weft_node *w = g->w;
+    uint32_t here = 0, size = w->size;
+    uint8_t part = 0;
+    if (strncmp(g->address, "unix:", 5) != 0 || g->address[5] == '@')
+        return now + LISTEN_AGAIN;
+    pthread_mutex_lock(&g->lock);
+    for (uint32_t i = 0; i < size; i++)
+        here += g->cards[i] && fab_alive(w, i) && memcmp(g->cards[i]->host_id, w->host_id, sizeof w->host_id) == 0;
+    pthread_mutex_unlock(&g->lock);
+    (void)base_random(&part, 1);
+    int64_t pause = here * LISTEN_AGAIN;
+    return now + pause / 2 + part * (pause / 256);
+}
+
 static void door_listen(struct door *d, int64_t now)
 {
     struct grow *g = d->g;
     if (!g->address[0] || d->at.fd >= 0 || now < d->listen_at)
         return;
     d->at.fd = cluster_listen(g->address, d->at.bound, sizeof d->at.bound);
-    d->listen_at = now + LISTEN_AGAIN;
+    d->listen_at = door_listen_later(g, now);
     if (d->at.fd >= 0)
         base_log(BASE_LOG_INFO, "nodes can join at %s", d->at.bound);
 }
@@ -423,7 +441,7 @@ static void door_listen(struct door *d, int64_t now)
 static void door_take_caller(struct door *d, int listener)
 {
     if (join_caller_take(&d->callers, listener))
-        base_sleep_ns(NO_FILES_WAIT);
+        base_sleep_ns(FILES_WAIT);
 }
 
 /* Closes the connections whose time is up. */

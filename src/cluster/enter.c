@@ -12,9 +12,9 @@
 
 #include "cluster/join.h"
 
-#define TRY_WAIT     (500 * WEFT_MS)   /* time to connect to one of several addresses; doubled in each round, */
-#define TRY_WAIT_MAX (60 * WEFT_SECOND) /* up to this */
-#define ANSWER_GRACE (2 * WEFT_SECOND) /* wait so much longer than the door, whose error says more */
+#define TRY_WAIT     (500 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
+#define TRY_MOST     (60 * WEFT_SECOND) /* up to about this */
+#define ANSWER_GRACE (2 * WEFT_SECOND)  /* wait so much longer than the door, whose error says more */
 
 void join_entry_free(struct join *j)
 {
@@ -168,7 +168,7 @@ int cluster_enter(struct cluster_settings *s)
     *j = (struct join){.settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     join_key(j->key, s);
     rc = join_listen_here(j);
-    for (int64_t wait = TRY_WAIT; !rc; wait = wait < TRY_WAIT_MAX ? 2 * wait : wait) {
+    for (int64_t wait = TRY_WAIT; !rc; wait = wait < TRY_MOST ? 2 * wait : wait) {
         for (const char *p = s->join; *p && !spoke;) {
             size_t n = strcspn(p, ",");
             int64_t until = base_deadline(wait);

@@ -57,7 +57,7 @@ void grow_wake(struct grow *g)
     (void)!write(g->wake[1], "w", 1);
 }
 
-static int grow_send_now(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask)
+int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask)
 {
     bool before = fab_nowait(true); /* a member that is stopped must not delay the others */
     int rc = fab_send(g->w, to, GROW_HANDLER, m, sizeof *m, ask, ask ? sizeof *ask : 0, NULL);
@@ -65,14 +65,9 @@ static int grow_send_now(struct grow *g, uint32_t to, const struct grow_message 
     return rc;
 }
 
-int grow_ask(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask)
-{
-    return grow_send_now(g, to, m, ask);
-}
-
 void grow_send(struct grow *g, uint32_t to, const struct grow_message *m)
 {
-    if (!grow_send_now(g, to, m, NULL) || !fab_alive(g->w, to))
+    if (!grow_try(g, to, m, NULL) || !fab_alive(g->w, to))
         return;
     pthread_mutex_lock(&g->lock);
     if (g->unsent_count < GROW_UNSENT)
@@ -92,7 +87,7 @@ bool grow_send_again(struct grow *g)
     /* Not under the lock: sending may run handlers on this thread. */
     for (uint32_t i = 0; i < n; i++) {
         bool over = !fab_alive(g->w, list[i].to) || base_now_ns() > list[i].until;
-        if (over || !grow_send_now(g, list[i].to, &list[i].message, NULL))
+        if (over || !grow_try(g, list[i].to, &list[i].message, NULL))
             continue;
         pthread_mutex_lock(&g->lock);
         if (g->unsent_count < GROW_UNSENT)

@@ -18,8 +18,8 @@
 #define ANSWER_GRACE (2 * WEFT_SECOND) /* nodes wait so much longer than node 0, to receive its error with the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
-#define ADDRESS_WAIT (250 * WEFT_MS) /* time to connect to one of several addresses; doubled in each round, */
-#define ADDRESS_MOST (60 * WEFT_SECOND) /* up to this */
+#define ADDRESS_WAIT (250 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* up to about this */
 #define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
 
 /* --- cards --- */

@@ -208,16 +208,17 @@ struct grow {
 
 int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join *j); /* takes listeners and cards over from `j` */
 struct grow *grow_of(struct weft_node *w);
-/* Neither waits: a member may be stopped. grow_ask(): an error means that the message was not sent. grow_send() keeps a message that was not
- * sent, and grow_send_again() sends it; true: there still are such. */
-int grow_ask(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
+/* None of these waits: a member may be stopped. grow_try(): an error means that the message was not sent. grow_send() then keeps it, and
+ * grow_send_again(), which the thread of door.c calls, sends what is kept; true: there still is something. If too much is kept already, the
+ * message is lost, and the attempt that it belongs to ends when its time has passed. */
+int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
 void grow_send(struct grow *g, uint32_t to, const struct grow_message *m);
 bool grow_send_again(struct grow *g);
 void grow_end(struct grow *g, uint64_t attempt, uint32_t door); /* the attempt is over */
 void grow_wake(struct grow *g);
 
 /* --- newcomer.c --- */
-/* A connection at the listeners for side connections that has sent a whole token. Takes its descriptor. Blocks while the two nodes connect. */
+/* A connection at the listeners for side connections, with a whole token. Takes its descriptor. Blocks while the two nodes connect. */
 void grow_connect(struct grow *g, struct join_caller *c);
 
 #endif

@@ -48,6 +48,7 @@ struct board {
 };
 
 static struct board *board;
+static const char *grow_at = "unix:@"; /* the nodes of the next test listen there for newcomers, if they are all on one host */
 
 /* --- a node --- */
 
@@ -340,7 +341,7 @@ static void founders(uint32_t n)
         snprintf(board->coord, sizeof board->coord, "%s:%u", getenv("TEST_COORD"), 21000 + number++);
     else
         snprintf(board->coord, sizeof board->coord, "unix:@weft-rejoin-%d-%u", (int)getpid(), number++);
-    snprintf(board->grow, sizeof board->grow, "unix:@weft-grow-%d-%u", (int)getpid(), number);
+    snprintf(board->grow, sizeof board->grow, "%sweft-grow-%d-%u", grow_at, (int)getpid(), number);
     for (uint32_t i = 0; i < n; i++)
         start(i, i, n, NULL, NULL);
     for (uint32_t i = 0; i < n; i++)
@@ -619,10 +620,11 @@ static void test_barrier(void **state)
     end();
 }
 
-/* Programs and names, between all nodes. */
+/* Programs and names, between all nodes. Newcomers come to a socket's file, which another node takes over from the one that is killed. */
 static void test_services(void **state)
 {
     (void)state;
+    grow_at = "unix:/tmp/";
     founders(2);
     start(2, 0, 0, NULL, NULL);
     joined(2, 1);
@@ -635,6 +637,8 @@ static void test_services(void **state)
         until(&board->place[i].obeyed, SERVE, "programs and names", i);
     go_on();
     end();
+    assert_int_not_equal(access(board->grow + strlen("unix:"), F_OK), 0); /* the last one has removed it */
+    grow_at = "unix:@";
 }
 
 /* --- the last numbers --- */
