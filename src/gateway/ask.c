@@ -70,10 +70,9 @@ int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, int64_t ti
 
 /* --- asking --- */
 
-static int ask_send(struct gateway *g, const struct gateway_question *q, uint64_t id)
+static int ask_send(struct gateway *g, const struct gateway_question *q, const weft_request *r, uint64_t id)
 {
     uint8_t payload[WEFT_PAYLOAD_MAX];
-    const weft_request *r = q->record;
     size_t inside = r->data_bytes <= WEFT_REQUEST_INLINE && q->data ? (size_t)r->data_bytes : 0;
     memcpy(payload, r, sizeof *r);
     if (inside)
@@ -106,7 +105,7 @@ static void ask_tell(struct gateway *g, struct gateway_ask *a, const struct gate
 
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id)
 {
-    const weft_request *r = q->record;
+    const weft_request record = *q->record, *r = &record; /* whoever asked may free its own as soon as the request can end */
     if (r->node >= g->w->size)
         return base_fail(-EFAULT, "a request to node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
     if (atomic_load_explicit(&g->closing, memory_order_acquire))
@@ -149,7 +148,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
         *id = number;
     if (soon)
         fab_kick(g->w);
-    rc = ask_send(g, q, number);
+    rc = ask_send(g, q, r, number);
     if (!rc)
         return 0;
     base_spin_lock(&g->lock);

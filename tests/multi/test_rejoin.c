@@ -661,7 +661,9 @@ static int last_number(int rank, void *arg)
         unsetenv("WEFT_JOIN");
         OK(weft_open(&w, NULL));
         CHECK(weft_size(w) == 1);
+        pthread_mutex_lock(&grow_of(w)->lock);
         grow_of(w)->highest = last - 1;
+        pthread_mutex_unlock(&grow_of(w)->lock);
         OK(weft_handle(w, 1, on_none, &messages));
         *step = 1;
         wait_for(step, 4);
