@@ -494,7 +494,18 @@ class Killed(Cast):
     """Any node may be killed at any moment, and the command, too: never a wrong file under its name, and the same command again completes
     it."""
 
-    def run_and_kill(self, rank, delay, *words):
+    def arrived(self, node):
+        """Bytes of the files that are there now."""
+        total = 0
+        for folder, _, names in os.walk(self.at(node)):
+            for name in names:
+                try:
+                    total += os.lstat(os.path.join(folder, name)).st_size
+                except FileNotFoundError:  # it has just got its name
+                    pass
+        return total
+
+    def run_and_kill(self, rank, delay, *words, least=0):
         p = subprocess.Popen([WEFT, "cast", *words, self.src, "all:" + self.dest], env=self.env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         if rank == "command":
             time.sleep(delay)
@@ -504,6 +515,7 @@ class Killed(Cast):
                 return self.nodes_of_cast().get(rank) or (p.poll() is not None and -1)
             pid = until("the node runs", there)
             time.sleep(delay)
+            until("enough has arrived", lambda: p.poll() is not None or self.arrived(rank) >= least)
             if pid > 0:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -533,7 +545,7 @@ class Killed(Cast):
         """The chain closes around one that dies; the others complete in the same run."""
         self.fill()
         for rank in (1, 2, 3):
-            code, said = self.run_and_kill(rank, 0.4, "--bwlimit", "12M")
+            code, said = self.run_and_kill(rank, 0.1, "--bwlimit", "12M", least=3_000_000)
             self.assertEqual(code, 1, said)
             self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the others go on without it")
             self.assertIn("2 of 3 hosts have all", said)
