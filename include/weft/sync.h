@@ -2,8 +2,8 @@
  *
  * Barrier, exchange, lock, counter. weft/types.h explains how long a wait with WEFT_TIMEOUT_DEFAULT lasts.
  *
- * In a cluster that grows (weft/node.h), barriers and exchanges are for the nodes that started together, the first ones by number: nodes that
- * have joined since neither take part nor disturb them. Locks and counters are for all.
+ * In a cluster that grows (weft/node.h), barriers and exchanges are for the nodes that started together, the first ones by number: nodes
+ * that have joined since neither take part nor disturb them. Locks and counters are for all.
  */
 #ifndef WEFT_SYNC_H
 #define WEFT_SYNC_H
@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-/* Wait until every node that is alive, of those that started together, has called it the same number of times. One thread of a node at a time.
+/* Wait until every node that is alive, of those that started together, has called it the same number of times. One thread of a node at a
+ * time.
  *
  * After a time-out the barrier is not over: the next call continues it, and does not begin another. So all nodes count the same
  * barriers, whichever of them timed out, and a time-out of 0 tests whether all have arrived. Nodes wait for one that timed out until it
@@ -33,9 +34,9 @@ WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
  * those of every node. This is how nodes learn each other's first addresses.
  *
  * all[i * words] is the first word of node i; `all` has room for `words` words of each node that started, which weft_size() is enough for.
- * gave[i] is false, and node i's words are 0, if it is gone; `gave` has room for as many nodes, or is NULL. After an error both are undefined. After a time-out, call it again as you would a
- * barrier. The words of the first call are used: other nodes may have them already.
- * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, so this
+ * gave[i] is false, and node i's words are 0, if it is gone; `gave` has room for as many nodes, or is NULL. After an error both are
+ * undefined. After a time-out, call it again as you would a barrier. The words of the first call are used: other nodes may have them
+ * already. Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, so this
  * exchange has failed; -EBUSY another thread of this node is in a barrier or exchange; -EOPNOTSUPP this node has joined a running
  * cluster; -EDEADLK called from a handler; -ENOMEM no memory
  * for a message. */

@@ -39,7 +39,7 @@ typedef uint64_t weft_gaddr;
 #define WEFT_NULL           0ull
 #define WEFT_OFFSET_BITS    44
 #define WEFT_SPACE_BITS     4
-#define WEFT_MAX_NODES      1024 /* alive at once */
+#define WEFT_MAX_NODES      1024  /* alive at once */
 #define WEFT_MAX_NUMBERS    65536 /* that nodes get, from 0: none is given twice while the cluster lives (weft/node.h, `grow`) */
 #define WEFT_MAX_POOL_BYTES 17592186044416ull /* 2 to the power of WEFT_OFFSET_BITS: 16 TiB */
 

@@ -12,7 +12,7 @@
 
 struct hosts {
     const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the standing node of each node; NULL: it chooses */
-    char **hosts; /* [nodes] what struct launch calls `ssh` */
+    char **hosts;         /* [nodes] what struct launch calls `ssh` */
     char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];
     unsigned count; /* entries of `told` */

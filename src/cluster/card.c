@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node and the one that lets it in tell each other first: hello, challenge, the node's card, and the MACs over them. wire.h describes the
- * messages.
+ * What a node and the one that lets it in tell each other first: hello, challenge, the node's card, and the MACs over them. wire.h
+ * describes the messages.
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -13,19 +13,20 @@
 void join_key(uint8_t key[32], const struct cluster_settings *s)
 {
     static const char no_secret[] = "weft without a secret";
-    crypto_generichash(key, 32, s->secret ? s->secret : (const uint8_t *)no_secret, s->secret ? s->secret_len : sizeof no_secret - 1, NULL, 0);
+    crypto_generichash(key, 32, s->secret ? s->secret : (const uint8_t *)no_secret, s->secret ? s->secret_len : sizeof no_secret - 1, NULL,
+                       0);
 }
 
 /* --- MACs --- */
 
 void join_proof_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_challenge *challenge,
-                      const struct wire_card *card)
+                    const struct wire_card *card)
 {
     join_mac(out, j->key, "weft proof", hello, sizeof *hello, challenge, sizeof *challenge, card, sizeof *card);
 }
 
 void join_answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_hello *hello, const struct wire_answer *answer,
-                       const struct wire_card *cards)
+                     const struct wire_card *cards)
 {
     struct wire_answer plain = *answer;
     memset(plain.mac, 0, sizeof plain.mac);

@@ -49,11 +49,11 @@ struct launcher;
 struct join;
 struct cluster_settings {
     uint32_t rank, size;
-    uint32_t founders; /* nodes that the cluster began with: `size`, unless this node joins a running one */
-    char grow[128];    /* address at which this node lets others join the running cluster; "": none */
-    char join[512];    /* addresses of members of a running cluster, with commas between, which this node joins; "": none */
+    uint32_t founders;  /* nodes that the cluster began with: `size`, unless this node joins a running one */
+    char grow[128];     /* address at which this node lets others join the running cluster; "": none */
+    char join[512];     /* addresses of members of a running cluster, with commas between, which this node joins; "": none */
     struct join *entry; /* cluster_enter(): what the cluster has answered. NULL: none */
-    char coord[128]; /* address at which node 0 listens; "" in a cluster of one node */
+    char coord[128];    /* address at which node 0 listens; "" in a cluster of one node */
     struct fab_options fabric;
     struct mem_options pool; /* all members except the heap's offset */
     int64_t join_timeout_ns;

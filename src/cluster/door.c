@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The thread of a member that lets nodes join the running cluster. As a door it listens for newcomers, checks that they know the secret, and
- * leads one at a time through grow.c's steps. As a member it connects to the newcomer (newcomer.c), whoever is its door.
+ * The thread of a member that lets nodes join the running cluster. As a door it listens for newcomers, checks that they know the secret,
+ * and leads one at a time through grow.c's steps. As a member it connects to the newcomer (newcomer.c), whoever is its door.
  *
  * Nodes of one host may have the same address to listen at. One of them has it, and when that one is gone another takes it over.
  */
@@ -18,11 +18,11 @@
 
 #define VISITORS     64u
 #define CALLERS      32u
-#define VISITOR_WAIT (5 * WEFT_SECOND)  /* time to authenticate */
-#define LISTEN_AGAIN (200 * WEFT_MS)    /* pause before trying to listen at an address that another node of this host has */
-#define TRY_AGAIN    (20 * WEFT_MS)     /* pause after a member did not agree; up to twice as long */
-#define FILES_WAIT   (10 * WEFT_MS)     /* pause when a connection waits that cannot be accepted, because no file descriptor is left */
-#define ANSWER_WAIT  (2 * WEFT_SECOND)  /* for a newcomer to read its answer */
+#define VISITOR_WAIT (5 * WEFT_SECOND) /* time to authenticate */
+#define LISTEN_AGAIN (200 * WEFT_MS)   /* pause before trying to listen at an address that another node of this host has */
+#define TRY_AGAIN    (20 * WEFT_MS)    /* pause after a member did not agree; up to twice as long */
+#define FILES_WAIT   (10 * WEFT_MS)    /* pause when a connection waits that cannot be accepted, because no file descriptor is left */
+#define ANSWER_WAIT  (2 * WEFT_SECOND) /* for a newcomer to read its answer */
 #define ROUND        (100 * WEFT_MS)
 
 enum visitor_stage { VISITOR_HELLO, VISITOR_PROOF, VISITOR_WAITS, VISITOR_JOINS };
@@ -50,7 +50,7 @@ struct door {
     struct pollfd fds[VISITORS + CALLERS + 5];
     /* The newcomer that this node is the door of. */
     enum door_step step;
-    struct visitor guest;  /* fd -1: none */
+    struct visitor guest; /* fd -1: none */
     uint64_t attempt;
     uint32_t number;
     struct grow_ask ask;
@@ -253,8 +253,9 @@ static void door_step(struct door *d, int64_t now)
         if (d->failed || now <= d->until)
             door_leave(d);
         else
-            door_refuse(d, &d->guest, ETIMEDOUT, "the members did not agree in time that this node joins: another node is joining, or one of them "
-                                                 "is stopped");
+            door_refuse(d, &d->guest, ETIMEDOUT,
+                        "the members did not agree in time that this node joins: another node is joining, or one of them "
+                        "is stopped");
         return;
     }
     if (d->step == DOOR_IDLE && now >= d->next_at)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that joins a running cluster. It asks one of the members whose addresses it was given. That member, its door, agrees with all others
- * on its number (grow.c) and answers with the members' cards. With the number the node can be opened (cluster_enter()). Then it connects to
- * every member, and its door tells it when all know it (join_enter()).
+ * A node that joins a running cluster. It asks one of the members whose addresses it was given. That member, its door, agrees with all
+ * others on its number (grow.c) and answers with the members' cards. With the number the node can be opened (cluster_enter()). Then it
+ * connects to every member, and its door tells it when all know it (join_enter()).
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -91,8 +91,7 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     struct wire_proof proof;
     struct wire_answer answer;
     struct wire_card *cards = NULL;
-    struct join_self self = {
-        .rank = WIRE_NEWCOMER, .pool_bytes = s->pool.bytes, .liveness_ns = s->fabric.liveness_ns, .grows = true};
+    struct join_self self = {.rank = WIRE_NEWCOMER, .pool_bytes = s->pool.bytes, .liveness_ns = s->fabric.liveness_ns, .grows = true};
     int64_t until = base_deadline(8 * TRY_WAIT);
     int fd = join_reach("the member of the cluster", address, connect_until, until < j->deadline ? until : j->deadline, &hello, &challenge);
     if (fd < 0)
@@ -110,10 +109,11 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     if (!rc)
         rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
     if (rc == -ECONNRESET || rc == -EPIPE) {
-        rc = base_fail(-EACCES,
-                       "the member at %s closed the connection: the cluster secret is wrong or missing, here or there (WEFT_SECRET_FILE), or "
-                       "the member ended",
-                       address);
+        rc = base_fail(
+            -EACCES,
+            "the member at %s closed the connection: the cluster secret is wrong or missing, here or there (WEFT_SECRET_FILE), or "
+            "the member ended",
+            address);
         goto out;
     }
     if (rc) {

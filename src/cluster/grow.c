@@ -3,13 +3,13 @@
  * How the members of a running cluster agree on who joins, and with which number.
  *
  * Any member may be the door of a newcomer (door.c). It proposes the next number, first to the member with the lowest number, then to all
- * others (GROW_ASK, the notice with the newcomer's card). A member agrees if no other node is joining and the number is higher than any that
- * it knows of. Only when all agree is the number given to the newcomer. So two nodes never get the same number, whichever members die: both
- * would need the consent of a member that lives through both, and that one has refused the second. There is no node that counts, and none
- * that has to take over from it. A number that was proposed is never proposed again, also if its node did not join.
+ * others (GROW_ASK, the notice with the newcomer's card). A member agrees if no other node is joining and the number is higher than any
+ * that it knows of. Only when all agree is the number given to the newcomer. So two nodes never get the same number, whichever members die:
+ * both would need the consent of a member that lives through both, and that one has refused the second. There is no node that counts, and
+ * none that has to take over from it. A number that was proposed is never proposed again, also if its node did not join.
  *
- * At most one node joins at a time, so all members know the same nodes when it connects to them. Each tells the door (GROW_JOINED) when it has
- * made the node alive, and the door tells all when it is over (GROW_END). The death of the door ends it, too.
+ * At most one node joins at a time, so all members know the same nodes when it connects to them. Each tells the door (GROW_JOINED) when it
+ * has made the node alive, and the door tells all when it is over (GROW_END). The death of the door ends it, too.
  */
 #include <fcntl.h>
 #include <sodium.h>
@@ -117,11 +117,8 @@ static void grow_asked(struct grow *g, uint32_t from, const struct grow_message 
     else if (m->number <= g->highest)
         answer->answer = EEXIST;
     else {
-        *now = (struct grow_joining){.active = true,
-                                     .door = from,
-                                     .number = m->number,
-                                     .attempt = m->attempt,
-                                     .until = base_deadline(g->patience_ns)};
+        *now = (struct grow_joining){
+            .active = true, .door = from, .number = m->number, .attempt = m->attempt, .until = base_deadline(g->patience_ns)};
         memcpy(&now->ask, payload, sizeof now->ask);
         g->highest = m->number;
     }

@@ -111,7 +111,8 @@ static bool admit(struct join *j, struct guest *g, struct turned_away *t)
     char text[WIRE_TEXT];
     uint32_t rank = g->hello.rank, size = j->w->size;
     if (g->hello.size == 0) {
-        snprintf(text, sizeof text, "this cluster is not complete yet, so no node can join it late: its nodes listen at WEFT_GROW when it is");
+        snprintf(text, sizeof text,
+                 "this cluster is not complete yet, so no node can join it late: its nodes listen at WEFT_GROW when it is");
         snprintf(t->text, sizeof t->text, "one tried to join as a late node (WEFT_JOIN)");
     } else if (g->hello.size != size) {
         snprintf(text, sizeof text, "this node is set to %u nodes, node 0 to %u (WEFT_SIZE)", g->hello.size, size);

@@ -54,9 +54,9 @@ struct join {
     struct join_hub *hubs; /* [hub_count] */
     struct pollfd *fds;    /* used by join_hub_wait() */
     uint32_t hub_count;
-    bool told;      /* node 0 has told all nodes which node failed, or has told this one */
+    bool told;        /* node 0 has told all nodes which node failed, or has told this one */
     char address[64]; /* numeric address at which other hosts reach `away`; "": none */
-    char scope[32]; /* as "%eth0": the interface to node 0, if this node's address is link-local; else "" */
+    char scope[32];   /* as "%eth0": the interface to node 0, if this node's address is link-local; else "" */
 };
 
 /* --- wire.c --- */
@@ -97,12 +97,12 @@ int join_pairs(struct join *j);
 /* A newcomer: connects to all members in j->cards. */
 int join_pairs_late(struct join *j);
 
-/* Connections that were accepted at the listeners for side connections, and have not authenticated yet. All are polled together, so a silent
- * one does not delay the others. */
+/* Connections that were accepted at the listeners for side connections, and have not authenticated yet. All are polled together, so a
+ * silent one does not delay the others. */
 struct join_caller {
     int fd, pid;
     int64_t came; /* when it was accepted */
-    size_t got; /* bytes of `token` received */
+    size_t got;   /* bytes of `token` received */
     struct wire_token token;
 };
 struct join_callers {
@@ -158,7 +158,7 @@ struct grow_message {
     int32_t answer;   /* GROW_ANSWER: 0; EBUSY: another node is joining; EEXIST: the number, or a higher one, was given before */
     uint32_t highest; /* GROW_ANSWER: the highest number that the member knows of */
 };
-struct grow_ask { /* payload of GROW_ASK: the notice of who joins */
+struct grow_ask {               /* payload of GROW_ASK: the notice of who joins */
     uint8_t ticket[WIRE_NONCE]; /* the session from which the tokens of the newcomer's side connections are made */
     struct wire_card card;      /* with its number */
 };
@@ -186,10 +186,10 @@ struct grow_unsent { /* a message that found no room */
 
 struct grow {
     struct weft_node *w;
-    struct join j;        /* key and listeners; `session` is the ticket of the node that joins now */
-    char address[128];    /* where this node listens for newcomers; "": nowhere */
-    int64_t patience_ns;  /* for one node to join */
-    pthread_mutex_t lock; /* protects what follows, up to `thread` */
+    struct join j;            /* key and listeners; `session` is the ticket of the node that joins now */
+    char address[128];        /* where this node listens for newcomers; "": nowhere */
+    int64_t patience_ns;      /* for one node to join */
+    pthread_mutex_t lock;     /* protects what follows, up to `thread` */
     struct wire_card **cards; /* [room]: the members'; NULL: not known, or it is gone */
     uint32_t highest;         /* the highest number that was ever given, as far as this node knows */
     struct grow_joining joining;

@@ -323,8 +323,8 @@ static uint32_t processors_here(const struct join *j)
     return n;
 }
 
-/* How often heartbeats are sent so that this peer, which is on another host, does not miss any. Both ends use the longer of their two settings,
- * so that heartbeats of either are frequent enough for the other. */
+/* How often heartbeats are sent so that this peer, which is on another host, does not miss any. Both ends use the longer of their two
+ * settings, so that heartbeats of either are frequent enough for the other. */
 static void pairs_pulse(struct weft_node *w, const struct wire_card *c)
 {
     int64_t liveness = c->liveness_ns > w->options.liveness_ns ? c->liveness_ns : w->options.liveness_ns;

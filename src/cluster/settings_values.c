@@ -108,8 +108,9 @@ static int settings_read_addresses(enum id id, const struct found *f)
         const char *port = strrchr(one, ':');
         bool named = strncmp(one, "unix:", 5) == 0;
         if (cluster_address_check(one) || (!named && port && !port[1 + strspn(port + 1, "0")]) || (id == GROW && p[n]))
-            return settings_bad(id, f, id == GROW ? "HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME, with a port from 1 to 65535"
-                                                  : "addresses with commas between: HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME");
+            return settings_bad(id, f,
+                                id == GROW ? "HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME, with a port from 1 to 65535"
+                                           : "addresses with commas between: HOST:PORT, [IPV6]:PORT, unix:PATH or unix:@NAME");
         p += n + (p[n] == ',');
     }
     return 0;

@@ -234,11 +234,11 @@ struct weft_node {
     /* Numbers of nodes that this node knows of: below it. It grows when a node joins a running cluster: after the link's entry has been
        written, so whoever finds a number below it finds the entry (sequentially consistent). */
     _Atomic uint32_t size;
-    uint32_t founders; /* the nodes 0 to founders - 1 started together: barriers and exchanges are for them */
-    uint32_t room;     /* numbers that tables have room for: `size` as long as nobody may join later, else WEFT_MAX_NUMBERS */
-    _Atomic uint32_t size_here;    /* nodes on this host */
-    uint32_t prepared;             /* entries of `links` that are written: below it. Only used by the thread that connects nodes */
-    _Atomic uint32_t newcomer;     /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
+    uint32_t founders;          /* the nodes 0 to founders - 1 started together: barriers and exchanges are for them */
+    uint32_t room;              /* numbers that tables have room for: `size` as long as nobody may join later, else WEFT_MAX_NUMBERS */
+    _Atomic uint32_t size_here; /* nodes on this host */
+    uint32_t prepared;          /* entries of `links` that are written: below it. Only used by the thread that connects nodes */
+    _Atomic uint32_t newcomer;  /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
     struct fab_options options;
     struct mem_pool *pool;
     uint8_t *pool_base;
@@ -254,7 +254,7 @@ struct weft_node {
     char address[64]; /* the numeric address by which nodes of other hosts reach this one; "": all are on this host */
     base_spin now_lock;
     struct fab_now *now; /* under it: see now.c */
-    char **towards;      /* [founders]: the device that leads to each node, NULL: none; NULL as a whole: not configured, tb finds the cables */
+    char **towards; /* [founders]: the device that leads to each node, NULL: none; NULL as a whole: not configured, tb finds the cables */
 
     struct fab_link *links; /* [room] */
     struct fab_bell *bell;  /* this node's */
@@ -462,8 +462,8 @@ int fab_patience_check(struct fab_patience *p);
 bool fab_patience_due(struct fab_patience *p);
 /* Prints what this node waits for and for whom: "barrier", "nodes 2 and 3, which are alive". */
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom);
-/* Writes the names of the nodes below `count` whose `in` is set, the first ones by number: "no node", "node 2", "nodes 2 and 3". Returns how many are
-   set. */
+/* Writes the names of the nodes below `count` whose `in` is set, the first ones by number: "no node", "node 2", "nodes 2 and 3". Returns
+   how many are set. */
 uint32_t fab_name_nodes(const bool in[], uint32_t count, char *buf, size_t len);
 /* "node 1 is alive", "no other node is alive" */
 void fab_name_living(const struct weft_node *w, char *buf, size_t len);
@@ -496,8 +496,8 @@ struct fab_config {
        the node's threads sleep. */
     const struct fab_transport *const *transports;
     const struct fab_options *options; /* copied */
-    const char *const *towards;        /* [founders]: this node's device towards each other node, NULL: none; NULL as a whole: not configured */
-    uint64_t system_bytes;             /* bytes of each pool for the system words of the rooms above */
+    const char *const *towards; /* [founders]: this node's device towards each other node, NULL: none; NULL as a whole: not configured */
+    uint64_t system_bytes;      /* bytes of each pool for the system words of the rooms above */
     struct mem_options pool;
 };
 int fab_create(struct weft_node **out, const struct fab_config *config);

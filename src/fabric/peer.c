@@ -19,9 +19,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define JUDGE_NS (10 * WEFT_MS) /* the least time between two checks */
-#define GONE_NS  (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it */
-#define PATIENCE 5              /* how many liveness times a process may be silent while its host answers */
+#define JUDGE_NS (10 * WEFT_MS)     /* the least time between two checks */
+#define GONE_NS  (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it \
+                                     */
+#define PATIENCE 5                  /* how many liveness times a process may be silent while its host answers */
 
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why)
 {

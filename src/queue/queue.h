@@ -93,8 +93,8 @@ struct weft_queue {
 
     struct queue_view *own;              /* this node's own shard; with submit_only a header without slots */
     _Atomic(struct queue_view *) *views; /* [size]; NULL: that node's shard is unknown */
-    /* Nodes with a shard, in the order they appeared, the dead included. Entries below the count do not change, but where the cluster grows: there
-     * a node takes the entry of one that is gone. */
+    /* Nodes with a shard, in the order they appeared, the dead included. Entries below the count do not change, but where the cluster
+     * grows: there a node takes the entry of one that is gone. */
     _Atomic uint32_t *serving;
     _Atomic uint32_t serving_count;
     struct queue_view *retired; /* old views; used by the progress thread, and by the close */

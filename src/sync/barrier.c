@@ -361,8 +361,8 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
         return base_fail(-EDEADLK, "a barrier must not be entered from a handler");
     if (w->rank >= w->founders)
         return base_fail(-EOPNOTSUPP,
-                         "node %u joined a running cluster: barriers and exchanges are for the nodes that started together (0 to %u)", w->rank,
-                         w->founders - 1);
+                         "node %u joined a running cluster: barriers and exchanges are for the nodes that started together (0 to %u)",
+                         w->rank, w->founders - 1);
     if (pthread_mutex_trylock(&s->barrier_lock))
         return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: only one thread at a time may be");
     struct fab_patience p;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A cluster that grows, and whose nodes come back: nodes are killed and join again, with new numbers, while messages, puts, atomics and tasks
- * of the others go on. Old addresses fail. The first node may be the one that goes.
+ * A cluster that grows, and whose nodes come back: nodes are killed and join again, with new numbers, while messages, puts, atomics and
+ * tasks of the others go on. Old addresses fail. The first node may be the one that goes.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,9 +38,9 @@ struct board {
         _Atomic uint32_t number, up, turns, done; /* number + 1; it has joined; it goes on; tasks of its own that are complete */
         _Atomic uint32_t order, obeyed;
         _Atomic uint32_t joined[NUMBERS], died[NUMBERS]; /* what weft_on_change() told, by node */
-        _Atomic uint32_t gone[NUMBERS]; /* it does not count this node as alive */
-        _Atomic uint32_t refused;       /* old addresses that failed as they must */
-        _Atomic uint32_t here;          /* nodes of its host, as it counts them */
+        _Atomic uint32_t gone[NUMBERS];                  /* it does not count this node as alive */
+        _Atomic uint32_t refused;                        /* old addresses that failed as they must */
+        _Atomic uint32_t here;                           /* nodes of its host, as it counts them */
     } place[SLOTS];
     _Atomic uint64_t area[NUMBERS]; /* by number */
     _Atomic uint32_t dead[NUMBERS]; /* the test has killed it, and all have been told */
@@ -70,7 +70,8 @@ static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, vo
         m->place->died[node] += died;
 }
 
-static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                       void *arg)
 {
     struct member *m = arg;
     (void)payload;
@@ -704,15 +705,9 @@ int main(void)
 {
     board = shared_words(sizeof *board);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_from_one),
-        cmocka_unit_test(test_in_turn),
-        cmocka_unit_test(test_broken_off),
-        cmocka_unit_test(test_meanwhile),
-        cmocka_unit_test(test_secret),
-        cmocka_unit_test(test_liar),
-        cmocka_unit_test(test_barrier),
-        cmocka_unit_test(test_services),
-        cmocka_unit_test(test_last_number),
+        cmocka_unit_test(test_from_one),  cmocka_unit_test(test_in_turn),  cmocka_unit_test(test_broken_off),
+        cmocka_unit_test(test_meanwhile), cmocka_unit_test(test_secret),   cmocka_unit_test(test_liar),
+        cmocka_unit_test(test_barrier),   cmocka_unit_test(test_services), cmocka_unit_test(test_last_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

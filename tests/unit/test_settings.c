@@ -19,16 +19,19 @@
 static char dir[] = "/tmp/settings-test-XXXXXX";
 static char hosts[64], secret[64];
 
-static const char *const variables[] = {"WEFT_RANK",         "WEFT_SIZE",          "WEFT_COORD",         "WEFT_HOSTFILE",
-                                        "WEFT_SECRET",       "WEFT_SECRET_FILE",   "WEFT_TRANSPORT",     "WEFT_POOL",
-                                        "WEFT_POOL_HUGE",    "WEFT_POOL_LOCK",     "WEFT_POOL_PREFAULT", "WEFT_DEADLINE",
-                                        "WEFT_SAY_AFTER",    "WEFT_JOIN_TIMEOUT",  "WEFT_LIVENESS",      "WEFT_SSH",
-                                        "WEFT_CLUSTER",
-                                        "WEFT_SPIN",         "WEFT_LOG",           "WEFT_GID_INDEX",     "WEFT_RAILS",
-                                        "WEFT_STRIPE",       "WEFT_COPY_THREADS",  "WEFT_GUARD",         "WEFT_TB_LANES",
-                                        "WEFT_TB_CHECK",     "WEFT_VERBS_LIBRARY", "MLX_RANK",           "JACCL_RANK",
-                                        "MLX_HOSTFILE",      "MLX_IBV_DEVICES",    "JACCL_IBV_DEVICES",  "MLX_JACCL_COORDINATOR",
-                                        "JACCL_COORDINATOR", "PMIX_RANK",          "PMIX_NAMESPACE",     "WEFT_PMIX_LIBRARY"};
+static const char *const variables[] = {"WEFT_RANK",         "WEFT_SIZE",          "WEFT_COORD",
+                                        "WEFT_HOSTFILE",     "WEFT_SECRET",        "WEFT_SECRET_FILE",
+                                        "WEFT_TRANSPORT",    "WEFT_POOL",          "WEFT_POOL_HUGE",
+                                        "WEFT_POOL_LOCK",    "WEFT_POOL_PREFAULT", "WEFT_DEADLINE",
+                                        "WEFT_SAY_AFTER",    "WEFT_JOIN_TIMEOUT",  "WEFT_LIVENESS",
+                                        "WEFT_SSH",          "WEFT_CLUSTER",       "WEFT_SPIN",
+                                        "WEFT_LOG",          "WEFT_GID_INDEX",     "WEFT_RAILS",
+                                        "WEFT_STRIPE",       "WEFT_COPY_THREADS",  "WEFT_GUARD",
+                                        "WEFT_TB_LANES",     "WEFT_TB_CHECK",      "WEFT_VERBS_LIBRARY",
+                                        "MLX_RANK",          "JACCL_RANK",         "MLX_HOSTFILE",
+                                        "MLX_IBV_DEVICES",   "JACCL_IBV_DEVICES",  "MLX_JACCL_COORDINATOR",
+                                        "JACCL_COORDINATOR", "PMIX_RANK",          "PMIX_NAMESPACE",
+                                        "WEFT_PMIX_LIBRARY"};
 
 static int setup(void **state)
 {

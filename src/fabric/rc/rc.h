@@ -288,8 +288,8 @@ struct rc {
     struct rc_rails *rails;    /* further devices; NULL: none */
     struct rc_link **links;    /* [count] */
     _Atomic uint32_t count;    /* grows when a node joins: after its link was written (sequentially consistent) */
-    base_spin receiving; /* held by the thread that polls the completion queue */
-    struct ibv_wc early; /* a completion that rc_idle() found and nobody has handled yet */
+    base_spin receiving;       /* held by the thread that polls the completion queue */
+    struct ibv_wc early;       /* a completion that rc_idle() found and nobody has handled yet */
     bool has_early;
 };
 
