@@ -184,6 +184,13 @@ int base_parse_duration(const char *text, int64_t *out_ns);
 /* Write a size as in "1.5 MiB" to `buf`, and return `buf`. */
 const char *base_format_bytes(uint64_t bytes, char *buf, size_t len);
 
+/* --- strings.c: strings one behind another, each with its zero byte --- */
+uint64_t base_strings_bytes(const char *const *list, uint32_t count);
+char *base_strings_put(char *at, const char *const *list, uint32_t count); /* returns the end */
+/* Whether these bytes are exactly `count` strings. Check bytes from outside before base_strings_take(). */
+bool base_strings_fit(const char *at, size_t bytes, uint64_t count);
+const char *base_strings_take(const char *at, const char **list, uint32_t count); /* sets list[0..count-1]; returns the end */
+
 /* --- grow.c: structs of the public interface to which later versions add fields --- */
 /* Copy a caller's struct to `out`, and fill the fields that it lacks with zeros. Its first field is its size in the version with which the
  * caller was built. `least`: its size in the first version; `full`: in this one. -EINVAL: the size is below `least` or implausibly large.

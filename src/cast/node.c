@@ -14,16 +14,22 @@
 
 /* --- messages --- */
 
+/* Copies a message's header. False: it is none of a cast. */
+static bool word_take(struct cast_word *out, const void *header, size_t header_bytes, size_t payload_bytes)
+{
+    if (header_bytes != sizeof *out)
+        return false;
+    memcpy(out, header, sizeof *out);
+    return cast_word_fits(out, header_bytes, payload_bytes);
+}
+
 static void on_target_word(weft_node *w, uint32_t from, const void *header, size_t header_bytes, const void *payload, size_t payload_bytes,
                            void *arg)
 {
     struct cast *c = arg;
     struct cast_word word;
     (void)w;
-    if (header_bytes != sizeof word)
-        return;
-    memcpy(&word, header, sizeof word);
-    if (!cast_word_fits(&word, header_bytes, payload_bytes) || cast_handler_of(word.kind) != CAST_TARGET_HANDLER)
+    if (!word_take(&word, header, header_bytes, payload_bytes) || cast_handler_of(word.kind) != CAST_TARGET_HANDLER)
         return;
     pthread_mutex_lock(&c->lock);
     if (!c->config.memory || from != c->config.head.source) {
@@ -47,10 +53,7 @@ static void on_word(weft_node *w, uint32_t from, const void *header, size_t head
     struct cast *c = arg;
     struct cast_word word;
     (void)w;
-    if (header_bytes != sizeof word)
-        return;
-    memcpy(&word, header, sizeof word);
-    if (!cast_word_fits(&word, header_bytes, payload_bytes))
+    if (!word_take(&word, header, header_bytes, payload_bytes))
         return;
     if (cast_handler_of(word.kind) == CAST_SOURCE_HANDLER && c->source)
         cast_source_word(c, from, &word, payload, payload_bytes);

@@ -300,21 +300,25 @@ int cast_walk(struct cast *c, uint64_t *failures)
     return rc ? rc : check_names(&c->list);
 }
 
-static int open_folder(struct cast *c, uint32_t index, uint32_t source)
+/* The folder of a source. Not inlined: its buffers would be on the stack once for each level of open_entry(). */
+static __attribute__((noinline)) int open_source_folder(const struct cast *c, uint32_t source)
 {
     char folder[4096], name[4096];
-    if (index == CAST_ROOT) {
-        if (source >= c->config.head.sources)
-            return -ENOENT;
-        split(c->config.sources[source], folder, name, sizeof folder);
-        int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        return fd < 0 ? -errno : fd;
-    }
+    if (source >= c->config.head.sources)
+        return -ENOENT;
+    split(c->config.sources[source], folder, name, sizeof folder);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+/* Opens an entry of the list to read it, below its folder and through no symbolic link. */
+static int open_entry(const struct cast *c, uint32_t index, int flags)
+{
     const struct cast_entry *e = &c->list.entry[index];
-    int at = open_folder(c, e->parent, e->target);
+    int at = e->parent == CAST_ROOT ? open_source_folder(c, e->target) : open_entry(c, e->parent, O_DIRECTORY);
     if (at < 0)
         return at;
-    int fd = openat(at, e->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(at, e->name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | flags);
     int rc = fd < 0 ? -errno : fd;
     close(at);
     return rc;
@@ -322,12 +326,5 @@ static int open_folder(struct cast *c, uint32_t index, uint32_t source)
 
 int cast_walk_open(struct cast *c, uint32_t index)
 {
-    const struct cast_entry *e = &c->list.entry[index];
-    int at = open_folder(c, e->parent, e->target);
-    if (at < 0)
-        return at;
-    int fd = openat(at, e->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    int rc = fd < 0 ? -errno : fd;
-    close(at);
-    return rc;
+    return open_entry(c, index, O_NONBLOCK);
 }

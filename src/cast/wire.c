@@ -18,15 +18,6 @@ static int refuse(const char *why)
     return base_fail(-EPROTO, "invalid settings of a cast: %s (all hosts must have the same version of weft)", why);
 }
 
-static const char *take_strings(const char *at, const char **list, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        list[i] = at;
-        at += strlen(at) + 1;
-    }
-    return at;
-}
-
 int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
 {
     struct cast_head *h = &out->head;
@@ -35,14 +26,12 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
         return refuse("their size is wrong");
     memcpy(h, data, sizeof *h);
     const char *at = (const char *)data + sizeof *h, *end = (const char *)data + bytes;
-    uint64_t lists = 2 * (uint64_t)h->size + h->excludes + h->sources, strings = 0;
-    for (const char *p = at; p < end; p++)
-        strings += *p == '\0';
+    uint64_t lists = 2 * (uint64_t)h->size + h->excludes + h->sources;
     if (memcmp(h->magic, config_magic, sizeof h->magic) != 0 || h->zero || h->flags & ~(uint32_t)CAST_FLAGS)
         return refuse("they do not begin as such do");
     if (h->size < 2 || h->size > WEFT_MAX_NODES || h->source > 1 || h->size < h->source + 2)
         return refuse("a number is out of range");
-    if (end[-1] != '\0' || strings != lists + 1 || !at[0])
+    if (!base_strings_fit(at, (size_t)(end - at), lists + 1) || !at[0])
         return refuse("the number of their strings is wrong");
     const char **list = out->memory = calloc(lists + 4, sizeof *list);
     if (!list)
@@ -52,10 +41,10 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
     out->numbers = out->hosts + h->size + 1;
     out->excludes = out->numbers + h->size + 1;
     out->sources = out->excludes + h->excludes + 1;
-    at = take_strings(at + strlen(at) + 1, out->hosts, h->size);
-    at = take_strings(at, out->numbers, h->size);
-    at = take_strings(at, out->excludes, h->excludes);
-    take_strings(at, out->sources, h->sources);
+    at = base_strings_take(at + strlen(at) + 1, out->hosts, h->size);
+    at = base_strings_take(at, out->numbers, h->size);
+    at = base_strings_take(at, out->excludes, h->excludes);
+    base_strings_take(at, out->sources, h->sources);
     return 0;
 }
 
@@ -65,41 +54,23 @@ void cast_config_free(struct cast_config *c)
     *c = (struct cast_config){.memory = NULL};
 }
 
-static size_t strings_size(const char *const *list, uint32_t count)
-{
-    size_t n = 0;
-    for (uint32_t i = 0; i < count; i++)
-        n += strlen(list[i]) + 1;
-    return n;
-}
-
-static char *put_strings(char *at, const char *const *list, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        size_t n = strlen(list[i]) + 1;
-        memcpy(at, list[i], n);
-        at += n;
-    }
-    return at;
-}
-
 int cast_config_write(const struct cast_config *c, void **data, size_t *bytes)
 {
     struct cast_head h = c->head;
     memcpy(h.magic, config_magic, sizeof h.magic);
-    size_t n = sizeof h + strlen(c->dest) + 1 + strings_size(c->hosts, h.size) + strings_size(c->numbers, h.size) +
-               strings_size(c->excludes, h.excludes) + strings_size(c->sources, h.sources);
+    size_t n = sizeof h + strlen(c->dest) + 1 + base_strings_bytes(c->hosts, h.size) + base_strings_bytes(c->numbers, h.size) +
+               base_strings_bytes(c->excludes, h.excludes) + base_strings_bytes(c->sources, h.sources);
     if (n > CAST_CONFIG_MAX)
         return base_fail(-E2BIG, "the names of the sources and the patterns have %zu bytes; the most is %u", n, CAST_CONFIG_MAX);
     char *at = *data = malloc(n);
     if (!at)
         return base_fail(-ENOMEM, "no memory for the settings of a cast");
     memcpy(at, &h, sizeof h);
-    at = put_strings(at + sizeof h, &c->dest, 1);
-    at = put_strings(at, c->hosts, h.size);
-    at = put_strings(at, c->numbers, h.size);
-    at = put_strings(at, c->excludes, h.excludes);
-    put_strings(at, c->sources, h.sources);
+    at = base_strings_put(at + sizeof h, &c->dest, 1);
+    at = base_strings_put(at, c->hosts, h.size);
+    at = base_strings_put(at, c->numbers, h.size);
+    at = base_strings_put(at, c->excludes, h.excludes);
+    base_strings_put(at, c->sources, h.sources);
     *bytes = n;
     return 0;
 }

@@ -23,15 +23,6 @@ static int control_refuse(const char *why)
     return base_fail(-EPROTO, "invalid request on the control socket: %s (command and cluster must be of the same version of weft)", why);
 }
 
-static const char *take_strings(const char *at, const char **list, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        list[i] = at;
-        at += strlen(at) + 1;
-    }
-    return at;
-}
-
 int control_parse(struct control_request *out, const void *payload, size_t bytes)
 {
     struct control_head *h = &out->head;
@@ -40,16 +31,14 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
         return control_refuse("its size is wrong");
     memcpy(h, payload, sizeof *h);
     const char *at = (const char *)payload + sizeof *h, *end = (const char *)payload + bytes;
-    uint64_t lists = (uint64_t)h->hosts + h->arguments + h->changes, strings = 0;
-    for (const char *p = at; p < end; p++)
-        strings += *p == '\0';
+    uint64_t lists = (uint64_t)h->hosts + h->arguments + h->changes;
     if (memcmp(h->magic, control_magic, sizeof h->magic) != 0 || h->zero)
         return control_refuse("it does not begin as a request does");
     if (h->what < CONTROL_STATUS || h->what > CONTROL_LOGS || h->flags > 7 || h->timeout_ns < 0 || h->signal > 64)
         return control_refuse("a number is out of range");
     if ((h->flags & CONTROL_WITH_INPUT) && (h->flags & CONTROL_DETACHED))
         return control_refuse("a detached job has no input");
-    if (end[-1] != '\0' || strings != lists + 1 || h->hosts > WEFT_MAX_NODES)
+    if (!base_strings_fit(at, (size_t)(end - at), lists + 1) || h->hosts > WEFT_MAX_NODES)
         return control_refuse("the number of its strings is wrong");
     const char **list = out->memory = calloc(lists + 3, sizeof *list);
     if (!list)
@@ -58,9 +47,9 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     out->hosts = list;
     out->arguments = out->hosts + h->hosts + 1;
     out->changes = out->arguments + h->arguments + 1;
-    at = take_strings(at + strlen(at) + 1, out->hosts, h->hosts);
-    at = take_strings(at, out->arguments, h->arguments);
-    take_strings(at, out->changes, h->changes);
+    at = base_strings_take(at + strlen(at) + 1, out->hosts, h->hosts);
+    at = base_strings_take(at, out->arguments, h->arguments);
+    base_strings_take(at, out->changes, h->changes);
     if (h->what == CONTROL_EXEC && (h->arguments == 0 || !out->arguments[0][0])) {
         control_request_free(out);
         return control_refuse("it names no program");
@@ -82,16 +71,6 @@ static uint32_t list_size(const char *const *list, size_t *bytes)
     return n;
 }
 
-static char *put_strings(char *at, const char *const *list, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        size_t n = strlen(list[i]) + 1;
-        memcpy(at, list[i], n);
-        at += n;
-    }
-    return at;
-}
-
 int control_write(const struct control_request *r, void **payload, size_t *bytes)
 {
     struct control_head h = r->head;
@@ -107,10 +86,10 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
     if (!at)
         return base_fail(-ENOMEM, "no memory for a request of %zu bytes", n);
     memcpy(at, &h, sizeof h);
-    at = put_strings(at + sizeof h, &directory, 1);
-    at = put_strings(at, r->hosts, h.hosts);
-    at = put_strings(at, r->arguments, h.arguments);
-    put_strings(at, r->changes, h.changes);
+    at = base_strings_put(at + sizeof h, &directory, 1);
+    at = base_strings_put(at, r->hosts, h.hosts);
+    at = base_strings_put(at, r->arguments, h.arguments);
+    base_strings_put(at, r->changes, h.changes);
     *bytes = n;
     return 0;
 }
