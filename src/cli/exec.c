@@ -14,6 +14,7 @@
 
 #include "cli/command.h"
 #include "cli/standing.h"
+#include "cli/terminal.h"
 
 #define TAG_BYTES 80u
 
@@ -30,22 +31,26 @@ static const char help[] =
     "      --cwd DIR          where COMMAND runs; else in the home directory\n"
     "      --stdin FILE       COMMAND's standard input, on each host the same; - is that of this command. Else it has none\n"
     "      --timeout TIME     kill COMMAND after this time: 10 (seconds), 500ms, 2m\n"
+    "      --tty              give COMMAND a terminal, as a shell or an editor needs: on one host, from a terminal\n"
     "  -t, --tag              put \"[HOST] \" before each line\n"
     "      --json             print a JSON object a line for each event: started, output, ended\n"
     "  -d, --detach           print the job's number and return; COMMAND goes on. See `weft ps`, `weft logs`, `weft kill`\n"
     "  -h, --help             this text\n"
     "\n"
     "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to COMMAND everywhere; a second one (Ctrl-C twice) kills it.\n"
+    "With --tty all keys go to COMMAND, and a signal to this command kills COMMAND.\n"
     "\n"
     "Exit status: that of the first COMMAND that failed (128 + signal if it was killed), else 0; 124 after --timeout; 127 if\n"
     "COMMAND is not found, 126 if it cannot be executed; 255 if weft itself failed; 2 for a wrong command line.\n"
     "\n"
     "  weft exec -t -- uptime                      on all hosts\n"
-    "  weft exec --on a,b --cwd /data -- ls -l\n";
+    "  weft exec --on a,b --cwd /data -- ls -l\n"
+    "  weft exec --on a --tty -- bash\n";
 
 struct exec_options {
     const char *cluster, *input;
     enum exec_form form;
+    bool tty;
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
@@ -55,7 +60,8 @@ struct exec_run {
     struct exec_print print;
     size_t outstanding; /* bytes of input that have not been taken; at first the most, until the control node has room for them */
     int status;         /* of the first that failed; 0: none */
-    bool done, signalled, input_broken;
+    bool done, signalled;
+    bool tty, raw; /* raw: COMMAND has started, and the terminal is in raw mode */
     char *payload;
 };
 
@@ -219,17 +225,30 @@ static void on_exec_signal(int number)
     errno = error;
 }
 
-static int exec_catch_signals(void)
+static int exec_catch_signals(bool tty)
 {
-    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT}; /* the last two with --tty */
     struct sigaction act = {.sa_handler = on_exec_signal, .sa_flags = SA_RESTART}, before;
     int rc = base_pipe(signal_pipe, O_NONBLOCK);
     sigfillset(&act.sa_mask);
-    for (size_t i = 0; i < sizeof caught / sizeof caught[0] && !rc; i++)
+    for (size_t i = 0; i < (tty ? 6 : 4) && !rc; i++)
         if (sigaction(caught[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(caught[i], &act, NULL);
     signal(SIGPIPE, SIG_IGN);
     return rc ? base_fail(rc, "no pipe for signals: %s", base_strerror(rc)) : 0;
+}
+
+/* With --tty. After this command was stopped and continued, the terminal has the settings of the shell. */
+static void exec_tty_signal(struct exec_run *x, int number)
+{
+    if (number == SIGWINCH || number == SIGCONT) {
+        if (number == SIGCONT && x->raw)
+            terminal_raw();
+        control_send(x->fd, CONTROL_WINDOW, UINT32_MAX, terminal_window(), NULL, 0);
+        return;
+    }
+    x->status = 128 + number;
+    x->done = true;
 }
 
 static void pass_signals(struct exec_run *x)
@@ -237,6 +256,10 @@ static void pass_signals(struct exec_run *x)
     uint8_t numbers[16];
     ssize_t n = read(signal_pipe[0], numbers, sizeof numbers);
     for (ssize_t i = 0; i < n; i++) {
+        if (x->tty) {
+            exec_tty_signal(x, numbers[i]);
+            continue;
+        }
         control_send(x->fd, CONTROL_SIGNAL, UINT32_MAX, x->signalled ? SIGKILL : numbers[i], NULL, 0);
         x->signalled = true;
     }
@@ -270,6 +293,8 @@ static void take_frame(struct exec_run *x)
 {
     struct control_frame f;
     int rc = standing_answer(x->fd, &f, x->payload);
+    if (x->tty && (rc || f.type == CONTROL_ERROR))
+        terminal_restore(); /* the sentence is a line of the user's terminal */
     if (rc) {
         cli_error("exec", "the control node of the cluster has ended: the command is killed on all hosts");
         failed(x, JOBS_FAILED);
@@ -279,6 +304,16 @@ static void take_frame(struct exec_run *x)
     switch (f.type) {
     case CONTROL_TAKEN: x->outstanding -= f.number <= x->outstanding ? f.number : x->outstanding; return;
     case CONTROL_DONE: x->done = true; return;
+    case CONTROL_STARTED:
+        if (!x->tty)
+            break;
+        x->raw = true;
+        if (terminal_raw()) {
+            cli_error("exec", "%s", base_error());
+            failed(x, JOBS_FAILED);
+            x->done = true;
+        }
+        break;
     case CONTROL_ENDED: failed(x, (int)(f.number & 0xff)); break;
     case CONTROL_ERROR:
         failed(x, f.number == ENOENT ? LAUNCH_NOT_FOUND : f.number == EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED);
@@ -355,12 +390,12 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
 
 static int exec_attached(struct exec_options *o)
 {
-    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX};
+    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX, .tty = o->tty};
     int status = exec_open_input(o, &x);
     if (status)
         return status;
     x.payload = malloc(CONTROL_PIECE_MAX + 1);
-    if (!x.payload || exec_print_open(&x.print, "exec", o->form) || exec_catch_signals()) {
+    if (!x.payload || exec_print_open(&x.print, "exec", o->form) || (x.tty && terminal_open()) || exec_catch_signals(x.tty)) {
         cli_error("exec", "%s", x.payload ? base_error() : "no memory for the command's output");
         x.status = JOBS_FAILED;
     } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
@@ -374,6 +409,7 @@ static int exec_attached(struct exec_options *o)
         status = exec_print_close(&x.print);
         failed(&x, status);
     }
+    terminal_close();
     if (x.input >= 0)
         close(x.input);
     free(x.payload);
@@ -416,10 +452,27 @@ static int exec_take_option(int c, struct exec_options *o)
             return cli_usage("exec", "--timeout '%s': expected a time of more than 0, as in 10, 500ms or 2m", optarg);
         return 0;
     case 't': o->form = EXEC_TAGGED; return 0;
+    case 'y': o->tty = true; return 0;
     case 'j': o->form = EXEC_JSON; return 0;
     case 'd': o->r.head.flags |= CONTROL_DETACHED; return 0;
     default: return CLI_USAGE;
     }
+}
+
+/* The terminal of --tty: its kind for COMMAND, unless --env says otherwise, and its size. */
+static int exec_set_terminal(struct exec_options *o, char *term, size_t len)
+{
+    if (o->input || o->form != EXEC_LINES || o->r.head.flags & CONTROL_DETACHED)
+        return cli_usage("exec", "--tty excludes --stdin, --tag, --json and --detach");
+    if (getenv("TERM") && snprintf(term, len, "TERM=%s", getenv("TERM")) < (int)len) {
+        memmove(o->changes + 1, o->changes, o->change_count * sizeof *o->changes);
+        o->changes[0] = term;
+    }
+    o->input = "-";
+    o->form = EXEC_AS_IT_IS;
+    o->r.head.flags |= CONTROL_TERMINAL;
+    o->r.head.window = terminal_window();
+    return 0;
 }
 
 static int exec_begin(struct exec_options *o, int argc, char **argv)
@@ -428,6 +481,10 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
         return cli_usage("exec", "the command is missing: give it after the options");
     if (o->r.head.flags & CONTROL_DETACHED && (o->input || o->form != EXEC_LINES))
         return cli_usage("exec", "--detach excludes --stdin, --tag and --json");
+    char term[256];
+    int status = o->tty ? exec_set_terminal(o, term, sizeof term) : 0;
+    if (status)
+        return status;
     o->r.arguments = (const char **)(uintptr_t)(argv + optind);
     o->r.changes = (const char **)(uintptr_t)o->changes;
     o->r.hosts = (const char **)(uintptr_t)o->host_list;
@@ -438,21 +495,15 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
 
 int cli_exec(int argc, char **argv)
 {
-    static const struct option longs[] = {{"on", required_argument, NULL, 'O'},
-                                          {"cluster", required_argument, NULL, 'C'},
-                                          {"env", required_argument, NULL, 'E'},
-                                          {"cwd", required_argument, NULL, 'D'},
-                                          {"stdin", required_argument, NULL, 'I'},
-                                          {"timeout", required_argument, NULL, 'T'},
-                                          {"tag", no_argument, NULL, 't'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"detach", no_argument, NULL, 'd'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option longs[] = {
+        {"on", required_argument, NULL, 'O'},  {"cluster", required_argument, NULL, 'C'}, {"env", required_argument, NULL, 'E'},
+        {"cwd", required_argument, NULL, 'D'}, {"stdin", required_argument, NULL, 'I'},   {"timeout", required_argument, NULL, 'T'},
+        {"tag", no_argument, NULL, 't'},       {"tty", no_argument, NULL, 'y'},           {"json", no_argument, NULL, 'j'},
+        {"detach", no_argument, NULL, 'd'},    {"help", no_argument, NULL, 'h'},          {0}};
     struct exec_options o = {.form = EXEC_LINES, .r = {.head = {.what = CONTROL_EXEC}}};
     bool started = false;
     int c, status = 0;
-    if (!(o.changes = calloc((size_t)argc + 1, sizeof *o.changes)))
+    if (!(o.changes = calloc((size_t)argc + 2, sizeof *o.changes)))
         return cli_error("exec", "no memory for the changes of the environment");
     while (!status && (c = cli_option("exec", argc, argv, "+tdh", longs, &started)) != -1) {
         if (c == 'h') {

@@ -66,6 +66,7 @@ struct jobs {
 void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text); /* to the command, if it is there */
 void job_ended(struct job *j);                                                                         /* one of its tasks has */
 bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more than it may */
+void job_window(struct job *j, uint32_t window);               /* the size of its terminal: rows | columns << 16 */
 void *job_feed(void *job);                                     /* a thread: gives the input to the processes */
 void *task_main(void *task);                                   /* a thread: until the task has ended */
 

@@ -165,6 +165,8 @@ static int choose_nodes(struct job *j, const struct control_request *r)
         if (chosen[i])
             j->task[j->tasks++] = (struct task){.job = j, .node = i, .status = -1};
     free(chosen);
+    if (!rc && r->head.flags & CONTROL_TERMINAL && j->tasks != 1)
+        rc = base_fail(-EINVAL, "--tty is for one node, not for %u: choose one with --on", j->tasks);
     return rc;
 }
 
@@ -208,9 +210,12 @@ static int start_tasks(struct job *j, const struct control_request *r)
         .argv = r->arguments,
         .env = changes,
         .directory = r->directory[0] ? r->directory : NULL,
-        .flags = WEFT_SPAWN_STDOUT | WEFT_SPAWN_STDERR | (r->head.flags & CONTROL_WITH_INPUT ? WEFT_SPAWN_STDIN : 0),
+        .flags = WEFT_SPAWN_STDOUT | (r->head.flags & CONTROL_WITH_INPUT ? WEFT_SPAWN_STDIN : 0) |
+                 (r->head.flags & CONTROL_TERMINAL ? WEFT_SPAWN_TERMINAL : WEFT_SPAWN_STDERR),
         .stdout_ring = j->tasks <= 64 ? 256u << 10 : 0,
         .time_limit_ns = r->head.timeout_ns,
+        .terminal_rows = (uint16_t)r->head.window,
+        .terminal_columns = (uint16_t)(r->head.window >> 16),
     };
     for (uint32_t i = 0; i < j->tasks; i++) {
         struct task *t = &j->task[i];
@@ -320,7 +325,10 @@ static bool job_listen(struct job *j, char *payload)
         return false;
     if (f.type == CONTROL_INPUT)
         return job_input(j, payload, f.bytes);
-    signal_tasks(j, (int)f.number);
+    if (f.type == CONTROL_WINDOW)
+        job_window(j, f.number);
+    else
+        signal_tasks(j, (int)f.number);
     return true;
 }
 

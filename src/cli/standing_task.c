@@ -199,3 +199,11 @@ bool job_input(struct job *j, const char *data, size_t bytes)
     pthread_mutex_unlock(&j->feed);
     return fits;
 }
+
+void job_window(struct job *j, uint32_t window)
+{
+    pthread_mutex_lock(&j->handles);
+    if (j->task[0].p && !j->task[0].over)
+        weft_process_window(j->task[0].p, (uint16_t)window, (uint16_t)(window >> 16), WEFT_SECOND);
+    pthread_mutex_unlock(&j->handles);
+}
