@@ -7,14 +7,14 @@
  *   wire.c     what crosses the wire: settings, blocks, records, words; all are checked here
  *   list.c     the list of files, folders and links
  *   talk.c     words to other nodes
- *   chain.c    blocks from a node to the next one of the chain
+ *   chain.c    blocks from a node to the next one of the chain, in a thread of its own
  *   walk.c     the source: makes the list
  *   part.c     a target: the file beside another one that has its bytes until all are there
  *   dest.c     a target: DEST
  *   disk.c     a target: the folders and files below DEST
  *   finish.c   a target: links, modes and times of folders, --delete
  *   source.c   the source: rounds, and the data
- *   target.c   a target: takes blocks, relays them, writes
+ *   target.c   a target: takes blocks and writes them
  *   show.c     node 0: progress, messages, the summary
  *   node.c     one node, from its start to its end
  *
@@ -206,12 +206,38 @@ bool cast_is_target(const struct cast *c, uint32_t rank);
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes);
 void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF(3, 4);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
+void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns); /* for at most so long; `ns` is below a second */
 
 /* --- chain.c --- */
+/* Puts blocks to the next node of the chain, in a thread of its own: a node that reads or writes a file does not wait for the link. */
+struct cast_relay {
+    struct cast *c;
+    uint32_t to; /* WEFT_MAX_NODES: there is no next node, and no thread */
+    uint32_t round;
+    pthread_t thread;
+    bool running;
+    weft_op op[CAST_SLOTS]; /* of block K: K % CAST_SLOTS; belongs to the thread until `put` is beyond K, then to the caller */
+    bool busy[CAST_SLOTS];
+    pthread_mutex_t lock;
+    pthread_cond_t moved;        /* `put` has changed */
+    _Atomic uint64_t put, given; /* blocks that were put; whose slots were given back, as the caller says */
+    _Atomic bool stop, damaged;  /* damaged: a block that is to be put is none, and the thread has ended */
+};
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* of this node's own pool */
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
-/* Start to put a block to the same slot of the next node. Returns as weft_put_signal(); -EPROTO: it is larger than a slot. */
-int cast_put_block(struct cast *c, uint32_t to, uint64_t round, uint64_t number, weft_op *op);
+uint64_t cast_filled(struct cast *c, uint64_t round); /* blocks of a round that are in this node's slots, or were */
+/* The source: the next block is in its slot. */
+void cast_fill(struct cast *c, uint64_t round);
+/* Begin to put the blocks of a round to node `to`, as they come and as that node has room. The blocks of the round before have been put.
+ * Returns 0, or a negative errno with base_error(). */
+int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t round);
+/* End the thread, and wait for what is under way. May be called again. */
+void cast_relay_stop(struct cast_relay *r);
+bool cast_relay_has_next(const struct cast_relay *r);
+/* Whether block `number` has been put, so that its slot may be used again. True also when the next node is gone. *rc: how it ended. */
+bool cast_relay_done(struct cast_relay *r, uint64_t number, int *rc);
+/* Wait until cast_relay_done(), for at most `ns`. */
+void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Give a slot back to the node before. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
 

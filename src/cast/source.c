@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: leads the rounds, and sends the list and the files. One thread does it; messages of targets change what it knows of them.
+ * The source: leads the rounds, and sends the list and the files. One thread fills blocks, and another one puts them to the first target
+ * (chain.c). Messages of targets change what the source knows of them.
  */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cast/cast.h"
@@ -33,8 +33,7 @@ struct cast_source {
     /* The block that is being filled. */
     uint64_t number;
     uint32_t used;
-    weft_op op[CAST_SLOTS];
-    bool busy[CAST_SLOTS];
+    struct cast_relay relay;
     bool aborted;
     int64_t next_ns; /* --bwlimit: when the next block may be sent */
 };
@@ -129,12 +128,7 @@ static bool wait_stage(struct cast_source *s, uint32_t stage, bool chain)
             missing += asked && t->stage < stage;
         }
         if (missing) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_nsec += LOOK_NS;
-            until.tv_sec += until.tv_nsec / WEFT_SECOND;
-            until.tv_nsec %= WEFT_SECOND;
-            pthread_cond_timedwait(&c->changed, &c->lock, &until);
+            cast_wait(&c->changed, &c->lock, LOOK_NS);
         }
         pthread_mutex_unlock(&c->lock);
         if (aborted(s))
@@ -160,15 +154,19 @@ static void pace(struct cast_source *s, uint64_t bytes)
     }
 }
 
-/* Wait until a slot's last block has been put. */
-static void wait_put(struct cast_source *s, uint64_t number)
+/* Wait until the slot of the block `number` may be filled. */
+static void wait_slot(struct cast_source *s, uint64_t number)
 {
-    uint64_t i = number % CAST_SLOTS;
-    while (s->busy[i]) {
-        int rc = weft_wait(s->c->w, &s->op[i], WEFT_SECOND);
-        s->busy[i] = rc == -ETIMEDOUT;
-        s->aborted = s->aborted || (rc && rc != -ETIMEDOUT);
+    int rc = 0;
+    if (number < CAST_SLOTS)
+        return;
+    while (!s->aborted && !cast_relay_done(&s->relay, number - CAST_SLOTS, &rc)) {
+        cast_tell_state(s->c, CAST_WAITING, false);
+        cast_relay_wait(&s->relay, number - CAST_SLOTS, LOOK_NS);
+        aborted(s);
     }
+    s->relay.given = number - CAST_SLOTS + 1;
+    s->aborted = s->aborted || rc != 0 || s->relay.damaged;
 }
 
 static void flush(struct cast_source *s)
@@ -182,19 +180,12 @@ static void flush(struct cast_source *s)
     b->bytes = s->used;
     cast_block_seal(b);
     pace(s, s->used);
-    while (s->number >= cast_word_at(c, c->credits[c->rank] + 8 * s->round) + CAST_SLOTS) {
-        cast_tell_state(c, CAST_WAITING, false);
-        weft_wait_until(c->w, c->credits[c->rank] + 8 * s->round, WEFT_GT, s->number - CAST_SLOTS, NULL, LOOK_NS);
-        if (aborted(s))
-            return;
-    }
-    uint64_t i = s->number % CAST_SLOTS;
-    int rc = cast_put_block(c, s->chain[0], s->round, s->number, &s->op[i]);
-    s->busy[i] = rc == 0;
-    s->aborted = s->aborted || rc != 0;
+    if (s->aborted)
+        return;
+    cast_fill(c, s->round);
     s->number++;
     s->used = 0;
-    wait_put(s, s->number);
+    wait_slot(s, s->number);
 }
 
 /* Room for a record with a payload of at most `bytes`. NULL: the round is given up. */
@@ -427,8 +418,6 @@ static bool run_round(struct cast_source *s, bool list, bool verify)
         flush(s);
         going = wait_stage(s, 3, true);
     }
-    for (uint64_t i = 0; i < CAST_SLOTS; i++)
-        wait_put(s, i);
     return going;
 }
 
@@ -467,7 +456,10 @@ static int run_rounds(struct cast_source *s)
             return rc;
         if (s->round == CAST_ROUNDS - 1)
             return base_fail(-EIO, "%u rounds, and not all has arrived: give the same command again", s->round);
+        if ((rc = cast_relay_start(&s->relay, c, s->chain[0], s->round)))
+            return rc;
         bool complete = run_round(s, list, verify);
+        cast_relay_stop(&s->relay);
         uint64_t need = look_at_targets(s, &left);
         if (complete && need == 0) {
             verified = verified || verify;
