@@ -124,6 +124,10 @@ static void take_record(struct target *t, const struct cast_record *r, const uin
         }
         break;
     case CAST_LIST_END: end_list(t, r); break;
+    case CAST_SIZE:
+        if (t->compared && (!t->c->config.head.follow || cast_list_resize(&t->c->list, r, payload)))
+            break_round(t);
+        break;
     case CAST_ROUND_END: end_round(t, r); break;
     default:
         if (t->compared)
@@ -148,6 +152,9 @@ static void take_block(struct target *t, uint64_t number)
     while (!t->broken && !t->ended &&
            (rc = cast_record_next((const uint8_t *)(b + 1), bytes <= CAST_BLOCK - sizeof *b ? bytes : 0, &at, &r, &payload)) == 1) {
         take_record(t, &r, payload);
+        if (t->disk.again)
+            break_round(t);
+        t->disk.again = false;
         if (given_up(t))
             return;
     }
