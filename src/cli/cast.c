@@ -14,8 +14,9 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define TARGETS_MAX 900u /* their ranks fit into one message */
-#define POOL        "32M"
+#define TARGETS_MAX    900u /* their ranks fit into one message */
+#define POOL           "32M"
+#define FOLLOW_SECONDS 60
 
 #define OPTIONS_HELP                                                                                                                    \
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"                                       \
@@ -24,6 +25,7 @@
     "      --exclude PATTERN  leave out files and folders with such names (* ? []); with a /: such paths; can be given several times\n" \
     "      --dry-run          say what would be done, and do nothing\n"                                                                 \
     "      --bwlimit SIZE     send at most so many bytes a second, as in 100M\n"                                                        \
+    "      --follow[=SEC]     SRC is one file that still grows: send it while it does (60 s)\n"                                         \
     "      --verify           read all files again at the end, and compare them with the source\n"                                      \
     "      --json             a summary as JSON on standard output\n"                                                                   \
     "      --progress         show progress even when standard error is no terminal; --no-progress: never\n"                            \
@@ -194,19 +196,20 @@ static int choose_nodes(struct cast_command *k)
 
 /* --- the nodes --- */
 
-/* Arguments of node 0: --as-node FLAGS SOURCE RATE NODES EXCLUDES SOURCES DEST, then the lists. */
-#define FIXED 10
-static char **lead_arguments(const struct cast_command *k, char *self, char numbers[6][24])
+/* Arguments of node 0: --as-node FLAGS SOURCE RATE NODES EXCLUDES SOURCES FOLLOW DEST, then the lists. */
+#define NUMBERS 7
+#define FIXED   (NUMBERS + 4)
+static char **lead_arguments(const struct cast_command *k, char *self, char numbers[NUMBERS][24])
 {
     const struct cast_head *h = &k->config.head;
-    const uint64_t values[6] = {h->flags, h->source, h->bytes_per_second, h->size, h->excludes, h->sources};
+    const uint64_t values[NUMBERS] = {h->flags, h->source, h->bytes_per_second, h->size, h->excludes, h->sources, h->follow};
     char **argv = calloc(FIXED + 2 * (size_t)h->size + h->excludes + h->sources + 1, sizeof *argv), **at = argv;
     if (!argv)
         return NULL;
     *at++ = self;
     *at++ = (char *)(uintptr_t) "cast";
     *at++ = (char *)(uintptr_t) "--as-node";
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < NUMBERS; i++) {
         snprintf(numbers[i], 24, "%llu", (unsigned long long)values[i]);
         *at++ = numbers[i];
     }
@@ -226,7 +229,7 @@ static int launch_nodes(struct cast_command *k)
 {
     struct launch l = {.sub = k->sub, .lead = true, .pool = POOL, .nodes = k->count};
     struct hosts hosts = {.pick = k->pick};
-    char numbers[6][24], **argv = NULL;
+    char numbers[NUMBERS][24], **argv = NULL;
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);
     if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
         status = cli_error(k->sub, "no memory");
@@ -253,8 +256,8 @@ static int lead(int argc, char **argv)
 {
     struct cast_options o = {.stopped = cli_stopped};
     struct cast_head *h = &o.config.head;
-    int64_t v[6];
-    for (int i = 0; i < 6; i++)
+    int64_t v[NUMBERS];
+    for (int i = 0; i < NUMBERS; i++)
         if (argc < FIXED || base_parse_number(argv[3 + i - 1], 0, INT64_MAX, &v[i]))
             return cli_usage("cast", "only the launcher may use --as-node");
     *h = (struct cast_head){.flags = (uint32_t)v[0],
@@ -262,7 +265,8 @@ static int lead(int argc, char **argv)
                             .bytes_per_second = (uint64_t)v[2],
                             .size = (uint32_t)v[3],
                             .excludes = (uint32_t)v[4],
-                            .sources = (uint32_t)v[5]};
+                            .sources = (uint32_t)v[5],
+                            .follow = (uint32_t)v[6]};
     if ((int64_t)argc != FIXED - 1 + 2 * v[3] + v[4] + v[5])
         return cli_usage("cast", "only the launcher may use --as-node");
     const char **at = (const char **)(uintptr_t)(argv + FIXED - 2);
@@ -343,12 +347,15 @@ static int take_paths(struct cast_command *k, int count, char **args)
             return cli_error(k->sub, "no memory");
         k->config.head.sources = (uint32_t)i + 1;
     }
+    if (k->config.head.follow && (count > 2 || cast_is_content(k->sources[0])))
+        return cli_usage(k->sub, "--follow takes one SRC, a file");
     return 0;
 }
 
 static int take_option(struct cast_command *k, int c)
 {
     uint64_t bytes;
+    int64_t seconds = FOLLOW_SECONDS;
     switch (c) {
     case 'C': k->cluster = optarg; return 0;
     case 'T': k->to = optarg; return optarg[0] ? 0 : cli_usage(k->sub, "--to: expected names of hosts, with commas between");
@@ -360,6 +367,11 @@ static int take_option(struct cast_command *k, int c)
     case 'P': k->progress_always = true; return 0;
     case 'Q': k->progress_never = true; return 0;
     case 'X': k->excludes[k->config.head.excludes++] = optarg; return 0;
+    case 'F':
+        if (optarg && base_parse_number(optarg, 1, CAST_FOLLOW_MAX, &seconds))
+            return cli_usage(k->sub, "--follow '%s': expected seconds, from 1 to %u", optarg, CAST_FOLLOW_MAX);
+        k->config.head.follow = (uint32_t)seconds;
+        return 0;
     case 'B':
         if (base_parse_bytes(optarg, &bytes) || bytes == 0 || bytes > INT64_MAX)
             return cli_usage(k->sub, "--bwlimit '%s': expected bytes a second, as in 100M", optarg);
@@ -371,19 +383,13 @@ static int take_option(struct cast_command *k, int c)
 
 static int run_command(struct cast_command *k, int argc, char **argv, const char *help)
 {
-    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'},
-                                          {"to", required_argument, NULL, 'T'},
-                                          {"checksum", no_argument, NULL, 'S'},
-                                          {"delete", no_argument, NULL, 'D'},
-                                          {"exclude", required_argument, NULL, 'X'},
-                                          {"dry-run", no_argument, NULL, 'N'},
-                                          {"bwlimit", required_argument, NULL, 'B'},
-                                          {"verify", no_argument, NULL, 'V'},
-                                          {"json", no_argument, NULL, 'J'},
-                                          {"progress", no_argument, NULL, 'P'},
-                                          {"no-progress", no_argument, NULL, 'Q'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'}, {"to", required_argument, NULL, 'T'},
+                                          {"checksum", no_argument, NULL, 'S'},      {"delete", no_argument, NULL, 'D'},
+                                          {"exclude", required_argument, NULL, 'X'}, {"dry-run", no_argument, NULL, 'N'},
+                                          {"follow", optional_argument, NULL, 'F'},  {"bwlimit", required_argument, NULL, 'B'},
+                                          {"verify", no_argument, NULL, 'V'},        {"json", no_argument, NULL, 'J'},
+                                          {"progress", no_argument, NULL, 'P'},      {"no-progress", no_argument, NULL, 'Q'},
+                                          {"help", no_argument, NULL, 'h'},          {0}};
     bool started = false;
     int c, status = 0;
     while (!status && (c = cli_option(k->sub, argc, argv, "h", longs, &started)) != -1) {
