@@ -8,7 +8,7 @@
  *   metal.c  the back end over Metal, which metal_driver.c loads; compiled, never run
  *   pci.c    what the system reports about GPUs on PCI; unusable.c lists GPUs on PCI that no back end offers
  *   look.c   lists the GPUs of all back ends
- *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
+ *   arena.c  memory of GPUs in the address space, with rdma.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
  *   tasks.c  requests of kernels to queues: submit, claim, renew, complete
@@ -67,11 +67,16 @@ struct gpu_backend {
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device);                                          /* whether the device still works; may be NULL: always */
-    /* Allocates an arena's memory. out->bytes is the size; -ENOMEM if there is too little. memory_join() maps the memory of another process
+    /* Allocates an arena's memory. out->bytes is the size; -ENOMEM if there is too little. memory_import() maps the memory of another process
        from a descriptor, which the caller keeps. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
+    /* May be NULL: an arena's memory as a dmabuf, for RDMA devices. Returns a descriptor, which the caller closes, or an error. */
+    int (*memory_dmabuf)(void *device, const struct gpu_memory *m);
+    /* May be NULL: nothing has to be done. Makes what an RDMA device has written to the GPU's memory visible to its kernels and copies;
+       `all`: also to other GPUs. */
+    int (*memory_settle)(void *device, bool all);
     /* Begins to copy between memory of the device and other memory. copied() is called until it returns something other than
        -EINPROGRESS. */
     int (*copy)(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket);
