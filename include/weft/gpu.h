@@ -132,9 +132,9 @@ WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel
 
 /* A call of a kernel, until it is answered. */
 typedef struct weft_gpu_call weft_gpu_call;
-/* A kernel of this node has handed over `record` (WEFT_DEVICE_RECORD_BYTES, in this node's pool, aligned to 8). Kernels may change it
-   meanwhile: read it once, and check everything. Called by the thread that serves the GPU, which it must not block; it answers by
-   weft_gpu_answer(), at once or later. */
+/* A kernel of this node has handed over `record` (WEFT_DEVICE_RECORD_BYTES, in this node's pool, aligned to 8; of a record in an arena it
+   is a copy, which goes back with the answer). Kernels may change it meanwhile: read it once, and check everything. Called by the thread
+   that serves the GPU, which it must not block; it answers by weft_gpu_answer(), at once or later. */
 typedef void (*weft_gpu_service_fn)(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
 /* Call `fn` from now on for records with that number, which is below WEFT_GPU_SERVICES, until weft_close().

@@ -12,6 +12,7 @@
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
  *   tasks.c  requests of kernels to queues: submit, claim, renew, complete
+ *   record.c records of kernels that are in an arena
  *   serve.c  the serving thread, which does the requests of kernels
  *   gpu.c    opening and closing
  */
@@ -67,8 +68,8 @@ struct gpu_backend {
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device);                                          /* whether the device still works; may be NULL: always */
-    /* Allocates an arena's memory. out->bytes is the size; -ENOMEM if there is too little. memory_import() maps the memory of another process
-       from a descriptor, which the caller keeps. */
+    /* Allocates an arena's memory. out->bytes is the size; -ENOMEM if there is too little. memory_import() maps the memory of another
+       process from a descriptor, which the caller keeps. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
@@ -179,6 +180,16 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
 int gpu_tasks_queue(struct gpu_workers *all, weft_queue *q, uint32_t *number);
 int gpu_tasks_ask(struct gpu_workers *all, struct gpu_request *q); /* called by the serving thread; `op` completes with the request */
 void gpu_tasks_end(struct gpu_workers *all);                       /* call it when the serving thread has ended */
+
+/* --- record.c; called by the serving thread --- */
+struct gpu_record;
+struct gpu_records { /* records whose requests are not done, oldest first */
+    struct gpu_record *first, **end;
+};
+/* Takes a request whose record is in an arena of this node. */
+int gpu_record_begin(struct weft_node *w, struct gpu_records *list, struct gpu_request *q, const struct gpu_service *service);
+bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* true: something moved */
+int gpu_record_result(struct weft_node *w, struct gpu_request *q);    /* -EINPROGRESS; or the result, once, which ends it */
 
 /* --- serve.c --- */
 struct gpu_server;
