@@ -112,8 +112,8 @@ WEFT_DEVICE_CALL int weft_device_compare_swap(WEFT_NEAR const weft_device *d, ui
     weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
-/* Hands a record of WEFT_DEVICE_RECORD_BYTES, in this node's pool, to a service of this node (weft_gpu_service()). The record belongs to
-   the service until it has answered. */
+/* Hands a record of WEFT_DEVICE_RECORD_BYTES, in this node's pool or in an arena of it, to a service of this node (weft_gpu_service()). The
+   record belongs to the service until it has answered. */
 WEFT_DEVICE_CALL int weft_device_ask_start(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};

@@ -45,6 +45,7 @@ typedef struct weft_gpu_info {
     uint32_t rdma_distance; /* enum weft_gpu_distance */
     char rdma[64];          /* the nearest RDMA device; "": there is none on PCI */
     uint64_t nvlink_peers;  /* bit i: cuda:i, over NVLink */
+    char no_rdma[160];      /* why RDMA devices cannot access the memory of its arenas; "": they can, if they take dmabufs */
 } weft_gpu_info;
 
 /* Describe the GPU with that number, counted from 0: first the usable ones, then those that are on PCI and that no driver offers, with the
@@ -84,8 +85,10 @@ WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
    word themselves.
    A node of the same host that has a GPU of the same kind open maps the arena for the first such GPU: it copies there directly, and kernels
    of that GPU load and store there (weft_device_ptr()). The arena stays mapped, because kernels may still use it, until its node opens
-   another arena in that space or the GPU there is closed; only then is its memory free again. Any other node sends messages to the owner,
-   and large data goes through both pools. weft_link_stats.arena_way and arena_why report which way is used, and why.
+   another arena in that space or the GPU there is closed; only then is its memory free again. Any other node sends messages to the owner.
+   Over rc, the owner's RDMA device then moves large data between the arena and the other node's pool, if it takes the GPU's memory as a
+   dmabuf (WEFT_GPU_RDMA=no: never); else large data goes through both pools. weft_link_stats.arena_way and arena_why report which way is
+   used, and why.
    The call tells all nodes about the arena, and waits until they have confirmed that, and mapped it, up to the node's deadline.
    weft_gpu_open() waits until the existing arenas are mapped, for at most 10 s. weft_fence() may wait for operations on GPUs' memory that
    are under way to that node, up to the node's deadline; in a handler it then fails with -EDEADLK.
@@ -129,9 +132,9 @@ WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel
 
 /* A call of a kernel, until it is answered. */
 typedef struct weft_gpu_call weft_gpu_call;
-/* A kernel of this node has handed over `record` (WEFT_DEVICE_RECORD_BYTES, in this node's pool, aligned to 8). Kernels may change it
-   meanwhile: read it once, and check everything. Called by the thread that serves the GPU, which it must not block; it answers by
-   weft_gpu_answer(), at once or later. */
+/* A kernel of this node has handed over `record` (WEFT_DEVICE_RECORD_BYTES, in this node's pool, aligned to 8; of a record in an arena it
+   is a copy, which goes back with the answer). Kernels may change it meanwhile: read it once, and check everything. Called by the thread
+   that serves the GPU, which it must not block; it answers by weft_gpu_answer(), at once or later. */
 typedef void (*weft_gpu_service_fn)(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
 /* Call `fn` from now on for records with that number, which is below WEFT_GPU_SERVICES, until weft_close().
