@@ -128,7 +128,7 @@ WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t time
  * a handler; -EBADF the queue is closed. */
 WEFT_API int weft_drain(weft_queue *q, int64_t timeout_ns);
 
-/* Tell every node that no more tasks will come: weft_claim() then fails with -ESHUTDOWN once nothing is ready.
+/* Tell every node that no more tasks will come: weft_claim() then fails once no task is ready.
  * Errors: -EBADF the queue is closed. */
 WEFT_API int weft_queue_shutdown(weft_queue *q);
 
