@@ -11,15 +11,15 @@
 static const char help[] =
     "Usage: weft gpus [--json]\n"
     "\n"
-    "Shows the GPUs of this host, a line each: the name that weft_gpu_open() takes, model and memory, generation and width of\n"
-    "its PCIe link now and at most, the GPUs that it reaches over NVLink, the RDMA device that is nearest to it by the PCI tree,\n"
-    "and whether weft can use it. For a GPU that is on PCI and that no driver offers it shows the reason and what to do.\n"
-    "`host`, whose blocks are threads, is always there.\n"
+    "Shows the GPUs of this host, a line for each GPU: the name that weft_gpu_open() takes, the model and the memory, the\n"
+    "generation and width of the PCIe link now and at most, the GPUs that NVLink connects with it, the RDMA device that is\n"
+    "nearest to it on PCI, and whether weft can use it. For a GPU on PCI that no driver offers, the line shows the reason and\n"
+    "what to do. The GPU `host`, whose blocks are threads, is always there.\n"
     "\n"
-    "  --json    everything, for programs\n"
-    "  --help    this text\n"
+    "  --json    print JSON\n"
+    "  --help    print this text\n"
     "\n"
-    "A link may be slower while the GPU is idle. Exit status: 0; 2 if the command line is wrong.\n";
+    "The link of an idle GPU may be slower now. Exit status: 0; 2 if the command line is wrong.\n";
 
 static const char *link_text(uint32_t generation, uint32_t lanes, char out[32])
 {
