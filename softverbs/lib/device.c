@@ -152,7 +152,7 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq
         return NULL;
     }
     if (!(ex->comp_mask & IBV_SRQ_INIT_ATTR_PD)) {
-        sv_refuse(EINVAL, "ibv_create_srq_ex: no protection domain");
+        sv_refuse(EINVAL, "ibv_create_srq_ex: the attributes have no protection domain (pd)");
         return NULL;
     }
     srq = sv_create_srq(ex->pd, &attr);

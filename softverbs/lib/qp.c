@@ -122,7 +122,7 @@ static int check_extended(const struct ibv_qp_init_attr_ex *a)
     uint32_t type = a->qp_type == IBV_QPT_RC ? SV_RC : a->qp_type == IBV_QPT_UC ? SV_UC : SV_UD;
 
     if (!(a->comp_mask & IBV_QP_INIT_ATTR_PD) || !a->pd)
-        return sv_refuse(EINVAL, "ibv_create_qp_ex: no protection domain");
+        return sv_refuse(EINVAL, "ibv_create_qp_ex: the attributes have no protection domain (pd)");
     if (a->comp_mask & ~known)
         return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: comp_mask %#x: XRC, receive tables and hashing are not supported",
                          a->comp_mask & ~known);

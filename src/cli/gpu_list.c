@@ -87,7 +87,7 @@ static int gpus_print(struct cli_table *t)
     for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)
         rc = gpus_add_line(t, &g);
     if (rc)
-        cli_error("gpus", "no memory for the table");
+        cli_error("gpus", "no memory for the table of GPUs");
     else
         cli_table_print(t, stdout);
     cli_table_free(t);

@@ -104,7 +104,7 @@ static int plan_print_table(const struct plan *p)
             rc = plan_add_row(t, p, p->peers[i], p->depths[k]);
     if (rc) {
         cli_table_free(t);
-        return cli_error("plan", "no memory for the table");
+        return cli_error("plan", "no memory for the table of needs");
     }
     printf("%u message size%s; %s: %" PRIu64 " regions, %" PRIu64 " queue pairs\n", p->size_count, p->size_count == 1 ? "" : "s",
            p->against, p->regions, p->qps);

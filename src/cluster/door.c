@@ -553,7 +553,7 @@ int cluster_door_open(struct weft_node *w)
     if (!rc) {
         rc = base_thread(&g->thread, door_thread, d);
         if (rc)
-            base_fail(rc, "starting the thread that lets nodes join: %s", base_strerror(rc));
+            base_fail(rc, "cannot start the thread that lets nodes join (WEFT_GROW): %s", base_strerror(rc));
     }
     if (rc) {
         cluster_unlisten(d->at.fd, d->at.bound);

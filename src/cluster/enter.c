@@ -161,7 +161,7 @@ int cluster_enter(struct cluster_settings *s)
     char why[WIRE_REASON] = "";
     int rc = 0;
     if (sodium_init() < 0)
-        return base_fail(-EIO, "libsodium cannot be initialised");
+        return base_fail(-EIO, "cannot join the cluster: the library libsodium cannot be initialised");
     struct join *j = calloc(1, sizeof *j);
     if (!j)
         return base_fail(-ENOMEM, "no memory to join the cluster");

@@ -92,7 +92,8 @@ static int hub_hear(struct join *j, struct join_hub *h)
         return 0;
     }
     hang_up(h);
-    return sense && m.error ? hub_failed(j, m.rank, m.text) : hub_failed(j, h->rank, "it sent an invalid message");
+    return sense && m.error ? hub_failed(j, m.rank, m.text)
+                            : hub_failed(j, h->rank, "it sent an invalid message: do all nodes run the same version of weft?");
 }
 
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready)

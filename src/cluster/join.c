@@ -504,7 +504,7 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
     struct join j = {
         .w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     if (sodium_init() < 0)
-        return base_fail(-EIO, "libsodium cannot be initialised");
+        return base_fail(-EIO, "cannot start the cluster: the library libsodium cannot be initialised");
     base_host_id(w->host_id);
     struct fab_link *self = &w->links[w->rank];
     self->pid = (int)getpid();

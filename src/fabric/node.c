@@ -267,7 +267,7 @@ int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
     if (id >= WEFT_HANDLERS)
         return base_fail(-EINVAL, "handler id %u: a program's ids are 0 to %u", id, WEFT_HANDLERS - 1);
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "handler id %u: handlers cannot be installed from inside a handler", id);
+        return base_fail(-EDEADLK, "handler id %u: a handler must not install handlers: call weft_handle() outside", id);
     return fab_handle(w, id, fn, arg);
 }
 

@@ -19,10 +19,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define JUDGE_NS (10 * WEFT_MS)     /* the least time between two checks */
-#define GONE_NS  (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it \
-                                     */
-#define PATIENCE 5                  /* how many liveness times a process may be silent while its host answers */
+#define JUDGE_NS (10 * WEFT_MS) /* the least time between two checks */
+#define GONE_NS                                                                                                              \
+    (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it \
+                        */
+#define PATIENCE 5     /* how many liveness times a process may be silent while its host answers */
 
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why)
 {
@@ -76,7 +77,7 @@ int fab_pulse_start(struct weft_node *w)
 {
     int rc = base_thread(&w->pulse_thread, pulse_thread, w);
     if (rc)
-        return base_fail(rc, "starting the thread for heartbeats: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread for heartbeats: %s", base_strerror(rc));
     w->pulse_started = true;
     return 0;
 }

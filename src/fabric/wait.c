@@ -151,7 +151,8 @@ int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadlin
     if (ready(arg))
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "a handler must not wait: the messages it waits for would not arrive");
+        return base_fail(-EDEADLK,
+                         "a handler must not wait, because the messages that it waits for would not arrive: call this outside the handler");
     atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed);
     int rc = wait_long(w, ready, arg, deadline);
     atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);

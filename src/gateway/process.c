@@ -80,7 +80,7 @@ static int process_open(struct gateway_server *s, void **state)
     all->environment = copy_environment();
     all->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (!all->environment || all->null < 0)
-        return base_fail(all->environment ? -errno : -ENOMEM, "preparing to run processes for other nodes: %s",
+        return base_fail(all->environment ? -errno : -ENOMEM, "cannot prepare to run processes for other nodes: %s",
                          base_strerror(all->environment ? errno : ENOMEM));
     return 0;
 }
@@ -187,11 +187,12 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
 {
     uint32_t node = gateway_of(r->server)->w->rank;
     if (step == BASE_STEP_DIRECTORY)
-        return base_fail(rc, "node %u: directory '%s', in which '%s' was to run: %s", node, b->directory, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: cannot enter directory '%s' to run '%s' there: %s", node, b->directory, b->program,
+                         base_strerror(rc));
     if (step == BASE_STEP_LIMITS)
         return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
-        return base_fail(rc, "node %u: making a process for '%s': %s", node, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: cannot make a process for '%s': %s", node, b->program, base_strerror(rc));
     if (rc == -ENOENT && base_check_interpreter(path) == -ENOENT)
         return base_context(rc, "node %u", node);
     return refuse_program(r, b, rc);

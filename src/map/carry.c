@@ -297,7 +297,7 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
     if (rc == -ENODATA)
         return base_fail(rc, "the input ends before the end of the piece: it was truncated during the job");
     if (rc)
-        return base_fail(rc, "cannot read the piece: %s", base_strerror(rc));
+        return base_fail(rc, "cannot fetch the piece from node 0: %s", base_strerror(rc));
     if (whole)
         in->memory = weft_ptr(job->w, to, piece->length);
     else

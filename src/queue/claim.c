@@ -258,7 +258,9 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
 static BASE_COLD int claim_refused(struct weft_queue *q, const struct queue_view *v, int rc, const char *otherwise)
 {
     if (!v || rc == -ESTALE || rc == -ECONNRESET)
-        return base_fail(-ESTALE, "queue '%s': the claim is no longer this node's: its lease has ended", q->name);
+        return base_fail(-ESTALE,
+                         "queue '%s': this node does not hold the claim any more: its lease has ended; renew it in time (weft_renew())",
+                         q->name);
     return base_context(rc, "queue '%s', a task in the shard of node %u: %s", q->name, v->node, otherwise);
 }
 

@@ -79,11 +79,11 @@ static int wait_for_counter(struct weft_node *w, struct fab_patience *p, weft_ga
             return rc;
         rc = fab_patience_check(p);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "counter %#llx: %llu at the deadline, %llu wanted", (unsigned long long)word, (unsigned long long)now,
-                             (unsigned long long)value);
+            return base_fail(rc, "counter %#llx was %llu at the deadline, and the call waited for at least %llu", (unsigned long long)word,
+                             (unsigned long long)now, (unsigned long long)value);
         if (rc)
-            return base_fail(rc, "counter %#llx: %llu, and %llu wanted: %s", (unsigned long long)word, (unsigned long long)now,
-                             (unsigned long long)value, fab_patience_loss(p));
+            return base_fail(rc, "counter %#llx is %llu, and the call waited for at least %llu: %s", (unsigned long long)word,
+                             (unsigned long long)now, (unsigned long long)value, fab_patience_loss(p));
         if (fab_patience_due(p))
             say_counter(p, word, unread, now, value);
         fab_progress(w);

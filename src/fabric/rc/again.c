@@ -69,7 +69,7 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     uint32_t window = (uint32_t)(l->posted - l->done), rest = l->again ? l->again_count - l->again_at : 0;
     struct rc_slot *list = malloc((window + rest + RC_LANES * RC_WINDOW + 1) * sizeof *list);
     if (!list)
-        return base_fail(-ENOMEM, "no memory for the list of requests to repeat");
+        return base_fail(-ENOMEM, "rc: no memory for the list of requests to repeat on a new queue pair");
     uint32_t first[RC_LANES], executed = 0, n = 0;
     for (int i = 0; i < RC_LANES; i++)
         first[i] = l->lane[i].sent;

@@ -97,7 +97,7 @@ static int connect_make(struct rc_link *l)
     }
     if (!l->depth) {
         verbs_qp_destroy(&qp);
-        return base_fail(-ENOMEM, "no memory for a queue of %u requests", RC_SEND_DEPTH);
+        return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests", RC_SEND_DEPTH);
     }
     base_spin_lock(&rc->receiving); /* completions are handled under it, and look at qp */
     base_spin_lock(&l->lock);

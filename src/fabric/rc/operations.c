@@ -101,7 +101,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
     if (bytes > sizeof little) {
         k = rc_work_make(RC_WORK_FRAME, bytes);
         if (!k)
-            return base_fail(-ENOMEM, "no memory for a message to node %u", l->link->node);
+            return base_fail(-ENOMEM, "rc: no memory to build a message to node %u", l->link->node);
         body = k->body;
     }
     err = lock_for(l, ask);
@@ -123,7 +123,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
             rc_push_locked(l);
             k = NULL;
         } else {
-            err = base_fail(-ENOMEM, "no memory for a message to node %u", l->link->node);
+            err = base_fail(-ENOMEM, "rc: no memory to queue a message to node %u", l->link->node);
         }
     }
     if (!err && ask) {

@@ -311,7 +311,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
     base_spin_unlock(&l->lock);
     if (err)
-        base_fail(err, "pieces of the former queue pair are not repeated yet");
+        base_fail(err, "requests of the former queue pair have not been repeated yet");
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
         err = base_fail(-EBUSY, "that rail is in use");
     if (!err)

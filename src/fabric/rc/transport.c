@@ -35,7 +35,7 @@ static int make_memory(struct rc *rc)
     rc->memory_bytes = base_round_up(RC_FLUSHES_AT + (uint64_t)rc->w->room * 8, BASE_PAGE);
     void *p = mmap(NULL, rc->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "rc: mapping %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
+        return base_fail(-errno, "rc: cannot map %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
     rc->memory = p;
     uint8_t *at = rc->memory;
     for (unsigned i = 0; i < RC_STAGES; i++, at += RC_STAGE_BYTES)

@@ -71,7 +71,7 @@ static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header,
         return base_fail(-ENOBUFS, "node %u is not accepting work (stopped?): %u MiB are queued for it", s->link->node, BACKLOG_MAX >> 20);
     struct kept *k = malloc(bytes);
     if (!k)
-        return base_fail(-ENOMEM, "no memory to keep a message to node %u", s->link->node);
+        return base_fail(-ENOMEM, "shm: no memory to queue a message to node %u", s->link->node);
     *k = (struct kept){.op = op, .id = id, .header_len = (uint32_t)header_len, .payload_len = (uint32_t)payload_len};
     if (header_len)
         memcpy(k->body, header, header_len);
@@ -156,7 +156,8 @@ int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *h
         if (rc == -EPROTO) {
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
             fab_kick(w);
-            return base_fail(-ECONNRESET, "node %u has corrupted its message ring", l->node);
+            return base_fail(-ECONNRESET, "node %u has written an invalid message into its ring of shared memory: it counts as dead",
+                             l->node);
         }
         rc = send_slow(w, s, id, header, header_len, payload, payload_len, op);
     } else {

@@ -162,7 +162,7 @@ static int ending_prepare(void)
         close(told[0]);
         close(told[1]);
         told[0] = told[1] = -1;
-        return base_fail(rc, "starting the thread that gives devices back: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that frees the Thunderbolt devices at the end: %s", base_strerror(rc));
     }
     pthread_detach(thread);
     atomic_store_explicit(&owner, getpid(), memory_order_release);

@@ -42,7 +42,7 @@ struct tb_leave {
 int tb_leave_open(struct tb *tb)
 {
     tb->leave = calloc(1, sizeof *tb->leave + tb->w->founders * sizeof tb->leave->peer[0]);
-    return tb->leave ? 0 : base_fail(-ENOMEM, "no memory for the answers of %u nodes when this node leaves", tb->w->founders);
+    return tb->leave ? 0 : base_fail(-ENOMEM, "tb: no memory for the answers of %u nodes when this node leaves", tb->w->founders);
 }
 
 void tb_leave_close(struct tb *tb)

@@ -46,7 +46,7 @@ int tb_routes_open(struct tb *tb)
     r->first = calloc(n, sizeof *r->first);
     r->heard = calloc(n, sizeof *r->heard);
     r->near = calloc(n, n);
-    return r->told && r->queue && r->first && r->heard && r->near ? 0 : base_fail(-ENOMEM, "no memory for routes between %zu nodes", n);
+    return r->told && r->queue && r->first && r->heard && r->near ? 0 : base_fail(-ENOMEM, "tb: no memory for routes between %zu nodes", n);
 }
 
 void tb_routes_close(struct tb *tb)
