@@ -100,7 +100,7 @@ static void free_tables(void)
 
 static int make_tables(void)
 {
-    free_tables(); /* a forked child still has those of its parent */
+    free_tables(); /* a forked child still has the tables of its parent */
     /* 8 bytes for each possible object; only touched pages use memory */
     sv_lib.qps = calloc(SF_QPS, sizeof *sv_lib.qps);
     sv_lib.cqs = calloc(SF_CQS, sizeof *sv_lib.cqs);

@@ -76,7 +76,7 @@ static int move(struct probe_end *e, void *bytes, size_t len, bool out)
             return rc;
         ssize_t n = out ? send(e->fd, at, len, MSG_NOSIGNAL | MSG_DONTWAIT) : recv(e->fd, at, len, MSG_DONTWAIT);
         if ((n == 0 && !out) || (n < 0 && (errno == ECONNRESET || errno == EPIPE)))
-            return base_fail(-ECONNRESET, "the other end closed the connection: see the messages of the probe there");
+            return base_fail(-ECONNRESET, "the other end closed the connection");
         if (n < 0 && errno != EAGAIN && errno != EINTR)
             return base_fail(-errno, "the other end: %s", base_strerror(errno));
         if (n > 0) {

@@ -122,7 +122,7 @@ static bool said(const struct probe_end *e)
 
 static int given_up(void)
 {
-    return base_fail(-ECONNABORTED, "the other end has given up: see the messages of the probe there");
+    return base_fail(-ECONNABORTED, "the other end has given up");
 }
 
 /* --- the end that receives --- */
@@ -469,7 +469,7 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
                      l->harm[0] ? json_string(l->harm) : json_null());
 }
 
-/* Print the proposal, with its reservations. */
+/* Print the proposed value, and what speaks against using it. */
 static int print_proposal(const struct link_probe *l, const char *lanes)
 {
     printf("\nWEFT_TB_LANES=%s  # %.2f GB/s in each direction, with the fewest bytes in flight", lanes, (double)l->m.best / 1e9);

@@ -84,7 +84,7 @@ static int topo_start(struct launch *l, int argc, char **argv)
     if (!status && (status = hosts_apply(l, &hosts, hosts_file(l->hostfile))) == 0 && l->softverbs && !l->nodes)
         l->nodes = e.hosts;
     if (!status && l->nodes == 0)
-        status = cli_usage("topo", "the nodes are missing: give --hostfile FILE, --softverbs TOPO or -n N");
+        status = cli_usage("topo", "the cluster is missing: give --hostfile FILE, --softverbs TOPO or -n N");
     if (!status && (l->nodes < 2 || l->nodes > TOPO_NODES_MAX))
         status = cli_usage("topo", "%u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])

@@ -215,7 +215,7 @@ int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *heade
     return rc;
 }
 
-/* Operations on GPU memory are asked first: they may finish by issuing operations to the same node. */
+/* Check the operations on GPU memory first: their last steps may be operations to the same node, which the transport must flush, too. */
 static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
 {
     if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && !w->arenas->flushed(w, l->node, f))
@@ -299,7 +299,7 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* An operation on GPU memory takes several steps. Nothing later may overtake it. */
+/* An operation on GPU memory takes several steps, and no later operation may overtake it. So wait until it is complete. */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
     struct arena_wait a = {.w = w, .node = node};

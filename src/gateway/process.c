@@ -369,7 +369,7 @@ static bool try_start(struct processes *all, struct gateway_call *c)
     struct run *r;
     int rc = all->running < GATEWAY_PROCESSES ? run_start(all, c, &r) : -EAGAIN;
     if (all->running && (rc == -EAGAIN || rc == -EMFILE || rc == -ENFILE))
-        return false; /* tried again when another process has ended */
+        return false; /* the start is tried again when another process has ended */
     if (rc) {
         gateway_answer_error(c, rc);
         return true;
@@ -393,7 +393,7 @@ static void process_begin(void *state, struct gateway_call *c)
 {
     struct processes *all = state;
     if (c->record.kind == WEFT_PROCESS_SPAWN) {
-        *all->waiting_last = c; /* the tick, which runs next, starts the process */
+        *all->waiting_last = c; /* run_tick(), which runs next, starts the process */
         all->waiting_last = &c->next;
         return;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The output of one piece: it is stored in chunks of this node's pool and, when the pool is full, in the spill file. Forked nodes share one
- * spill file; nodes that are apart have one each. So a node never has to wait for memory. On the owner's host the captured output survives
+ * spill file; nodes on other hosts have one each. So a node never has to wait for memory. On the owner's host the captured output survives
  * the node's death, since the owner has the pool mapped. From other hosts the owner fetches it (home.c).
  */
 #include "map/job.h"

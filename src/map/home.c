@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Brings the outputs of nodes that are apart to the owner ("home") before any byte of them is printed. First the outcome is fetched, then
+ * Brings the outputs of nodes on other hosts to the owner ("home") before any byte of them is printed. First the outcome is fetched, then
  * its parts, several at once, into chunks of the owner's pool or, if that has no room, its spill file. From then on they are like outputs
  * of the owner's own slots. When a node dies, outputs that have not been fetched completely are lost; those pieces run again, and nothing
  * of them has been printed. While a live node has no route, its outputs stay there.
@@ -20,7 +20,7 @@ _Static_assert(BOUNCES *MAP_CHUNK_BYTES == MAP_HOME_BYTES, "the pool's size is c
 #define NO_PART UINT32_MAX
 
 struct coming {             /* a piece that is being fetched */
-    struct map_outcome *oc; /* the outcome as the node made it; its parts are addresses there */
+    struct map_outcome *oc; /* the outcome as the node wrote it; its parts are addresses in that node's memory */
     struct map_part *home;  /* the same parts as stored here: [parts] used of [room]. Grows as parts arrive, since the count that a node
                                states cannot be trusted */
     uint32_t parts, room;
@@ -33,9 +33,9 @@ struct coming {             /* a piece that is being fetched */
 
 struct move {
     struct record *r;
-    bool asked;      /* the node's carrier (carry.c) reads the bytes for us; false: a get fetches them */
-    bool held_up;    /* not in flight: the node had no route when the move was to start, or has lost it since */
-    bool unsure;     /* requested, and then the node had no route: request or answer may be lost or late */
+    bool asked;      /* true: the node's carrier (carry.c) reads the bytes and puts them here; false: a get fetches them */
+    bool held_up;    /* the move is not in flight: no route led to the node when the move should start, or the route was lost since */
+    bool unsure;     /* the bytes were requested, and then no route led to the node: the request or the answer may be lost or late */
     uint64_t source; /* position of the bytes at the node */
     weft_gaddr at;   /* address here at which the bytes arrive */
     weft_op op;

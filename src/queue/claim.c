@@ -143,7 +143,8 @@ static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct qu
     if (node == q->w->rank) {
         if (incarnation == q->incarnation)
             queue_accept(q, node, dones, count);
-        return true; /* without a view of its queue the submitter has closed it: the homes hear of that, and free the slots */
+        return true; /* this node has no view of the submitter's queue because the submitter has closed it: the homes learn of that, and
+                        free the slots */
     }
     if (queue_send(q, node, QUEUE_DONES, incarnation, dones, count, count * sizeof *dones) == 0)
         return true;

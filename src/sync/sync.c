@@ -101,7 +101,8 @@ int weft_counter_wait(weft_node *w, weft_gaddr word, uint64_t value, int64_t tim
     fab_patience_begin(&p, w, FAB_ANY, timeout_ns);
     int64_t look = base_deadline(SYNC_LOOK_NS);
     int64_t limit = fab_limit(p.deadline < look ? look : p.deadline);
-    atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed); /* counts as a waiter also while it sleeps between two polls */
+    atomic_fetch_add_explicit(&w->waiting, 1,
+                              memory_order_relaxed); /* this thread counts as a waiter also while it sleeps between two polls */
     int rc = wait_for_counter(w, &p, word, value);
     atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
     (void)fab_limit(limit);

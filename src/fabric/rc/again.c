@@ -2,9 +2,10 @@
  *
  * Requests that a broken queue pair left undone are posted again on the next one, in the same order.
  *
- * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. The call for
- * a new queue pair says how many frames were received. By then its sender has no old queue pair any more, so no more frames arrive by it.
- * So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's processor does.
+ * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. The call for a
+ * new queue pair says how many frames its sender has received. The sender has destroyed its old queue pair by then, so no more frames
+ * arrive over that one. So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's
+ * processor does.
  *
  * Puts and gets that were not complete are repeated: a put may be written twice before it completes. A put before a frame that was
  * received is not repeated: it has arrived, and its target may have been used since. An atomic that a device does cannot be repeated, and

@@ -230,7 +230,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
     tracks->remote_bytes = UINT64_C(1) << l->peer_shift;
     tracks->local_bytes = rc->pool.segment_bytes;
     tracks->message_bytes = rc->device->traits.message_bytes;
-    for (uint32_t i = 0; i < RC_TRACKS; i++) /* this is the leader's choice; the follower learns it from the offer */
+    for (uint32_t i = 0; i < RC_TRACKS; i++) /* only the leader chooses a rail of the peer; the follower learns it from the offer */
         tracks->track[i].rail = i;
     l->tracks = tracks;
     for (uint32_t i = 0; i < count && !err; i++) {

@@ -56,7 +56,8 @@ static int look_for_device(struct weft_node *w)
     if (!d->traits.rc || !d->traits.write || !d->traits.read)
         return base_fail(-EOPNOTSUPP,
                          "device %s does not support reliable connections with RDMA write and read, which the rc transport needs", d->name);
-    /* Room for as many peers as possible: the node may not talk to all of them. */
+    /* Makes room for as many peers as the completion queue allows. This may be enough even if there are more peers, because a queue pair is
+     * made only for peers that are used. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
     uint32_t peers = rc_peers_expected(w);
     rc->peers_max = room < peers ? room : peers;

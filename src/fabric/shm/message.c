@@ -41,7 +41,7 @@ void shm_forget_stash(struct shm_link *s)
     stash_clear(&s->stash);
 }
 
-/* Wakes the peer's progress thread, if it naps and no other thread of the peer looks at the rings. */
+/* Wakes the peer's progress thread, if that thread sleeps and no other thread of the peer polls the rings. */
 static inline void nudge(struct weft_node *w, struct shm_link *s)
 {
     struct fab_bell *bell = &s->control->bell;
@@ -100,7 +100,7 @@ static int shm_message_drain(struct shm_link *s)
         if (rc == -EAGAIN) {
             ask_for_room(s);
             asked = true;
-            continue; /* there may have been room just before asking */
+            continue; /* try once more: the receiver may have made room just before this node asked */
         }
         if (rc)
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
@@ -259,8 +259,8 @@ bool shm_idle(struct weft_node *w)
     return true;
 }
 
-/* Takes the messages of a peer that is gone. No more than one ring holds, because the peer may be alive and send for ever. Messages that
-   wait for a handler go on waiting. */
+/* Takes the messages of a peer that is gone, at most as many as one ring holds, because the peer may be alive and go on sending. Messages
+   that wait for a handler go on waiting. */
 void shm_last_words(struct weft_node *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;

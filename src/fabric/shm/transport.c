@@ -122,8 +122,8 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
     return 0;
 }
 
-/* A ring of its own for the messages from a peer, and the peer's for those to it: where one of the two joined later, the control regions
-   have none for this pair. */
+/* Makes the rings of a pair of which one node joined later, because the control regions have no rings for this pair: this node makes the
+ * ring for messages from the peer, and gets the ring for messages to the peer. */
 static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
 {
     struct hello mine = {.magic = CONTROL_MAGIC, .control_bytes = base_round_up(sizeof(struct ring), BASE_PAGE)}, theirs = {0};
@@ -157,7 +157,7 @@ static bool shm_is_done(const struct shm_link *s)
     return (state == FAB_LEFT || state == FAB_DEAD) && !s->stash.count && !atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed);
 }
 
-/* Adds a link to those that are looked at for messages. Links of nodes that are gone make room. */
+/* Adds a link to the list of links that are polled for messages. Removes links of nodes that are gone, to make room. */
 static void shm_add(struct weft_node *w, struct shm *shm, struct shm_link *s)
 {
     uint32_t n = 0;

@@ -15,7 +15,7 @@
 
 struct offer {
     uint8_t gid[16];
-    uint8_t thunderbolt, busy; /* busy: a Thunderbolt port whose cable leads to another node */
+    uint8_t thunderbolt, busy; /* busy: the port's cable leads to another node, and a Thunderbolt port has only one cable */
     char device[38];
 };
 
@@ -210,7 +210,7 @@ static bool connect_meant(const struct hello *h, uint32_t i)
     return h->told == TOLD_NOTHING || (h->told == TOLD_DEVICE && strncmp(h->towards, h->offer[i].device, sizeof h->offer[i].device) == 0);
 }
 
-/* What is wrong with the devices that the hostfiles name, seen from both sides; 0: nothing. */
+/* Checks the devices that the hostfiles of both nodes name for this pair. 0: nothing is wrong. */
 static int check_told_of(const struct hello *h, const struct hello *other)
 {
     char there[400] = "";

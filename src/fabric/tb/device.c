@@ -136,8 +136,8 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
     return err;
 }
 
-/* relaxed: nothing else is read depending on these words. One query too many does no harm, and the link's lock keeps threads that post
-   apart from the thread that takes the cable down. */
+/* relaxed: no other memory is read depending on these words. An unnecessary query does no harm. A thread that posts and the thread that
+ * takes the cable down exclude each other by the link's lock. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
 {
     if (atomic_load_explicit(&d->down, memory_order_relaxed))
