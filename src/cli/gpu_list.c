@@ -11,17 +11,16 @@
 static const char help[] =
     "Usage: weft gpus [--json]\n"
     "\n"
-    "Shows the GPUs of this host, a line each: the name that weft_gpu_open() takes, model and memory, generation and width of\n"
-    "its PCIe link now and at most, the GPUs that it reaches over NVLink, the RDMA device that is nearest to it by the PCI tree,\n"
-    "and whether weft can use it. For a GPU that is on PCI and that no driver offers it shows the reason and what to do.\n"
-    "`staged` behind an RDMA device: no RDMA device can access that GPU's memory, so data goes through the host's memory (--json says "
-    "why).\n"
-    "`host`, whose blocks are threads, is always there.\n"
+    "Shows the GPUs of this host, a line for each GPU: the name that weft_gpu_open() takes, the model and the memory, the\n"
+    "generation and width of the PCIe link now and at most, the GPUs that NVLink connects with it, the RDMA device that is\n"
+    "nearest to it on PCI, and whether weft can use it. `staged` behind an RDMA device: no RDMA device can access the GPU's\n"
+    "memory, so data for other hosts goes through the host's memory (--json has the reason). For a GPU on PCI that no driver\n"
+    "offers, the line shows the reason and what to do. The GPU `host`, whose blocks are threads, is always there.\n"
     "\n"
-    "  --json    everything, for programs\n"
-    "  --help    this text\n"
+    "  --json    print JSON\n"
+    "  --help    print this text\n"
     "\n"
-    "A link may be slower while the GPU is idle. Exit status: 0; 2 if the command line is wrong.\n";
+    "The link of an idle GPU may be slower now. Exit status: 0; 2 if the command line is wrong.\n";
 
 static const char *link_text(uint32_t generation, uint32_t lanes, char out[32])
 {
@@ -89,7 +88,7 @@ static int gpus_print(struct cli_table *t)
     for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)
         rc = gpus_add_line(t, &g);
     if (rc)
-        cli_error("gpus", "no memory for the table");
+        cli_error("gpus", "no memory for the table of GPUs");
     else
         cli_table_print(t, stdout);
     cli_table_free(t);

@@ -11,7 +11,8 @@
 #define HOSTS_TOLD_MAX 128
 
 struct hosts {
-    const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the standing node of each node; NULL: it chooses */
+    const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL:
+                             hosts_apply_cluster() chooses */
     char **hosts;         /* [nodes] what struct launch calls `ssh` */
     char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];

@@ -225,7 +225,7 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, step); /* EACCES is what execve() returns for a directory */
 }
 
-/* Prepare a node on another machine: make the command line of ssh, and write the order to the pipe. */
+/* Prepare a node on another machine: make the command line of ssh, and write the launch message to the pipe. */
 static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_files *f)
 {
     char dir[4096], number[32], gpus[64], guard[FAB_GUARD_MAX + 16], *order = NULL;
@@ -257,7 +257,7 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
     int rc = s->l->cluster ? ssh_command_by_cluster(&f->ssh, s->l->cluster, launch_machine(s, rank), s->l->self, s->l->weft)
                            : ssh_command(&f->ssh, launch_machine(s, rank), s->l->weft);
     if (!rc)
-        rc = ssh_order(&order, &len, dir, argv, env);
+        rc = ssh_launch_message(&order, &len, dir, argv, env);
     if (!rc)
         rc = base_pipe(f->control, 0);
     if (!rc) {

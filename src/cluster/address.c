@@ -161,7 +161,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     socklen_t len = unix_address(a, &un);
     int fd = new_socket(AF_UNIX);
     if (fd < 0)
-        return base_fail(fd, "listen at '%s': socket: %s", text, base_strerror(fd));
+        return base_fail(fd, "cannot listen at '%s': no socket: %s", text, base_strerror(fd));
     fchmod(fd, 0600); /* before bind(): on Linux the socket file is then created with this mode */
     int rc = bind(fd, (struct sockaddr *)&un, len);
     if (rc && errno == EADDRINUSE) {
@@ -207,7 +207,7 @@ static int listen_tcp(const char *text, const struct address *a, char *bound, si
     }
     freeaddrinfo(list);
     if (fd < 0)
-        return base_fail(-error, "listen at '%s': %s%s", text, base_strerror(error),
+        return base_fail(-error, "cannot listen at '%s': %s%s", text, base_strerror(error),
                          error == EADDRNOTAVAIL ? " (node 0 listens there, so it must be an address of its host)"
                          : error == EADDRINUSE  ? " (another program listens there: choose another port)"
                                                 : "");

@@ -63,7 +63,7 @@ struct cluster_settings {
     struct cluster_hostfile *hosts; /* NULL: none */
     struct launcher *launcher;      /* connection to the launcher that gave rank and size; closed by cluster_settings_clear(). NULL: none */
 };
-/* Resolve all settings, and set the log level. `config` may be NULL. On failure `out` is all zeros. */
+/* Find the values of all settings, and set the log level. `config` may be NULL. On failure `out` is all zeros. */
 int cluster_settings_resolve(struct cluster_settings *out, const weft_config *config);
 void cluster_settings_clear(struct cluster_settings *s);
 
@@ -78,7 +78,8 @@ struct cluster_setting_row {
     char from[160];   /* "default", "environment WEFT_POOL", "hostfile PATH", ... */
 };
 /* Fill up to `max` rows and return their number, or a negative errno. `config` holds the values of command-line options, and may be NULL.
- * The caller is not a node, so a missing rank is no error. `launcher`: also ask a launcher that speaks PMIx for rank and size. */
+ * The caller is not a node, so it is no error if the rank is missing. `launcher`: also ask a launcher that speaks PMIx for rank and size.
+ */
 int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher);
 /* Checks before nodes are started: `text` is valid for WEFT_POOL; WEFT_SECRET is unset or not empty. */
 int cluster_pool_check(const char *text);
@@ -122,7 +123,8 @@ static inline bool cluster_grows(const struct cluster_settings *s)
 {
     return s->grow[0] || s->join[0];
 }
-/* When the node is open: begins to let others join. And the end of that, before the fabric stops. Both do nothing where nodes cannot. */
+/* cluster_door_open(): the node is open, so begin to let other nodes join. The second function ends this before the fabric stops. Both do
+ * nothing if no node can join. */
 int cluster_door_open(struct weft_node *w);
 void cluster_door_close(struct weft_node *w);
 /* Tell the other nodes of a launcher that this node fails before joining, with error `rc` and the sentence of base_error(). Waits up to the

@@ -88,7 +88,7 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     if (most == 0)
         return base_fail(-EFAULT, "address %#llx: node %u has no space %u", (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
-        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u (%llu bytes)",
+        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u, an arena of %llu bytes",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)most);
     return 0;
@@ -203,7 +203,7 @@ static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_a
     if (!a && node == c->w->rank)
         return base_fail(-EFAULT, "address %#llx: this node has no space %u", (unsigned long long)addr, space);
     if (a && !within(a, offset, bytes))
-        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u (%llu bytes)",
+        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of this node (%u), an arena of %llu bytes",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)a->memory.bytes);
     if (a) {

@@ -372,7 +372,7 @@ static int cuda_copy(void *device, void *to, const void *from, size_t bytes, uin
     if (code && event)
         event_give(d, event);
     *ticket = (uint64_t)(uintptr_t)event;
-    return cuda_failed(code, "copying to or from the GPU");
+    return cuda_failed(code, "starting a copy to or from the GPU");
 }
 
 static int cuda_copied(void *device, uint64_t ticket)
@@ -383,7 +383,7 @@ static int cuda_copied(void *device, uint64_t ticket)
     if (code == CUDA_NOT_READY)
         return -EINPROGRESS;
     event_give(d, event);
-    return cuda_failed(code, "copying to or from the GPU");
+    return cuda_failed(code, "a copy to or from the GPU");
 }
 
 static int copy_word(struct cuda_device *d, void *to, const void *from)

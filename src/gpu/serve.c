@@ -79,7 +79,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     if (rc)
         return rc;
     if (q->low[0] > UINT32_MAX || q->high[1] > UINT32_MAX || q->high[0] > WEFT_PAYLOAD_MAX)
-        return base_fail(-EMSGSIZE, "a kernel's message: no such node or handler, or %llu bytes are too many",
+        return base_fail(-EMSGSIZE, "a kernel cannot send a message: there is no such node or handler, or %llu bytes are too many",
                          (unsigned long long)q->high[0]);
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
@@ -413,7 +413,7 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
     int rc = base_thread(&s->thread, turns ? server_run_turns : server_run, s);
     if (rc) {
         free(s);
-        return base_fail(rc, "starting the thread that serves a GPU: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that serves a GPU: %s", base_strerror(rc));
     }
     *out = s;
     return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Memory of GPUs in the address space, on the GPU `host`: operations from every node against a shadow, from processors and kernels, the
- * owner's death, and messages that lie. WEFT_TEST_GPU names another GPU: then all but the kernels.
+ * owner's death, and messages that lie. WEFT_TEST_GPU names another GPU: then everything but the kernels is tested.
  */
 #include <errno.h>
 #include <setjmp.h>

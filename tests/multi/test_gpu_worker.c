@@ -26,7 +26,7 @@ struct farm {
     weft_gpu *g;
     weft_gpu_worker *k;
     weft_gaddr counts; /* at node 0: how often each task was done */
-    uint64_t *first;   /* points to `counts`: blocks begin when blocks of another node have done a task; or NULL */
+    uint64_t *first;   /* if not NULL, points to a word of `counts`: blocks begin when blocks of another node have done a task */
     const weft_device_worker *there;
     _Atomic bool hang; /* the first block that sees this flag hangs */
     _Atomic bool over;

@@ -109,7 +109,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
     if (bytes > sizeof little) {
         k = rc_work_make(RC_WORK_FRAME, bytes);
         if (!k)
-            return base_fail(-ENOMEM, "no memory for a message to node %u", l->link->node);
+            return base_fail(-ENOMEM, "rc: no memory to build a message to node %u", l->link->node);
         body = k->body;
     }
     err = lock_for(l, ask);
@@ -121,7 +121,8 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
         memcpy(body + at, header, head->header_len);
     if (head->payload_len)
         memcpy(body + payload_at, payload, head->payload_len);
-    /* The data that it signals may be striped over rails that the first rail is not ordered with. */
+    /* A signal must not arrive before the data that it announces. That data may be striped over further rails, which are not ordered with
+     * the first rail. */
     uint64_t stripes = head->kind == RC_SIGNAL ? l->lane[RC_MAIN].begun : l->fence_stripes;
     if (stripes > l->stripes_done || !rc_clear_way(l, lane) || !rc_post_frame(l, body, bytes, l->fences, &k)) {
         if (!k && (k = rc_work_make(RC_WORK_FRAME, bytes)) != NULL)
@@ -131,7 +132,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
             rc_push_locked(l);
             k = NULL;
         } else {
-            err = base_fail(-ENOMEM, "no memory for a message to node %u", l->link->node);
+            err = base_fail(-ENOMEM, "rc: no memory to queue a message to node %u", l->link->node);
         }
     }
     if (!err && ask) {
@@ -161,7 +162,8 @@ int rc_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const
 {
     struct rc_frame f = {.kind = RC_SIGNAL, .offset = signal, .a = add};
     if (len) {
-        int err = rc_put(w, link, to, src, len, NULL); /* it precedes the frame in the same queue pair */
+        int err =
+            rc_put(w, link, to, src, len, NULL); /* the put is ahead of the signal's frame on the same queue pair, so it arrives first */
         if (err)
             return err;
     }

@@ -12,7 +12,7 @@
 
 /* --- one request --- */
 
-/* `slot` is the one from rc_slot_next(), and describes the request. */
+/* Posts the request that `slot` describes, which rc_slot_next() has returned. */
 BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_send_wr *wr, bool prompt)
 {
     struct ibv_send_wr *bad;
@@ -44,8 +44,8 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
     return 0;
 }
 
-/* NULL: none now. The stages that the link holds may belong to requests that asked for no completion, because stages were plentiful. Then a
-   flush's read is posted, whose completion gives them back. */
+/* NULL: no stage is free now. The stages that the link holds may belong to requests that asked for no completion. Then a read is posted
+ * behind them, as for a flush; its completion gives the stages back. */
 static void *stage_for(struct rc_link *l, bool frame)
 {
     void *stage = rc_take_stage(l, frame);

@@ -36,7 +36,7 @@ static int make_memory(struct rc *rc)
     rc->memory_bytes = base_round_up(RC_FLUSHES_AT + (uint64_t)rc->w->room * 8, BASE_PAGE);
     void *p = mmap(NULL, rc->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "rc: mapping %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
+        return base_fail(-errno, "rc: cannot map %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
     rc->memory = p;
     uint8_t *at = rc->memory;
     for (unsigned i = 0; i < RC_STAGES; i++, at += RC_STAGE_BYTES)
@@ -57,7 +57,8 @@ static int look_for_device(struct weft_node *w)
     if (!d->traits.rc || !d->traits.write || !d->traits.read)
         return base_fail(-EOPNOTSUPP,
                          "device %s does not support reliable connections with RDMA write and read, which the rc transport needs", d->name);
-    /* Room for as many peers as possible: the node may not talk to all of them. */
+    /* Makes room for as many peers as the completion queue allows. This may be enough even if there are more peers, because a queue pair is
+     * made only for peers that are used. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
     uint32_t peers = rc_peers_expected(w);
     rc->peers_max = room < peers ? room : peers;
