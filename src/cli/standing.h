@@ -110,7 +110,7 @@ int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 uint32_t jobs_slot(struct jobs *all, uint32_t node); /* as it told; 0 before it did */
 /* The nodes to show: all that live, and of those that are gone the ones that told of themselves and have no successor, that is no later node
- * with their host and slot. By number; the caller frees the list. Returns how many; `*out` NULL: no memory. */
+ * with their host, door and slot. By number; the caller frees the list. Returns how many; `*out` NULL: no memory. */
 uint32_t jobs_nodes(struct jobs *all, uint32_t **out);
 
 /* --- standing_status.c --- */
