@@ -388,12 +388,16 @@ int up_here(struct up *u, const struct launch *l)
         return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
     if (standing_find(&place, u->cluster, true) || standing_lock(&place, false) < 0)
         return cli_error("up", "%s", base_error());
+    const char *rank = getenv("WEFT_RANK");
+    int64_t slot;
+    if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* nodes that come back here have the same */
+        slot = 0;
     if (l->hostfile)
         setenv("WEFT_HOSTFILE", l->hostfile, 1);
     if (l->pool)
         setenv("WEFT_POOL", l->pool, 1);
     int status = here_settings(u);
     if (!status)
-        status = standing_node(&place, 0, u->metrics);
+        status = standing_node(&place, (uint32_t)slot, u->metrics);
     return status > 128 ? 0 : status; /* a signal asked it to end */
 }
