@@ -134,8 +134,10 @@ void standing_serve_end(struct standing_server *s);
 
 /* --- standing_node.c --- */
 /* Run one node, until it is told to end. `slot`: which of the nodes of its host it is. Returns the exit status, for the launcher: see
- * launch.h. */
-int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics);
+ * launch.h. `instead` is called every second or so while the node waits for others to begin a cluster with; when it returns non-zero, the
+ * node gives up and STANDING_INSTEAD is returned. NULL: not. */
+#define STANDING_INSTEAD (-1)
+int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void));
 
 /* --- status.c: what commands share --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */

@@ -15,6 +15,7 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
+import processes  # noqa: E402
 from test_standing import CLUSTER, LIMIT, WEFT, Standing, marked, until  # noqa: E402
 
 
@@ -104,7 +105,7 @@ class Returns(Standing):
         killed = time.monotonic()
         os.kill(before["pid"], signal.SIGKILL)
         self.wait_gone(before, killed)
-        until("another node is at its place", lambda: self.at(place)["node"] != before["node"] and self.at(place)["state"] == "up")
+        until("another node is at its place", lambda: self.at(place)["state"] == "up" and self.at(place)["node"] != before["node"])
         self.back.append(time.monotonic() - killed)
         after = self.at(place)
         self.assertGreater(after["node"], max(self.numbers))
@@ -247,6 +248,21 @@ class Here(Standing):
         self.assertNotEqual(wrong.returncode, 0)
         self.assertIn(b"secret", err)
         self.assertEqual(len([state for _, state in self.shown(2) if state == "up"]), 3)
+        self.weft("down", "--cluster", "c0")
+        self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0, 0])
+
+    def test_it_runs_without_this_host(self):
+        """A host that does not reach the others at first waits for them to begin; when it reaches them, it joins."""
+        nodes = [self.node(k) for k in range(3)]
+        until("all are up", lambda: all(self.shown(k) == [(0, "up"), (1, "up"), (2, "up")] for k in range(3)))
+        nodes[1].kill()
+        until("the others see it", lambda: (1, "gone") in self.shown(2))
+        door = f"unix:{self.tmp.name}/elsewhere"  # as if the other hosts' addresses were not reached
+        nodes[1] = self.node(1, WEFT_GROW=door)
+        until("it waits for node 0", lambda: processes.state(nodes[1].pid) == "S" and not self.shown(1))
+        time.sleep(0.5)
+        os.symlink(f"{self.tmp.name}/coord.grow", f"{self.tmp.name}/elsewhere")
+        until("it has joined", lambda: (3, "up") in self.shown(2))
         self.weft("down", "--cluster", "c0")
         self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0, 0])
 
