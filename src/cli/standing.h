@@ -91,7 +91,7 @@ int desk_get(struct desks *d, uint32_t node, struct desk_page **out);
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job: the newest */
 #define JOBS_ENDED_MAX 64u               /* detached jobs that have ended and are still known */
 #define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* between SIGTERM and SIGKILL of `weft kill` */
-#define JOBS_EACH      10000u            /* the jobs of control node K have numbers above K times this, so that no other job gets their numbers */
+#define JOBS_EACH      10000u            /* the jobs of control node K have numbers above K times this, so that the next control node gives others */
 #define JOBS_FAILED    255               /* exit status when weft itself failed, as that of ssh */
 struct jobs;
 int jobs_open(struct jobs **out, weft_node *w);
