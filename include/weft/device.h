@@ -111,8 +111,8 @@ WEFT_DEVICE_CALL int weft_device_compare_swap(WEFT_NEAR const weft_device *d, ui
     weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
-/* Sends a record of WEFT_DEVICE_RECORD_BYTES, which is in this node's pool, to a service of this node (weft_gpu_service()). The record
-   belongs to the service until the service has answered. */
+/* Sends a record of WEFT_DEVICE_RECORD_BYTES, which is in this node's pool or in one of its arenas, to a service of this node
+   (weft_gpu_service()). The record belongs to the service until the service has answered. */
 WEFT_DEVICE_CALL int weft_device_ask_start(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};

@@ -179,7 +179,7 @@ typedef struct weft_link_stats {
     uint32_t rails;                                /* rc: devices in use towards the peer now */
     uint64_t rail_breaks;                          /* rc: how often a device other than the first was lost */
     uint64_t rail_bytes[4];                        /* rc: bytes of striped puts and gets (WEFT_STRIPE), for each device */
-    char arena_way[16]; /* how this node reaches the memory of the peer's GPUs: "own", "mapped", "staged"; "": not used yet */
+    char arena_way[16]; /* how this node reaches the memory of the peer's GPUs: "own", "mapped", "rdma", "staged"; "": not used yet */
     char arena_why[96]; /* the reason for arena_way */
 } weft_link_stats;
 

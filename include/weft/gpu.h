@@ -46,6 +46,7 @@ typedef struct weft_gpu_info {
     uint32_t rdma_distance; /* enum weft_gpu_distance */
     char rdma[64];          /* the nearest RDMA device; "": there is none on PCI */
     uint64_t nvlink_peers;  /* bit i is set if NVLink connects the GPU with cuda:i */
+    char no_rdma[160];      /* why RDMA devices cannot access the GPU's memory; "": they can, if they register dmabufs */
 } weft_gpu_info;
 
 /* Describe the GPU with the number `index`. The numbers start at 0 with the usable GPUs. After them come GPUs on PCI that no driver offers,
@@ -90,7 +91,10 @@ WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
    If another node of the same host has opened a GPU of the same kind, that node maps the arena for its first such GPU. It then copies
    directly, and kernels of its GPU load and store in the arena (weft_device_ptr()). Because kernels may still use the mapping, it remains
    when the owner closes the arena or dies. It ends when the owner opens another arena in the same space, or the GPU of the mapping node is
-   closed. Only then is the arena's memory free again. Every other node sends messages to the owner, and large data goes through both
+   closed. Only then is the arena's memory free again.
+
+   Every other node sends messages to the owner. Over rc, the owner's RDMA device then moves large data between the arena and the other
+   node's pool, if the device registers the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data goes through both
    pools. weft_link_stats.arena_way and arena_why report how a node reaches the arena, and why.
 
    The call tells all nodes about the arena. It waits until each node has mapped the arena, or has confirmed that it does not, for up to the
@@ -138,8 +142,9 @@ WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel
 /* A call of a kernel, until it is answered. */
 typedef struct weft_gpu_call weft_gpu_call;
 /* The function of a service. weft calls it when a kernel of this node has sent `record`: WEFT_DEVICE_RECORD_BYTES bytes in this node's
-   pool, aligned to 8 bytes. Kernels may change the record meanwhile: read each value once, and check everything. The function runs on the
-   thread that serves the GPU, so it must not wait. It answers by weft_gpu_answer(), at once or later. */
+   pool, aligned to 8 bytes. If the kernel's record is in an arena, `record` is a copy, which weft copies back with the answer. Kernels may
+   change the record meanwhile: read each value once, and check everything. The function runs on the thread that serves the GPU, so it must
+   not wait. It answers by weft_gpu_answer(), at once or later. */
 typedef void (*weft_gpu_service_fn)(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
 /* Set the function for records with the number `number`, which is below WEFT_GPU_SERVICES, until weft_close().

@@ -71,6 +71,7 @@ typedef struct weft_request {
  *   arg[3]  with WEFT_SPAWN_STDIN_DATA: the address of the standard input, in any pool; arg[4]: its length
  *   arg[5]  bytes of the ring buffer of standard output, a power of two from 4 KiB to 16 MiB; 0: 64 KiB
  *   arg[6]  the same for standard error
+ *   arg[12] with WEFT_SPAWN_TERMINAL: low 16 bits: rows of the terminal; next 16 bits: columns
  * Answered when the program runs. result[0]: a handle, which is valid only on the asker's node; result[1]: the process ID on the server.
  * The other WEFT_PROCESS_... requests take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
@@ -87,10 +88,13 @@ typedef struct weft_request {
 /* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many as there is room for. -EAGAIN: there is no
  * room now. result[0]: how many bytes were written. With 0 bytes: ends the input. */
 #define WEFT_PROCESS_WRITE 5u
-/* Sends signal arg[0] to the process group. */
+/* Sends signal arg[0] to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground process group. */
 #define WEFT_PROCESS_SIGNAL 6u
 /* Frees the handle. A process that still runs is killed, unless it is detached. */
 #define WEFT_PROCESS_CLOSE 7u
+/* Sets the size of the terminal (WEFT_SPAWN_TERMINAL): arg[0] rows and arg[1] columns, each at most 65535. The foreground process group
+ * gets SIGWINCH if the size has changed. */
+#define WEFT_PROCESS_WINDOW 8u
 
 #define WEFT_SPAWN_CLEAN_ENVIRONMENT 0x1u  /* the process inherits nothing of the server's environment */
 #define WEFT_SPAWN_DETACHED          0x2u  /* the process goes on if the asker dies or closes the handle; it ends with the server */
@@ -99,7 +103,12 @@ typedef struct weft_request {
 #define WEFT_SPAWN_STDERR_TO_STDOUT  0x10u /* standard error goes to the same place as standard output */
 #define WEFT_SPAWN_STDIN             0x20u /* the asker writes standard input (WEFT_PROCESS_WRITE); otherwise it is /dev/null */
 #define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is the memory that the request names: arg[4] bytes at arg[3] */
-#define WEFT_SPAWN_FLAGS             0x7fu
+/* Standard input, output and error are a new pseudo-terminal, which is the controlling terminal of the process; the process leads a
+ * session. The asker reads what is written to the terminal as standard output (WEFT_SPAWN_STDOUT), and with WEFT_SPAWN_STDIN writes what is
+ * read from it. The end of that input is not passed on: to end the input as a key does, write the byte 4. Excludes WEFT_SPAWN_STDIN_DATA
+ * and both flags for standard error. */
+#define WEFT_SPAWN_TERMINAL 0x80u
+#define WEFT_SPAWN_FLAGS    0xffu
 
 /* A resource limit of the process (setrlimit(2)). UINT64_MAX: unlimited. */
 typedef struct weft_process_limit {

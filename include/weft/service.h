@@ -67,6 +67,9 @@ typedef struct weft_spawn_spec {
     uint64_t stdin_bytes;
     uint64_t stdout_ring, stderr_ring; /* bytes of the ring buffers: powers of two from 4 KiB to 16 MiB; 0: 64 KiB */
     int64_t time_limit_ns;             /* after this time the process group is killed; 0: never */
+    /* With WEFT_SPAWN_TERMINAL: the terminal's size. 0: not known. */
+    uint16_t terminal_rows, terminal_columns;
+    uint32_t zero;
 } weft_spawn_spec;
 
 /* How the program ended, and what it used, together with those of its children that it has waited for. */
@@ -139,11 +142,19 @@ WEFT_API int weft_process_write(weft_process *p, const void *buf, size_t len, si
  * -ENOMEM no memory; -EDEADLK it would wait for the start in a handler. */
 WEFT_API int weft_process_end_input(weft_process *p);
 
-/* Sends a signal, in the numbering of the server's system, to the process group. If the process could not be started, this returns the
+/* Sends a signal, in the numbering of the server's system, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's
+ * foreground process group. If the process could not be started, this returns the
  * error of the start. Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer
  * before the deadline; -EAGAIN too many requests are outstanding at the server; -EPERM the server has no permission to send the signal;
  * -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns);
+
+/* Sets the size of the program's terminal (WEFT_SPAWN_TERMINAL). If the size has changed, the terminal's foreground process group gets
+ * SIGWINCH. If the process could not be started, this returns the error of the start.
+ * Errors: -EINVAL the process has no terminal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer before
+ * the deadline; -EAGAIN too many requests are outstanding at the server; -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK it would wait
+ * in a handler. */
+WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns);
 
 /* Frees the handle, which must not be used any more. If the process still runs, the server kills its process group. A detached process
  * (WEFT_SPAWN_DETACHED) goes on instead, and its further output is dropped. Operations under way on the handle end with the negative

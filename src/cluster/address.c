@@ -281,6 +281,26 @@ int cluster_socket_host(int fd, bool far, char *out, size_t len)
     return n > 0 && (size_t)n < len ? 0 : -ENAMETOOLONG;
 }
 
+int cluster_address_towards(const char *address, char *out, size_t len)
+{
+    struct address a;
+    struct addrinfo *list;
+    int rc = parse(address, &a);
+    if (!rc && a.local)
+        return base_fail(-ENOTSUP, "address '%s': expected HOST:PORT", address);
+    if (rc || (rc = lookup(address, &a, 0, &list)))
+        return rc;
+    int fd = socket(list->ai_family, SOCK_DGRAM, 0); /* connecting it sends nothing */
+    if (fd < 0 || connect(fd, list->ai_addr, list->ai_addrlen))
+        rc = -errno;
+    freeaddrinfo(list);
+    if (!rc)
+        rc = cluster_socket_host(fd, false, out, len);
+    if (fd >= 0)
+        close(fd);
+    return rc ? base_fail(rc, "this host has no address from which it reaches %s: %s", address, base_strerror(rc)) : 0;
+}
+
 /* Whether a TCP socket is connected to itself. The system may choose the destination port of this host as the source port; if nobody
  * listens there, the connection still succeeds. */
 static bool is_self(int fd)

@@ -104,6 +104,8 @@ void cluster_unlisten(int fd, const char *bound);
 void cluster_tune(int fd);
 /* The numeric address of a TCP socket's own end, or of its peer if `far`: "10.0.0.1", "[fe80::1%eth0]". Other sockets: -ENOTSUP. */
 int cluster_socket_host(int fd, bool far, char *out, size_t len);
+/* The numeric address of this host from which it reaches `address`, HOST:PORT, as in "10.0.0.2", "[fd00::2]". Sends nothing. */
+int cluster_address_towards(const char *address, char *out, size_t len);
 /* Connect: returns a close-on-exec, non-blocking socket, tuned by cluster_tune(). While nobody listens, retries until `deadline`; then
  * -ETIMEDOUT, and the error has the last reason. */
 int cluster_connect(const char *address, int64_t deadline);

@@ -13,6 +13,7 @@
  *   patience.c  waits for other nodes
  *   stash.c     messages that wait for their handler
  *   fabric.c    the operations
+ *   memory.c    memory outside the pool that a device accesses directly
  *   now.c       operations that are started and waited for in one call
  *   side.c      the side connection of two nodes
  *   peer.c      heartbeats, and the end of a peer
@@ -74,6 +75,7 @@ struct fab_options {
     uint32_t rails;       /* rc: number of devices to use together; 0: only `device` if it is set, else all that are as good as the best */
     char rail_names[FAB_RAILS_MAX][64]; /* rc: their names; "": choose */
     uint64_t stripe_bytes;              /* rc: puts and gets of at least this size are spread over several rails */
+    bool gpu_rdma;                      /* arenas of GPUs are registered with the RDMA device, where that is possible */
     /* shm: threads that copy a large buffer together, the caller included; 0: depends on the processors */
     uint32_t copy_threads;
     char guard[FAB_GUARD_MAX]; /* tb: path of the command weft, which runs as the guard that owns the devices; "": this process owns them */
@@ -92,6 +94,7 @@ enum fab_peer_state { FAB_UNKNOWN, FAB_ALIVE, FAB_LEFT, FAB_DEAD };
 struct weft_node;
 struct pollfd;
 struct fab_link;
+struct fab_memory;
 
 /* What every transport implements. The caller has checked all offsets. Functions return 0 or a negative errno. If an op is passed, the
    transport completes it by fab_complete(), now or later; if the function fails, the op is not pending. */
@@ -139,6 +142,14 @@ struct fab_transport {
     /* May be NULL. How many regions the pool uses on its device (of several devices, the one with the most), and how many the device
        allows. Both are 0 before the device is used. */
     void (*regions)(struct weft_node *w, uint32_t *used, uint32_t *budget);
+    /* All four may be NULL (see memory.c). memory_add() registers memory of this process that the processor may be unable to access, such
+       as a GPU's: the first `bytes` of the dmabuf `fd`, which the caller may close afterwards. Operations name it by addresses from `base`
+       on. put_from() and get_into() are put() and get() whose local memory is in it; the device accesses it directly. memory_remove() is
+       called when no operation uses it any more. close() removes what is left. */
+    int (*memory_add)(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
+    void (*memory_remove)(struct weft_node *w, struct fab_memory *m);
+    int (*put_from)(struct weft_node *w, struct fab_link *l, struct fab_memory *m, uint64_t to, const void *src, size_t len, weft_op *op);
+    int (*get_into)(struct weft_node *w, struct fab_link *l, struct fab_memory *m, void *dst, uint64_t from, size_t len, weft_op *op);
     /* May be NULL. The i-th descriptor that the progress thread must poll after idle() has returned true; -1: there are no more (at most
        FAB_TRANSPORT_FDS). `ready` is called when the descriptor is readable. */
     int (*fd)(struct weft_node *w, uint32_t i);
@@ -369,6 +380,21 @@ static inline void fab_pending(weft_op *op, uint32_t node)
 /* weft_send() for any handler id. In a handler it never waits: a message that finds no room is kept and sent later. */
 int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
+
+/* --- memory.c: memory outside the pool that a transport's device accesses directly --- */
+/* Memory that is registered with a transport. The transport's own structure begins with it. */
+struct fab_memory {
+    const struct fab_transport *transport;
+};
+/* Registers the memory behind a dmabuf, as struct fab_transport says. -ENODEV: no transport of this node uses a device that could access
+   it. */
+int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
+void fab_memory_remove(struct weft_node *w, struct fab_memory *m); /* before the transports are closed; NULL allowed */
+/* Whether operations between this memory and the node's pool can be direct. `m` may be NULL. */
+bool fab_memory_leads(const struct weft_node *w, const struct fab_memory *m, uint32_t node);
+/* weft_put() and weft_get() whose local memory is in `m`, to a node that it leads to. */
+int fab_memory_put(struct weft_node *w, struct fab_memory *m, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
 /* --- now.c: a compare-and-swap that may outlast its call, and for which a later call can wait --- */
 /* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */

@@ -12,6 +12,7 @@
  *   ask.c       this node's requests that are not answered yet
  *   serve.c     requests of other nodes: the server thread
  *   block.c     packs program, arguments, environment and limits into the data of a request, and unpacks them
+ *   pty.c       process service: the pseudo-terminal of one process
  *   run.c       process service: input and output of one process
  *   process.c   process service: starts and ends processes
  *   name.c      name service
@@ -295,7 +296,8 @@ struct gateway_block {
     weft_process_limit limits[WEFT_LIMITS];
     void *memory;
 };
-/* Unpacks and checks the data of a SPAWN request. `out` points into `data`. -EINVAL (sets the error text), -ENOMEM. */
+/* Unpacks and checks the data of a SPAWN request, and checks its flags. `out` points into `data`. -EINVAL (sets the error text), -ENOMEM.
+ */
 int gateway_block_read(struct gateway_block *out, const weft_request *r, const uint8_t *data);
 void gateway_block_clear(struct gateway_block *b);
 /* The environment of a process: `base` with the changes applied. One allocation, which the caller frees. NULL: no memory. */

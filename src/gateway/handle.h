@@ -29,7 +29,7 @@ struct weft_process {
     int error;      /* the error of the start, or -ECONNRESET if the node is gone; 0: neither */
     char *text;     /* the server's error text; NULL: it sent none */
     struct gateway_stream *out[2], *in;
-    bool wants_in, ended_in;
+    bool wants_in, ended_in, terminal;
     uint64_t in_there, in_ring, in_bytes; /* the stream and the ring of its input, as the server named them */
     weft_exit exit;
     struct handle_wait *waits;

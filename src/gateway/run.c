@@ -69,6 +69,8 @@ static bool output_move(struct run *r, unsigned which)
         gateway_watch_events(all, watch, GATEWAY_READABLE);
         return false;
     }
+    if (n < 0 && errno == EIO && r->terminal) /* no process has the terminal open any more */
+        n = 0;
     if (n > 0) {
         gateway_watch_events(all, watch, GATEWAY_READABLE);
         return gateway_stream_send(s, some, (uint64_t)n, false, 0) == 0 && (uint64_t)n == room;

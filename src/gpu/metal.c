@@ -52,6 +52,7 @@ static bool metal_describe(uint32_t index, weft_gpu_info *out)
     out->memory_bytes = METAL_SEND(uint64_t, (), d, "recommendedMaxWorkingSetSize");
     out->external = METAL_SEND(bool, (), d, "isRemovable");
     out->usable = metal_device_usable(d, out->why);
+    snprintf(out->no_rdma, sizeof out->no_rdma, "Metal gives no dmabufs");
     metal_release(d);
     return true;
 }

@@ -96,9 +96,10 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
         budget = d->traits.regions;
     uint64_t needed = (bytes - 1) / r.segment_bytes + 1;
     if (needed > budget)
-        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and only %u are available: make the pool smaller (WEFT_POOL)", d->name,
+        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and only %u are available: make %s smaller", d->name,
                          base_format_bytes(bytes, size, sizeof size), (unsigned long long)needed,
-                         base_format_bytes(r.segment_bytes, piece, sizeof piece), budget);
+                         base_format_bytes(r.segment_bytes, piece, sizeof piece), budget,
+                         s->fd < 0 ? "the pool (WEFT_POOL)" : "it, or the pool (WEFT_POOL),");
     r.mr = calloc(needed, sizeof(struct ibv_mr *));
     if (!r.mr)
         return base_fail(-ENOMEM, "no memory for %llu regions", (unsigned long long)needed);

@@ -13,7 +13,8 @@
 
 /* --- puts and gets --- */
 
-BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, uint64_t remote, uint8_t *local, size_t len, weft_op *op)
+BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, uint64_t remote, uint8_t *local,
+                         const struct verbs_regions *memory, size_t len, weft_op *op)
 {
     struct rc_link *l = link->impl;
     if (len == 0) {
@@ -37,13 +38,14 @@ BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, u
         base_spin_unlock(&l->lock);
         return rc_gone(l);
     }
-    if (len < l->stripe && rc_clear_way(l, RC_MAIN) && rc_post_whole(l, put, remote, local, len, op)) {
+    if (len < l->stripe && rc_clear_way(l, RC_MAIN) && rc_post_whole(l, put, remote, local, memory, len, op)) {
         if (op) /* rc_done() completes the op under this lock, so not before this line. An op whose start failed must stay unchanged. */
             fab_pending(op, link->node);
         base_spin_unlock(&l->lock);
         return 0;
     }
-    struct rc_work what = {.kind = put ? RC_WORK_PUT : RC_WORK_GET, .op = op, .remote = remote, .local = local, .len = len};
+    struct rc_work what = {
+        .kind = put ? RC_WORK_PUT : RC_WORK_GET, .op = op, .remote = remote, .local = local, .memory = memory, .len = len};
     err = rc_keep(l, RC_MAIN, &what);
     base_spin_unlock(&l->lock);
     return err;
@@ -51,12 +53,18 @@ BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, u
 
 int rc_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
-    return transfer(w, link, true, to, (uint8_t *)(uintptr_t)src, len, op);
+    return transfer(w, link, true, to, (uint8_t *)(uintptr_t)src, NULL, len, op);
 }
 
 int rc_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
 {
-    return transfer(w, link, false, from, dst, len, op);
+    return transfer(w, link, false, from, dst, NULL, len, op);
+}
+
+int rc_transfer_memory(struct weft_node *w, struct fab_link *link, bool put, const struct verbs_regions *memory, uint64_t remote,
+                       uint8_t *local, size_t len, weft_op *op)
+{
+    return transfer(w, link, put, remote, local, memory, len, op);
 }
 
 /* --- frames --- */

@@ -12,6 +12,7 @@
  *   complete.c    handles completions of requests
  *   operations.c  puts, gets, atomics, messages
  *   order.c       flush and fence
+ *   memory.c      memory outside the pool that the device accesses directly
  *   receive.c     memory for received frames
  *   message.c     handles received frames: messages, and operations that peers request
  *   rails.c       the further devices
@@ -85,10 +86,11 @@ enum rc_slot_kind { RC_SLOT_PUT, RC_SLOT_GET, RC_SLOT_ATOMIC, RC_SLOT_FRAME, RC_
 /* A request in the send queue, from posting to completion, with all that is needed to post it again. */
 struct rc_slot {
     weft_op *op;
-    struct rc_work *work; /* the work that the request is a piece of; NULL: a whole operation */
-    void *stage;          /* the stage or frame that the request uses; NULL: none */
-    void *copy_to;        /* a read into a stage, or an atomic: copy the result here on completion */
-    uint8_t *local;       /* put, get: the local memory; not accessed if there is a stage */
+    struct rc_work *work;               /* the work that the request is a piece of; NULL: a whole operation */
+    void *stage;                        /* the stage or frame that the request uses; NULL: none */
+    void *copy_to;                      /* a read into a stage, or an atomic: copy the result here on completion */
+    uint8_t *local;                     /* put, get: the local memory; not accessed if there is a stage */
+    const struct verbs_regions *memory; /* put, get: what the local memory is registered as; NULL: in the pool, or not at all */
     uint64_t remote;
     uint32_t len;
     uint32_t number; /* RC_SLOT_FRAME: the frame's number in its lane */
@@ -121,8 +123,9 @@ struct rc_work {
     /* how many fences precede it */
     uint32_t fences;
     uint64_t remote, len, posted;
-    uint8_t *local;       /* RC_WORK_ATOMIC: receives the former value; NULL */
-    enum fab_atomic what; /* RC_WORK_ATOMIC: the kind, with operands `a` and `b` */
+    uint8_t *local;                     /* RC_WORK_ATOMIC: receives the former value; NULL */
+    const struct verbs_regions *memory; /* put, get: as in struct rc_slot */
+    enum fab_atomic what;               /* RC_WORK_ATOMIC: the kind, with operands `a` and `b` */
     uint64_t a, b;
     /* pieces that are posted and not complete */
     uint32_t pieces;
@@ -275,6 +278,8 @@ struct rc {
     struct ibv_cq *cq;
     struct verbs_regions pool;    /* the pool */
     struct verbs_regions private; /* stages and frames, which no peer may access */
+    pthread_mutex_t memory_lock;  /* protects the next one */
+    struct rc_memory *memories;   /* memory outside the pool: memory.c */
     uint8_t *memory;              /* stages, frames, and a word for each peer that flushes read into */
     uint64_t memory_bytes;
     base_spin lock;           /* protects the free lists */
@@ -329,7 +334,8 @@ void rc_finish(struct rc_link *l, struct rc_slot *s, int status);     /* a reque
 
 /* --- post.c, with the link's lock; false: no room now --- */
 /* Posts a put or get that fits into one request. `op` completes with it. */
-bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, uint64_t len, weft_op *op);
+bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
+                   weft_op *op);
 bool rc_post_next(struct rc_link *l, struct rc_work *k); /* posts the next piece of a put or get */
 /* posts the first rail's piece of a striped work, in one request */
 bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remote, uint8_t *local, uint64_t bytes);
@@ -377,6 +383,9 @@ void rc_fail_all(struct rc_link *l, int status);
 int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old, weft_op *op);
 int rc_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
 int rc_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
+/* The same, with local memory that is registered as `memory`. */
+int rc_transfer_memory(struct weft_node *w, struct fab_link *l, bool put, const struct verbs_regions *memory, uint64_t remote,
+                       uint8_t *local, size_t len, weft_op *op);
 int rc_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
               weft_op *op);
 int rc_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
@@ -386,6 +395,18 @@ int rc_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *he
             size_t payload_len, weft_op *op);
 bool rc_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f);
 void rc_fence(struct weft_node *w, struct fab_link *l);
+
+/* --- memory.c --- */
+struct rc_memory {
+    struct fab_memory memory;
+    struct rc_memory *next;
+    struct verbs_regions regions;
+};
+int rc_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
+void rc_memory_remove(struct weft_node *w, struct fab_memory *m);
+void rc_memory_close(struct rc *rc); /* removes all that is left */
+int rc_put_from(struct weft_node *w, struct fab_link *l, struct fab_memory *m, uint64_t to, const void *src, size_t len, weft_op *op);
+int rc_get_into(struct weft_node *w, struct fab_link *l, struct fab_memory *m, void *dst, uint64_t from, size_t len, weft_op *op);
 
 /* --- receive.c --- */
 int rc_receives_open(struct rc *rc); /* after verbs_device_use() */

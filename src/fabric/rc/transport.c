@@ -23,6 +23,7 @@ static int rc_open(struct weft_node *w)
         return base_fail(-ENOMEM, "no memory for the rc transport");
     rc->w = w;
     rc->transport = &fab_rc;
+    pthread_mutex_init(&rc->memory_lock, NULL);
     rc->links = calloc(w->room, sizeof *rc->links);
     w->rc = rc;
     return rc->links ? 0 : base_fail(-ENOMEM, "rc: no memory for %u links", w->room);
@@ -100,6 +101,7 @@ static void rc_close(struct weft_node *w)
         return;
     rc_rails_close(rc);
     if (rc->device) {
+        rc_memory_close(rc);
         verbs_unregister(&rc->pool);
         verbs_unregister(&rc->private);
         rc_receives_close(rc);
@@ -108,6 +110,7 @@ static void rc_close(struct weft_node *w)
     }
     if (rc->memory)
         munmap(rc->memory, rc->memory_bytes);
+    pthread_mutex_destroy(&rc->memory_lock);
     free(rc->links);
     free(rc);
     w->rc = NULL;
@@ -330,6 +333,10 @@ const struct fab_transport fab_rc = {
     .wake = rc_wake,
     .stat = rc_stat,
     .regions = rc_regions,
+    .memory_add = rc_memory_add,
+    .memory_remove = rc_memory_remove,
+    .put_from = rc_put_from,
+    .get_into = rc_get_into,
     .fd = rc_fd,
     .woken = rc_woken,
     .side = rc_side,
