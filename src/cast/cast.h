@@ -188,7 +188,7 @@ struct cast {
     uint32_t rank;
     struct cast_config config;
     void *config_data;                    /* what the settings' strings point into */
-    weft_gaddr *rings, *filled, *credits; /* of each node: CAST_SLOTS * CAST_BLOCK; CAST_ROUNDS words each */
+    weft_gaddr *rings, *filled, *credits; /* of each node: CAST_SLOTS * CAST_BLOCK; CAST_ROUNDS * CAST_SLOTS words; CAST_ROUNDS words */
     struct cast_list list;
     /* What messages have told; under the lock. */
     pthread_mutex_t lock;
@@ -236,9 +236,10 @@ struct cast_relay {
 };
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* of this node's own pool */
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
-uint64_t cast_filled(struct cast *c, uint64_t round); /* blocks of a round that are in this node's slots, or were */
-/* The source: the next block is in its slot. */
-void cast_fill(struct cast *c, uint64_t round);
+bool cast_arrived(struct cast *c, uint64_t round, uint64_t number); /* whether the block is in its slot at this node, or was */
+void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns);
+/* The source: the block is in its slot. */
+void cast_fill(struct cast *c, uint64_t round, uint64_t number);
 /* Begin to put the blocks of a round to node `to`, as they come and as that node has room. The blocks of the round before have been put.
  * Returns 0, or a negative errno with base_error(). */
 int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t round);
