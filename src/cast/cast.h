@@ -15,6 +15,7 @@
  *   finish.c   a target: links, modes and times of folders, --delete
  *   send.c     the source: sends the list and the files
  *   follow.c   the source: a file that still grows
+ *   order.c    the order of the chain
  *   source.c   the source: rounds
  *   target.c   a target: takes blocks and writes them
  *   show.c     node 0: progress, messages, the summary
@@ -58,7 +59,8 @@ enum cast_flag {
     CAST_VERIFY = 0x8,
     CAST_JSON = 0x10,
     CAST_PROGRESS = 0x20,
-    CAST_FLAGS = 0x3f
+    CAST_VERBOSE = 0x40,
+    CAST_FLAGS = 0x7f
 };
 
 /* Settings, from node 0 to all: this, and zero-terminated strings: DEST; for each node the name of its host in messages, and the number of
@@ -126,12 +128,14 @@ enum cast_kind {
     CAST_QUIT,
     /* from targets to the source */
     CAST_NEED,   /* payload: struct cast_need[] */
+    CAST_LINKS,  /* payload: how this target reaches each node: order.c, a byte each */
     CAST_READY,  /* the round may go on: it has begun (a = 0), the list has been compared (1), all has been written (2). b: files needed */
     CAST_BROKEN, /* a block was damaged: begin another round */
     CAST_FAILED, /* this target takes no more files */
     /* from all to node 0 */
     CAST_SAY,   /* payload: a sentence. a: 1: something failed, 0: a note */
     CAST_TOTAL, /* a: files, b: bytes */
+    CAST_CHAIN, /* of this round; payload: for each target, in order, uint32_t: its rank, and above 24 bits how the one before reaches it */
     CAST_STATE, /* payload: struct cast_state */
     CAST_OVER,  /* the source has ended. a: 0 all is right */
 };
@@ -252,6 +256,13 @@ bool cast_relay_done(struct cast_relay *r, uint64_t number, int *rc);
 void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Give a slot back to the node before. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
+
+/* --- order.c --- */
+void cast_order_tell(struct cast *c); /* a target: tell the source how it reaches the others */
+/* Put the nodes of `chain` in an order that begins behind node `from`. cost[i]: a row, how node i reaches each node, less is better; NULL:
+ * it is not known. */
+void cast_order(const uint8_t *const *cost, uint32_t from, uint32_t *chain, uint32_t count);
+const char *cast_order_link(uint32_t cost); /* the kind of link, for messages */
 
 /* --- walk.c --- */
 /* Make the list of the sources. What cannot be read or sent is said, and counted in `*failed`. */

@@ -276,6 +276,7 @@ int cast_target_run(struct cast *c)
         cast_say(c, true, "%s", base_error());
         return 1;
     }
+    cast_order_tell(c);
     while (!to_end(c)) {
         pthread_mutex_lock(&c->lock);
         bool begun = c->wanted_round != t.round;
