@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -161,6 +162,8 @@ static int apply_settings(const struct prepared *p, pid_t parent, enum base_proc
     for (int i = 0; i < 3; i++)
         if (p->fds[i] >= 0 && (p->fds[i] == i ? fcntl(i, F_SETFD, 0) : dup2(p->fds[i], i)) < 0)
             return errno;
+    if (s->terminal && ioctl(0, TIOCSCTTY, 0))
+        return errno;
     *step = BASE_STEP_DIRECTORY;
     if (s->directory && chdir(s->directory))
         return errno;
@@ -326,7 +329,7 @@ int base_process_start(const struct base_process *s, pid_t *pid, enum base_proce
     step = step ? step : &none;
     *pid = 0;
 #if defined(__APPLE__)
-    if (!s->orphan && !s->limit_count && !s->directory) {
+    if (!s->orphan && !s->limit_count && !s->directory && !s->terminal) {
         int rc = spawn(s, pid);
         *step = rc ? BASE_STEP_PROGRAM : BASE_STEP_NONE;
         return rc;

@@ -60,6 +60,7 @@ struct base_process {
     const struct base_limit *limits;
     unsigned limit_count;
     const char *directory; /* its working directory; NULL: this process's. A relative `path` is relative to it */
+    bool terminal;         /* descriptor 0 becomes its controlling terminal; needs BASE_SESSION_OWN, and not `orphan` */
     bool orphan;           /* it is not a child of this process, so it cannot be waited for, and `pid` is 0; needs BASE_SESSION_OWN */
     /* The pid is written here before the program runs (on macOS after), in memory shared with a process that may outlive this one. 0 again
      * if the program does not start. NULL: not needed. */

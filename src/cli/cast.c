@@ -61,6 +61,7 @@ static const char cp_help[] =
     "  weft cp a:/data/log .                    from host a to here\n"
     "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
 
+#define LISTED_MAX (2 * WEFT_MAX_NODES) /* nodes of `weft status`: living ones, and some that are gone */
 struct cast_command {
     const char *sub, *cluster;
     bool cp, progress_always, progress_never;
@@ -77,9 +78,10 @@ struct cast_command {
 
 struct standing_list {
     json_t *status;
-    uint32_t here, count;
-    const char *host[WEFT_MAX_NODES]; /* NULL: there is no such node */
-    bool up[WEFT_MAX_NODES];
+    uint32_t here, count; /* here: index of the control node; the number of nodes if it is not listed */
+    uint32_t node[LISTED_MAX];
+    const char *host[LISTED_MAX];
+    bool up[LISTED_MAX];
 };
 
 static int list_hosts(struct cast_command *k, struct standing_list *l)
@@ -88,67 +90,75 @@ static int list_hosts(struct cast_command *k, struct standing_list *l)
     char *text = NULL;
     size_t i;
     json_t *o;
-    int fd = standing_ask(k->sub, k->cluster, &q);
-    if (fd < 0)
-        return CLI_FAILED;
-    int status = standing_text(k->sub, fd, &text);
-    close(fd);
+    int status = standing_text(k->sub, k->cluster, &q, &text);
     l->status = status ? NULL : json_loads(text, 0, NULL);
     free(text);
     if (status)
         return status;
-    l->here = (uint32_t)json_integer_value(json_object_get(l->status, "control_node"));
+    json_int_t here = json_integer_value(json_object_get(l->status, "control_node"));
+    l->here = LISTED_MAX;
     json_array_foreach (json_object_get(l->status, "nodes"), i, o) {
         json_int_t n = json_integer_value(json_object_get(o, "node"));
         const char *host = json_string_value(json_object_get(o, "host")), *state = json_string_value(json_object_get(o, "state"));
-        if (n < 0 || n >= WEFT_MAX_NODES)
+        if (n < 0 || n >= WEFT_MAX_NUMBERS || l->count == LISTED_MAX)
             continue;
-        l->host[n] = host && host[0] ? host : "?";
-        l->up[n] = state && strcmp(state, "up") == 0;
-        l->count = (uint32_t)n >= l->count ? (uint32_t)n + 1 : l->count;
+        if (n == here)
+            l->here = l->count;
+        l->node[l->count] = (uint32_t)n;
+        l->host[l->count] = host && host[0] ? host : "?";
+        l->up[l->count++] = state && strcmp(state, "up") == 0;
     }
     return l->here < l->count ? 0 : cli_error(k->sub, "the standing cluster's answer is invalid");
 }
 
-static bool means(const struct standing_list *l, const char *word, uint32_t node)
+static bool means(const struct standing_list *l, const char *word, uint32_t i)
 {
     int64_t n;
-    size_t bare = strcspn(l->host[node], ".");
-    if (strcmp(word, l->host[node]) == 0 || (strlen(word) == bare && memcmp(word, l->host[node], bare) == 0))
+    size_t bare = strcspn(l->host[i], ".");
+    if (strcmp(word, l->host[i]) == 0 || (strlen(word) == bare && memcmp(word, l->host[i], bare) == 0))
         return true;
-    return base_parse_number(word, 0, WEFT_MAX_NODES - 1, &n) == 0 && (uint32_t)n == node;
+    return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == l->node[i];
 }
 
 /* Add a node, with its name in messages: the host's, with the number of the node if several have that host. */
-static int add_node(struct cast_command *k, const struct standing_list *l, uint32_t node)
+static int add_node(struct cast_command *k, const struct standing_list *l, uint32_t at)
 {
     char label[160], number[16];
     bool several = false;
     for (uint32_t i = 0; i < l->count; i++)
-        several = several || (i != node && l->host[i] && strcmp(l->host[i], l->host[node]) == 0);
-    snprintf(number, sizeof number, "%u", node);
-    snprintf(label, sizeof label, several ? "%s:%s" : "%s", l->host[node], number);
+        several = several || (i != at && l->up[i] && strcmp(l->host[i], l->host[at]) == 0);
+    snprintf(number, sizeof number, "%u", l->node[at]);
+    snprintf(label, sizeof label, several ? "%s:%s" : "%s", l->host[at], number);
     if (k->count == TARGETS_MAX)
         return cli_error(k->sub, "more than %u hosts at once", TARGETS_MAX);
-    k->pick[k->count] = node;
+    k->pick[k->count] = l->node[at];
     k->labels[k->count] = strdup(label);
     k->numbers[k->count] = strdup(number);
     k->count++;
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory");
 }
 
-static int add_source(struct cast_command *k, const struct standing_list *l, uint32_t *node)
+/* A host may be listed with a node that is gone and one that lives: the second is meant. */
+static bool lives_too(const struct standing_list *l, const char *word)
 {
-    *node = l->here;
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->up[i] && means(l, word, i))
+            return true;
+    return false;
+}
+
+static int add_source(struct cast_command *k, const struct standing_list *l, uint32_t *at)
+{
+    *at = l->here;
     int status = add_node(k, l, l->here);
     if (status || !k->from || means(l, k->from, l->here))
         return status;
     for (uint32_t i = 0; i < l->count; i++) {
-        if (!l->host[i] || !means(l, k->from, i))
+        if (!means(l, k->from, i) || (!l->up[i] && lives_too(l, k->from)))
             continue;
         if (!l->up[i])
             return cli_error(k->sub, "the node of host '%s' is not up: see `weft status`", k->from);
-        *node = i;
+        *at = i;
         k->config.head.source = 1;
         return add_node(k, l, i);
     }
@@ -157,13 +167,13 @@ static int add_source(struct cast_command *k, const struct standing_list *l, uin
 
 static int add_targets(struct cast_command *k, const struct standing_list *l, uint32_t source)
 {
-    bool chosen[WEFT_MAX_NODES] = {false};
+    bool chosen[LISTED_MAX] = {false};
     char *save = NULL;
     int status = 0;
     for (char *word = strtok_r(k->to, ",", &save); word && !status; word = strtok_r(NULL, ",", &save)) {
         bool all = strcmp(word, "all") == 0, found = all;
         for (uint32_t i = 0; i < l->count && !status; i++) {
-            if (!l->host[i] || chosen[i] || (all ? !l->up[i] || i == source : !means(l, word, i)))
+            if (chosen[i] || (all ? !l->up[i] || i == source : !means(l, word, i) || (!l->up[i] && lives_too(l, word))))
                 continue;
             found = chosen[i] = true;
             if (l->up[i]) {
@@ -408,7 +418,7 @@ static int run_command(struct cast_command *k, int argc, char **argv, const char
         static char here[16];
         struct standing_list l = {.status = NULL};
         status = list_hosts(k, &l);
-        snprintf(here, sizeof here, "%u", l.here);
+        snprintf(here, sizeof here, "%u", status ? 0 : l.node[l.here]);
         json_decref(l.status);
         k->to = here;
     }

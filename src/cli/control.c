@@ -32,12 +32,14 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     memcpy(h, payload, sizeof *h);
     const char *at = (const char *)payload + sizeof *h, *end = (const char *)payload + bytes;
     uint64_t lists = (uint64_t)h->hosts + h->arguments + h->changes;
-    if (memcmp(h->magic, control_magic, sizeof h->magic) != 0 || h->zero)
+    if (memcmp(h->magic, control_magic, sizeof h->magic) != 0)
         return control_refuse("it does not begin as a request does");
-    if (h->what < CONTROL_STATUS || h->what > CONTROL_LOGS || h->flags > 7 || h->timeout_ns < 0 || h->signal > 64)
+    if (h->what < CONTROL_STATUS || h->what > CONTROL_JOIN || h->flags > 15 || h->timeout_ns < 0 || h->signal > 64)
         return control_refuse("a number is out of range");
     if ((h->flags & CONTROL_WITH_INPUT) && (h->flags & CONTROL_DETACHED))
         return control_refuse("a detached job has no input");
+    if (h->flags & CONTROL_TERMINAL ? !(h->flags & CONTROL_WITH_INPUT) : h->window != 0)
+        return control_refuse("a job with a terminal has input, and only such a job has a terminal's size");
     if (!base_strings_fit(at, (size_t)(end - at), lists + 1) || h->hosts > WEFT_MAX_NODES)
         return control_refuse("the number of its strings is wrong");
     const char **list = out->memory = calloc(lists + 3, sizeof *list);
@@ -99,9 +101,10 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
 bool control_frame_fits(const struct control_frame *f, bool from_node)
 {
     bool type = from_node ? f->type >= CONTROL_STARTED && f->type <= CONTROL_DONE
-                          : f->type == CONTROL_INPUT || (f->type == CONTROL_SIGNAL && f->number >= 1 && f->number <= 64);
+                          : f->type == CONTROL_INPUT || f->type == CONTROL_WINDOW ||
+                                (f->type == CONTROL_SIGNAL && f->number >= 1 && f->number <= 64);
     bool stream = f->type != CONTROL_OUT || f->number == 1 || f->number == 2;
-    return type && stream && f->bytes <= CONTROL_PIECE_MAX && (f->node < WEFT_MAX_NODES || f->node == UINT32_MAX);
+    return type && stream && f->bytes <= CONTROL_PIECE_MAX && (f->node < WEFT_MAX_NUMBERS || f->node == UINT32_MAX);
 }
 
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes)

@@ -5,10 +5,11 @@
  *
  * All is sent in frames. The first one is the command's request. What follows depends on it:
  *
- *   exec             node -> command: STARTED a node, OUT, ENDED a node, TAKEN, at last DONE. command -> node: INPUT, SIGNAL
+ *   exec             node -> command: STARTED a node, OUT, ENDED a node, TAKEN, at last DONE. command -> node: INPUT, SIGNAL, WINDOW
  *   exec, detached   STARTED a node, then DONE with the job's number
  *   logs             OUT, DONE
  *   status, metrics  TEXT, DONE
+ *   join             TEXT, DONE: what a node needs to join, with the secret
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
  * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed.
@@ -31,6 +32,7 @@ enum control_type {
     CONTROL_TEXT,        /* payload: a part of the answer */
     CONTROL_ERROR,       /* node, or UINT32_MAX; number: an errno; payload: the sentence */
     CONTROL_DONE,        /* number: of the job */
+    CONTROL_WINDOW,      /* from the command; number: the terminal's new size: rows | columns << 16 */
 };
 struct control_frame {
     uint32_t type, bytes; /* bytes: of the payload, which follows */
@@ -40,10 +42,11 @@ struct control_frame {
 #define CONTROL_REQUEST_MAX (5u << 20)   /* payload of a request */
 #define CONTROL_INPUT_MAX   (256u << 10) /* input that was sent and not yet taken */
 
-enum control_what { CONTROL_STATUS = 1, CONTROL_METRICS, CONTROL_DOWN, CONTROL_EXEC, CONTROL_KILL, CONTROL_LOGS };
+enum control_what { CONTROL_STATUS = 1, CONTROL_METRICS, CONTROL_DOWN, CONTROL_EXEC, CONTROL_KILL, CONTROL_LOGS, CONTROL_JOIN };
 #define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows. Not with CONTROL_DETACHED */
 #define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command */
 #define CONTROL_FOLLOW     0x4u /* logs: until the job has ended */
+#define CONTROL_TERMINAL   0x8u /* exec: on one node, with a terminal. Only with CONTROL_WITH_INPUT */
 
 /* The start of a request. Zero-terminated strings follow: the directory ("": none), `hosts` hosts, `arguments`, `changes` of the
  * environment. */
@@ -52,7 +55,8 @@ struct control_head {
     uint32_t what, flags;
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
-    uint32_t hosts, arguments, changes, zero;
+    uint32_t hosts, arguments, changes;
+    uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };
 
 struct control_request {

@@ -14,6 +14,7 @@
 
 #include "cli/command.h"
 #include "cli/standing.h"
+#include "cli/terminal.h"
 
 #define TAG_BYTES 80u
 
@@ -30,22 +31,26 @@ static const char help[] =
     "      --cwd DIR          where COMMAND runs; else in the home directory\n"
     "      --stdin FILE       COMMAND's standard input, on each host the same; - is that of this command. Else it has none\n"
     "      --timeout TIME     kill COMMAND after this time: 10 (seconds), 500ms, 2m\n"
+    "      --tty              give COMMAND a terminal, as a shell or an editor needs: on one host, from a terminal\n"
     "  -t, --tag              put \"[HOST] \" before each line\n"
     "      --json             print a JSON object a line for each event: started, output, ended\n"
     "  -d, --detach           print the job's number and return; COMMAND goes on. See `weft ps`, `weft logs`, `weft kill`\n"
     "  -h, --help             this text\n"
     "\n"
     "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to COMMAND everywhere; a second one (Ctrl-C twice) kills it.\n"
+    "With --tty all keys go to COMMAND, and a signal to this command kills COMMAND.\n"
     "\n"
     "Exit status: that of the first COMMAND that failed (128 + signal if it was killed), else 0; 124 after --timeout; 127 if\n"
     "COMMAND is not found, 126 if it cannot be executed; 255 if weft itself failed; 2 for a wrong command line.\n"
     "\n"
     "  weft exec -t -- uptime                      on all hosts\n"
-    "  weft exec --on a,b --cwd /data -- ls -l\n";
+    "  weft exec --on a,b --cwd /data -- ls -l\n"
+    "  weft exec --on a --tty -- bash\n";
 
 struct exec_options {
     const char *cluster, *input;
     enum exec_form form;
+    bool tty;
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
@@ -55,7 +60,8 @@ struct exec_run {
     struct exec_print print;
     size_t outstanding; /* bytes of input that have not been taken; at first the most, until the control node has room for them */
     int status;         /* of the first that failed; 0: none */
-    bool done, signalled, input_broken;
+    bool done, signalled;
+    bool tty, raw; /* raw: COMMAND has started, and the terminal is in raw mode */
     char *payload;
 };
 
@@ -64,34 +70,46 @@ struct exec_run {
 int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
 {
     *p = (struct exec_print){.sub = sub, .form = form, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}};
+    p->place = calloc(WEFT_MAX_NUMBERS, sizeof *p->place);
     p->in = calloc(2 * (size_t)WEFT_MAX_NODES, sizeof *p->in);
     p->hosts = calloc(WEFT_MAX_NODES, sizeof *p->hosts);
     p->tags = calloc(WEFT_MAX_NODES, TAG_BYTES);
-    if (!p->in || !p->hosts || !p->tags)
+    if (!p->place || !p->in || !p->hosts || !p->tags)
         return base_fail(-ENOMEM, "no memory for the output");
-    for (uint32_t i = 0; i < 2 * WEFT_MAX_NODES; i++)
-        p->in[i] = (struct relay_in){.fd = -1,
-                                     .node = i / 2,
-                                     .to = i % 2 ? &p->err : &p->out,
-                                     .label = p->tags + (size_t)(i / 2) * TAG_BYTES,
-                                     .bare = form != EXEC_TAGGED};
     return 0;
 }
 
-void exec_print_host(struct exec_print *p, uint32_t node, const char *host)
+/* The place of a node among those heard of. WEFT_MAX_NODES: there are too many. */
+static uint32_t place_of(struct exec_print *p, uint32_t node)
+{
+    if (p->place[node])
+        return p->place[node] - 1u;
+    if (p->count == WEFT_MAX_NODES)
+        return WEFT_MAX_NODES;
+    uint32_t at = p->count++;
+    char *tag = p->tags + (size_t)at * TAG_BYTES;
+    p->place[node] = (uint16_t)(at + 1);
+    snprintf(tag, TAG_BYTES, "%u", node);
+    for (uint32_t i = 2 * at; i < 2 * at + 2; i++)
+        p->in[i] = (struct relay_in){
+            .fd = -1, .node = node, .to = i % 2 ? &p->err : &p->out, .label = tag, .bare = p->form != EXEC_TAGGED};
+    return at;
+}
+
+static void exec_print_host(struct exec_print *p, uint32_t at, const char *host)
 {
     bool shared = false;
-    snprintf(p->hosts[node], sizeof p->hosts[node], "%s", host);
-    for (uint32_t i = 0; i < WEFT_MAX_NODES; i++) {
-        if (i == node || strcmp(p->hosts[i], p->hosts[node]) != 0)
+    snprintf(p->hosts[at], sizeof p->hosts[at], "%s", host);
+    for (uint32_t i = 0; i < p->count; i++) {
+        if (i == at || strcmp(p->hosts[i], p->hosts[at]) != 0)
             continue;
-        snprintf(p->tags + (size_t)i * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[i], i);
+        snprintf(p->tags + (size_t)i * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[i], p->in[2 * i].node);
         shared = true;
     }
     if (shared)
-        snprintf(p->tags + (size_t)node * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[node], node);
+        snprintf(p->tags + (size_t)at * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[at], p->in[2 * at].node);
     else
-        snprintf(p->tags + (size_t)node * TAG_BYTES, TAG_BYTES, "%s", p->hosts[node]);
+        snprintf(p->tags + (size_t)at * TAG_BYTES, TAG_BYTES, "%s", p->hosts[at]);
 }
 
 static void print_json(struct exec_print *p, json_t *o)
@@ -121,11 +139,11 @@ static void put_bytes(json_t *o, const char *bytes, size_t len)
     free(coded);
 }
 
-static void print_event(struct exec_print *p, const struct control_frame *f, const char *payload)
+static void print_event(struct exec_print *p, const struct control_frame *f, uint32_t at, const char *payload)
 {
     static const char *const names[] = {
         [CONTROL_STARTED] = "started", [CONTROL_OUT] = "output", [CONTROL_ENDED] = "ended", [CONTROL_ERROR] = "error"};
-    json_t *o = json_pack("{ss sI ss}", "event", names[f->type], "node", (json_int_t)f->node, "host", p->hosts[f->node]);
+    json_t *o = json_pack("{ss sI ss}", "event", names[f->type], "node", (json_int_t)f->node, "host", p->hosts[at]);
     if (!o)
         return;
     if (f->type == CONTROL_OUT) {
@@ -141,12 +159,13 @@ static void print_event(struct exec_print *p, const struct control_frame *f, con
 
 void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload)
 {
-    if (f->node >= WEFT_MAX_NODES)
+    uint32_t at = f->node < WEFT_MAX_NUMBERS ? place_of(p, f->node) : WEFT_MAX_NODES;
+    if (at == WEFT_MAX_NODES)
         return;
     if (f->type == CONTROL_STARTED)
-        exec_print_host(p, f->node, payload);
+        exec_print_host(p, at, payload);
     if (p->form == EXEC_JSON) {
-        print_event(p, f, payload);
+        print_event(p, f, at, payload);
     } else if (f->type == CONTROL_ERROR) {
         char line[2048];
         int n = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
@@ -154,7 +173,7 @@ void exec_print_frame(struct exec_print *p, const struct control_frame *f, const
     } else if (f->type == CONTROL_OUT && p->form == EXEC_AS_IT_IS) {
         relay_say(f->number == 2 ? &p->err : &p->out, payload, f->bytes);
     } else if (f->type == CONTROL_OUT) {
-        relay_feed(&p->in[2 * f->node + (f->number == 2)], payload, f->bytes);
+        relay_feed(&p->in[2 * at + (f->number == 2)], payload, f->bytes);
     }
 }
 
@@ -172,7 +191,7 @@ void exec_print_write(struct exec_print *p)
 int exec_print_close(struct exec_print *p)
 {
     int status = 0;
-    for (uint32_t i = 0; p->in && i < 2 * WEFT_MAX_NODES; i++)
+    for (uint32_t i = 0; p->in && i < 2 * p->count; i++)
         relay_close(&p->in[i]);
     for (int i = 0; i < 2; i++) {
         struct relay_out *o = i ? &p->err : &p->out;
@@ -189,6 +208,7 @@ int exec_print_close(struct exec_print *p)
                     : (cli_error(p->sub, "cannot write to standard %s: %s", i ? "error" : "output", base_strerror(o->error)), JOBS_FAILED);
         relay_out_free(o);
     }
+    free(p->place);
     free(p->in);
     free(p->hosts);
     free(p->tags);
@@ -219,17 +239,30 @@ static void on_exec_signal(int number)
     errno = error;
 }
 
-static int exec_catch_signals(void)
+static int exec_catch_signals(bool tty)
 {
-    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT}; /* the last two with --tty */
     struct sigaction act = {.sa_handler = on_exec_signal, .sa_flags = SA_RESTART}, before;
     int rc = base_pipe(signal_pipe, O_NONBLOCK);
     sigfillset(&act.sa_mask);
-    for (size_t i = 0; i < sizeof caught / sizeof caught[0] && !rc; i++)
+    for (size_t i = 0; i < (tty ? 6 : 4) && !rc; i++)
         if (sigaction(caught[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(caught[i], &act, NULL);
     signal(SIGPIPE, SIG_IGN);
     return rc ? base_fail(rc, "no pipe for signals: %s", base_strerror(rc)) : 0;
+}
+
+/* With --tty. After this command was stopped and continued, the terminal has the settings of the shell. */
+static void exec_tty_signal(struct exec_run *x, int number)
+{
+    if (number == SIGWINCH || number == SIGCONT) {
+        if (number == SIGCONT && x->raw)
+            terminal_raw();
+        control_send(x->fd, CONTROL_WINDOW, UINT32_MAX, terminal_window(), NULL, 0);
+        return;
+    }
+    x->status = 128 + number;
+    x->done = true;
 }
 
 static void pass_signals(struct exec_run *x)
@@ -237,6 +270,10 @@ static void pass_signals(struct exec_run *x)
     uint8_t numbers[16];
     ssize_t n = read(signal_pipe[0], numbers, sizeof numbers);
     for (ssize_t i = 0; i < n; i++) {
+        if (x->tty) {
+            exec_tty_signal(x, numbers[i]);
+            continue;
+        }
         control_send(x->fd, CONTROL_SIGNAL, UINT32_MAX, x->signalled ? SIGKILL : numbers[i], NULL, 0);
         x->signalled = true;
     }
@@ -270,6 +307,8 @@ static void take_frame(struct exec_run *x)
 {
     struct control_frame f;
     int rc = standing_answer(x->fd, &f, x->payload);
+    if (x->tty && (rc || f.type == CONTROL_ERROR))
+        terminal_restore(); /* the sentence is a line of the user's terminal */
     if (rc) {
         cli_error("exec", "the control node of the cluster has ended: the command is killed on all hosts");
         failed(x, JOBS_FAILED);
@@ -279,6 +318,16 @@ static void take_frame(struct exec_run *x)
     switch (f.type) {
     case CONTROL_TAKEN: x->outstanding -= f.number <= x->outstanding ? f.number : x->outstanding; return;
     case CONTROL_DONE: x->done = true; return;
+    case CONTROL_STARTED:
+        if (!x->tty)
+            break;
+        x->raw = true;
+        if (terminal_raw()) {
+            cli_error("exec", "%s", base_error());
+            failed(x, JOBS_FAILED);
+            x->done = true;
+        }
+        break;
     case CONTROL_ENDED: failed(x, (int)(f.number & 0xff)); break;
     case CONTROL_ERROR:
         failed(x, f.number == ENOENT ? LAUNCH_NOT_FOUND : f.number == EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED);
@@ -355,12 +404,12 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
 
 static int exec_attached(struct exec_options *o)
 {
-    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX};
+    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX, .tty = o->tty};
     int status = exec_open_input(o, &x);
     if (status)
         return status;
     x.payload = malloc(CONTROL_PIECE_MAX + 1);
-    if (!x.payload || exec_print_open(&x.print, "exec", o->form) || exec_catch_signals()) {
+    if (!x.payload || exec_print_open(&x.print, "exec", o->form) || (x.tty && terminal_open()) || exec_catch_signals(x.tty)) {
         cli_error("exec", "%s", x.payload ? base_error() : "no memory for the command's output");
         x.status = JOBS_FAILED;
     } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
@@ -374,6 +423,7 @@ static int exec_attached(struct exec_options *o)
         status = exec_print_close(&x.print);
         failed(&x, status);
     }
+    terminal_close();
     if (x.input >= 0)
         close(x.input);
     free(x.payload);
@@ -416,10 +466,27 @@ static int exec_take_option(int c, struct exec_options *o)
             return cli_usage("exec", "--timeout '%s': expected a time of more than 0, as in 10, 500ms or 2m", optarg);
         return 0;
     case 't': o->form = EXEC_TAGGED; return 0;
+    case 'y': o->tty = true; return 0;
     case 'j': o->form = EXEC_JSON; return 0;
     case 'd': o->r.head.flags |= CONTROL_DETACHED; return 0;
     default: return CLI_USAGE;
     }
+}
+
+/* The terminal of --tty: its kind for COMMAND, unless --env says otherwise, and its size. */
+static int exec_set_terminal(struct exec_options *o, char *term, size_t len)
+{
+    if (o->input || o->form != EXEC_LINES || o->r.head.flags & CONTROL_DETACHED)
+        return cli_usage("exec", "--tty excludes --stdin, --tag, --json and --detach");
+    if (getenv("TERM") && snprintf(term, len, "TERM=%s", getenv("TERM")) < (int)len) {
+        memmove(o->changes + 1, o->changes, o->change_count * sizeof *o->changes);
+        o->changes[0] = term;
+    }
+    o->input = "-";
+    o->form = EXEC_AS_IT_IS;
+    o->r.head.flags |= CONTROL_TERMINAL;
+    o->r.head.window = terminal_window();
+    return 0;
 }
 
 static int exec_begin(struct exec_options *o, int argc, char **argv)
@@ -428,6 +495,10 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
         return cli_usage("exec", "the command is missing: give it after the options");
     if (o->r.head.flags & CONTROL_DETACHED && (o->input || o->form != EXEC_LINES))
         return cli_usage("exec", "--detach excludes --stdin, --tag and --json");
+    char term[256];
+    int status = o->tty ? exec_set_terminal(o, term, sizeof term) : 0;
+    if (status)
+        return status;
     o->r.arguments = (const char **)(uintptr_t)(argv + optind);
     o->r.changes = (const char **)(uintptr_t)o->changes;
     o->r.hosts = (const char **)(uintptr_t)o->host_list;
@@ -438,21 +509,15 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
 
 int cli_exec(int argc, char **argv)
 {
-    static const struct option longs[] = {{"on", required_argument, NULL, 'O'},
-                                          {"cluster", required_argument, NULL, 'C'},
-                                          {"env", required_argument, NULL, 'E'},
-                                          {"cwd", required_argument, NULL, 'D'},
-                                          {"stdin", required_argument, NULL, 'I'},
-                                          {"timeout", required_argument, NULL, 'T'},
-                                          {"tag", no_argument, NULL, 't'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"detach", no_argument, NULL, 'd'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option longs[] = {
+        {"on", required_argument, NULL, 'O'},  {"cluster", required_argument, NULL, 'C'}, {"env", required_argument, NULL, 'E'},
+        {"cwd", required_argument, NULL, 'D'}, {"stdin", required_argument, NULL, 'I'},   {"timeout", required_argument, NULL, 'T'},
+        {"tag", no_argument, NULL, 't'},       {"tty", no_argument, NULL, 'y'},           {"json", no_argument, NULL, 'j'},
+        {"detach", no_argument, NULL, 'd'},    {"help", no_argument, NULL, 'h'},          {0}};
     struct exec_options o = {.form = EXEC_LINES, .r = {.head = {.what = CONTROL_EXEC}}};
     bool started = false;
     int c, status = 0;
-    if (!(o.changes = calloc((size_t)argc + 1, sizeof *o.changes)))
+    if (!(o.changes = calloc((size_t)argc + 2, sizeof *o.changes)))
         return cli_error("exec", "no memory for the changes of the environment");
     while (!status && (c = cli_option("exec", argc, argv, "+tdh", longs, &started)) != -1) {
         if (c == 'h') {

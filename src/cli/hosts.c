@@ -229,7 +229,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
 }
 
 /* Path of this command, at which other machines are expected to have it, too. */
-static const char *own_path(char *buf, size_t len)
+const char *hosts_own_path(char *buf, size_t len)
 {
     ssize_t n = readlink("/proc/self/exe", buf, len - 1);
     if (n <= 0)
@@ -241,7 +241,7 @@ static const char *own_path(char *buf, size_t len)
 /* --- a standing cluster --- */
 
 /* Settings of the cluster, for all nodes: as if they were in this environment. Those of the environment come first. */
-static void set_settings(const json_t *settings, const struct cluster_hostfile *h)
+void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *h)
 {
     const char *key;
     json_t *value;
@@ -251,7 +251,8 @@ static void set_settings(const json_t *settings, const struct cluster_hostfile *
     for (uint32_t i = 0; h && i < h->setting_count; i++) {
         char name[64];
         variable_of(&h->settings[i], name, sizeof name);
-        if (strcmp(name, "WEFT_SECRET_FILE") != 0) /* this cluster gets a secret of its own */
+        /* This cluster gets a secret of its own, and is not joined by the standing one's nodes. */
+        if (strcmp(name, "WEFT_SECRET_FILE") != 0 && strcmp(name, "WEFT_GROW") != 0 && strcmp(name, "WEFT_JOIN") != 0)
             setenv(name, h->settings[i].value, 0);
     }
 }
@@ -285,7 +286,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
     json_array_foreach (nodes, i, o) {
         json_int_t number = json_integer_value(json_object_get(o, "node"));
         const char *state = json_string_value(json_object_get(o, "state"));
-        if (!state || strcmp(state, "up") != 0 || number < 0 || number >= WEFT_MAX_NODES || count == WEFT_MAX_NODES)
+        if (!state || strcmp(state, "up") != 0 || number < 0 || number >= WEFT_MAX_NUMBERS || count == WEFT_MAX_NODES)
             continue;
         up[count++] = (uint32_t)number;
     }
@@ -317,11 +318,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
     struct cluster_hostfile *h = NULL;
     const struct cluster_hostfile none = {.count = 0};
     char *text = NULL;
-    int fd = standing_ask(l->sub, cluster, &q);
-    if (fd < 0)
-        return CLI_FAILED;
-    int status = standing_text(l->sub, fd, &text);
-    close(fd);
+    int status = standing_text(l->sub, cluster, &q, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL);
     const char *name = json_string_value(json_object_get(o, "cluster")), *path = json_string_value(json_object_get(o, "hostfile"));
     const char *coord = json_string_value(json_object_get(o, "coord"));
@@ -334,7 +331,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
         status = cli_error(l->sub, "%s", base_error());
     if (!status) {
         snprintf(r->cluster, sizeof r->cluster, "%s", name);
-        set_settings(json_object_get(o, "settings"), h);
+        hosts_set_settings(json_object_get(o, "settings"), h);
         status = tell_settings(r, l, &none);
     }
     if (!status && strncmp(coord, "unix:", 5) != 0)
@@ -343,12 +340,33 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
         l->cluster = r->cluster;
         l->make_secret = true;
         l->told = (const char *const *)r->told;
-        l->self = own_path(r->self, sizeof r->self);
+        l->self = hosts_own_path(r->self, sizeof r->self);
         l->weft = l->weft ? l->weft : l->self;
     }
     if (h)
         cluster_hostfile_free(h);
     json_decref(o);
+    return status;
+}
+
+int hosts_apply_list(struct launch *l, struct hosts *r, char *const *names, uint32_t count)
+{
+    const struct cluster_hostfile none = {.count = 0};
+    const char *secret = getenv("WEFT_SECRET");
+    int status = tell_settings(r, l, &none);
+    if (!status && secret && secret[0])
+        status = hosts_tell(r, l, "WEFT_SECRET", secret, strlen(secret));
+    r->hosts = calloc(count, sizeof *r->hosts);
+    for (uint32_t i = 0; i < count && r->hosts && !status; i++)
+        if (!(r->hosts[i] = strdup(names[i])))
+            status = cli_error(l->sub, "no memory for %u hosts", count);
+    if (!r->hosts)
+        status = cli_error(l->sub, "no memory for %u hosts", count);
+    l->nodes = count;
+    l->ssh = (const char *const *)r->hosts;
+    l->told = (const char *const *)r->told;
+    l->self = hosts_own_path(r->self, sizeof r->self);
+    l->weft = l->weft ? l->weft : l->self;
     return status;
 }
 
@@ -363,7 +381,7 @@ int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile)
         return cli_error(l->sub, "%s", base_error());
     l->make_secret = !hosts_is_set("WEFT_SECRET") && !hosts_is_set("WEFT_SECRET_FILE");
     int status = hostfile ? apply_hostfile(l, h, hostfile) : 0;
-    const char *self = own_path(h->self, sizeof h->self);
+    const char *self = hosts_own_path(h->self, sizeof h->self);
     l->self = self;
     l->weft = l->weft ? l->weft : self;
     return status;

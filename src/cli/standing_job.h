@@ -23,6 +23,7 @@ struct task {
     weft_op op;
     _Atomic int64_t over; /* when its process was seen to have ended; 0: it has not */
     _Atomic int status;   /* exit status as a shell has it; -1: it has not ended */
+    _Atomic bool lost;    /* it ended because its node is gone */
     pthread_t main, errors;
 };
 struct job {
@@ -57,8 +58,10 @@ struct jobs {
     struct job *first;
     uint32_t last_id, running; /* running: jobs with threads */
     bool closing;
-    uint32_t size;     /* nodes that the cluster began with */
-    char (*hosts)[64]; /* [size]; "": not known yet */
+    struct told {      /* what a node has told of itself; kept when it is gone */
+        char host[64]; /* "": not known yet */
+        uint32_t slot;
+    } * told; /* [WEFT_MAX_NUMBERS]; memory is used only for those that told */
     struct desks *desks;
 };
 
@@ -66,6 +69,7 @@ struct jobs {
 void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text); /* to the command, if it is there */
 void job_ended(struct job *j);                                                                         /* one of its tasks has */
 bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more than it may */
+void job_window(struct job *j, uint32_t window);               /* the size of its terminal: rows | columns << 16 */
 void *job_feed(void *job);                                     /* a thread: gives the input to the processes */
 void *task_main(void *task);                                   /* a thread: until the task has ended */
 

@@ -140,6 +140,7 @@ void *task_main(void *arg)
     if (errors)
         pthread_join(t->errors, NULL);
     if (rc) {
+        t->lost = !weft_alive(t->job->all->w, t->node);
         t->status = JOBS_FAILED;
         job_say(t->job, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
     } else {
@@ -198,4 +199,12 @@ bool job_input(struct job *j, const char *data, size_t bytes)
     pthread_cond_signal(&j->fed);
     pthread_mutex_unlock(&j->feed);
     return fits;
+}
+
+void job_window(struct job *j, uint32_t window)
+{
+    pthread_mutex_lock(&j->handles);
+    if (j->task[0].p && !j->task[0].over)
+        weft_process_window(j->task[0].p, (uint16_t)window, (uint16_t)(window >> 16), WEFT_SECOND);
+    pthread_mutex_unlock(&j->handles);
 }

@@ -64,7 +64,8 @@ static int now_begin(struct weft_node *w, struct fab_now **n)
 {
     *n = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "a handler must not wait, or the messages it waits for would not arrive: nothing was started");
+        return base_fail(-EDEADLK,
+                         "a handler must not wait, because the messages that it waits for would not arrive: the operation was not started");
     *n = now_take(w);
     return *n ? 0 : -ENOMEM;
 }

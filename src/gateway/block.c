@@ -15,6 +15,19 @@ static int block_wrong(const char *what)
     return base_fail(-EINVAL, "a request to start a program: %s", what);
 }
 
+static int check_flags(const weft_request *q)
+{
+    bool excluded =
+        (q->flags & WEFT_SPAWN_STDIN && q->flags & WEFT_SPAWN_STDIN_DATA) ||
+        (q->flags & WEFT_SPAWN_STDERR && q->flags & WEFT_SPAWN_STDERR_TO_STDOUT) ||
+        (q->flags & WEFT_SPAWN_TERMINAL && q->flags & (WEFT_SPAWN_STDERR | WEFT_SPAWN_STDERR_TO_STDOUT | WEFT_SPAWN_STDIN_DATA));
+    if (q->flags & ~WEFT_SPAWN_FLAGS || excluded || q->arg[2] > INT64_MAX)
+        return base_fail(-EINVAL, "a request to start a program has flags %#x: some are unknown, or exclude each other", q->flags);
+    if (q->arg[12] > UINT32_MAX || (q->arg[12] && !(q->flags & WEFT_SPAWN_TERMINAL)))
+        return base_fail(-EINVAL, "a request to start a program gives a terminal's size without WEFT_SPAWN_TERMINAL, or an impossible one");
+    return 0;
+}
+
 static int read_limits(struct gateway_block *out, const weft_request *r, const uint8_t **at, uint64_t *left)
 {
     if (r->arg[1] > WEFT_LIMITS || r->arg[1] * sizeof out->limits[0] > *left)
@@ -57,7 +70,9 @@ int gateway_block_read(struct gateway_block *out, const weft_request *r, const u
     uint64_t left = data ? r->data_bytes : 0;
     const uint8_t *at = data;
     *out = (struct gateway_block){.argc = (uint32_t)r->arg[0], .envc = (uint32_t)(r->arg[0] >> 32)};
-    int rc = read_limits(out, r, &at, &left);
+    int rc = check_flags(r);
+    if (!rc)
+        rc = read_limits(out, r, &at, &left);
     if (rc)
         return rc;
     if ((uint64_t)out->argc + out->envc + 2 > left)
@@ -171,7 +186,7 @@ static int check_spec(const weft_spawn_spec *s)
 {
     if (!s->program || !s->program[0])
         return base_fail(-EINVAL, "weft_spawn(): the specification names no program");
-    if (s->limit_count > WEFT_LIMITS || (s->limit_count && !s->limits) || s->flags & ~WEFT_SPAWN_FLAGS || s->time_limit_ns < 0)
+    if (s->limit_count > WEFT_LIMITS || (s->limit_count && !s->limits) || s->flags & ~WEFT_SPAWN_FLAGS || s->zero || s->time_limit_ns < 0)
         return base_fail(-EINVAL, "weft_spawn() of '%s': too many limits (%u), unknown flags (%#x) or a negative time limit (%lld ns)",
                          s->program, s->limit_count, s->flags, (long long)s->time_limit_ns);
     for (uint32_t i = 0; s->env && s->env[i]; i++)
@@ -214,5 +229,6 @@ int gateway_block_write(const weft_spawn_spec *spec, weft_request *r, uint8_t **
     r->arg[4] = spec->stdin_bytes;
     r->arg[5] = spec->stdout_ring;
     r->arg[6] = spec->stderr_ring;
+    r->arg[12] = spec->terminal_rows | (uint64_t)spec->terminal_columns << 16;
     return 0;
 }

@@ -98,7 +98,11 @@ int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_p
     struct weft_process *p = calloc(1, sizeof *p);
     if (!p)
         return base_fail(-ENOMEM, "no memory for the handle of a process on node %u", r->node);
-    *p = (struct weft_process){.g = g, .node = r->node, .of_record = of_record, .wants_in = r->flags & WEFT_SPAWN_STDIN};
+    *p = (struct weft_process){.g = g,
+                               .node = r->node,
+                               .of_record = of_record,
+                               .wants_in = r->flags & WEFT_SPAWN_STDIN,
+                               .terminal = r->flags & WEFT_SPAWN_TERMINAL};
     int rc = 0;
     for (unsigned i = 0; i < 2 && !rc; i++) {
         if (!(r->flags & (i ? WEFT_SPAWN_STDERR : WEFT_SPAWN_STDOUT)))
@@ -165,7 +169,7 @@ int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given, 
     struct weft_process *p;
     uint8_t *data = NULL;
     *out = NULL;
-    int rc = base_take_struct(&spec, sizeof spec, given, sizeof spec, "weft_spawn_spec");
+    int rc = base_take_struct(&spec, sizeof spec, given, offsetof(weft_spawn_spec, terminal_rows), "weft_spawn_spec");
     if (!rc)
         rc = gateway_block_write(&spec, &r, &data);
     if (rc)
@@ -313,30 +317,44 @@ int weft_process_wait_start(weft_process *p, weft_op *op)
 
 /* --- signals, the end --- */
 
-int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
+/* Sends a request about a process that runs. `what` has not happened if this fails. */
+static int ask_of_running(weft_process *p, uint16_t kind, uint64_t arg, uint64_t arg1, const char *what, int64_t timeout_ns)
 {
-    if (signal < 0 || signal >= NSIG)
-        return base_fail(-EINVAL, "there is no signal %d", signal);
     int64_t deadline = fab_timeout(p->g->w, timeout_ns);
     int rc = handle_wait(p, handle_has_started, p, deadline);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "no signal was sent: node %u has not started the process before the deadline", p->node);
+        return base_fail(rc, "%s: node %u has not started the process before the deadline", what, p->node);
     if (rc)
         return rc;
     if (is_over(p))
-        return p->error ? handle_error(p) : base_fail(-ESRCH, "no signal was sent: process %u on node %u has ended", p->pid, p->node);
+        return p->error ? handle_error(p) : base_fail(-ESRCH, "%s: process %u on node %u has ended", what, p->pid, p->node);
     const weft_request r = {.version = WEFT_REQUEST_VERSION,
                             .service = WEFT_SERVICE_PROCESS,
-                            .kind = WEFT_PROCESS_SIGNAL,
+                            .kind = kind,
                             .node = p->node,
                             .handle = p->there,
-                            .arg = {(uint64_t)signal}};
+                            .arg = {arg, arg1}};
     struct gateway_question q = {.record = &r};
     int64_t left = deadline - base_now_ns();
     handle_use(p, 1);
     rc = gateway_ask_wait(p->g, &q, left > 0 ? left : 0, NULL, NULL, NULL);
     handle_use(p, -1);
-    return rc == -ESRCH ? base_fail(rc, "no signal was sent: process %u on node %u ended before the signal arrived", p->pid, p->node) : rc;
+    return rc == -ESRCH ? base_fail(rc, "%s: process %u on node %u ended before the request arrived", what, p->pid, p->node) : rc;
+}
+
+int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
+{
+    if (signal < 0 || signal >= NSIG)
+        return base_fail(-EINVAL, "there is no signal %d", signal);
+    return ask_of_running(p, WEFT_PROCESS_SIGNAL, (uint64_t)signal, 0, "no signal was sent", timeout_ns);
+}
+
+int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns)
+{
+    if (!p->terminal)
+        return base_fail(-EINVAL, "process %u on node %u has no terminal whose size could be set: start it with WEFT_SPAWN_TERMINAL",
+                         p->pid, p->node);
+    return ask_of_running(p, WEFT_PROCESS_WINDOW, rows, columns, "the terminal's size was not set", timeout_ns);
 }
 
 static void cancel_ops(struct weft_process *p)

@@ -91,6 +91,7 @@ int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint6
     case WEFT_PROCESS_OUTPUT:
     case WEFT_PROCESS_TAKE: rc = record_output(p, r, &due); break;
     case WEFT_PROCESS_SIGNAL:
+    case WEFT_PROCESS_WINDOW:
         rc = p->state == HANDLE_STARTING ? -EAGAIN : p->state == HANDLE_OVER ? -ESRCH : 1;
         r->node = p->node;
         r->handle = p->there;

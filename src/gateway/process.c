@@ -80,17 +80,20 @@ static int process_open(struct gateway_server *s, void **state)
     all->environment = copy_environment();
     all->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (!all->environment || all->null < 0)
-        return base_fail(all->environment ? -errno : -ENOMEM, "preparing to run processes for other nodes: %s",
+        return base_fail(all->environment ? -errno : -ENOMEM, "cannot prepare to run processes for other nodes: %s",
                          base_strerror(all->environment ? errno : ENOMEM));
     return 0;
 }
 
 /* --- ending --- */
 
-static void run_kill(struct run *r, int signal)
+static int run_kill(struct run *r, int signal)
 {
-    if (!r->ended)
-        kill(-r->pid, signal);
+    if (r->ended)
+        return -ESRCH;
+    if (r->terminal && r->out[0].fd >= 0)
+        pty_signal(r->out[0].fd, r->pid, signal);
+    return kill(-r->pid, signal) ? -errno : 0;
 }
 
 /* Kills the process's group before waiting for the process: after the wait the system may reuse the number of process and group. */
@@ -187,11 +190,12 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
 {
     uint32_t node = gateway_of(r->server)->w->rank;
     if (step == BASE_STEP_DIRECTORY)
-        return base_fail(rc, "node %u: directory '%s', in which '%s' was to run: %s", node, b->directory, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: cannot enter directory '%s' to run '%s' there: %s", node, b->directory, b->program,
+                         base_strerror(rc));
     if (step == BASE_STEP_LIMITS)
         return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
-        return base_fail(rc, "node %u: making a process for '%s': %s", node, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: cannot make a process for '%s': %s", node, b->program, base_strerror(rc));
     if (rc == -ENOENT && base_check_interpreter(path) == -ENOENT)
         return base_context(rc, "node %u", node);
     return refuse_program(r, b, rc);
@@ -214,9 +218,31 @@ static int open_pipe(struct run *r, struct gateway_watch *watch, bool in, int *t
     return rc;
 }
 
-static int open_pipes(struct run *r, uint32_t flags, int fds[3])
+/* Opens the pseudo-terminal of a process, fds[0]. Its input needs a descriptor of its own: a descriptor can be watched only once. */
+static int open_terminal(struct run *r, uint32_t flags, uint64_t size, int fds[3])
 {
+    struct gateway_watches *all = gateway_server_watches(r->server);
+    int ours = -1, rc = pty_open(&ours, &fds[0], size & 0xffff, size >> 16 & 0xffff);
+    if (!rc)
+        rc = gateway_watch(all, &r->out[0], ours, GATEWAY_READABLE);
+    if (rc && ours >= 0)
+        close(ours);
+    if (!rc && flags & WEFT_SPAWN_STDIN) {
+        int again = fcntl(ours, F_DUPFD_CLOEXEC, 0);
+        rc = again < 0 ? -errno : gateway_watch(all, &r->in, again, 0);
+        if (rc && again >= 0)
+            close(again);
+    }
+    r->terminal = true;
+    return rc ? base_fail(rc, "node %u: a pseudo-terminal: %s", gateway_of(r->server)->w->rank, base_strerror(rc)) : 0;
+}
+
+static int open_pipes(struct run *r, const weft_request *q, int fds[3])
+{
+    uint32_t flags = q->flags;
     int rc = 0;
+    if (flags & WEFT_SPAWN_TERMINAL)
+        return open_terminal(r, flags, q->arg[12], fds);
     if (flags & (WEFT_SPAWN_STDIN | WEFT_SPAWN_STDIN_DATA))
         rc = open_pipe(r, &r->in, true, &fds[0]);
     if (!rc && flags & WEFT_SPAWN_STDOUT)
@@ -252,10 +278,15 @@ static int open_streams(struct run *r, const weft_request *q)
 static int execute(struct run *r, const weft_request *q, const struct gateway_block *b, const char *path, int fds[3])
 {
     struct base_limit limits[WEFT_LIMITS];
-    const int theirs[3] = {fds[0] < 0 ? r->all->null : fds[0], fds[1] < 0 ? r->all->null : fds[1],
-                           q->flags & WEFT_SPAWN_STDERR_TO_STDOUT ? (fds[1] < 0 ? r->all->null : fds[1])
-                           : fds[2] < 0                           ? r->all->null
-                                                                  : fds[2]};
+    const bool terminal = q->flags & WEFT_SPAWN_TERMINAL;
+    const int theirs[3] = {fds[0] < 0 ? r->all->null : fds[0],
+                           terminal     ? fds[0]
+                           : fds[1] < 0 ? r->all->null
+                                        : fds[1],
+                           terminal                                 ? fds[0]
+                           : q->flags & WEFT_SPAWN_STDERR_TO_STDOUT ? (fds[1] < 0 ? r->all->null : fds[1])
+                           : fds[2] < 0                             ? r->all->null
+                                                                    : fds[2]};
     for (uint32_t i = 0; i < b->limit_count; i++)
         limits[i] = (struct base_limit){resources[b->limits[i].what],
                                         {.rlim_cur = limit_of(b->limits[i].soft), .rlim_max = limit_of(b->limits[i].hard)}};
@@ -263,7 +294,8 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of '%s'", b->program);
     /* The new process gets the default action of these signals, even if this one ignores them. */
-    static const int defaults[] = {SIGPIPE, SIGINT, SIGQUIT, SIGHUP, SIGTERM, SIGCHLD, SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP};
+    static const int defaults[] = {SIGPIPE, SIGINT,  SIGQUIT, SIGHUP,  SIGTERM, SIGCHLD,
+                                   SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP, SIGTTIN, SIGTTOU};
     struct base_dispositions all_default = {.count = sizeof defaults / sizeof defaults[0]};
     for (unsigned i = 0; i < all_default.count; i++) {
         all_default.number[i] = defaults[i];
@@ -275,7 +307,8 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
                                      .argv = b->argv,
                                      .env = env,
                                      .fds = theirs,
-                                     .group = BASE_GROUP_OWN,
+                                     .group = terminal ? BASE_SESSION_OWN : BASE_GROUP_OWN,
+                                     .terminal = terminal,
                                      .end_with = SIGKILL,
                                      .dispositions = &all_default,
                                      .mask = &none,
@@ -287,15 +320,6 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
     int rc = base_process_start(&how, &r->pid, &step);
     free(env);
     return rc ? start_failed(r, b, path, rc, step) : 0;
-}
-
-static int check_spawn(const weft_request *q)
-{
-    bool both = (q->flags & WEFT_SPAWN_STDIN && q->flags & WEFT_SPAWN_STDIN_DATA) ||
-                (q->flags & WEFT_SPAWN_STDERR && q->flags & WEFT_SPAWN_STDERR_TO_STDOUT);
-    if (q->flags & ~WEFT_SPAWN_FLAGS || both || q->arg[2] > INT64_MAX)
-        return base_fail(-EINVAL, "a request to start a program has flags %#x: some are unknown, or exclude each other", q->flags);
-    return 0;
 }
 
 static void run_free(struct run *r)
@@ -313,9 +337,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     const weft_request *q = &c->record;
     struct gateway_block b;
     char path[PATH_MAX];
-    int fds[3] = {-1, -1, -1}, rc = check_spawn(q);
-    if (!rc)
-        rc = gateway_block_read(&b, q, c->data);
+    int fds[3] = {-1, -1, -1}, rc = gateway_block_read(&b, q, c->data);
     if (rc)
         return rc;
     struct run *r = calloc(1, sizeof *r);
@@ -339,7 +361,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     if (!rc && (rc = find_program(&b, path, sizeof path)))
         rc = refuse_program(r, &b, rc);
     if (!rc)
-        rc = open_pipes(r, q->flags, fds);
+        rc = open_pipes(r, q, fds);
     if (!rc)
         rc = open_streams(r, q);
     if (!rc)
@@ -368,7 +390,7 @@ static bool try_start(struct processes *all, struct gateway_call *c)
     struct run *r;
     int rc = all->running < GATEWAY_PROCESSES ? run_start(all, c, &r) : -EAGAIN;
     if (all->running && (rc == -EAGAIN || rc == -EMFILE || rc == -ENFILE))
-        return false; /* tried again when another process has ended */
+        return false; /* the start is tried again when another process has ended */
     if (rc) {
         gateway_answer_error(c, rc);
         return true;
@@ -392,15 +414,19 @@ static void process_begin(void *state, struct gateway_call *c)
 {
     struct processes *all = state;
     if (c->record.kind == WEFT_PROCESS_SPAWN) {
-        *all->waiting_last = c; /* the tick, which runs next, starts the process */
+        *all->waiting_last = c; /* run_tick(), which runs next, starts the process */
         all->waiting_last = &c->next;
         return;
     }
     struct run *r = run_of(all, c);
-    uint64_t signal = c->record.arg[0];
+    const uint64_t *arg = c->record.arg;
     int rc = 0;
     if (c->record.kind == WEFT_PROCESS_SIGNAL)
-        rc = signal >= NSIG ? -EINVAL : !r || r->ended ? -ESRCH : kill(-r->pid, (int)signal) ? -errno : 0;
+        rc = arg[0] >= NSIG ? -EINVAL : !r || r->ended ? -ESRCH : run_kill(r, (int)arg[0]);
+    else if (c->record.kind == WEFT_PROCESS_WINDOW)
+        rc = arg[0] > UINT16_MAX || arg[1] > UINT16_MAX || (r && !r->terminal) ? -EINVAL
+             : !r || r->ended || r->out[0].fd < 0                              ? -ESRCH
+                                                                               : pty_size(r->out[0].fd, (uint32_t)arg[0], (uint32_t)arg[1]);
     else if (c->record.kind != WEFT_PROCESS_CLOSE)
         rc = -EINVAL;
     else if (r)

@@ -69,6 +69,8 @@ static bool output_move(struct run *r, unsigned which)
         gateway_watch_events(all, watch, GATEWAY_READABLE);
         return false;
     }
+    if (n < 0 && errno == EIO && r->terminal) /* no process has the terminal open any more */
+        n = 0;
     if (n > 0) {
         gateway_watch_events(all, watch, GATEWAY_READABLE);
         return gateway_stream_send(s, some, (uint64_t)n, false, 0) == 0 && (uint64_t)n == room;
@@ -120,7 +122,7 @@ static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
     }
     if (r->used == r->have && !r->getting) {
         int rc = weft_get_nowait(w, r->buffer, r->data, n, &r->get);
-        if (rc && rc != -EAGAIN) /* the process must not take an incomplete input for a complete one */
+        if (rc && rc != -EAGAIN) /* kill the process, so that it does not take an incomplete input for a complete one */
             kill(-r->pid, SIGKILL);
         if (rc) {
             *last = rc != -EAGAIN;

@@ -19,6 +19,7 @@ struct run {
     pid_t pid;
     _Atomic int32_t *place; /* where its group's number is (gateway_groups_place()) */
     bool detached;
+    bool terminal;  /* out[0] is a pseudo-terminal, `in` a duplicate of it */
     bool left;      /* the asker has closed its handle */
     bool ended;     /* it has ended and was waited for */
     bool timed_out; /* it was killed because its time was over */
@@ -44,5 +45,12 @@ void run_listen(struct gateway_listener *l, struct gateway_stream *s);
 void run_leave(struct run *r); /* the asker has closed its handle */
 bool run_over(const struct run *r);
 void run_close(struct run *r); /* closes its pipes and streams */
+
+/* --- pty.c --- */
+/* Opens a pseudo-terminal: `ours` does not block; `theirs` is for the process. Both are close-on-exec. Return 0 or a negative errno,
+ * without base_fail(); after an error of pty_open() the caller closes what is not -1. */
+int pty_open(int *ours, int *theirs, uint32_t rows, uint32_t columns);
+int pty_size(int fd, uint32_t rows, uint32_t columns); /* the foreground group gets SIGWINCH if the size is a new one */
+void pty_signal(int fd, pid_t session, int signal);    /* signals the foreground group, unless the session's leader leads it */
 
 #endif

@@ -43,6 +43,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check_list(r.changes, r.head.changes, data, size);
     if ((r.head.flags & CONTROL_WITH_INPUT) && (r.head.flags & CONTROL_DETACHED))
         abort();
+    if (r.head.flags & CONTROL_TERMINAL ? !(r.head.flags & CONTROL_WITH_INPUT) : r.head.window != 0)
+        abort();
     if (r.head.what == CONTROL_EXEC && !r.arguments[0][0])
         abort();
     if (control_write(&r, &payload, &bytes) || bytes != size || control_parse(&again, payload, bytes) ||

@@ -36,6 +36,9 @@ static void block(const uint8_t *data, size_t size)
     memcpy(own, data, size);
     r.data_bytes = size;
     if (gateway_block_read(&b, &r, size ? own : NULL) == 0) {
+        uint32_t not_of_terminals = WEFT_SPAWN_STDERR | WEFT_SPAWN_STDERR_TO_STDOUT | WEFT_SPAWN_STDIN_DATA;
+        if (r.flags & ~WEFT_SPAWN_FLAGS || (r.flags & WEFT_SPAWN_TERMINAL ? r.flags & not_of_terminals || r.arg[12] >> 32 : r.arg[12]))
+            abort();
         check_inside(b.program, own, size);
         check_inside(b.directory, own, size);
         for (uint32_t i = 0; i < b.argc; i++)

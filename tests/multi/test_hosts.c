@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes on different hosts: side connections over TCP, shm to some peers and rc to others, heartbeats, and what is said when
- * a host cannot be reached. A host of its own is an IPC namespace of its own (see base_host_id()); the network is shared.
- * Started by over_softverbs.py.
+ * Nodes on different hosts: side connections over TCP, shm to some peers and rc to others, heartbeats, and the errors when a host cannot be
+ * reached. In these tests, a host is an IPC namespace of its own (see base_host_id()); all hosts share the network. Started by
+ * over_softverbs.py.
  */
 #include <setjmp.h>
 #include <stdarg.h>

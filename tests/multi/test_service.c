@@ -61,6 +61,51 @@ static void must_fail(weft_node *w, weft_spawn_spec spec, int code, const char *
     CHECK(p == NULL);
 }
 
+/* Reads standard output up to the end of the text `until`. */
+static void read_until(weft_process *p, const char *until)
+{
+    char text[4096] = "";
+    size_t n = 0, got = 1;
+    while (!strstr(text, until)) {
+        CHECK(n < sizeof text - 1 && got);
+        OK(weft_process_read(p, 1, text + n, sizeof text - 1 - n, &got, WEFT_TIMEOUT_DEFAULT));
+        text[n += got] = '\0';
+    }
+}
+
+static void terminals(weft_node *w)
+{
+    const weft_spawn_spec spec =
+        SH("trap 'stty size' WINCH; tty -s && stty size; while :; do read word && echo $word; done",
+           .flags = WEFT_SPAWN_TERMINAL | WEFT_SPAWN_STDIN | WEFT_SPAWN_STDOUT, .terminal_rows = 9, .terminal_columns = 300);
+    weft_process *p;
+    weft_exit e;
+    OK(weft_spawn(w, 0, &spec, &p, WEFT_TIMEOUT_DEFAULT));
+    read_until(p, "9 300\r\n");
+    OK(weft_process_window(p, 65535, 1, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_process_write(p, "word\n", 5, NULL, WEFT_TIMEOUT_DEFAULT)); /* a shell runs the trap after the command */
+    read_until(p, "65535 1\r\n");
+    OK(weft_process_end_input(p)); /* is not passed on */
+    OK(weft_process_signal(p, SIGQUIT, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
+    CHECK(e.signal == SIGQUIT);
+    CHECK(weft_process_window(p, 1, 1, WEFT_TIMEOUT_DEFAULT) == -ESRCH);
+    OK(weft_process_close(p));
+    CHECK(strcmp(output_of(w, SH("echo out; echo err >&2; exit 3", .flags = WEFT_SPAWN_TERMINAL), &e), "out\r\nerr\r\n") == 0);
+    CHECK(e.status == 3);
+    /* Nobody reads what is written: the program goes on. */
+    const weft_spawn_spec silent = SH("head -c 1000000 /dev/zero; exit 4", .flags = WEFT_SPAWN_TERMINAL);
+    OK(weft_spawn(w, 0, &silent, &p, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));
+    CHECK(e.status == 4);
+    OK(weft_process_close(p));
+    OK(weft_spawn(w, 0, &SH("exit"), &p, WEFT_TIMEOUT_DEFAULT));
+    CHECK(weft_process_window(p, 1, 1, WEFT_TIMEOUT_DEFAULT) == -EINVAL);
+    OK(weft_process_close(p));
+    must_fail(w, SPEC(.program = "true", .flags = WEFT_SPAWN_TERMINAL | WEFT_SPAWN_STDERR_TO_STDOUT), -EINVAL, "flags");
+    must_fail(w, SPEC(.program = "true", .terminal_rows = 1), -EINVAL, "WEFT_SPAWN_TERMINAL");
+}
+
 static void basics(weft_node *w, void *arg)
 {
     (void)arg;
@@ -103,6 +148,7 @@ static void basics(weft_node *w, void *arg)
     output_of(w, SH("while :; do :; done", .time_limit_ns = 100 * WEFT_MS), &e);
     CHECK(e.timed_out && e.signal == SIGKILL && e.user_ns + e.system_ns > 0);
 
+    terminals(w);
     must_fail(w, SPEC(.program = "no-such-program"), -ENOENT, "'no-such-program'");
     must_fail(w, SPEC(.program = "/no/such/program"), -ENOENT, "'/no/such/program'");
     must_fail(w, SPEC(.program = "/etc/passwd"), -EACCES, "'/etc/passwd'");

@@ -102,6 +102,26 @@ class Standing(unittest.TestCase):
     def status(self):
         return json.loads(self.weft("status", "--json").stdout)
 
+    def control(self):
+        """The control node, as the status shows it."""
+        got = self.status()
+        return [n for n in got["nodes"] if n["node"] == got["control_node"]][0]
+
+    def control_pid(self):
+        return self.control()["pid"]
+
+    def at(self, place):
+        """The newest node at a place."""
+        return [n for n in self.status()["nodes"] if n["place"] == place][-1]
+
+    def node_beside(self):
+        """A node that is not the control node."""
+        got = self.status()
+        return [n for n in got["nodes"] if n["node"] != got["control_node"]][0]
+
+    def all_up(self, count=3):
+        until(f"{count} nodes are up", lambda: [n["state"] for n in self.status()["nodes"]] == ["up"] * count)
+
     def launcher(self):
         with open(f"/proc/{self.status()['nodes'][1]['pid']}/stat", encoding="ascii", errors="replace") as f:
             pid = int(f.read().rsplit(")", 1)[1].split()[1])
@@ -142,7 +162,7 @@ class UpAndDown(Standing):
         self.assertEqual([(l["from"], l["to"], l["state"], l["transport"]) for l in got["links"]],
                          [(a, b, "up", transport) for a in range(3) for b in range(3) if a != b])
         text = self.weft("status").stdout
-        self.assertRegex(text, r"(?m)^ *0  \S+ +up +\d+ +64 MiB")
+        self.assertRegex(text, r"(?m)^ *0  \S+ +0 +up +\d+ +64 MiB")
         pids = [n["pid"] for n in got["nodes"]]
         self.weft("down")
         self.assertFalse([pid for pid in pids if alive(pid)])
@@ -193,19 +213,9 @@ class UpAndDown(Standing):
         self.assertIn("could not be started", p.stderr)
         until("no process is left", lambda: not marked())
 
-    def test_it_does_not_grow(self):
-        """Nodes that join later would be unknown to its status and its jobs: they are refused, and a hostfile's `grow` is not used."""
-        for name in ("WEFT_GROW", "WEFT_JOIN"):
-            p = self.weft("up", "-n", "1", code=1, env={**self.env, name: f"unix:{self.tmp.name}/door"})
-            self.assertIn(f"{name}='unix:{self.tmp.name}/door': no node can join a standing cluster", p.stderr)
-        door = f"{self.tmp.name}/door"
-        path = os.path.join(self.tmp.name, "hosts.json")
-        with open(path, "w", encoding="ascii") as f:
-            json.dump({"weft": 1, "hosts": [{"ssh": "localhost"}], "settings": {"grow": f"unix:{door}"}}, f)
-        self.weft("up", "--hostfile", path)
-        self.addCleanup(self.down)
-        self.assertEqual(len(self.status()["nodes"]), 1)
-        self.assertFalse(os.path.exists(door))
+    def test_joining_is_not_for_up(self):
+        p = self.weft("up", "-n", "1", code=1, env={**self.env, "WEFT_JOIN": f"unix:{self.tmp.name}/door"})
+        self.assertIn("unset WEFT_JOIN", p.stderr)
 
     def test_folder_of_others(self):
         """Without a folder for this user alone there is no cluster; XDG_RUNTIME_DIR of another user is not used."""
@@ -469,7 +479,7 @@ class Exec(Standing):
     def test_what_jobs_keep(self):
         """Detached jobs that have ended keep their output, and neither pool nor descriptors; at most 64 of them."""
         def used():
-            node = self.status()["nodes"][0]
+            node = self.control()
             return node["pool_live_bytes"], len(os.listdir(f"/proc/{node['pid']}/fd"))
         time.sleep(1.1)  # the pool's figures are of the last second
         before = used()
@@ -551,7 +561,7 @@ class Exec(Standing):
         p = self.weft("run", "--cluster", "default", "-n", "5", "-t", "--", "sh", "-c", "echo $WEFT_RANK; exit $WEFT_RANK", env=env, code=None)
         self.assertIn(p.returncode, (1, 2, 3, 4))
         self.assertEqual(sorted(p.stdout.splitlines()), [f"[{k}] {k}" for k in range(5)])
-        self.assertRegex(p.stderr, r"node 1 \(on standing node 1\) exited with 1")
+        self.assertRegex(p.stderr, r"node 1 \(on standing node [012]\) exited with 1")
         if CLUSTER[0] == "-n":
             path = os.path.join(self.tmp.name, "lines")
             with open(path, "w", encoding="ascii") as f:
@@ -570,7 +580,7 @@ class Exec(Standing):
 
     def metrics_address(self):
         """Where it listens: what was asked for was any port."""
-        pid = self.status()["nodes"][0]["pid"]
+        pid = self.control_pid()
         inodes = set()
         for fd in os.listdir(f"/proc/{pid}/fd"):
             try:
@@ -613,9 +623,10 @@ class Log(Standing):
         os.kill(nodes[1]["pid"], signal.SIGKILL)
         until("the log begins anew", lambda: os.path.exists(self.path("log.1")))
         self.assertEqual(os.stat(self.path("log")).st_mode & 0o777, 0o600)
-        until("the launcher has said it", lambda: "node 1 (pid" in self.weft("logs").stdout)
+        until("the launcher has said it", lambda: "place 1: its node (pid" in self.weft("logs").stdout)
         self.assertLess(os.path.getsize(self.path("log")), 1 << 20)
         self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
+        until("it catches the signal", lambda: processes.catches(follow.pid, signal.SIGINT))
         follow.send_signal(signal.SIGINT)
         out, _ = follow.communicate(timeout=LIMIT)
         self.assertEqual(follow.returncode, 128 + signal.SIGINT)
@@ -637,7 +648,7 @@ class Log(Standing):
         time.sleep(0.2)  # and, usually, has tried to write it
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
         os.kill(nodes[2]["pid"], signal.SIGKILL)
-        until("the log goes on", lambda: "node 2 (pid" in self.log())
+        until("the log goes on", lambda: "place 2: its node (pid" in self.log())
         self.exec("--on", "0", "--", "true")
 
     def test_watch(self):
@@ -652,34 +663,44 @@ class Log(Standing):
 
 
 class Killed(Standing):
-    def test_a_node(self):
-        """The others go on, and are told apart from the one that is gone."""
-        self.up()
-        os.kill(self.status()["nodes"][1]["pid"], signal.SIGKILL)
-        until("the status says so", lambda: self.status()["nodes"][1]["state"] == "gone")
-        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 2)
-        self.assertIn("node 1", self.exec("--on", "1", "--", "true", code=255).stderr)
-        self.weft("down")
-        self.assertEqual(marked(), [])
-
     def test_the_node_that_runs_it(self):
         self.up()
-        p = self.start("exec", "--on", "1", "--", "sleep", "611")
-        until("it runs", lambda: self.sleepers("611"))
-        os.kill(self.status()["nodes"][1]["pid"], signal.SIGKILL)
+        victim = self.node_beside()
+        p = self.start("exec", "--on", str(victim["node"]), "--", "sleep", "611")
+        job = self.exec("-d", "--on", str(victim["node"]), "--", "sleep", "616").stdout.strip()
+        until("both run", lambda: self.sleepers("611") and self.sleepers("616"))
+        os.kill(victim["pid"], signal.SIGKILL)
         _, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 255, err)
-        self.assertIn(b"node 1", err)
-        until("its process has ended", lambda: not self.sleepers("611"))
+        self.assertIn(b"node %d" % victim["node"], err)
+        until("its processes have ended", lambda: not self.sleepers("611") and not self.sleepers("616"))
+        until("the job has ended", lambda: re.search(rf"(?m)^ *{job} +{victim['node']} +\d+ +node gone", self.weft("ps").stdout))
 
-    def killed(self, victim):
-        """One process of the cluster is killed: the others end, with all that they ran; then it can be started again."""
+    def test_the_control_node(self):
+        """Its jobs end with it; the others go on, and one of them is the control node from then on."""
         self.up()
         p = self.start("exec", "--", "sh", "-c", "trap '' TERM; sleep 612; sleep 612")
-        job = self.exec("-d", "--", "sleep", "613")
-        self.assertTrue(job.stdout.strip())
+        job = self.exec("-d", "--", "sleep", "613").stdout.strip()
         until("all run", lambda: len(self.sleepers("612")) == 3 and len(self.sleepers("613")) == 3)
-        os.kill(victim(), signal.SIGKILL)
+        before = self.status()
+        os.kill(self.control_pid(), signal.SIGKILL)
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 255)
+        until("the processes of its jobs have ended", lambda: not self.sleepers("612") and not self.sleepers("613"))
+        after = self.status()
+        self.assertNotEqual(after["control_node"], before["control_node"])
+        self.assertIn("there is no job", self.weft("kill", job, code=1).stderr)
+        self.assertNotEqual(self.exec("-d", "--", "true").stdout.strip(), job)
+        self.all_up()
+        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 3)
+
+    def test_the_launcher(self):
+        """The nodes of its host end, with all that they ran; then the cluster can be started again."""
+        self.up()
+        p = self.start("exec", "--", "sh", "-c", "trap '' TERM; sleep 612; sleep 612")
+        self.exec("-d", "--", "sleep", "613")
+        until("all run", lambda: len(self.sleepers("612")) == 3 and len(self.sleepers("613")) == 3)
+        os.kill(self.launcher(), signal.SIGKILL)
         p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 255)
         until("no process is left", lambda: not marked())
@@ -687,11 +708,104 @@ class Killed(Standing):
         self.weft("up", *CLUSTER)
         self.exec("--", "true")
 
-    def test_the_control_node(self):
-        self.killed(lambda: self.status()["nodes"][0]["pid"])
 
-    def test_the_launcher(self):
-        self.killed(self.launcher)
+class Returns(Standing):
+    """Nodes that die come back, under new numbers."""
+
+    def kill(self, place):
+        """Kill the node at a place; until another one is there. Returns its number."""
+        before = self.at(place)
+        killed = time.monotonic()
+        os.kill(before["pid"], signal.SIGKILL)
+        self.wait_gone(before, killed)
+        until("another node is at its place", lambda: self.at(place)["node"] != before["node"] and self.at(place)["state"] == "up")
+        after = self.at(place)
+        self.assertGreater(after["node"], max(self.numbers))
+        self.numbers.add(after["node"])
+        self.assertEqual(self.exec("--on", str(after["node"]), "--", "echo", "back").stdout, "back\n")
+        self.assertIn(f"node {before['node']}", self.exec("--on", str(before["node"]), "--", "true", code=255).stderr)
+        return after["node"]
+
+    def wait_gone(self, before, killed):
+        """The status may show it as up for two seconds: longer only where this machine gives nobody a processor."""
+        while any(n["node"] == before["node"] and n["state"] == "up" for n in self.status()["nodes"]):
+            if time.monotonic() - killed > patience(2):
+                self.fail(f"node {before['node']} is still up after {time.monotonic() - killed:.1f} s:\n{self.weft('status').stdout}{self.log()[-2000:]}")
+
+    def up(self, *args):
+        super().up(*args)
+        self.numbers = {0, 1, 2}
+
+    def test_each_in_turn(self):
+        self.up()
+        for place in (0, 1, 2):
+            self.kill(place)
+        got = self.status()
+        self.assertEqual([(n["state"], n["place"]) for n in sorted(got["nodes"], key=lambda n: n["place"])], [("up", k) for k in range(3)])
+        self.assertEqual(got["numbers"], 6)
+        until("all links are shown", lambda: {(l["from"], l["to"]) for l in self.status()["links"]} ==
+              {(a, b) for a in (3, 4, 5) for b in (3, 4, 5) if a != b})
+        self.assertIn("weft_node_numbers_used 6\n", self.weft("status", "--metrics").stdout)
+        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 3)
+        p = self.weft("run", "--cluster", "default", "-t", "--", "sh", "-c", "echo $WEFT_RANK of $WEFT_SIZE $WEFT_GROW$WEFT_JOIN")
+        self.assertEqual(sorted(p.stdout.splitlines()), [f"[{k}] {k} of 3" for k in range(3)])
+
+    def test_two_at_once(self):
+        self.up()
+        pids = [self.at(place)["pid"] for place in (0, 2)]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.all_up()
+        self.assertFalse(set(pids) & {n["pid"] for n in self.status()["nodes"]})
+        self.assertEqual(self.status()["numbers"], 5)
+
+    def test_it_dies_again_and_again(self):
+        """Each time it is started later, since each start uses up a number."""
+        self.up()
+        for _ in range(4):
+            self.kill(1)
+        delays = [float(x) for x in re.findall(r"place 1: its node .*; another one is started in ([0-9.]+) s", self.log())][-4:]
+        self.assertGreater(delays[-1], delays[0])
+
+    def test_added(self):
+        if CLUSTER[0] != "-n":
+            self.up()
+            self.assertIn("emulated hosts", self.weft("up", "--add", "1", code=1).stderr)
+            return
+        self.assertIn("is not up", self.weft("up", "--add", "1", code=1).stderr)
+        self.up()
+        self.weft("up", "--add", "2")
+        self.numbers |= {3, 4}
+        got = self.status()["nodes"]
+        self.assertEqual([(n["node"], n["state"]) for n in got], [(k, "up") for k in range(5)])
+        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 5)
+        place = [n["place"] for n in got if n["node"] == 4][0]
+        self.kill(place)
+        self.kill(0)
+        self.assertIn("leave out", self.weft("up", "--add", "1", "-n", "2", code=2).stderr)
+        self.assertIn("other hosts do not reach", self.weft("up", "--add", "elsewhere", code=1).stderr)
+        self.weft("down")
+        self.assertEqual(marked(), [])
+
+    def test_down_meanwhile(self):
+        """Nodes that are being started again end as well, and nothing is left."""
+        self.up()
+        for place in (0, 1, 2):
+            os.kill(self.at(place)["pid"], signal.SIGKILL)
+            self.weft("down", code=None)
+            self.assertEqual(marked(), [])
+            self.assertEqual(sorted(set(os.listdir(self.path())) - {"log", "log.1"}), ["lock", "taken"])
+            super().up()
+        self.weft("down")
+
+    def test_all_at_once(self):
+        """Nobody is left whom they could join: `weft down` ends the launcher, which still tries."""
+        self.up()
+        for pid in [self.at(place)["pid"] for place in (0, 1, 2)]:
+            os.kill(pid, signal.SIGKILL)
+        p = self.weft("down", code=1)
+        self.assertIn("no node on this host is up", p.stderr)
+        self.assertEqual(marked(), [])
 
 
 if __name__ == "__main__":

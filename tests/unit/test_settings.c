@@ -31,7 +31,7 @@ static const char *const variables[] = {"WEFT_RANK",         "WEFT_SIZE",       
                                         "MLX_RANK",          "JACCL_RANK",         "MLX_HOSTFILE",
                                         "MLX_IBV_DEVICES",   "JACCL_IBV_DEVICES",  "MLX_JACCL_COORDINATOR",
                                         "JACCL_COORDINATOR", "PMIX_RANK",          "PMIX_NAMESPACE",
-                                        "WEFT_PMIX_LIBRARY"};
+                                        "WEFT_PMIX_LIBRARY", "WEFT_GPU_RDMA"};
 
 static int setup(void **state)
 {
@@ -132,7 +132,7 @@ static void option_environment_hostfile_default(void **state)
 
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
     int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config, false);
-    assert_int_equal(n, 36);
+    assert_int_equal(n, 37);
     char file[96];
     snprintf(file, sizeof file, "hostfile %s", hosts);
     for (int i = 0; i < n; i++) {

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The terminal of `weft exec --tty`: raw mode, so that each key goes to the program on the other host, and the size of the window.
+ */
+#ifndef WEFT_CLI_TERMINAL_H
+#define WEFT_CLI_TERMINAL_H
+
+#include <stdint.h>
+
+/* Prepare standard input. A helper process gives the terminal its settings back if this process is killed in raw mode. Call this while
+ * this process has no other threads. -ENOTTY: it is not a terminal. Sets base_error(). */
+int terminal_open(void);
+int terminal_raw(void);         /* a negative errno with base_error(): the terminal is gone */
+void terminal_restore(void);    /* may be called at any time */
+uint32_t terminal_window(void); /* rows | columns << 16; 0: not known */
+void terminal_close(void);      /* also restores; without terminal_open() it does nothing */
+
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pseudo-terminal of one process (WEFT_SPAWN_TERMINAL). The process leads a session, whose controlling terminal this is. A shell in it
+ * makes further process groups, so signals go to the terminal's foreground group, too. When this side is closed, the kernel sends SIGHUP to
+ * the leader and to the foreground group.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include "gateway/run.h"
+
+/* Without these flags macOS's posix_openpt() would fail; there fcntl() sets them. */
+#if defined(__linux__)
+#define OPEN_FLAGS (O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK)
+#else
+#define OPEN_FLAGS (O_RDWR | O_NOCTTY)
+#endif
+
+static int open_other_side(int ours)
+{
+    char path[128];
+    if (grantpt(ours) || unlockpt(ours))
+        return -errno;
+    int rc = ptsname_r(ours, path, sizeof path);
+    if (rc)
+        return rc > 0 ? -rc : -errno;
+    int fd = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+int pty_size(int fd, uint32_t rows, uint32_t columns)
+{
+    const struct winsize size = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)columns};
+    return ioctl(fd, TIOCSWINSZ, &size) ? -errno : 0;
+}
+
+int pty_open(int *ours, int *theirs, uint32_t rows, uint32_t columns)
+{
+    struct termios t;
+    int fd = posix_openpt(OPEN_FLAGS);
+    if (fd < 0)
+        return -errno;
+    int rc = fcntl(fd, F_SETFD, FD_CLOEXEC) || fcntl(fd, F_SETFL, O_RDWR | O_NONBLOCK) ? -errno : open_other_side(fd);
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    *ours = fd;
+    *theirs = rc;
+    if (tcgetattr(*theirs, &t) == 0) {
+        t.c_iflag |= IUTF8; /* the erase key deletes a character, not a byte */
+        tcsetattr(*theirs, TCSANOW, &t);
+    }
+    return pty_size(fd, rows, columns);
+}
+
+/* The group's number cannot belong to a group of another session: its leader is of this one, or has ended while others of the group live.
+ */
+void pty_signal(int fd, pid_t session, int signal)
+{
+    pid_t group = tcgetpgrp(fd);
+    if (group <= 1 || group == session)
+        return;
+    pid_t of = getsid(group);
+    if (of == session || (of < 0 && errno == ESRCH))
+        kill(-group, signal);
+}
