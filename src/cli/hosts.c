@@ -103,7 +103,7 @@ static void variable_of(const struct cluster_pair *setting, char *name, size_t l
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
 {
     static const char *const not_these[] = {"WEFT_RANK",   "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",
-                                            "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_SSH"};
+                                            "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_SSH",   "WEFT_GUARD_SOCKET"};
     int status = 0;
     for (char **e = environ; *e && !status; e++) {
         size_t n = strcspn(*e, "=");
@@ -228,8 +228,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
     return status;
 }
 
-/* Path of this command, at which other machines are expected to have it, too. */
-static const char *own_path(char *buf, size_t len)
+const char *hosts_own_path(char *buf, size_t len)
 {
     ssize_t n = readlink("/proc/self/exe", buf, len - 1);
     if (n <= 0)
@@ -343,7 +342,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
         l->cluster = r->cluster;
         l->make_secret = true;
         l->told = (const char *const *)r->told;
-        l->self = own_path(r->self, sizeof r->self);
+        l->self = hosts_own_path(r->self, sizeof r->self);
         l->weft = l->weft ? l->weft : l->self;
     }
     if (h)
@@ -363,7 +362,7 @@ int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile)
         return cli_error(l->sub, "%s", base_error());
     l->make_secret = !hosts_is_set("WEFT_SECRET") && !hosts_is_set("WEFT_SECRET_FILE");
     int status = hostfile ? apply_hostfile(l, h, hostfile) : 0;
-    const char *self = own_path(h->self, sizeof h->self);
+    const char *self = hosts_own_path(h->self, sizeof h->self);
     l->self = self;
     l->weft = l->weft ? l->weft : self;
     return status;

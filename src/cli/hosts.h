@@ -27,6 +27,8 @@ const char *hosts_file(const char *option);
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
 /* The same for nodes of a standing cluster (`weft up`): one on each of its nodes, or l->nodes of them in turn. */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
+/* Path of this command, at which other machines are expected to have it, too. */
+const char *hosts_own_path(char *buf, size_t len);
 void hosts_free(struct hosts *h, uint32_t nodes);
 
 #endif

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/hosts.h"
 #include "cli/launch.h"
 #include "cli/standing.h"
 #include "cluster/cluster.h"
@@ -54,6 +55,29 @@ static void stay(struct desk *desk)
     }
 }
 
+/* The node owns its host's Thunderbolt devices by a guard, and so do all programs that it starts: they inherit the address. Nothing is
+ * started before a device of that kind is used. WEFT_GUARD= (empty): no guard. */
+static int share_guard(const struct standing_place *p)
+{
+    const char *command = getenv("WEFT_GUARD"), *rank = getenv("WEFT_RANK");
+    struct standing_place here;
+    char path[STANDING_PATH + 16], self[4096];
+    if (command && !command[0])
+        return 0;
+    int rc = p ? 0 : standing_find(&here, NULL, true);
+    if (rc)
+        return rc;
+    p = p ? p : &here;
+    int n = snprintf(path, sizeof path, "%s/guard%s%s", p->folder, rank ? "." : "", rank ? rank : "");
+    if (n >= STANDING_PATH)
+        return base_fail(-ENAMETOOLONG, "%s: a socket's path may have %d bytes: set XDG_RUNTIME_DIR to a shorter path", path,
+                         STANDING_PATH);
+    setenv("WEFT_GUARD_SOCKET", path, 1);
+    if (!command)
+        setenv("WEFT_GUARD", hosts_own_path(self, sizeof self), 1);
+    return 0;
+}
+
 int standing_node(const struct standing_place *p, const char *metrics, bool alone)
 {
     weft_node *w;
@@ -69,7 +93,9 @@ int standing_node(const struct standing_place *p, const char *metrics, bool alon
     cluster_stopped = stopped_or_told;
     setenv("WEFT_SERVE", "process,name", 1);
     const weft_config config = {.bytes = sizeof config, .grow = ""}; /* also if the hostfile has it: status and jobs know no newcomers */
-    int rc = weft_open(&w, &config);
+    int rc = share_guard(p);
+    if (!rc)
+        rc = weft_open(&w, &config);
     if (rc)
         return cli_stopped() ? 128 + cli_stopped() : cli_error("up", "%s", base_error());
     if ((!home || chdir(home)) && chdir("/")) /* programs start here, as they do with ssh */

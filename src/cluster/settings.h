@@ -29,6 +29,7 @@ enum id {
     STRIPE,
     GID_INDEX,
     GUARD,
+    GUARD_SOCKET,
     TB_LANES,
     TB_CHECK,
     OFI_LIBRARY,
