@@ -13,6 +13,7 @@
 #include "cli/launch.h"
 #include "cli/standing.h"
 #include "cluster/cluster.h"
+#include "verbs/verbs.h"
 
 #define END_HANDLER 1u
 #define REFRESH_NS  WEFT_SECOND
@@ -56,13 +57,13 @@ static void stay(struct desk *desk)
 }
 
 /* The node owns its host's Thunderbolt devices by a guard, and so do all programs that it starts: they inherit the address. Nothing is
- * started before a device of that kind is used. WEFT_GUARD= (empty): no guard. */
+ * started before a device is used. WEFT_GUARD= (empty): no guard. */
 static int share_guard(const struct standing_place *p)
 {
     const char *command = getenv("WEFT_GUARD"), *rank = getenv("WEFT_RANK");
     struct standing_place here;
     char path[STANDING_PATH + 16], self[4096];
-    if (command && !command[0])
+    if ((command && !command[0]) || !verbs_thunderbolt_here())
         return 0;
     int rc = p ? 0 : standing_find(&here, NULL, true);
     if (rc)

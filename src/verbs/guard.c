@@ -155,19 +155,20 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
 {
     if (path[0] != '/')
         return base_fail(-EINVAL, "WEFT_GUARD_SOCKET='%s': expected an absolute path", path);
-    for (int64_t deadline = base_deadline(GUARD_PATIENCE);; base_sleep_ns(5 * WEFT_MS)) {
+    int64_t pause = 5 * WEFT_MS;
+    for (int64_t deadline = base_deadline(GUARD_PATIENCE);; base_sleep_ns(pause)) {
         int rc = call_guard(path);
+        bool again = false;
         g->fd = rc;
         if (rc >= 0)
-            rc = greet(g, command);
+            again = (rc = greet(g, command)) == -ECONNRESET || rc == -EPIPE;
         else if (rc != -ENOENT && rc != -ECONNREFUSED)
             return base_fail(rc, "WEFT_GUARD_SOCKET='%s': %s", path, rc == -EPERM ? "another user listens there" : base_strerror(rc));
         else if (!command[0])
             return base_fail(rc, "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one",
                              path);
         else
-            rc = start_and_greet(g, command, path);
-        bool again = rc == -EEXIST || rc == -ECONNRESET || rc == -EPIPE;
+            again = (rc = start_and_greet(g, command, path)) == -EEXIST;
         if (!rc)
             return 0;
         if (!again)
@@ -175,6 +176,7 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
         if (base_now_ns() > deadline)
             return base_fail(-ETIMEDOUT, "WEFT_GUARD_SOCKET='%s': a guard is starting or ending, and does not answer in time", path);
         hang_up(g);
+        pause = pause < 100 * WEFT_MS ? 2 * pause : pause;
     }
 }
 

@@ -182,8 +182,12 @@ static int guard_start(struct guard *g)
         close(g->bell[1]);
     close(page);
     /* The end of our socket does not always tell that the program has ended: if it has forked, its child keeps the socket open. */
-    g->program = base_peer_identity(g->fd, &uid, &g->pid) == 0 && g->pid > 0 ? base_watch_process(g->pid) : -1;
-    name_program(g);
+    pthread_mutex_lock(&g->shared->lock); /* other programs' threads read these in messages */
+    bool known = base_peer_identity(g->fd, &uid, &g->pid) == 0 && g->pid > 0;
+    if (known)
+        name_program(g);
+    pthread_mutex_unlock(&g->shared->lock);
+    g->program = known ? base_watch_process(g->pid) : -1;
     return rc;
 }
 

@@ -205,6 +205,10 @@ class Shared(Standing):
         self.hold(0)
         for p in start(1, ["relative", "relative"]):
             self.assertIn("WEFT_GUARD_SOCKET='relative': expected an absolute path", p.communicate(timeout=LIMIT)[0])
+        for command, why in (("/bin/true", "the guard has not answered"), ("/nonexistent", "set WEFT_GUARD to the path of the command weft")):
+            env["WEFT_GUARD"] = command
+            for p in start(1, sockets):
+                self.assertIn(why, p.communicate(timeout=LIMIT)[0])
 
     def test_socket(self):
         """Only this user may use it. Programs that the cluster runs get it, also those that are no nodes of another cluster."""
