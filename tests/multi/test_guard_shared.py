@@ -24,7 +24,7 @@ from test_standing import CLUSTER, LIMIT, WEFT, Standing, marked, until
 SOFTVERBS, BYTES = map(os.path.abspath, sys.argv[3:5])
 ROUNDS = int(os.environ.get("GUARD_ROUNDS", "4"))
 SEED = int(os.environ.get("GUARD_SEED", random.randrange(1 << 32)))
-NODES = 2  # of the standing cluster, and of each program; each on a host with one device
+NODES = int(CLUSTER[1].split(":")[1])  # of the standing cluster, and of each program; each on a host with a device for each neighbour
 EACH = {"qp": 2, "mr": 2, "cq": 2}  # what a program holds of a device: one lane, its pool and its frames
 
 
@@ -175,7 +175,7 @@ class Shared(Standing):
 
     def test_start_and_end(self):
         """A guard without a standing node starts with the first program and ends with the last, also when these cross."""
-        env = dict(self.env, SOFTVERBS_DIR=self.fabric, WEFT_GUARD=WEFT, WEFT_SIZE="2", WEFT_TRANSPORT="rdma", MARK_OF_PROGRAM="x")
+        env = dict(self.env, SOFTVERBS_DIR=self.fabric, WEFT_GUARD=WEFT, WEFT_SIZE=str(NODES), WEFT_TRANSPORT="rdma", MARK_OF_PROGRAM="x")
         sockets = [os.path.join(self.tmp.name, f"g{host}") for host in range(NODES)]
         numbers = itertools.count()
 
@@ -203,7 +203,7 @@ class Shared(Standing):
             finish(program)
         until("both guards have ended", lambda: not any(map(os.path.exists, sockets)))
         self.hold(0)
-        for p in start(1, ["relative", "relative"]):
+        for p in start(1, ["relative"] * NODES):
             self.assertIn("WEFT_GUARD_SOCKET='relative': expected an absolute path", p.communicate(timeout=LIMIT)[0])
         for command, why in (("/bin/true", "the guard has not answered"), ("/nonexistent", "set WEFT_GUARD to the path of the command weft")):
             env["WEFT_GUARD"] = command
@@ -237,8 +237,8 @@ class Shared(Standing):
         program = Program(self).begun()
         os.kill(self.status()["nodes"][1]["pid"], signal.SIGKILL)
         program.p.communicate(timeout=LIMIT)
-        until("the guard of that host has freed all", lambda: [d["pd"]["used"] for d in self.devices()["devices"]] == [1, 0])
-        self.assertEqual([d["leaked_pd"] for d in self.devices()["devices"]], [0, 0])
+        until("the guard of that host has freed all",
+              lambda: all((d["pd"]["used"], d["leaked_pd"]) == (int(d["host"] != "1"), 0) for d in self.devices()["devices"]))
 
     def test_without(self):
         """WEFT_GUARD= (empty): the standing nodes own their devices themselves."""
