@@ -103,7 +103,7 @@ static void variable_of(const struct cluster_pair *setting, char *name, size_t l
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
 {
     static const char *const not_these[] = {"WEFT_RANK",   "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",
-                                            "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_SSH"};
+                                            "WEFT_SECRET", "WEFT_SECRET_FILE", "WEFT_SSH",   "WEFT_GUARD_SOCKET"};
     int status = 0;
     for (char **e = environ; *e && !status; e++) {
         size_t n = strcspn(*e, "=");
@@ -228,7 +228,6 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
     return status;
 }
 
-/* Path of this command, at which other machines are expected to have it, too. */
 const char *hosts_own_path(char *buf, size_t len)
 {
     ssize_t n = readlink("/proc/self/exe", buf, len - 1);

@@ -115,7 +115,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
 }
 
 /* Close all descriptors that the guard process has inherited from the program. */
-static int serve_as_guard(void)
+static int serve_as_guard(const char *path)
 {
     DIR *open_files = opendir("/dev/fd");
     int own = open_files ? dirfd(open_files) : -1;
@@ -129,7 +129,7 @@ static int serve_as_guard(void)
     int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (null >= 0)
         dup2(null, STDOUT_FILENO);
-    return verbs_guard_serve() ? CLI_FAILED : 0;
+    return verbs_guard_serve(path) ? CLI_FAILED : 0;
 }
 
 int cli_run(int argc, char **argv)
@@ -139,8 +139,8 @@ int cli_run(int argc, char **argv)
     bool done = false;
     if (argc == 2 && strcmp(argv[1], "--as-node") == 0)
         return ssh_serve();
-    if (argc == 2 && strcmp(argv[1], "--as-guard") == 0)
-        return serve_as_guard();
+    if ((argc == 2 || argc == 3) && strcmp(argv[1], "--as-guard") == 0)
+        return serve_as_guard(argv[2]);
     int status = parse_options(argc, argv, &l, &done);
     if (status || done)
         return status;

@@ -166,6 +166,19 @@ static char *take_strings(char *at, char **list, uint32_t count)
     return at;
 }
 
+/* Variables of weft are for other clusters, but for those that say who owns this host's devices, unless the order has its own. */
+static bool is_kept(const char *variable, char *const *order, size_t count)
+{
+    static const char *const of_this_host[] = {"WEFT_GUARD=", "WEFT_GUARD_SOCKET="};
+    bool kept = strncmp(variable, "WEFT_", 5) != 0;
+    size_t len = strcspn(variable, "=") + 1;
+    for (size_t i = 0; i < sizeof of_this_host / sizeof of_this_host[0]; i++)
+        kept = kept || strncmp(variable, of_this_host[i], strlen(of_this_host[i])) == 0;
+    for (size_t i = 0; i < count && kept; i++)
+        kept = strncmp(variable, order[i], len) != 0;
+    return kept;
+}
+
 static int read_job(struct job *job)
 {
     struct launch_message o;
@@ -203,8 +216,8 @@ static int read_job(struct job *job)
             return rc;
         job->env[i] = gpus ? job->gpus : job->env[i];
     }
-    for (size_t i = 0; i < own; i++) /* add this host's environment, without WEFT_ variables: they would be for other clusters */
-        if (strncmp(environ[i], "WEFT_", 5) != 0 && !(gpus && strncmp(environ[i], GPUS_VISIBLE, strlen(GPUS_VISIBLE)) == 0))
+    for (size_t i = 0; i < own; i++) /* add this host's environment */
+        if (is_kept(environ[i], job->env, o.envc) && !(gpus && strncmp(environ[i], GPUS_VISIBLE, strlen(GPUS_VISIBLE)) == 0))
             job->env[n++] = environ[i];
     return 0;
 }

@@ -10,9 +10,11 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/hosts.h"
 #include "cli/launch.h"
 #include "cli/standing.h"
 #include "cluster/cluster.h"
+#include "verbs/verbs.h"
 
 #define END_HANDLER 1u
 #define ROUND_NS    (200 * WEFT_MS) /* between two attempts to become the control node, and two looks whether the members have changed */
@@ -128,6 +130,24 @@ static int cannot_join(int rc)
     return rc == -ENOSPC || rc == -EACCES || rc == -EINVAL || rc == -EPROTO ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
 }
 
+/* The node owns its host's Thunderbolt devices by a guard, and so do all programs that it starts: they inherit the address. A node that
+ * comes back finds the guard of the one before it. Nothing is started before a device is used. WEFT_GUARD= (empty): no guard. */
+static int share_guard(const struct standing_place *p, uint32_t slot)
+{
+    const char *command = getenv("WEFT_GUARD");
+    char path[STANDING_PATH + 16], self[4096];
+    if ((command && !command[0]) || !verbs_thunderbolt_here())
+        return 0;
+    int n = snprintf(path, sizeof path, "%s/guard.%u", p->folder, slot);
+    if (n >= STANDING_PATH)
+        return base_fail(-ENAMETOOLONG, "%s: a socket's path may have %d bytes: set XDG_RUNTIME_DIR to a shorter path", path,
+                         STANDING_PATH);
+    setenv("WEFT_GUARD_SOCKET", path, 1);
+    if (!command)
+        setenv("WEFT_GUARD", hosts_own_path(self, sizeof self), 1);
+    return 0;
+}
+
 int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void))
 {
     struct standing s = {.place = p, .metrics = metrics, .slot = slot, .control = -1};
@@ -137,7 +157,9 @@ int standing_node(const struct standing_place *p, uint32_t slot, const char *met
     join_instead = instead;
     cluster_stopped = stopped;
     setenv("WEFT_SERVE", "process,name", 1);
-    int rc = weft_open(&s.w, NULL);
+    int rc = share_guard(p, slot);
+    if (!rc)
+        rc = weft_open(&s.w, NULL);
     join_instead = NULL;
     if (rc)
         return cli_stopped() ? 128 + cli_stopped() : rc == -EINTR ? STANDING_INSTEAD : cannot_join(rc);

@@ -116,7 +116,7 @@ int launch_make_environment(struct launcher *s)
     size_t count = 0, n = 0;
     while (environ[count])
         count++;
-    s->env = calloc(count + 12 + LAUNCH_OUTER, sizeof *s->env);
+    s->env = calloc(count + 13 + LAUNCH_OUTER, sizeof *s->env);
     if (!s->env)
         return -ENOMEM;
     snprintf(s->size, sizeof s->size, "WEFT_SIZE=%u", s->l->size ? s->l->size : s->l->nodes);
@@ -148,6 +148,7 @@ int launch_make_environment(struct launcher *s)
         s->env[n++] = s->hostfile;
     }
     if (s->l->softverbs) {
+        s->env[n++] = (char *)(uintptr_t) "WEFT_GUARD_SOCKET="; /* that guard has the devices of this host, not of the emulated ones */
         s->env[n++] = s->emulation.directory;
         if (s->emulation.transport[0])
             s->env[n++] = s->emulation.transport;

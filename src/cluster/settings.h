@@ -30,6 +30,7 @@ enum id {
     GPU_RDMA,
     GID_INDEX,
     GUARD,
+    GUARD_SOCKET,
     TB_LANES,
     TB_CHECK,
     OFI_LIBRARY,

@@ -93,6 +93,8 @@ const struct setting settings_table[COUNT] = {
                    .max = 255, .in_hostfile = true, .help = "index in the devices' GID tables; -1: choose, an IPv4 address first"},
     [GUARD] = {INTO(fabric.guard), .name = "guard", .variable = "WEFT_GUARD", .fallback = "", .kind = PATH,
                .help = "tb: path of the command weft; a process of it then owns the devices instead of the node"},
+    [GUARD_SOCKET] = {INTO(fabric.guard_socket), .name = "guard_socket", .variable = "WEFT_GUARD_SOCKET", .fallback = "", .kind = PATH,
+                      .help = "tb: absolute path of a Unix socket; programs with the same one share one guard and its devices"},
     /* The lane of small messages carries the ends of transfers, the other two carry the rest. There are two so that one can transfer
      * while the other recovers from a loss. Between Macs, 16 messages of 128 KiB were the fastest without losses. More messages in flight
      * only mean more losses when a port falls behind. */

@@ -48,9 +48,10 @@ static inline bool fab_is_system(uint32_t id)
 }
 
 /* A bulk lane of the tb transport: the size of a message, and how many may be under way. */
-#define FAB_GUARD_MAX  512u
-#define FAB_LANES_MAX  8u
-#define FAB_LANE_DEPTH 64u
+#define FAB_GUARD_MAX        512u
+#define FAB_GUARD_SOCKET_MAX 104u /* the path that a socket's address holds on macOS */
+#define FAB_LANES_MAX        8u
+#define FAB_LANE_DEPTH       64u
 struct fab_lane {
     uint32_t message, depth;
 };
@@ -79,7 +80,8 @@ struct fab_options {
     /* shm: threads that copy a large buffer together, the caller included; 0: depends on the processors */
     uint32_t copy_threads;
     char guard[FAB_GUARD_MAX]; /* tb: path of the command weft, which runs as the guard that owns the devices; "": this process owns them */
-    struct fab_lane lanes[FAB_LANES_MAX]; /* tb */
+    char guard_socket[FAB_GUARD_SOCKET_MAX]; /* tb: where a guard of several programs listens; "": none */
+    struct fab_lane lanes[FAB_LANES_MAX];    /* tb */
     uint32_t lane_count;
     char ofi_provider[48];  /* ofi: libfabric's provider; "": the best */
     char ofi_interface[64]; /* ofi: a network interface, or an address of this host; "": that of the side connections */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The program's side of the life of a guard (guard_serve.c): starting and ending it. Memory that is registered must be mapped by the guard
- * as well (verbs_guard_share()). When the guard is gone its ports are down, and everything else fails or does nothing.
+ * The program's side of the life of a guard (guard_serve.c): finding, starting and ending it. Memory that is registered must be mapped by
+ * the guard as well (verbs_guard_share()). When the guard is gone its ports are down, and everything else fails or does nothing.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/process.h"
@@ -19,9 +20,9 @@
 /* Starts the guard. It is not a child of the program, so the program's own wait() never reports it, and it is in a session and a process
    group of its own. It starts with all signals blocked, and unblocks them once it ignores SIGTERM and the other signals that ask a program
    to end. */
-static int start_guard(const char *command, int socket)
+static int start_guard(const char *command, const char *at, int socket)
 {
-    static const char *const words[] = {"weft", "run", "--as-guard", NULL};
+    const char *const words[] = {"weft", "run", "--as-guard", at, NULL};
     const int fds[3] = {socket, BASE_FD_OURS, BASE_FD_OURS};
     char path[4096];
     sigset_t all;
@@ -39,6 +40,7 @@ static int start_guard(const char *command, int socket)
     return rc ? base_fail(rc, "starting the guard: %s", base_strerror(rc)) : 0;
 }
 
+/* Receives the guard's greeting. Returns -EEXIST if another guard has the socket already, and -ECONNRESET if the guard was about to end. */
 static int greet(struct verbs_guard *g, const char *command)
 {
     struct guard_greeting hello;
@@ -46,6 +48,10 @@ static int greet(struct verbs_guard *g, const char *command)
     if (rc)
         return base_fail(rc, "the guard has not answered: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
                          base_strerror(rc), command);
+    if (hello.magic == EEXIST)
+        return -EEXIST;
+    if (hello.magic == EUSERS)
+        return base_fail(-EUSERS, "the guard serves as many programs as it can: end one of them");
     if (hello.magic != GUARD_MAGIC)
         return base_fail(-ENOENT, "the guard did not start: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
                          hello.magic < 4096 ? base_strerror((int)hello.magic) : "WEFT_GUARD names another program", command);
@@ -94,9 +100,88 @@ static int list_devices(struct verbs_guard *g)
     return 0;
 }
 
-int verbs_guard_start(struct verbs_guard **out, const char *command)
+/* --- finding or starting it --- */
+
+/* Starts a guard, whose first program this is. `path`: where it listens for other programs; NULL: it is for this one alone. */
+static int start_and_greet(struct verbs_guard *g, const char *command, const char *path)
 {
-    int ends[2] = {-1, -1};
+    int ends[2] = {-1, -1}, rc = base_socketpair(ends);
+    if (rc)
+        return base_fail(rc, "no socket for the guard: %s", base_strerror(rc));
+    g->fd = ends[0];
+    rc = start_guard(command, path, ends[1]);
+    close(ends[1]);
+    return rc ? rc : greet(g, command);
+}
+
+/* Returns a socket that is connected to the guard at this path. */
+static int call_guard(const char *path)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    unsigned uid;
+    int pid;
+    if (strlen(path) >= sizeof at.sun_path)
+        return -ENAMETOOLONG;
+    memcpy(at.sun_path, path, strlen(path) + 1);
+#if defined(SOCK_CLOEXEC)
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* at once: another thread may start a program at any time */
+#else
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+#endif
+    if (fd < 0)
+        return -errno;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    int rc = connect(fd, (struct sockaddr *)&at, sizeof at) ? -errno
+             : base_peer_identity(fd, &uid, &pid)           ? -EPERM
+             : uid != (unsigned)geteuid()                   ? -EPERM
+                                                            : 0;
+    if (rc)
+        close(fd);
+    return rc ? rc : fd;
+}
+
+static void hang_up(struct verbs_guard *g)
+{
+    if (g->fd >= 0)
+        close(g->fd);
+    if (g->bell >= 0)
+        close(g->bell);
+    g->fd = g->bell = -1;
+}
+
+/* Connects to the guard at this path, or starts it. It may end, or another process may start it, at the same time: then this tries again.
+ */
+static int join_guard(struct verbs_guard *g, const char *command, const char *path)
+{
+    if (path[0] != '/')
+        return base_fail(-EINVAL, "WEFT_GUARD_SOCKET='%s': expected an absolute path", path);
+    int64_t pause = 5 * WEFT_MS;
+    for (int64_t deadline = base_deadline(GUARD_PATIENCE);; base_sleep_ns(pause)) {
+        int rc = call_guard(path);
+        bool again = false;
+        g->fd = rc;
+        if (rc >= 0)
+            again = (rc = greet(g, command)) == -ECONNRESET || rc == -EPIPE;
+        else if (rc != -ENOENT && rc != -ECONNREFUSED)
+            return base_fail(rc, "WEFT_GUARD_SOCKET='%s': %s", path, rc == -EPERM ? "another user listens there" : base_strerror(rc));
+        else if (!command[0])
+            return base_fail(rc, "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one",
+                             path);
+        else
+            again = (rc = start_and_greet(g, command, path)) == -EEXIST;
+        if (!rc)
+            return 0;
+        if (!again)
+            return base_context(rc, "WEFT_GUARD_SOCKET='%s'", path);
+        if (base_now_ns() > deadline)
+            return base_fail(-ETIMEDOUT, "WEFT_GUARD_SOCKET='%s': a guard is starting or ending, and does not answer in time", path);
+        hang_up(g);
+        pause = pause < 100 * WEFT_MS ? 2 * pause : pause;
+    }
+}
+
+int verbs_guard_start(struct verbs_guard **out, const char *command, const char *path)
+{
     struct verbs_guard *g = calloc(1, sizeof *g);
     if (!g)
         return base_fail(-ENOMEM, "no memory for a guard");
@@ -106,14 +191,7 @@ int verbs_guard_start(struct verbs_guard **out, const char *command)
     if (!rc)
         rc = base_pipe(g->quiet, O_NONBLOCK);
     if (!rc)
-        rc = base_socketpair(ends);
-    if (!rc) {
-        g->fd = ends[0];
-        rc = start_guard(command, ends[1]);
-        close(ends[1]);
-    }
-    if (!rc)
-        rc = greet(g, command);
+        rc = path && path[0] ? join_guard(g, command, path) : start_and_greet(g, command, NULL);
     if (!rc)
         rc = list_devices(g);
     if (rc) {

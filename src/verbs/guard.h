@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a guard (guard_serve.h) and the program that it guards (guard_ask.h) send to each other. Both are weft on one host. Calls about
+ * What a guard (guard_serve.h) and a program that it guards (guard_ask.h) send to each other. Both are weft on one host. Calls about
  * objects go over a Unix socket, one at a time, each answered. Requests and completions go through rings in memory that both have mapped,
  * with one writer each. Either side may be killed at any point, and neither believes what the other can write.
  */
@@ -10,11 +10,11 @@
 #include "verbs/verbs.h"
 #include "weft/types.h"
 
-#define GUARD_MAGIC    UINT32_C(0x31646777) /* "wgd1" */
+#define GUARD_MAGIC    UINT32_C(0x32646777) /* "wgd2" */
 #define GUARD_NONE     UINT32_MAX           /* an object number that names no object */
 #define GUARD_CONTEXTS VERBS_DEVICES_MAX
 #define GUARD_PORTS    32u /* ports of a device whose states are in the shared page */
-#define GUARD_FD       0   /* the descriptor at which a guard finds its socket */
+#define GUARD_FD       0   /* the descriptor at which a guard finds the socket to the program that has started it */
 
 enum guard_verb {
     GUARD_HELLO = 1, /* the answer carries descriptors: the shared page, the bell */
@@ -39,6 +39,7 @@ enum guard_verb {
     GUARD_QUERY_QP,  /* a: mask */
     GUARD_MODIFY_QP, /* a: mask */
     GUARD_DESTROY_QP,
+    GUARD_HOLDERS, /* object: context; the answer's text says which process has how many of the device's objects */
 };
 
 struct guard_call {
@@ -70,6 +71,7 @@ struct guard_answer {
             struct ibv_qp_attr attr;
             struct ibv_qp_init_attr init;
         } qp;
+        char text[400];
     };
 };
 

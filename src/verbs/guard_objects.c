@@ -13,6 +13,9 @@
 
 #define ENTRIES_MAX (1u << 20) /* the largest ring */
 #define TABLE_MAX   (1u << 17)
+/* Descriptors and mappings are the guard's, so that a program that makes too many of these would take them from the others. */
+#define CHANNELS_MAX 256u
+#define SHARES_MAX   64u
 
 static const size_t sizes[KINDS] = {sizeof(struct context),     sizeof(struct domain), sizeof(struct region), sizeof(struct channel),
                                     sizeof(struct completions), sizeof(struct pair),   sizeof(struct share)};
@@ -92,6 +95,11 @@ static uint32_t power_of_two(uint32_t n)
 
 /* --- calls --- */
 
+static void count_object(_Atomic uint32_t *count, int by)
+{
+    atomic_fetch_add_explicit(count, (uint32_t)by, memory_order_relaxed); /* only shown */
+}
+
 static int objects_failed(void)
 {
     return errno ? errno : EIO;
@@ -99,7 +107,11 @@ static int objects_failed(void)
 
 static int share(struct guard *g, const struct guard_call *c, int fd)
 {
-    uint32_t id;
+    uint32_t id, shares = 0;
+    for (uint32_t i = 0; i < g->table[SHARE].top; i++)
+        shares += guard_find(g, SHARE, i) != NULL;
+    if (shares >= SHARES_MAX)
+        return ENOMEM;
     if (fd < 0 || c->b == 0 || c->a + c->b < c->a || base_memory_fd_check(fd, c->b) != 0)
         return EINVAL;
     void *p = mmap(NULL, c->b, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -116,14 +128,13 @@ static int share(struct guard *g, const struct guard_call *c, int fd)
 
 static int list(struct guard *g, const struct guard_call *c, struct guard_answer *a)
 {
-    errno = 0;
-    if (!g->list)
-        g->list = g->lib->get_device_list(&g->listed);
-    if (!g->list)
-        return objects_failed();
-    a->a = (uint64_t)g->listed;
-    if (c->object < (uint32_t)g->listed) {
-        struct ibv_device *d = g->list[c->object];
+    const struct guard_shared *s = g->shared;
+    int rc = guard_shared_list(g->shared);
+    if (rc)
+        return rc;
+    a->a = (uint64_t)s->listed; /* the list stays as it is from now on */
+    if (c->object < (uint32_t)s->listed) {
+        struct ibv_device *d = s->list[c->object];
         snprintf(a->device.name, sizeof a->device.name, "%s", g->lib->get_device_name(d));
         a->device.transport = (int32_t)d->transport_type;
         a->device.node = (int32_t)d->node_type;
@@ -133,20 +144,16 @@ static int list(struct guard *g, const struct guard_call *c, struct guard_answer
 
 static int objects_open_device(struct guard *g, uint32_t index, struct guard_answer *a)
 {
-    if (!g->list || index >= (uint32_t)g->listed)
-        return ENODEV;
     struct context *c = objects_make(g, CONTEXT, &a->object);
     if (!c || a->object >= GUARD_CONTEXTS) {
         objects_drop(g, CONTEXT, c);
         return ENOMEM;
     }
-    errno = 0;
     c->id = a->object;
-    c->real = g->lib->open_device(g->list[index]);
-    if (c->real)
-        return 0;
-    int error = objects_failed();
-    objects_drop(g, CONTEXT, c);
+    c->device = index;
+    int error = guard_shared_open(g->shared, index, &c->real);
+    if (error)
+        objects_drop(g, CONTEXT, c);
     return error;
 }
 
@@ -180,8 +187,10 @@ static int register_memory(struct guard *g, const struct guard_call *c, struct d
     *m = (struct region){.domain = d, .at = c->a, .bytes = c->b, .here = s->here + (c->a - s->at)};
     errno = 0;
     m->real = g->lib->reg_mr(d->real, m->here, c->b, (int)c->c);
-    if (m->real)
+    if (m->real) {
+        count_object(&g->regions[d->context->device], 1);
         return 0;
+    }
     int error = objects_failed();
     objects_drop(g, REGION, m);
     return error;
@@ -191,8 +200,10 @@ static int create_channel(struct guard *g, struct context *c, struct guard_answe
 {
     int ends[2];
     struct channel *ch = objects_make(g, CHANNEL, &a->object);
-    if (!ch)
+    if (!ch || a->object >= CHANNELS_MAX) {
+        objects_drop(g, CHANNEL, ch);
         return ENOMEM;
+    }
     int rc = base_pipe(ends, O_NONBLOCK);
     errno = 0;
     if (!rc)
@@ -272,6 +283,7 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
         objects_drop(g, PAIR, p);
         return error;
     }
+    count_object(&g->pairs[d->context->device], 1);
     p->context = d->context;
     p->domain = d;
     p->cq[0] = send;
@@ -323,12 +335,16 @@ int guard_destroy(struct guard *g, enum kind kind, void *one)
     switch (kind) {
     case CONTEXT: {
         struct context *c = one;
-        rc = g->lib->close_device(c->real);
+        rc = guard_shared_close(g->shared, c->device);
         atomic_store_explicit(&g->page->up[c->id], 0, memory_order_relaxed);
         break;
     }
-    case DOMAIN: rc = g->lib->dealloc_pd(((struct domain *)one)->real); break;
-    case REGION: rc = g->lib->dereg_mr(((struct region *)one)->real); break;
+    case DOMAIN: rc = guard_shared_free_domain(g->shared, ((struct domain *)one)->context->device); break;
+    case REGION:
+        rc = g->lib->dereg_mr(((struct region *)one)->real);
+        if (rc == 0)
+            count_object(&g->regions[((struct region *)one)->domain->context->device], -1);
+        break;
     case CHANNEL:
         rc = g->lib->destroy_comp_channel(((struct channel *)one)->real);
         if (rc == 0)
@@ -344,6 +360,7 @@ int guard_destroy(struct guard *g, enum kind kind, void *one)
         rc = g->lib->destroy_qp(p->real);
         if (rc == 0) {
             p->context->dead -= p->dead;
+            count_object(&g->pairs[p->context->device], -1);
             free_queues(p->q, 2);
         }
         break;
@@ -404,13 +421,13 @@ static int on_context(struct guard *g, const struct guard_call *c, struct contex
         struct domain *d = objects_make(g, DOMAIN, &a->object);
         if (!d)
             return ENOMEM;
-        errno = 0;
-        *d = (struct domain){.context = x, .real = g->lib->alloc_pd(x->real)};
-        rc = d->real ? 0 : objects_failed();
+        d->context = x;
+        rc = guard_shared_domain(g->shared, x->device, &d->real);
         if (rc)
             objects_drop(g, DOMAIN, d);
         return rc;
     }
+    case GUARD_HOLDERS: guard_shared_holders(g->shared, x->device, a->text, sizeof a->text); return 0;
     case GUARD_CREATE_CHANNEL: return create_channel(g, x, a, &fd[0]);
     default: return objects_create_cq(g, c, x, a, &fd[0]);
     }
@@ -447,6 +464,7 @@ int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_
     case GUARD_QUERY_GID:
     case GUARD_QUERY_GID_EX:
     case GUARD_ALLOC_PD:
+    case GUARD_HOLDERS:
     case GUARD_CREATE_CHANNEL:
     case GUARD_CREATE_CQ: return on_context(g, c, guard_find(g, CONTEXT, c->object), a, fd);
     default: return ENOSYS;

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard: a process that owns RDMA devices for a program, so that everything is freed in order even if the program is killed. It has the
- * program's pool mapped, executes the program's calls and the requests in its rings, and ends with the program. See guard.h;
- * docs/thunderbolt-guard.md says what this does not help against.
- *
- * One thread, one program.
+ * The guard: a process that owns RDMA devices for programs, so that everything is freed in order even if a program is killed. This file
+ * serves one program, on one thread: it has the program's pool mapped, executes the program's calls and the requests in its rings, and ends
+ * with the program. See guard.h; docs/thunderbolt-guard.md says what this does not help against.
  */
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/process.h"
 #include "verbs/guard_serve.h"
 
 #define SPIN   (20 * WEFT_US)
+#define READS  WEFT_SECOND   /* how long a program may take to read an answer, or to send the rest of a call */
 #define LOOK   (5 * WEFT_MS) /* how often the guard reads the port states while data moves ... */
 #define NAP_MS 20            /* ... and while none moves */
 
@@ -31,7 +33,7 @@ static bool serve_one(struct guard *g, bool *some)
     *some = false;
     if (poll(&ready, 1, 0) <= 0)
         return true;
-    int rc = base_receive_fds(g->fd, &c, sizeof c, came, 1, base_deadline(WEFT_SECOND));
+    int rc = base_receive_fds(g->fd, &c, sizeof c, came, 1, base_deadline(READS));
     if (rc && rc != -EMFILE)
         return false;
     *some = true;
@@ -48,7 +50,7 @@ static bool serve_one(struct guard *g, bool *some)
     return sent;
 }
 
-/* --- the process --- */
+/* --- one program --- */
 
 /* Destroys everything in the order that devices require: queue pairs, regions, completion queues, channels, domains, contexts. */
 static void guard_give_back(struct guard *g)
@@ -141,50 +143,87 @@ static void guard_run(struct guard *g)
     }
 }
 
+/* The name of a process, as " (NAME)"; "" where the system does not tell it. */
+static void name_program(struct guard *g)
+{
+    char path[64], name[32] = "";
+    snprintf(path, sizeof path, "/proc/%d/comm", g->pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, name, sizeof name - 1) : 0;
+    if (fd >= 0)
+        close(fd);
+    for (ssize_t i = 0; i < n; i++)
+        name[i] = name[i] == '\n' ? '\0' : name[i] < 0x20 || name[i] > 0x7e ? '?' : name[i];
+    if (name[0])
+        snprintf(g->name, sizeof g->name, " (%.31s)", name);
+}
+
 static int guard_start(struct guard *g)
 {
     unsigned uid;
-    int pid = 0, page = base_memory_fd("weft-guard-page", base_round_up(sizeof *g->page, BASE_PAGE), false);
+    int page = base_memory_fd("weft-guard-page", base_round_up(sizeof *g->page, BASE_PAGE), false);
     if (page < 0)
         return page;
     void *p = mmap(NULL, base_round_up(sizeof *g->page, BASE_PAGE), PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
     /* A pair of sockets, not a pipe: writing to a pipe whose reader has died would kill the program by SIGPIPE. */
     int rc = p == MAP_FAILED ? -errno : base_socketpair(g->bell);
+    g->page = p == MAP_FAILED ? NULL : p;
+    /* An answer that the program does not read must not hold up this thread for ever: it would not notice the program's end. */
+    const struct timeval reads = {.tv_sec = READS / WEFT_SECOND};
+    if (!rc && setsockopt(g->fd, SOL_SOCKET, SO_SNDTIMEO, &reads, sizeof reads))
+        rc = -errno;
     if (!rc) {
         fcntl(g->bell[0], F_SETFL, O_NONBLOCK);
-        g->page = p;
         const struct guard_greeting hello = {GUARD_MAGIC, sizeof(struct guard_call), sizeof(struct guard_answer),
                                              sizeof(struct guard_completion)};
         rc = base_send_fds(g->fd, &hello, sizeof hello, (int[]){page, g->bell[1]}, 2);
-        close(g->bell[1]);
     }
+    if (g->bell[1] >= 0)
+        close(g->bell[1]);
     close(page);
     /* The end of our socket does not always tell that the program has ended: if it has forked, its child keeps the socket open. */
-    g->program = base_peer_identity(g->fd, &uid, &pid) == 0 && pid > 0 ? base_watch_process(pid) : -1;
+    pthread_mutex_lock(&g->shared->lock); /* other programs' threads read these in messages */
+    bool known = base_peer_identity(g->fd, &uid, &g->pid) == 0 && g->pid > 0;
+    if (known)
+        name_program(g);
+    pthread_mutex_unlock(&g->shared->lock);
+    g->program = known ? base_watch_process(g->pid) : -1;
     return rc;
 }
 
-int verbs_guard_serve(void)
+/* Frees what the guard has for a program beside the objects of devices. */
+static void guard_forget(struct guard *g)
 {
-    static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGTTOU, SIGTTIN, SIGPIPE, SIGUSR1, SIGUSR2};
-    struct guard g = {.fd = GUARD_FD, .program = -1};
-    for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
-        signal(ignored[i], SIG_IGN); /* the program is asked to end by these; the guard ends after the program */
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    base_name_process("weft-guard");
-    base_log_name("guard");
-    int rc = verbs_load(&g.lib);
-    if (!rc)
-        rc = guard_start(&g);
+    for (uint32_t i = 0; i < g->table[SHARE].top; i++) {
+        struct share *s = guard_find(g, SHARE, i);
+        if (s)
+            munmap(s->here, s->bytes);
+        free(s);
+    }
+    for (size_t k = 0; k < KINDS; k++)
+        free(g->table[k].at);
+    if (g->page)
+        munmap(g->page, base_round_up(sizeof *g->page, BASE_PAGE));
+    if (g->bell[0] >= 0)
+        close(g->bell[0]);
+    if (g->program >= 0)
+        close(g->program);
+}
+
+int guard_serve_program(struct guard_shared *s, struct guard *g)
+{
+    g->lib = s->lib;
+    g->shared = s;
+    g->bell[0] = g->bell[1] = g->program = -1;
+    int rc = guard_start(g);
     if (rc) {
         const int32_t error = -rc;
-        (void)!write(g.fd, &error, sizeof error);
-        return rc;
+        (void)!write(g->fd, &error, sizeof error);
+    } else {
+        guard_run(g);
+        guard_give_back(g);
     }
-    guard_run(&g);
-    guard_give_back(&g);
-    close(g.fd);
-    return 0;
+    guard_forget(g);
+    close(g->fd); /* at last: the program waits for this when it closes its devices */
+    return rc;
 }

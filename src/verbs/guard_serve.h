@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard's own side (guard.h): what its three files share. guard_serve.c is the process, guard_objects.c the objects and the calls
- * about them, guard_move.c moves requests and completions between rings and devices.
+ * The guard's own side (guard.h): what its files share. guard_move.c moves requests and completions between rings and devices;
+ * guard_shared.c has what all programs of the guard share; guard_objects.c the objects of one program and the calls about them;
+ * guard_serve.c serves one program; guard_listen.c is the process, which serves one program or all that connect to a socket.
+ *
+ * Each program has a thread, which is the only one that uses its struct guard, except for the counts of objects. So a program that does not
+ * answer, or does not read, or sends something invalid, holds up nobody but itself. The threads share the devices (struct guard_shared).
  */
 #ifndef WEFT_VERBS_GUARD_SERVE_H
 #define WEFT_VERBS_GUARD_SERVE_H
+
+#include <pthread.h>
 
 #include "verbs/guard.h"
 
@@ -14,6 +20,7 @@ struct share {
 };
 struct context {
     struct ibv_context *real;
+    uint32_t device;            /* index in the list of devices */
     uint32_t id, watched, dead; /* watched: ports whose state is in the shared page; dead: queue pairs that must not be touched any more */
     int64_t looked_at;
 };
@@ -55,10 +62,30 @@ struct pair {
 
 enum kind { CONTEXT, DOMAIN, REGION, CHANNEL, COMPLETIONS, PAIR, SHARE, KINDS };
 
-struct guard {
+/* A device, opened for all programs together. Protected by the lock of struct guard_shared. */
+struct shared_device {
+    struct ibv_context *real;
+    struct ibv_pd *domain;
+    uint32_t opened, domains; /* how often programs have opened it and allocated a domain */
+};
+struct guard_shared {
     const struct verbs_library *lib;
+    pthread_mutex_t lock; /* over the fields below; held during calls to open and close devices, never while waiting for a program */
     struct ibv_device **list;
-    int listed, fd, bell[2], program; /* program: a descriptor that tells when the program ends; negative where the system has none */
+    int listed;
+    struct shared_device device[GUARD_CONTEXTS];
+    struct guard *programs;
+    uint32_t count; /* of programs */
+};
+
+struct guard { /* one program */
+    const struct verbs_library *lib;
+    struct guard_shared *shared;
+    struct guard *next;
+    int pid;
+    char name[40];                                                   /* of the program, for messages: " (NAME)", or "" */
+    _Atomic uint32_t pairs[GUARD_CONTEXTS], regions[GUARD_CONTEXTS]; /* what it holds of each device */
+    int fd, bell[2], program; /* program: a descriptor that tells when the program ends; negative where the system has none */
     struct guard_page *page;
     struct table {
         void **at;
@@ -73,6 +100,16 @@ static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t i
     return id < g->table[kind].top ? g->table[kind].at[id] : NULL;
 }
 
+/* --- guard_shared.c: any thread. Numbers of devices are those in the list; results are 0 or an errno --- */
+int guard_shared_list(struct guard_shared *s);                                           /* reads the list of devices once, and keeps it */
+int guard_shared_open(struct guard_shared *s, uint32_t index, struct ibv_context **out); /* ENODEV: there is no such device */
+int guard_shared_close(struct guard_shared *s, uint32_t index);
+int guard_shared_domain(struct guard_shared *s, uint32_t index, struct ibv_pd **out);
+int guard_shared_free_domain(struct guard_shared *s, uint32_t index);
+void guard_shared_holders(struct guard_shared *s, uint32_t index, char *out, size_t len); /* which process has how many objects */
+void guard_shared_enter(struct guard_shared *s, struct guard *g);
+void guard_shared_leave(struct guard_shared *s, const struct guard *g);
+
 /* --- guard_objects.c --- */
 /* Executes a call. `fd`: first the descriptor that came with the call (one), then those to send with the answer. Returns the verb's
    result, 0 or an errno. */
@@ -83,5 +120,10 @@ int guard_destroy(struct guard *g, enum kind kind, void *one); /* 0 or an errno:
 /* reads the port states, unless that was done less than `at_most` ago */
 void guard_look(struct guard *g, struct context *c, int64_t at_most);
 uint32_t guard_move_all(struct guard *g); /* moves requests and completions; returns how many */
+
+/* --- guard_serve.c --- */
+/* Serves the program at g->fd until it ends, then frees all that it has left. Closes g->fd, at last. Returns a negative errno, after it was
+   sent to the program, if the program could not be served. */
+int guard_serve_program(struct guard_shared *s, struct guard *g);
 
 #endif

@@ -191,6 +191,14 @@ static int guarded_req_notify_cq(struct ibv_cq *cq, int solicited)
 
 /* --- the table of verbs --- */
 
+static void guarded_holders(struct ibv_context *context, char *out, size_t len)
+{
+    struct guard_answer a;
+    out[0] = '\0';
+    if (guard_ask(of(context)->g, &(struct guard_call){.verb = GUARD_HOLDERS, .object = of(context)->id}, &a, NULL, false) == 0)
+        snprintf(out, len, "%.*s", (int)sizeof a.text - 1, a.text);
+}
+
 static const char *guarded_get_device_name(struct ibv_device *device)
 {
     return device->name;
@@ -520,6 +528,7 @@ int guard_fill_verbs(struct verbs_guard *g)
         .modify_qp = guarded_modify_qp,
         .destroy_qp = guarded_destroy_qp,
         .wc_status_str = real->wc_status_str,
+        .holders = guarded_holders,
     };
 #if !defined(__APPLE__)
     g->lib.query_gid_ex = real->query_gid_ex ? guarded_query_gid_ex : NULL;

@@ -132,6 +132,18 @@ int verbs_load(const struct verbs_library **out)
     return rc;
 }
 
+const char *verbs_holders(const struct verbs_library *lib, struct ibv_context *context, char *out, size_t len)
+{
+    static const char before[] = ". The programs of its guard have: ";
+    out[0] = '\0';
+    if (!lib->holders || len < sizeof before)
+        return out;
+    lib->holders(context, out + sizeof before - 1, len - sizeof before + 1);
+    if (out[sizeof before - 1])
+        memcpy(out, before, sizeof before - 1);
+    return out;
+}
+
 int verbs_code(int returned, bool thunderbolt, int *raw)
 {
     int code = returned > 0 ? returned : errno;

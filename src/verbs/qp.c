@@ -29,9 +29,10 @@ static int cannot_create(const struct verbs_device *d, const struct verbs_qp_opt
 {
     int raw, code = verbs_code(0, qp_thunderbolt(d), &raw);
     const char *meaning = "";
-    char text[160];
+    char text[700], who[480];
     if (code == -EBUSY || code == -ENOMEM || code == -ENOSPC) {
-        snprintf(text, sizeof text, ". All of its %u queue pairs may be in use, by this process or by others", d->traits.qps);
+        snprintf(text, sizeof text, ". All of its %u queue pairs may be in use, by this process or by others%s", d->traits.qps,
+                 verbs_holders(d->lib, d->context, who, sizeof who));
         meaning = text;
     } else if (code == -EOPNOTSUPP) {
         snprintf(text, sizeof text, ". The device has no %s queue pairs", type_text(o->type));

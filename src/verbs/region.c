@@ -24,7 +24,7 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
     int raw, code = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
     struct rlimit lock = {0};
     const char *meaning = "";
-    char text[256];
+    char text[700], who[480];
     bool limited = getrlimit(RLIMIT_MEMLOCK, &lock) == 0 && lock.rlim_cur != RLIM_INFINITY;
     base_format_bytes(bytes, size, sizeof size);
     if (dmabuf) {
@@ -32,8 +32,8 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
                   : code == -EBADF || code == -EINVAL ? ". The descriptor is no dmabuf, or its buffer does not have these bytes"
                                                       : "";
     } else if (d->traits.link == VERBS_THUNDERBOLT) {
-        snprintf(text, sizeof text, ". The device has %u regions for all processes; memory must be of mmap, not of malloc",
-                 d->traits.regions);
+        snprintf(text, sizeof text, ". The device has %u regions for all processes; memory must be of mmap, not of malloc%s",
+                 d->traits.regions, code == -ENOMEM || code == -ENOSPC ? verbs_holders(d->lib, d->context, who, sizeof who) : "");
         meaning = text;
     } else if (code == -ENOMEM && limited) {
         snprintf(text, sizeof text,

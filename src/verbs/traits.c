@@ -97,3 +97,19 @@ void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv
     t.mtu = port->active_mtu >= IBV_MTU_256 && port->active_mtu <= IBV_MTU_4096 ? port->active_mtu : IBV_MTU_1024;
     *out = t;
 }
+
+bool verbs_thunderbolt_here(void)
+{
+    const struct verbs_library *lib;
+    int count = 0;
+    bool found = false;
+    struct ibv_device **list = verbs_load(&lib) ? NULL : lib->get_device_list(&count);
+    for (int i = 0; list && i < count; i++) {
+        int transport;
+        memcpy(&transport, &list[i]->transport_type, sizeof transport); /* no value of its type */
+        found = found || transport == THUNDERBOLT;
+    }
+    if (list)
+        lib->free_device_list(list);
+    return found;
+}

@@ -52,6 +52,8 @@ struct verbs_library {
     int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
     void (*ack_async_event)(struct ibv_async_event *event);
     const char *(*wc_status_str)(enum ibv_wc_status status);
+    /* Of a guard: says which processes hold how many queue pairs and regions of the device. NULL: not known. */
+    void (*holders)(struct ibv_context *context, char *out, size_t len);
 };
 /* Returns the table of the library's functions, which the first call loads and keeps. -ENOENT: the library cannot be loaded; the error text
  * has the names that were tried, the loader's message, and the package or macOS version that has the library. Any thread may call.
@@ -61,6 +63,9 @@ int verbs_load(const struct verbs_library **out);
  * speaks macOS's numbers, also where it is simulated elsewhere (`thunderbolt`). `returned` 0: errno alone counts (the
  * verb gave NULL). `raw` (may be NULL) gets the number as it came, for messages. */
 int verbs_code(int returned, bool thunderbolt, int *raw);
+/* ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions, ..." for an error; "" if the library does not know it.
+ */
+const char *verbs_holders(const struct verbs_library *lib, struct ibv_context *context, char *out, size_t len);
 
 /* --- traits.c --- */
 enum verbs_link { VERBS_INFINIBAND, VERBS_ETHERNET, VERBS_THUNDERBOLT, VERBS_OTHER };
@@ -87,6 +92,8 @@ struct verbs_traits {
    side effects. */
 void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv_device_attr *device, const struct ibv_port_attr *port,
                        bool has_dmabuf);
+/* Whether this host has a Thunderbolt device. Opens none. */
+bool verbs_thunderbolt_here(void);
 
 /* --- gid.c --- */
 enum verbs_gid_kind { VERBS_GID_UNKNOWN = -1, VERBS_GID_IB = 0, VERBS_GID_ROCE_V1 = 1, VERBS_GID_ROCE_V2 = 2 };
@@ -150,14 +157,18 @@ void verbs_device_close(struct verbs_device *d);
 /* --- guard.c: devices that a process of its own, the guard, owns and gives back, whatever happens to this process --- Such devices offer
    UC and RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
 struct verbs_guard;
-int verbs_guard_start(struct verbs_guard **out, const char *command); /* the command weft, looked up in PATH */
+/* Starts a guard. `command`: the command weft, looked up in PATH. `path` (NULL or "": none): the Unix socket of a guard of several programs
+   of this user; it is started if nobody listens there, unless `command` is "". Programs with the same guard share its devices' numbers of
+   regions and queue pairs. */
+int verbs_guard_start(struct verbs_guard **out, const char *command, const char *path);
 /* Shares memory with the guard, so that it can be registered there: the first `bytes` of the shared memory `fd` (from base_memory_fd()),
    which this process has mapped at `base`. The caller may close `fd` afterwards. */
 int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd);
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
 void verbs_guard_end(struct verbs_guard *g); /* closes all its devices, and returns when the guard process has ended; NULL allowed */
-/* runs the guard in this process, until the program ends; descriptor 0 is the socket to the program */
-int verbs_guard_serve(void);
+/* Runs the guard in this process, until the program at descriptor 0, a socket, has ended. `path`: until all programs have that have
+   connected to this socket, which the guard makes. Returns -EEXIST, after it was sent to descriptor 0, if another guard has that socket. */
+int verbs_guard_serve(const char *path);
 
 /* --- usage.c: how many objects of a device all processes use together --- */
 struct verbs_usage {

@@ -2,8 +2,9 @@
  *
  * Everything that a program can send to its guard: calls with any words, and any bytes in the rings and the descriptors that both have
  * mapped. The fake devices are in this file. They accept everything in range, and stop the process if they are used in a way in which a
- * driver might crash: use of a destroyed object, destroying an object that another one needs, memory that was not shared. For every input
- * the guard goes on or gives the program up; then it frees every object once.
+ * driver might crash: use of a destroyed object, destroying an object that another one needs, memory that was not shared, a second context
+ * or domain. Two programs share the device. For every input the guard goes on or gives the program up; then it frees every object of that
+ * program once, and none of the other.
  */
 #include <signal.h>
 #include <stdint.h>
@@ -13,6 +14,7 @@
 #include "../../src/verbs/guard_move.c"
 #include "../../src/verbs/guard_objects.c"
 #include "../../src/verbs/guard_serve.c"
+#include "../../src/verbs/guard_shared.c"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -44,6 +46,7 @@ static struct {
     struct ibv_device device;
     struct ibv_device *list[2];
     uint32_t alive; /* the number of objects that exist */
+    uint32_t opened;
     bool up, full, fails;
 } f;
 
@@ -127,9 +130,11 @@ static int fake_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
 
 static struct ibv_context *open_fake(struct ibv_device *d)
 {
+    must(f.opened == 0); /* for all programs together */
     struct device *c = object(sizeof *c);
     if (!c)
         return NULL;
+    f.opened++;
     c->base.device = d;
     c->base.ops.poll_cq = fake_poll;
     c->base.ops.req_notify_cq = fake_notify;
@@ -142,6 +147,7 @@ static int close_fake(struct ibv_context *c)
 {
     struct device *d = (struct device *)(void *)c;
     must(!d->domains && !d->channels && !d->queues);
+    f.opened--;
     return gone(d);
 }
 
@@ -169,6 +175,7 @@ static int query_fake_gid(struct ibv_context *c, uint8_t port, int index, union 
 
 static struct ibv_pd *alloc_fake(struct ibv_context *c)
 {
+    must(((struct device *)(void *)c)->domains == 0);
     struct fake_domain *d = object(sizeof *d);
     if (!d)
         return NULL;
@@ -355,7 +362,7 @@ static uint64_t edge(struct input *in)
 
 static void one_call(struct guard *g, struct input *in)
 {
-    struct guard_call c = {.verb = (uint32_t)(1 + word(in, 1) % (GUARD_DESTROY_QP + 1)), .object = (uint32_t)edge(in)};
+    struct guard_call c = {.verb = (uint32_t)(1 + word(in, 1) % (GUARD_HOLDERS + 1)), .object = (uint32_t)edge(in)};
     struct guard_answer a = {0};
     int came = -1, fd[2] = {-1, -1};
     c.a = edge(in);
@@ -403,41 +410,68 @@ static void one_ring(struct guard *g, struct input *in)
     }
 }
 
+struct program {
+    struct guard g;
+    struct guard_page page;
+};
+
+static void begins(struct program *p, struct guard_shared *s)
+{
+    *p = (struct program){.g = {.lib = &fake, .shared = s, .fd = -1, .bell = {-1, -1}, .program = -1}};
+    p->g.page = &p->page;
+    guard_shared_enter(s, &p->g);
+    (void)list(&p->g, &(struct guard_call){.object = 0}, &(struct guard_answer){0});
+}
+
+static void ends(struct program *p, struct guard_shared *s)
+{
+    guard_give_back(&p->g);
+    for (uint32_t i = 0; i < GUARD_CONTEXTS; i++)
+        must(p->g.pairs[i] == 0 && p->g.regions[i] == 0);
+    guard_shared_leave(s, &p->g);
+    p->g.page = NULL;
+    guard_forget(&p->g);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input in = {data, size};
-    struct guard_page page = {0};
-    struct guard g = {.lib = &fake, .fd = -1, .bell = {-1, -1}, .program = -1, .page = &page};
+    struct guard_shared shared = {.lib = &fake, .lock = PTHREAD_MUTEX_INITIALIZER};
+    static struct program programs[2];
     base_log_set("error");
     signal(SIGPIPE, SIG_IGN); /* like the guard, because a program may close its end of a channel */
     f.up = true;
     f.full = f.fails = false;
-    (void)list(&g, &(struct guard_call){.object = 0}, &(struct guard_answer){0});
-    for (unsigned commands = 0; in.left && commands < 300 && !g.broken; commands++) {
+    for (unsigned i = 0; i < 2; i++)
+        begins(&programs[i], &shared);
+    for (unsigned commands = 0; in.left && commands < 300; commands++) {
         uint8_t command = (uint8_t)word(&in, 1);
-        g.now += command * WEFT_US;
+        struct program *p = &programs[command >> 3 & 1];
+        p->g.now += command * WEFT_US;
         switch (command % 8) {
         case 0:
         case 1:
         case 2:
-        case 3: one_call(&g, &in); break;
+        case 3: one_call(&p->g, &in); break;
         case 4:
-        case 5: one_ring(&g, &in); break;
-        case 6: (void)guard_move_all(&g); break;
+        case 5: one_ring(&p->g, &in); break;
+        case 6:
+            if ((command & 240) == 240)
+                p->g.broken = "it is killed";
+            (void)guard_move_all(&p->g);
+            break;
         default:
             f.up = command & 8;
             f.full = command & 16;
             f.fails = (command & 224) == 224;
         }
+        if (p->g.broken) { /* what it has left is freed; the other one goes on */
+            ends(p, &shared);
+            begins(p, &shared);
+        }
     }
-    guard_give_back(&g);
-    must(f.alive == 0);
-    for (uint32_t i = 0; i < g.table[SHARE].top; i++) {
-        struct share *s = guard_find(&g, SHARE, i);
-        munmap(s->here, s->bytes);
-        free(s);
-    }
-    for (size_t k = 0; k < KINDS; k++)
-        free(g.table[k].at);
+    for (unsigned i = 0; i < 2; i++)
+        ends(&programs[i], &shared);
+    must(f.alive == 0 && shared.programs == NULL);
     return 0;
 }

@@ -288,7 +288,7 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     struct tb *tb = l->tb;
     struct fab_link *link = l->r.link;
     struct hello mine, theirs = {0};
-    char why[400] = "";
+    char why[900] = "";
     base_spin_lock(&tb->receiving);
     connect_introduce(tb, &mine, link->node);
     base_spin_unlock(&tb->receiving);

@@ -88,7 +88,10 @@ static bool device_wanted(const struct tb *tb, const struct verbs_device *d)
 
 int tb_devices_find(struct tb *tb, bool *thunderbolt)
 {
-    int err = tb->w->options.guard[0] ? verbs_guard_start(&tb->guard, tb->w->options.guard) : 0;
+    const struct fab_options *o = &tb->w->options;
+    /* A shared guard is for Thunderbolt devices only: others leak nothing, and have more queue pairs than programs need. */
+    bool guarded = o->guard_socket[0] ? verbs_thunderbolt_here() : o->guard[0];
+    int err = guarded ? verbs_guard_start(&tb->guard, o->guard, o->guard_socket) : 0;
     if (!err)
         err = tb->guard ? verbs_guard_devices(tb->guard, &tb->all, &tb->all_count, tb->w->options.gid_index)
                         : verbs_devices(&tb->all, &tb->all_count, tb->w->options.gid_index);

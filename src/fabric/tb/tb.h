@@ -102,7 +102,7 @@ struct tb_link {
     uint32_t cable_count;
     struct tb_cable *via; /* the cable to which frames for this peer are posted; NULL: no route now */
     _Atomic bool led;     /* there has been a route */
-    char no_cable[320];   /* why no cable was found */
+    char no_cable[900];   /* why no cable was found */
 };
 
 struct tb {

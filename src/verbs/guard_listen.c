@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The guard's process. A guard of one program, whose socket is descriptor 0, serves that program and ends with it. A guard of several
+ * (WEFT_GUARD_SOCKET) also listens on a Unix socket of mode 0600, and gives each program that connects a thread of its own. So the programs
+ * of a host, and the standing node that has usually started the guard, use one cable at once: the device is opened once for all of them
+ * (guard_shared.c), and what a killed program has left is freed by its thread.
+ *
+ * The guard ends when its last program has. A lock, a file beside the socket, lets only one guard at a time have the socket; who was about
+ * to connect to a guard that ends starts the next one (guard.c).
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/process.h"
+#include "verbs/guard_serve.h"
+
+#define PROGRAMS_MAX 64u
+
+struct house { /* a guard of several programs */
+    struct guard_shared shared;
+    const char *path;
+    int listener, wake[2]; /* wake: a byte when a program has ended */
+};
+struct guest {
+    struct guard g;
+    struct house *house;
+};
+
+static void *serve_guest(void *arg)
+{
+    struct guest *one = arg;
+    struct house *h = one->house;
+    guard_serve_program(&h->shared, &one->g);
+    guard_shared_leave(&h->shared, &one->g);
+    free(one);
+    (void)!write(h->wake[1], "w", 1); /* if the pipe is full, the main thread has bytes to read */
+    return NULL;
+}
+
+static uint32_t programs(struct house *h)
+{
+    pthread_mutex_lock(&h->shared.lock);
+    uint32_t count = h->shared.count;
+    pthread_mutex_unlock(&h->shared.lock);
+    return count;
+}
+
+/* Takes the socket of a program over. */
+static void admit(struct house *h, int fd)
+{
+    struct guest *one = calloc(1, sizeof *one);
+    pthread_t thread;
+    unsigned uid;
+    int pid, rc = one ? 0 : -ENOMEM;
+    if (!rc && (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid()))
+        rc = -EPERM;
+    if (!rc && programs(h) >= PROGRAMS_MAX)
+        rc = -EUSERS;
+    if (!rc) {
+        one->g.fd = fd;
+        one->house = h;
+        guard_shared_enter(&h->shared, &one->g);
+        if ((rc = base_thread(&thread, serve_guest, one)))
+            guard_shared_leave(&h->shared, &one->g);
+        else
+            pthread_detach(thread);
+    }
+    if (rc) {
+        const int32_t error = -rc;
+        (void)!send(fd, &error, sizeof error, MSG_DONTWAIT | MSG_NOSIGNAL);
+        close(fd);
+        free(one);
+    }
+}
+
+/* Makes this process the guard at this path. -EEXIST: another process is. */
+static int open_house(struct house *h)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    char beside[sizeof at.sun_path + 8];
+    if (h->path[0] != '/' || strlen(h->path) >= sizeof at.sun_path)
+        return -EINVAL;
+    memcpy(at.sun_path, h->path, strlen(h->path) + 1);
+    snprintf(beside, sizeof beside, "%s.lock", h->path);
+    int lock = open(beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); /* held until this process ends */
+    if (lock < 0)
+        return -errno;
+    if (flock(lock, LOCK_EX | LOCK_NB))
+        return errno == EWOULDBLOCK ? -EEXIST : -errno;
+    snprintf(beside, sizeof beside, "%s.log", h->path);
+    int log = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (log >= 0)
+        dup2(log, STDERR_FILENO); /* the descriptor of the program that has started this process is for that program */
+    if (log >= 0)
+        close(log);
+    int rc = chdir("/") ? -errno : base_pipe(h->wake, O_NONBLOCK);
+    if (rc)
+        return rc;
+    unlink(h->path); /* of a guard that was killed */
+    h->listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (h->listener < 0 || bind(h->listener, (struct sockaddr *)&at, sizeof at) || chmod(h->path, 0600) || listen(h->listener, 64))
+        return -errno;
+    fcntl(h->listener, F_SETFD, FD_CLOEXEC);
+    fcntl(h->listener, F_SETFL, O_NONBLOCK);
+    return 0;
+}
+
+static void keep_house(struct house *h)
+{
+    for (char bytes[64]; programs(h);) {
+        struct pollfd p[2] = {{.fd = h->listener, .events = POLLIN}, {.fd = h->wake[0], .events = POLLIN}};
+        if (poll(p, 2, -1) < 0)
+            continue;
+        while (read(h->wake[0], bytes, sizeof bytes) == (ssize_t)sizeof bytes)
+            ;
+        int fd = p[0].revents ? accept(h->listener, NULL, NULL) : -1;
+        if (fd >= 0) {
+            fcntl(fd, F_SETFD, FD_CLOEXEC);
+            fcntl(fd, F_SETFL, 0); /* macOS passes on the listener's flags */
+            admit(h, fd);
+        } else if (p[0].revents && (errno == EMFILE || errno == ENFILE)) {
+            base_sleep_ns(10 * WEFT_MS);
+        }
+    }
+    unlink(h->path); /* connections that nobody has accepted are closed with the listener, and their programs start another guard */
+}
+
+int verbs_guard_serve(const char *socket)
+{
+    static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGTTOU, SIGTTIN, SIGPIPE, SIGUSR1, SIGUSR2};
+    static struct house h = {.listener = -1, .wake = {-1, -1}};
+    static struct guard alone = {.fd = GUARD_FD};
+    for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
+        signal(ignored[i], SIG_IGN); /* the program is asked to end by these; the guard ends after the program */
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    base_name_process("weft-guard");
+    base_log_name("guard");
+    pthread_mutex_init(&h.shared.lock, NULL);
+    h.path = socket;
+    int rc = verbs_load(&h.shared.lib);
+    if (!rc && socket)
+        rc = open_house(&h);
+    if (rc) {
+        const int32_t error = -rc;
+        (void)!write(GUARD_FD, &error, sizeof error);
+        return rc;
+    }
+    if (!socket) {
+        guard_shared_enter(&h.shared, &alone);
+        return guard_serve_program(&h.shared, &alone);
+    }
+    admit(&h, GUARD_FD);
+    keep_house(&h);
+    return 0;
+}
