@@ -64,8 +64,8 @@ typedef struct weft_gpu_config {
 
 /* Open a GPU for this node. `config` may be NULL. weft_gpu_close() or weft_close() closes it.
    Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENODEV there is
-   no such GPU, or it is not usable; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be
-   started to serve it; -EDEADLK called from a handler. */
+   no such GPU, or it is not usable; -ENOSPC the node has 64 GPUs open; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has
+   failed; -EAGAIN no thread can be started to serve it; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
 /* Close the GPU. The call closes its workers, ends the waits of kernels of weft_gpu_run(), waits for these kernels, and does the requests
@@ -83,9 +83,10 @@ WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
    (weft_gpu_ptr()), but not in one of another node.
    Atomics on its words are done by its node, one at a time. They are atomic against each other, but not against kernels that change the
    word themselves.
-   A node of the same host that has a GPU of the same kind open maps the arena for the first such GPU: it copies there directly, and kernels
-   of that GPU load and store there (weft_device_ptr()). The arena stays mapped, because kernels may still use it, until its node opens
-   another arena in that space or the GPU there is closed; only then is its memory free again. Any other node sends messages to the owner.
+   A node of the same host that has a GPU of the same kind open maps the arena: it copies there directly, and kernels of that GPU load and
+   store there (weft_device_ptr()). So do kernels of further GPUs of both nodes, if their driver gives them access to the memory (over
+   NVLink, for example). The arena stays mapped, because kernels may still use it, until its node opens another arena in that space or the
+   GPUs there are closed; only then is its memory free again. Any other node sends messages to the owner.
    Over rc, the owner's RDMA device then moves large data between the arena and the other node's pool, if it takes the GPU's memory as a
    dmabuf (WEFT_GPU_RDMA=no: never); else large data goes through both pools. weft_link_stats.arena_way and arena_why report which way is
    used, and why.
