@@ -14,7 +14,8 @@
 #define NAP_BUSY_NS  (100 * WEFT_US) /* the longest sleep while the last request was recent */
 #define NAP_MOST_NS  WEFT_MS
 #define LATELY_NS    WEFT_SECOND
-#define LOOKS        32u /* looks at all rings between two readings of the clock */
+#define LOOKS        128u /* looks at all rings between two readings of the clock */
+#define RELAX        4u   /* looks between two pauses, of which each takes as long as a look at all rings */
 #define CHECK_NS     WEFT_SECOND
 #define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
 #define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn: a wake-up may come before the sleep begins */
@@ -243,6 +244,8 @@ static bool server_round(struct gpu_server *s)
 {
     uint32_t taken = 0, ended = 0;
     for (uint32_t i = 0; i < s->count; i++) {
+        if (BASE_LIKELY(gpu_ring_quiet(&s->rings[i])))
+            continue;
         taken += server_take(s, &s->rings[i]);
         ended += server_end(s, &s->rings[i]);
     }
@@ -264,7 +267,8 @@ static bool server_spin(struct gpu_server *s)
             return true;
         if (!all_done(s) && fab_service(s->w) > 0)
             return true;
-        base_relax();
+        if (i % RELAX == 0)
+            base_relax();
     }
     return false;
 }
