@@ -272,26 +272,27 @@ int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr
     return arena_alloc(c, space, bytes, out);
 }
 
-/* `place` (may be NULL): finds only memory that this GPU reaches. */
-static void *find(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes)
+void *gpu_arena_hold(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **held)
 {
-    struct gpu_arena *a = NULL;
     void *at = NULL;
-    if (weft_gaddr_node(addr) >= c->w->size || weft_gaddr_space(addr) == 0 || arena_enter(c, addr, bytes, &a, &at))
+    *held = NULL;
+    if (weft_gaddr_node(addr) >= c->w->size || weft_gaddr_space(addr) == 0 || arena_enter(c, addr, bytes, held, &at))
         return NULL;
-    bool reached = a && (!place || view_reaches(a, place));
-    arena_leave(a);
-    return reached ? at : NULL;
+    return at;
 }
 
-void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes)
+void gpu_arena_release(struct gpu_arena *held)
 {
-    return find(c, NULL, addr, bytes);
+    arena_leave(held);
 }
 
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes)
 {
-    return find(c, place, addr, bytes);
+    struct gpu_arena *a;
+    void *at = gpu_arena_hold(c, addr, bytes, &a);
+    bool reached = a && view_reaches(a, place);
+    arena_leave(a);
+    return reached ? at : NULL;
 }
 
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place)

@@ -142,7 +142,10 @@ static inline struct arenas *gpu_arenas_of(const struct weft_node *w)
 int gpu_arenas_new(struct weft_node *w, struct arenas **out);
 int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
-void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes); /* the address in this process; NULL: not reached */
+/* The address in this process; NULL: not reached. The arena stays open until gpu_arena_release(held), which takes NULL, too. */
+struct gpu_arena;
+void *gpu_arena_hold(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **held);
+void gpu_arena_release(struct gpu_arena *held);
 /* the same for kernels of that GPU */
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes);
 /* A GPU was opened: its kernels reach the arenas of this node, and of other nodes of this host, as far as possible. Sets place->number. */
