@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -112,9 +113,34 @@ static void test_cut(void **state)
     assert_int_equal(status[0], 0);
 }
 
+/* --- signals --- */
+
+static const int signals[] = {SIGINT, SIGTERM, SIGABRT, SIGILL, SIGBUS, SIGSEGV};
+enum { SIGNALS = sizeof signals / sizeof signals[0] };
+
+static void same_signals(weft_node *w, void *arg)
+{
+    const struct sigaction *was = arg;
+    struct sigaction is;
+    (void)w;
+    for (int i = 0; i < SIGNALS; i++)
+        CHECK(sigaction(signals[i], NULL, &is) == 0 && is.sa_handler == was[i].sa_handler);
+}
+
+/* libfabric and the libraries that it needs may not take over the program's signals. */
+static void test_signals(void **state)
+{
+    (void)state;
+    struct sigaction was[SIGNALS];
+    for (int i = 0; i < SIGNALS; i++)
+        assert_int_equal(sigaction(signals[i], NULL, &was[i]), 0);
+    assert_int_equal(nodes_failed(2, same_signals, was), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_signals),
         cmocka_unit_test(test_away_for_a_second),
         cmocka_unit_test(test_data_away),
         cmocka_unit_test(test_cut),

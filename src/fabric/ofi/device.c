@@ -9,10 +9,24 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#define VERBS_RXM "verbs;ofi_rxm"
+
+/* What the user can do about it, for errors whose reason libfabric does not tell. */
+static const char *device_remedy(const char *provider, int error)
+{
+    if (error == EINVAL && strcmp(provider, VERBS_RXM) == 0)
+        return " (a device with few entries in a completion queue needs FI_UNIVERSE_SIZE, the number of nodes)";
+    if (error == EADDRINUSE || error == EADDRNOTAVAIL)
+        return " (no port is free; libfabric's settings FI_NET_PORT_LOW_RANGE and FI_NET_PORT_HIGH_RANGE, or FI_TCP_... for tcp, bound the "
+               "ports)";
+    return "";
+}
+
 static int device_failed(const struct ofi *o, int rc, const char *what)
 {
-    return base_fail(rc < 0 ? rc : -rc, "%s of libfabric: %s fails: %s", o->info->fabric_attr->prov_name, what,
-                     o->lib->strerror(rc < 0 ? -rc : rc));
+    const char *provider = o->info->fabric_attr->prov_name;
+    rc = rc < 0 ? -rc : rc;
+    return base_fail(-rc, "%s of libfabric: %s fails: %s%s", provider, what, o->lib->strerror(rc), device_remedy(provider, rc));
 }
 
 /* --- memory regions --- */
@@ -196,6 +210,24 @@ static int device_memory(struct ofi *o)
     return 0;
 }
 
+/* With a receive queue for each connection, ofi_rxm posts receives to connections that it has closed, and crashes (libfabric 1.17 to 2.4,
+ * issue 11828 of libfabric). The environment is the program's, which may have threads: it is not changed here. */
+static int device_refuse(const struct fi_info *info)
+{
+    const char *provider = info->fabric_attr->prov_name, *shared = getenv("FI_OFI_RXM_USE_SRX");
+    if (strcmp(provider, VERBS_RXM) == 0 && (!shared || strcmp(shared, "1") != 0))
+        return base_fail(-ENOTSUP,
+                         "%s of libfabric crashes when it is closed, unless its connections share one receive queue: set "
+                         "FI_OFI_RXM_USE_SRX=1 on all nodes",
+                         provider);
+    if (info->ep_attr->max_msg_size < TB_FRAME_BYTES)
+        return base_fail(
+            -EMSGSIZE,
+            "%s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
+            provider, info->ep_attr->max_msg_size, TB_FRAME_BYTES);
+    return 0;
+}
+
 int ofi_device_open(struct ofi *o)
 {
     struct fi_info *info = o->info;
@@ -204,16 +236,14 @@ int ofi_device_open(struct ofi *o)
     most = info->tx_attr->size;
     o->requests_count = most && most < OFI_REQUESTS ? (uint32_t)most : OFI_REQUESTS;
     o->shift = OFI_SEGMENT_SHIFT;
-    if (info->ep_attr->max_msg_size < TB_FRAME_BYTES)
-        return base_fail(
-            -EMSGSIZE,
-            "%s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
-            info->fabric_attr->prov_name, info->ep_attr->max_msg_size, TB_FRAME_BYTES);
+    int rc = device_refuse(info);
+    if (rc)
+        return rc;
     const char *what = "fi_fabric";
-    int rc = o->lib->fabric(info->fabric_attr, &o->fabric, NULL);
+    rc = o->lib->fabric(info->fabric_attr, &o->fabric, NULL);
     if (!rc && (what = "fi_domain"))
         rc = fi_domain(o->fabric, info, &o->domain, NULL);
-    struct fi_av_attr av = {.type = info->domain_attr->av_type, .count = o->w->size};
+    struct fi_av_attr av = {.type = info->domain_attr->av_type, .count = o->w->founders};
     if (!rc && (what = "fi_av_open"))
         rc = fi_av_open(o->domain, &av, &o->av, NULL);
     if (!rc && (what = "fi_cq_open"))
