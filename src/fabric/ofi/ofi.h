@@ -33,7 +33,7 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES      256u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
 #define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
 #define OFI_MOVES         4u         /* RMA requests under way to a peer; few, because frames wait behind them */
 #define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
