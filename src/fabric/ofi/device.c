@@ -131,19 +131,39 @@ void ofi_receive_owed_locked(struct ofi *o)
     }
 }
 
+/* In libfabric 1.17 fi_trywait() of `net` does nothing, so the signal of the first completion stays for ever, and its descriptor is always
+ * readable. fi_wait() on a wait set takes the signal back. Later versions have no `net`. */
+static void device_wait_set(struct ofi *o)
+{
+    struct fi_wait_attr attr = {.wait_obj = FI_WAIT_FD};
+    if (!o->wait && strcmp(o->info->fabric_attr->prov_name, "net") == 0 && fi_wait_open(o->fabric, &attr, &o->wait))
+        o->wait = NULL;
+}
+
 static int device_queue(struct ofi *o)
 {
-    struct fi_cq_attr attr = {.size = o->receives_count + o->requests_count + 16, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD};
+    device_wait_set(o);
+    struct fi_cq_attr attr = {.size = o->receives_count + o->requests_count + 16,
+                              .format = FI_CQ_FORMAT_MSG,
+                              .wait_obj = o->wait ? FI_WAIT_SET : FI_WAIT_FD,
+                              .wait_set = o->wait};
     o->fd = -1;
     int rc = fi_cq_open(o->domain, &attr, &o->cq, NULL);
-    if (rc == 0 && fi_control(&o->cq->fid, FI_GETWAIT, &o->fd) == 0)
+    if (rc == 0 && fi_control(o->wait ? &o->wait->fid : &o->cq->fid, FI_GETWAIT, &o->fd) == 0)
         return 0;
     if (rc == 0)
         fi_close(&o->cq->fid);
     o->cq = NULL;
     o->fd = -1;
     attr.wait_obj = FI_WAIT_NONE;
+    attr.wait_set = NULL;
     return fi_cq_open(o->domain, &attr, &o->cq, NULL);
+}
+
+bool ofi_queue_quiet_locked(struct ofi *o)
+{
+    struct fid *queue = &o->cq->fid;
+    return o->wait ? fi_wait(o->wait, 0) == -FI_ETIMEDOUT : o->fabric->ops->trywait(o->fabric, &queue, 1) == 0;
 }
 
 int ofi_queue_renew(struct ofi *o)
@@ -273,6 +293,7 @@ void ofi_device_close(struct ofi *o)
     ofi_unregister(&o->pool);
     device_close(o->memory_mr ? &o->memory_mr->fid : NULL);
     device_close(o->cq ? &o->cq->fid : NULL);
+    device_close(o->wait ? &o->wait->fid : NULL);
     device_close(o->av ? &o->av->fid : NULL);
     device_close(o->domain ? &o->domain->fid : NULL);
     device_close(o->fabric ? &o->fabric->fid : NULL);
