@@ -133,11 +133,11 @@ int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs
 void standing_serve_end(struct standing_server *s);
 
 /* --- standing_node.c --- */
-/* Run one node, until it is told to end. `slot`: which of the nodes of its host it is. Returns the exit status, for the launcher: see
- * launch.h. `instead` is called every second or so while the node waits for others to begin a cluster with; when it returns non-zero, the
+/* Run one node, until it is told to end. `slot`: which of the nodes of its host it is. `first`: number of the first node of this host, which is
+ * to be the control node when the cluster begins; UINT32_MAX: any. Returns the exit status, for the launcher: see launch.h. `instead` is called every second or so while the node waits for others to begin a cluster with; when it returns non-zero, the
  * node gives up and STANDING_INSTEAD is returned. NULL: not. */
 #define STANDING_INSTEAD (-1)
-int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void));
+int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 
 /* --- status.c: what commands share --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */

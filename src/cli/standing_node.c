@@ -16,6 +16,7 @@
 
 #define END_HANDLER 1u
 #define ROUND_NS    (200 * WEFT_MS) /* between two attempts to become the control node, and two looks whether the members have changed */
+#define FIRST_NS    (10 * WEFT_SECOND) /* for the first node of a host to become the control node */
 #define REFRESH_NS  WEFT_SECOND
 #define WARN_NS     (60 * WEFT_SECOND)
 #define LEAVE_NS    (10 * WEFT_SECOND) /* for the others to leave when the cluster ends */
@@ -31,7 +32,9 @@ struct standing {
     struct jobs *jobs;
     struct standing_server *server; /* NULL: this is not a control node */
     int control;                    /* the lock of the control node; -1: another process has it */
-    bool tells;                     /* a command asked this node for the cluster's end */
+    uint32_t first;                 /* while this node lives, it is to be the control node, until `leave_it`; UINT32_MAX: none */
+    int64_t leave_it;
+    bool tells; /* a command asked this node for the cluster's end */
 };
 
 static int (*join_instead)(void);
@@ -81,6 +84,8 @@ static void end_all(weft_node *w)
 /* Become the control node, if this host has none. Returns 1 if it is one now, 0 if another node is, or a negative errno. */
 static int take_control(struct standing *s)
 {
+    if (s->first != UINT32_MAX && s->first != weft_rank(s->w) && weft_alive(s->w, s->first) && base_now_ns() < s->leave_it)
+        return 0;
     int fd = standing_control(s->place);
     if (fd < 0)
         return fd == -EBUSY ? 0 : fd;
@@ -125,9 +130,9 @@ static int cannot_join(int rc)
     return rc == -ENOSPC || rc == -EACCES || rc == -EINVAL || rc == -EPROTO ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
 }
 
-int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void))
+int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void))
 {
-    struct standing s = {.place = p, .metrics = metrics, .control = -1};
+    struct standing s = {.place = p, .metrics = metrics, .control = -1, .first = first};
     const char *home = getenv("HOME");
     signal(SIGPIPE, SIG_IGN);
     cli_catch_signals();
@@ -140,6 +145,7 @@ int standing_node(const struct standing_place *p, uint32_t slot, const char *met
         return cli_stopped() ? 128 + cli_stopped() : rc == -EINTR ? STANDING_INSTEAD : cannot_join(rc);
     if ((!home || chdir(home)) && chdir("/")) /* programs start here, as they do with ssh */
         base_log(BASE_LOG_WARN, "cannot change to directory /: %s", base_strerror(errno));
+    s.leave_it = base_deadline(FIRST_NS);
     weft_handle(s.w, END_HANDLER, on_end_message, NULL);
     weft_on_change(s.w, on_change, NULL);
     rc = desk_open(&s.desk, s.w, slot);

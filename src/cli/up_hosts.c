@@ -422,10 +422,10 @@ int up_here(struct up *u, const struct launch *l)
         setenv("WEFT_POOL", l->pool, 1);
     int status = here_settings(u);
     if (!status)
-        status = standing_node(&place, (uint32_t)slot, u->metrics, members ? runs_meanwhile : NULL);
+        status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, members ? runs_meanwhile : NULL);
     if (status == STANDING_INSTEAD) {
         join_the_running_one();
-        status = standing_node(&place, (uint32_t)slot, u->metrics, NULL);
+        status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, NULL);
     }
     return status > 128 ? 0 : status; /* a signal asked it to end */
 }
