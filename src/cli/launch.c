@@ -216,7 +216,7 @@ static bool handle_signals(struct launcher *s)
             case SIGCONT:
             case SIGUSR1:
             case SIGUSR2: signal_nodes(s, sig); break;
-            default:                           /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
+            default:                                        /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
                 stay = stay && s->running + s->waiting > 0; /* if no node runs, only unwritten output is left: drop it */
                 if (s->interrupted && sig != SIGHUP) {
                     kill_nodes(s);

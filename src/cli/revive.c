@@ -17,7 +17,7 @@
 #define HASTY_NS  (2 * WEFT_SECOND) /* a node that ended earlier has ended soon */
 #define AGAIN_MIN (100 * WEFT_MS)
 #define AGAIN_MAX (30 * WEFT_SECOND)
-#define TRIES     3u /* in which a node must have joined */
+#define TRIES     3u              /* in which a node must have joined */
 #define LOOK_NS   (500 * WEFT_MS) /* between two looks whether the cluster is to end */
 
 static void forget(struct launcher *s)

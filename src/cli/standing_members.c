@@ -89,7 +89,7 @@ json_t *members_answer(weft_node *w, struct jobs *jobs)
                            "`weft up --here` on the other host");
         return NULL;
     }
-    return json_pack("{so ss ss ss ss ss sI sb so}", "secret", secret, "members", list, "door", door ? door : "", "coord", coord ? coord : "",
-                     "hostfile", hostfile ? hostfile : "", "pool", pool ? pool : "", "numbers", (json_int_t)weft_size(w), "emulated",
-                     getenv("SOFTVERBS_HOST") != NULL, "settings", standing_settings());
+    return json_pack("{so ss ss ss ss ss sI sb so}", "secret", secret, "members", list, "door", door ? door : "", "coord",
+                     coord ? coord : "", "hostfile", hostfile ? hostfile : "", "pool", pool ? pool : "", "numbers",
+                     (json_int_t)weft_size(w), "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings", standing_settings());
 }

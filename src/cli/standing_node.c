@@ -15,7 +15,7 @@
 #include "cluster/cluster.h"
 
 #define END_HANDLER 1u
-#define ROUND_NS    (200 * WEFT_MS) /* between two attempts to become the control node, and two looks whether the members have changed */
+#define ROUND_NS    (200 * WEFT_MS)    /* between two attempts to become the control node, and two looks whether the members have changed */
 #define FIRST_NS    (10 * WEFT_SECOND) /* for the first node of a host to become the control node */
 #define REFRESH_NS  WEFT_SECOND
 #define WARN_NS     (60 * WEFT_SECOND)

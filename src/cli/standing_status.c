@@ -119,9 +119,9 @@ static json_t *status_link(uint32_t from, const struct desk_link *l)
 
 json_t *standing_settings(void)
 {
-    static const char *const own[] = {"WEFT_RANK",        "WEFT_SIZE",  "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_CLUSTER",
-                                      "WEFT_SECRET_FILE", "WEFT_SERVE", "WEFT_SSH",   "WEFT_POOL",     "WEFT_GUARD",
-                                      "WEFT_GROW",        "WEFT_JOIN"};
+    static const char *const own[] = {"WEFT_RANK",    "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET",
+                                      "WEFT_CLUSTER", "WEFT_SECRET_FILE", "WEFT_SERVE", "WEFT_SSH",      "WEFT_POOL",
+                                      "WEFT_GUARD",   "WEFT_GROW",        "WEFT_JOIN"};
     json_t *o = json_object();
     for (char **e = environ; *e; e++) {
         char name[64];
@@ -239,7 +239,8 @@ static void print_node_metrics(FILE *f, weft_node *w, struct jobs *jobs, const s
     head(f, "weft_node_up", "gauge", "Whether the node is in the cluster.");
     for (uint32_t i = 0; i < s->count; i++) {
         jobs_host(jobs, s->nodes[i], host, sizeof host);
-        fprintf(f, "weft_node_up{node=\"%u\",host=\"%s\"} %d\n", s->nodes[i], escape(host, label, sizeof label), weft_alive(w, s->nodes[i]));
+        fprintf(f, "weft_node_up{node=\"%u\",host=\"%s\"} %d\n", s->nodes[i], escape(host, label, sizeof label),
+                weft_alive(w, s->nodes[i]));
     }
     for (size_t k = 0; k < sizeof of_nodes / sizeof of_nodes[0]; k++) {
         head(f, of_nodes[k].name, "gauge", of_nodes[k].help);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up on several hosts. The launcher of `weft run` starts `weft up --on-host` on each of them, over ssh. That command starts the launcher
- * of that host in the background and returns when its nodes are up; so ssh is needed only until then. It has the cluster's secret and settings
- * from its environment, and keeps them for nodes that it starts later.
+ * weft up on several hosts. The launcher of `weft run` starts `weft up --on-host` on each of them, over ssh. That command starts the
+ * launcher of that host in the background and returns when its nodes are up; so ssh is needed only until then. It has the cluster's secret
+ * and settings from its environment, and keeps them for nodes that it starts later.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 #define COUNTS_MAX  (WEFT_MAX_NODES * 5u) /* bytes of the list of --on-host */
 #define PROBE_NS    (300 * WEFT_MS)       /* for a member of a running cluster to accept a connection */
 #define PROBES_NS   (3 * WEFT_SECOND)     /* for all of them together */
-#define PROBE_AGAIN (5 * WEFT_SECOND)    /* between two looks whether the cluster runs */
+#define PROBE_AGAIN (5 * WEFT_SECOND)     /* between two looks whether the cluster runs */
 
 /* --- addresses --- */
 
@@ -65,9 +65,15 @@ static int choose_own_door(struct up *u, const char *coord, const char *other)
 
 static int launch_on_hosts(const struct up *u, struct launch *l, char *counts)
 {
-    char *argv[] = {(char *)(uintptr_t)l->self, (char *)(uintptr_t) "up", (char *)(uintptr_t) "--on-host", counts,
-                    (char *)(uintptr_t) "--cluster", (char *)(uintptr_t)u->cluster,
-                    u->metrics ? (char *)(uintptr_t) "--metrics" : NULL, (char *)(uintptr_t)u->metrics, NULL};
+    char *argv[] = {(char *)(uintptr_t)l->self,
+                    (char *)(uintptr_t) "up",
+                    (char *)(uintptr_t) "--on-host",
+                    counts,
+                    (char *)(uintptr_t) "--cluster",
+                    (char *)(uintptr_t)u->cluster,
+                    u->metrics ? (char *)(uintptr_t) "--metrics" : NULL,
+                    (char *)(uintptr_t)u->metrics,
+                    NULL};
     char *others[] = {argv[0], argv[1], argv[2], argv[3], argv[4], argv[5], NULL};
     l->argv = argv;
     l->others = others;
@@ -80,8 +86,8 @@ static int launch_on_hosts(const struct up *u, struct launch *l, char *counts)
 /* After a failure: end what has been started, on all hosts. */
 static void end_on_hosts(const struct up *u, struct launch *l)
 {
-    char *argv[] = {(char *)(uintptr_t)l->self, (char *)(uintptr_t) "up", (char *)(uintptr_t) "--end", (char *)(uintptr_t) "--cluster",
-                    (char *)(uintptr_t)u->cluster, NULL};
+    char *argv[] = {(char *)(uintptr_t)l->self,      (char *)(uintptr_t) "up",      (char *)(uintptr_t) "--end",
+                    (char *)(uintptr_t) "--cluster", (char *)(uintptr_t)u->cluster, NULL};
     l->argv = l->others = argv;
     l->kill_on_failure = false;
     launch_cluster(l);
@@ -98,7 +104,8 @@ static int list_hosts(const struct launch *l, const char **ssh, char *counts, ui
         const char *name = l->ssh[i];
         for (uint32_t k = 0; k < *hosts; k++)
             if (name ? ssh[k] && strcmp(ssh[k], name) == 0 : !ssh[k])
-                return cli_error("up", "the hostfile names host %s twice, with others between: put its entries together", name ? name : "localhost");
+                return cli_error("up", "the hostfile names host %s twice, with others between: put its entries together",
+                                 name ? name : "localhost");
         while (i < l->nodes && (name ? l->ssh[i] && strcmp(l->ssh[i], name) == 0 : !l->ssh[i]))
             i++;
         n += (size_t)snprintf(counts + n, COUNTS_MAX - n, "%s%u", n ? "," : "", i - first);
@@ -271,8 +278,9 @@ static int add_hosts(struct up *u, struct launch *l, const json_t *o, char *name
     uint32_t count = 0;
     size_t n = 0;
     if (is_unix(door))
-        return cli_error("up", "--add: the cluster's nodes let others join at %s, which other hosts do not reach: start the cluster with a "
-                               "hostfile, or with WEFT_GROW=HOST:PORT",
+        return cli_error("up",
+                         "--add: the cluster's nodes let others join at %s, which other hosts do not reach: start the cluster with a "
+                         "hostfile, or with WEFT_GROW=HOST:PORT",
                          door);
     for (char *name = strtok_r(names, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
         if (name[0] == '-' || count == WEFT_MAX_NODES)
