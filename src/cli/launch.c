@@ -341,9 +341,9 @@ static void loop(struct launcher *s, struct pollfd *fds)
     for (;;) {
         nfds_t n = 0;
         bool more = false;
-        reap(s);
         if (s->l->revive)
             revive_round(s);
+        reap(s);
         if (!s->running && !s->waiting) {
             for (uint32_t i = 0; s->in && !drained_reset && i < 2 * s->started; i++)
                 s->in[i].drained = 0;

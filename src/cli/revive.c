@@ -51,7 +51,6 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
     uint32_t place = launch_place(s, rank);
     int status = base_process_status(how);
     char name[32], what[96];
-    s->up = s->up || access(s->l->revive->up, F_OK) == 0;
     if (status == 0) { /* the cluster was asked to end; a node that just joins may not have heard of it */
         launch_end_nodes(s, SIGTERM);
         return true;
@@ -107,6 +106,7 @@ static void start_again(struct launcher *s, uint32_t rank)
 
 void revive_round(struct launcher *s)
 {
+    s->up = s->up || access(s->l->revive->up, F_OK) == 0; /* looked at often: a control node that leaves removes it for a moment */
     if (!s->ending && access(s->l->revive->down, F_OK) == 0)
         launch_end_nodes(s, SIGTERM);
     if (s->ending)

@@ -127,7 +127,7 @@ static int cannot_join(int rc)
     cli_error("up", "%s", base_error());
     if (!join || !join[0])
         return CLI_FAILED;
-    return rc == -ENOSPC || rc == -EACCES || rc == -EINVAL || rc == -EPROTO ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
+    return rc == -ENOSPC || rc == -EINVAL ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED; /* -EACCES: also when a member dies while it answers */
 }
 
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void))

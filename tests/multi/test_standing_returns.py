@@ -156,6 +156,15 @@ class Returns(Standing):
         print(f"{kills} kills; seen by the status after at most {max(self.seen):.2f} s, mean {sum(self.seen) / kills:.2f} s; "
               f"another node up after at most {max(self.back):.2f} s, mean {sum(self.back) / kills:.2f} s", file=sys.stderr)
 
+    def test_the_control_node_leaves(self):
+        """Ended by a signal, it leaves in order; it comes back, and the cluster goes on."""
+        self.up()
+        time.sleep(0.6)  # the launcher has seen that the cluster is up
+        before = self.control()
+        os.kill(before["pid"], signal.SIGTERM)
+        until("another node is at its place", lambda: self.at(before["place"])["state"] == "up" and self.at(before["place"])["node"] == 3)
+        self.all_up()
+
     def test_two_at_once(self):
         self.up()
         pids = [self.at(place)["pid"] for place in (0, 2)]
