@@ -91,8 +91,7 @@ static uint32_t place_of(struct exec_print *p, uint32_t node)
     p->place[node] = (uint16_t)(at + 1);
     snprintf(tag, TAG_BYTES, "%u", node);
     for (uint32_t i = 2 * at; i < 2 * at + 2; i++)
-        p->in[i] = (struct relay_in){
-            .fd = -1, .node = node, .to = i % 2 ? &p->err : &p->out, .label = tag, .bare = p->form != EXEC_TAGGED};
+        p->in[i] = (struct relay_in){.fd = -1, .node = node, .to = i % 2 ? &p->err : &p->out, .label = tag, .bare = p->form != EXEC_TAGGED};
     return at;
 }
 

@@ -216,7 +216,7 @@ static bool handle_signals(struct launcher *s)
             case SIGCONT:
             case SIGUSR1:
             case SIGUSR2: signal_nodes(s, sig); break;
-            default:                           /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
+            default:                                        /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
                 stay = stay && s->running + s->waiting > 0; /* if no node runs, only unwritten output is left: drop it */
                 if (s->interrupted && sig != SIGHUP) {
                     kill_nodes(s);
@@ -341,9 +341,9 @@ static void loop(struct launcher *s, struct pollfd *fds)
     for (;;) {
         nfds_t n = 0;
         bool more = false;
-        reap(s);
         if (s->l->revive)
             revive_round(s);
+        reap(s);
         if (!s->running && !s->waiting) {
             for (uint32_t i = 0; s->in && !drained_reset && i < 2 * s->started; i++)
                 s->in[i].drained = 0;

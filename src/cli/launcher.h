@@ -22,11 +22,11 @@
 struct node {
     pid_t pid; /* of the node; for a node on another machine: of ssh */
     bool running;
-    bool waits;     /* it is started again at `again` */
+    bool waits; /* it is started again at `again` */
     int64_t began, again;
     uint32_t hasty; /* grows when a node ends soon after its start, and falls when one does not */
     uint32_t tries; /* how many in a row could not join */
-    int control; /* pipe to ssh's standard input, for a node on another machine; else -1 */
+    int control;    /* pipe to ssh's standard input, for a node on another machine; else -1 */
 };
 
 struct launcher {
@@ -34,10 +34,10 @@ struct launcher {
     struct node *nodes;
     uint32_t started, running, waiting; /* waiting: nodes that are started again later */
     bool up;                            /* the standing cluster was seen to be up */
-    char path[4096];      /* path of the program */
-    char **env;           /* environment of the nodes; env[0] is the rank */
-    char gpus[GPUS_ROOM]; /* GPUs of the node that is being started */
-    char join[4096]; /* WEFT_JOIN of a node that is started again */
+    char path[4096];                    /* path of the program */
+    char **env;                         /* environment of the nodes; env[0] is the rank */
+    char gpus[GPUS_ROOM];               /* GPUs of the node that is being started */
+    char join[4096];                    /* WEFT_JOIN of a node that is started again */
     char rank[32], size[32], coord[160], pool[64], secret[80], guard[FAB_GUARD_MAX + 16], *hostfile;
     char *outer[LAUNCH_OUTER]; /* WEFT_OUTER_NAME=VALUE: the value of NAME outside the emulation */
     char dir[96];              /* directory for the socket, where sockets need files, and for an emulated fabric; "": none */
@@ -98,7 +98,7 @@ int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit stat
 /* --- revive.c: only with s->l->revive --- */
 /* A node has ended. True: this was dealt with. False: the cluster was not up yet, so all is to end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
-void revive_round(struct launcher *s);   /* start the nodes that are due; end all if that was asked for */
-int64_t revive_due(const struct launcher *s);  /* when to call it again */
+void revive_round(struct launcher *s);        /* start the nodes that are due; end all if that was asked for */
+int64_t revive_due(const struct launcher *s); /* when to call it again */
 
 #endif

@@ -17,7 +17,7 @@
 #define HASTY_NS  (2 * WEFT_SECOND) /* a node that ended earlier has ended soon */
 #define AGAIN_MIN (100 * WEFT_MS)
 #define AGAIN_MAX (30 * WEFT_SECOND)
-#define TRIES     3u /* in which a node must have joined */
+#define TRIES     3u              /* in which a node must have joined */
 #define LOOK_NS   (500 * WEFT_MS) /* between two looks whether the cluster is to end */
 
 static void forget(struct launcher *s)
@@ -51,7 +51,6 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
     uint32_t place = launch_place(s, rank);
     int status = base_process_status(how);
     char name[32], what[96];
-    s->up = s->up || access(s->l->revive->up, F_OK) == 0;
     if (status == 0) { /* the cluster was asked to end; a node that just joins may not have heard of it */
         launch_end_nodes(s, SIGTERM);
         return true;
@@ -107,6 +106,7 @@ static void start_again(struct launcher *s, uint32_t rank)
 
 void revive_round(struct launcher *s)
 {
+    s->up = s->up || access(s->l->revive->up, F_OK) == 0; /* looked at often: a control node that leaves removes it for a moment */
     if (!s->ending && access(s->l->revive->down, F_OK) == 0)
         launch_end_nodes(s, SIGTERM);
     if (s->ending)

@@ -5,6 +5,7 @@
  *   control.c          frames and requests of the control socket
  *   standing_place.c   the cluster's folder on this host: control socket, lock, log
  *   standing_desk.c    what a node tells of itself: host, devices, links, memory
+ *   standing_told.c    what nodes have told, also those that are gone
  *   standing_task.c, standing_jobs.c   processes that were asked for by `weft exec`
  *   standing_members.c   what a node needs to join
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
@@ -66,9 +67,9 @@ struct desk_link { /* to a living node */
 struct desk_page {
     uint64_t number; /* of the refresh */
     uint32_t pid, count;
-    int64_t joined; /* seconds since 1970 */
+    int64_t joined;      /* seconds since 1970 */
     uint32_t slot, zero; /* slot: which of the nodes of its host it is. A node that comes back has the slot of the one before it */
-    char door[128]; /* address at which this node lets others join: the node's WEFT_GROW */
+    char door[128];      /* address at which this node lets others join: the node's WEFT_GROW */
     weft_pool_stats pool;
     struct topo_node node;
     struct desk_link links[]; /* [count], by number of the node; the memory has room for more */
@@ -91,8 +92,8 @@ int desk_get(struct desks *d, uint32_t node, struct desk_page **out);
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job: the newest */
 #define JOBS_ENDED_MAX 64u               /* detached jobs that have ended and are still known */
 #define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* between SIGTERM and SIGKILL of `weft kill` */
-#define JOBS_EACH      10000u            /* the jobs of control node K have numbers above K times this, so that the next control node gives others */
-#define JOBS_FAILED    255               /* exit status when weft itself failed, as that of ssh */
+#define JOBS_EACH      10000u /* the jobs of control node K have numbers above K times this, so that the next control node gives others */
+#define JOBS_FAILED    255    /* exit status when weft itself failed, as that of ssh */
 struct jobs;
 int jobs_open(struct jobs **out, weft_node *w);
 void jobs_end(struct jobs *all);   /* kill all processes, and refuse new jobs */
@@ -102,15 +103,18 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r);
 void jobs_kill(struct jobs *all, int fd, const struct control_request *r);
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);
-/* Learn the hosts of nodes that have joined, so that they are known when the nodes are gone. False: some have not told of themselves yet. */
+
+/* --- standing_told.c --- */
+/* Learn the hosts of nodes that have joined, so that they are known when the nodes are gone. False: some have not told of themselves yet.
+ */
 bool jobs_learn(struct jobs *all);
 /* desk_get(), and remember what it says of the node's host. */
 int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
 /* Name of a node's host, as it told; "node K" before it did. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 uint32_t jobs_slot(struct jobs *all, uint32_t node); /* as it told; 0 before it did */
-/* The nodes to show: all that live, and of those that are gone the ones that told of themselves and have no successor, that is no later node
- * with their host, door and slot. By number; the caller frees the list. Returns how many; `*out` NULL: no memory. */
+/* The nodes to show: all that live, and of those that are gone the ones that told of themselves and have no successor, that is no later
+ * node with their host, door and slot. By number; the caller frees the list. Returns how many; `*out` NULL: no memory. */
 uint32_t jobs_nodes(struct jobs *all, uint32_t **out);
 
 /* --- standing_status.c --- */
@@ -126,18 +130,19 @@ json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error
 
 /* --- standing_serve.c --- */
 struct standing_server;
-/* Serve the control socket on threads of its own, until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT for Prometheus, NULL: none. `on_down` is called on a thread of the
- * server when a command asks for the cluster's end. */
+/* Serve the control socket on threads of its own, until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT for
+ * Prometheus, NULL: none. `on_down` is called on a thread of the server when a command asks for the cluster's end. */
 int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs, const struct standing_place *p, const char *metrics,
                    void (*on_down)(void *arg), void *arg);
 void standing_serve_end(struct standing_server *s);
 
 /* --- standing_node.c --- */
-/* Run one node, until it is told to end. `slot`: which of the nodes of its host it is. Returns the exit status, for the launcher: see
- * launch.h. `instead` is called every second or so while the node waits for others to begin a cluster with; when it returns non-zero, the
- * node gives up and STANDING_INSTEAD is returned. NULL: not. */
+/* Run one node, until it is told to end. `slot`: which of the nodes of its host it is. `first`: number of the first node of this host,
+ * which is to be the control node when the cluster begins; UINT32_MAX: any. Returns the exit status, for the launcher: see launch.h.
+ * `instead` is called every second or so while the node waits for others to begin a cluster with; when it returns non-zero, the node gives
+ * up and STANDING_INSTEAD is returned. NULL: not. */
 #define STANDING_INSTEAD (-1)
-int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void));
+int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 
 /* --- status.c: what commands share --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */

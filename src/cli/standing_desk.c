@@ -17,7 +17,7 @@
 struct desk {
     weft_node *w;
     uint32_t rank, slot, room; /* room: for links */
-    weft_gaddr at, before; /* before: where the desk was before it needed more room, since somebody may be reading there; 0: nowhere */
+    weft_gaddr at, before;     /* before: where the desk was before it needed more room, since somebody may be reading there; 0: nowhere */
     uint64_t page_bytes, number;
     struct desk_head *head;
     int64_t refreshed, looked, joined;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The jobs of a standing cluster: what their two files share. standing_task.c: the processes of a job, their output and input.
- * standing_jobs.c: the jobs.
+ * The jobs of a standing cluster: what their three files share. standing_task.c: the processes of a job, their output and input.
+ * standing_jobs.c: the jobs. standing_told.c: the nodes' hosts.
  */
 #ifndef WEFT_CLI_STANDING_JOB_H
 #define WEFT_CLI_STANDING_JOB_H
@@ -58,13 +58,16 @@ struct jobs {
     struct job *first;
     uint32_t last_id, running; /* running: jobs with threads */
     bool closing;
-    struct told {      /* what a node has told of itself; kept when it is gone */
+    struct told {       /* what a node has told of itself; kept when it is gone */
         char host[64];  /* "": not known yet */
         char door[128]; /* hosts may have the same name; over a network each has an address of its own */
         uint32_t slot;
     } * told; /* [WEFT_MAX_NUMBERS]; memory is used only for those that told */
     struct desks *desks;
 };
+
+/* --- standing_told.c --- */
+bool jobs_known(struct jobs *all, uint32_t node); /* whether it has told of itself */
 
 /* --- standing_task.c --- */
 void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text); /* to the command, if it is there */

@@ -28,93 +28,6 @@ int jobs_open(struct jobs **out, weft_node *w)
     return desks_open(&all->desks, w);
 }
 
-int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out)
-{
-    int rc = desk_get(all->desks, node, out);
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&all->lock);
-    snprintf(all->told[node].host, sizeof all->told[node].host, "%s", (*out)->node.host);
-    snprintf(all->told[node].door, sizeof all->told[node].door, "%s", (*out)->door);
-    all->told[node].slot = (*out)->slot;
-    pthread_mutex_unlock(&all->lock);
-    return 0;
-}
-
-static bool is_known(struct jobs *all, uint32_t node)
-{
-    pthread_mutex_lock(&all->lock);
-    bool known = all->told[node].host[0];
-    pthread_mutex_unlock(&all->lock);
-    return known;
-}
-
-void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len)
-{
-    struct desk_page *p = NULL;
-    snprintf(out, len, "node %u", node);
-    if (node >= WEFT_MAX_NUMBERS || (!is_known(all, node) && (!weft_alive(all->w, node) || jobs_desk(all, node, &p))))
-        return;
-    free(p);
-    pthread_mutex_lock(&all->lock);
-    snprintf(out, len, "%s", all->told[node].host);
-    pthread_mutex_unlock(&all->lock);
-}
-
-bool jobs_learn(struct jobs *all)
-{
-    uint32_t size = weft_size(all->w);
-    bool known = true;
-    for (uint32_t i = 0; i < size; i++) {
-        struct desk_page *p;
-        if (!weft_alive(all->w, i) || is_known(all, i))
-            continue;
-        if (jobs_desk(all, i, &p))
-            known = false;
-        else
-            free(p);
-    }
-    return known;
-}
-
-uint32_t jobs_slot(struct jobs *all, uint32_t node)
-{
-    pthread_mutex_lock(&all->lock);
-    uint32_t slot = all->told[node].slot;
-    pthread_mutex_unlock(&all->lock);
-    return slot;
-}
-
-/* Whether one of these nodes is the successor of a node. */
-static bool has_successor(const struct jobs *all, uint32_t node, const uint32_t *list, uint32_t count)
-{
-    const struct told *t = &all->told[node];
-    for (uint32_t i = 0; i < count; i++) {
-        const struct told *o = &all->told[list[i]];
-        if (o->slot == t->slot && strcmp(o->host, t->host) == 0 && strcmp(o->door, t->door) == 0)
-            return true;
-    }
-    return false;
-}
-
-uint32_t jobs_nodes(struct jobs *all, uint32_t **out)
-{
-    uint32_t size = weft_size(all->w), count = 0;
-    uint32_t *list = *out = calloc(size, sizeof *list);
-    jobs_learn(all); /* those that have joined just now may be successors */
-    pthread_mutex_lock(&all->lock);
-    for (uint32_t i = size; list && i-- > 0;) /* the newest first: a successor has a higher number */
-        if (weft_alive(all->w, i) || (all->told[i].host[0] && !has_successor(all, i, list, count)))
-            list[count++] = i;
-    pthread_mutex_unlock(&all->lock);
-    for (uint32_t i = 0; i < count / 2; i++) {
-        uint32_t other = list[count - 1 - i];
-        list[count - 1 - i] = list[i];
-        list[i] = other;
-    }
-    return count;
-}
-
 /* --- making and ending jobs --- */
 
 static void job_free(struct job *j)
@@ -199,7 +112,7 @@ static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint
     for (uint32_t i = 0; i < size; i++) {
         char host[64] = "";
         bool lives = weft_alive(all->w, i);
-        if (!every && (lives || is_known(all, i)))
+        if (!every && (lives || jobs_known(all, i)))
             jobs_host(all, i, host, sizeof host);
         if (!means_node(word, i, host))
             continue;
@@ -608,8 +521,8 @@ json_t *jobs_list(struct jobs *all)
         for (uint32_t i = 0; i < j->tasks; i++) {
             const struct task *t = &j->task[i];
             json_t *status = t->status < 0 ? json_null() : json_integer(t->status);
-            json_array_append_new(tasks, json_pack("{sI sI so sb}", "node", (json_int_t)t->node, "pid", (json_int_t)t->pid, "status", status,
-                                                   "node_gone", (int)t->lost));
+            json_array_append_new(tasks, json_pack("{sI sI so sb}", "node", (json_int_t)t->node, "pid", (json_int_t)t->pid, "status",
+                                                   status, "node_gone", (int)t->lost));
         }
         json_array_append_new(list, json_pack("{sI ss sb ss sI sI sI so}", "job", (json_int_t)j->id, "state", j->left ? "running" : "ended",
                                               "detached", j->detached, "command", j->command, "began", (json_int_t)j->began, "kept_bytes",

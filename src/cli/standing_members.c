@@ -12,6 +12,7 @@
 #include "cluster/cluster.h"
 
 #define MEMBERS_MAX 16u  /* addresses: some of these hosts will be alive */
+#define SILENT_MAX  2u   /* nodes that do not answer: each takes two seconds */
 #define MEMBERS_LEN 480u /* of the list, which becomes WEFT_JOIN */
 
 static bool has_address(const char *list, const char *address)
@@ -34,18 +35,19 @@ static void add_address(char *list, size_t len, const char *address)
 static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len)
 {
     const char *own = getenv("WEFT_GROW");
-    uint32_t size = weft_size(w), found = 0;
+    uint32_t size = weft_size(w), found = 0, silent = 0;
     bool all = true;
     list[0] = '\0';
     add_address(list, len, own ? own : "");
     if (strncmp(list, "unix:", 5) == 0)
         return true; /* the nodes of this host share it, and others could not reach it */
-    for (uint32_t i = size; i-- > 0 && found < MEMBERS_MAX;) {
+    for (uint32_t i = size; i-- > 0 && found < MEMBERS_MAX && silent < SILENT_MAX;) {
         struct desk_page *p;
         if (i == weft_rank(w) || !weft_alive(w, i))
             continue;
         if (jobs_desk(jobs, i, &p)) {
             all = false;
+            silent++;
             continue;
         }
         if (cluster_address_check(p->door) == 0) {
@@ -89,7 +91,7 @@ json_t *members_answer(weft_node *w, struct jobs *jobs)
                            "`weft up --here` on the other host");
         return NULL;
     }
-    return json_pack("{so ss ss ss ss ss sI sb so}", "secret", secret, "members", list, "door", door ? door : "", "coord", coord ? coord : "",
-                     "hostfile", hostfile ? hostfile : "", "pool", pool ? pool : "", "numbers", (json_int_t)weft_size(w), "emulated",
-                     getenv("SOFTVERBS_HOST") != NULL, "settings", standing_settings());
+    return json_pack("{so ss ss ss ss ss sI sb so}", "secret", secret, "members", list, "door", door ? door : "", "coord",
+                     coord ? coord : "", "hostfile", hostfile ? hostfile : "", "pool", pool ? pool : "", "numbers",
+                     (json_int_t)weft_size(w), "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings", standing_settings());
 }

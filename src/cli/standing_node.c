@@ -17,10 +17,10 @@
 #include "verbs/verbs.h"
 
 #define END_HANDLER 1u
-#define ROUND_NS    (200 * WEFT_MS) /* between two attempts to become the control node, and two looks whether the members have changed */
+#define ROUND_NS    (200 * WEFT_MS)    /* between two attempts to become the control node, and two looks whether the members have changed */
+#define FIRST_NS    (10 * WEFT_SECOND) /* for the first node of a host to become the control node */
 #define REFRESH_NS  WEFT_SECOND
 #define WARN_NS     (60 * WEFT_SECOND)
-#define FIRST_NS    WEFT_SECOND        /* for the first node of a host to become the control node: users expect that one */
 #define LEAVE_NS    (10 * WEFT_SECOND) /* for the others to leave when the cluster ends */
 #define LEAVE_ROUND (50 * WEFT_MS)
 
@@ -30,12 +30,13 @@ struct standing {
     weft_node *w;
     const struct standing_place *place;
     const char *metrics;
-    uint32_t slot; /* which of the nodes of its host it is */
     struct desk *desk;
     struct jobs *jobs;
     struct standing_server *server; /* NULL: this is not a control node */
     int control;                    /* the lock of the control node; -1: another process has it */
-    bool tells;                     /* a command asked this node for the cluster's end */
+    uint32_t first;                 /* while this node lives, it is to be the control node, until `leave_it`; UINT32_MAX: none */
+    int64_t leave_it;
+    bool tells; /* a command asked this node for the cluster's end */
 };
 
 static int (*join_instead)(void);
@@ -85,6 +86,8 @@ static void end_all(weft_node *w)
 /* Become the control node, if this host has none. Returns 1 if it is one now, 0 if another node is, or a negative errno. */
 static int take_control(struct standing *s)
 {
+    if (s->first != UINT32_MAX && s->first != weft_rank(s->w) && weft_alive(s->w, s->first) && base_now_ns() < s->leave_it)
+        return 0;
     int fd = standing_control(s->place);
     if (fd < 0)
         return fd == -EBUSY ? 0 : fd;
@@ -102,7 +105,7 @@ static int take_control(struct standing *s)
 
 static void stay(struct standing *s)
 {
-    int64_t began = base_now_ns(), refreshed = began, warned = 0;
+    int64_t refreshed = base_now_ns(), warned = 0;
     uint64_t epoch = 0, learned = 0; /* of the last refresh; with whose nodes this one knows the hosts */
     for (; !ended && !cli_stopped(); base_futex_wait(&ended, 0, ROUND_NS)) {
         if (base_now_ns() - refreshed >= REFRESH_NS - ROUND_NS / 2 || weft_epoch(s->w) != epoch) {
@@ -112,8 +115,7 @@ static void stay(struct standing *s)
         }
         if (epoch != learned && jobs_learn(s->jobs))
             learned = epoch;
-        if (s->server || ended || (s->slot && base_now_ns() - began < FIRST_NS) || take_control(s) >= 0 ||
-            (warned && base_now_ns() - warned < WARN_NS))
+        if (s->server || ended || take_control(s) >= 0 || (warned && base_now_ns() - warned < WARN_NS))
             continue;
         base_log(BASE_LOG_WARN, "%s", base_error());
         warned = base_now_ns();
@@ -127,7 +129,7 @@ static int cannot_join(int rc)
     cli_error("up", "%s", base_error());
     if (!join || !join[0])
         return CLI_FAILED;
-    return rc == -ENOSPC || rc == -EACCES || rc == -EINVAL || rc == -EPROTO ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
+    return rc == -ENOSPC || rc == -EINVAL ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED; /* -EACCES: also when a member dies while it answers */
 }
 
 /* The node owns its host's Thunderbolt devices by a guard, and so do all programs that it starts: they inherit the address. A node that
@@ -148,9 +150,9 @@ static int share_guard(const struct standing_place *p, uint32_t slot)
     return 0;
 }
 
-int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void))
+int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void))
 {
-    struct standing s = {.place = p, .metrics = metrics, .slot = slot, .control = -1};
+    struct standing s = {.place = p, .metrics = metrics, .control = -1, .first = first};
     const char *home = getenv("HOME");
     signal(SIGPIPE, SIG_IGN);
     cli_catch_signals();
@@ -165,12 +167,13 @@ int standing_node(const struct standing_place *p, uint32_t slot, const char *met
         return cli_stopped() ? 128 + cli_stopped() : rc == -EINTR ? STANDING_INSTEAD : cannot_join(rc);
     if ((!home || chdir(home)) && chdir("/")) /* programs start here, as they do with ssh */
         base_log(BASE_LOG_WARN, "cannot change to directory /: %s", base_strerror(errno));
+    s.leave_it = base_deadline(FIRST_NS);
     weft_handle(s.w, END_HANDLER, on_end_message, NULL);
     weft_on_change(s.w, on_change, NULL);
     rc = desk_open(&s.desk, s.w, slot);
     if (!rc)
         rc = jobs_open(&s.jobs, s.w);
-    if (!rc && slot == 0)
+    if (!rc)
         rc = take_control(&s);
     if (rc >= 0)
         stay(&s);

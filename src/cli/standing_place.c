@@ -101,7 +101,8 @@ int standing_lock(const struct standing_place *p, bool more)
 {
     int folder = open(p->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     int fd = open(p->lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    int rc = folder < 0 || fd < 0 || flock(folder, LOCK_EX) ? base_fail(-errno, "%s: %s", p->lock, base_strerror(errno)) : take_lock(p, fd, more);
+    int rc = folder < 0 || fd < 0 || flock(folder, LOCK_EX) ? base_fail(-errno, "%s: %s", p->lock, base_strerror(errno))
+                                                            : take_lock(p, fd, more);
     if (folder >= 0)
         close(folder);
     if (!rc)
@@ -185,8 +186,7 @@ int standing_connect(const struct standing_place *p, bool wait)
     unsigned uid;
     int pid, fd = connect_once(p);
     bool locked = true;
-    for (int64_t deadline = base_deadline(CONTROL_NODE_NS); wait && fd == -ECONNREFUSED && base_now_ns() < deadline;
-         fd = connect_once(p)) {
+    for (int64_t deadline = base_deadline(CONTROL_NODE_NS); wait && fd == -ECONNREFUSED && base_now_ns() < deadline; fd = connect_once(p)) {
         if (!(locked = standing_locked(p)) || access(p->down, F_OK) == 0)
             break;
         base_sleep_ns(20 * WEFT_MS);

@@ -150,8 +150,15 @@ static struct cli_table *nodes_table(const json_t *list)
         }
         base_format_bytes(number_of(o, "pool_bytes"), pool, sizeof pool);
         base_format_bytes(number_of(o, "pool_live_bytes"), live, sizeof live);
-        const char *cells[] = {number, text_of(o, "host"), place, text_of(o, "state"), pid, pool,
-                               live,   services[0] ? services : "-", devices[0] ? devices : "-"};
+        const char *cells[] = {number,
+                               text_of(o, "host"),
+                               place,
+                               text_of(o, "state"),
+                               pid,
+                               pool,
+                               live,
+                               services[0] ? services : "-",
+                               devices[0] ? devices : "-"};
         if (t)
             cli_table_add(t, cells);
     }

@@ -23,7 +23,7 @@
 #include "cli/emulate.h"
 #include "cluster/cluster.h"
 
-#define LOOK_NS  (2 * WEFT_MS) /* between two looks whether the cluster is up, or down */
+#define LOOK_NS  (2 * WEFT_MS)  /* between two looks whether the cluster is up, or down */
 #define COUNT_NS (50 * WEFT_MS) /* between two looks whether more nodes have joined */
 #define DOWN_NS  (20 * WEFT_SECOND)
 #define LOG_SHOW (64 << 10) /* bytes of the log that are printed at most when the cluster could not be started */
@@ -104,7 +104,8 @@ int up_launch(struct up *u, struct launch *l, const struct standing_place *p)
     const struct launch_revive revive = {
         .join = u->join, .join_file = p->members, .joins = u->joins, .place = u->place, .up = p->socket, .down = p->down};
     snprintf(first, sizeof first, "%u", l->first);
-    const char *const words[] = {l->self, "up", "--as-node", "--cluster", u->cluster, "--first", first, u->metrics ? "--metrics" : NULL, u->metrics};
+    const char *const words[] = {l->self,   "up", "--as-node", "--cluster", u->cluster, "--first", first, u->metrics ? "--metrics" : NULL,
+                                 u->metrics};
     for (size_t i = 0; i < sizeof words / sizeof words[0] && words[i]; i++)
         argv[n++] = (char *)(uintptr_t)words[i];
     argv[n] = NULL;
@@ -301,7 +302,8 @@ static int up_start(struct up *u, struct launch *l)
         status = up_background(u, l, &place);
     }
     if (!status && !u->foreground)
-        fprintf(stderr, "weft up: cluster '%s' is up, with %u node%s; its log: %s\n", place.name, l->nodes, l->nodes == 1 ? "" : "s", place.log);
+        fprintf(stderr, "weft up: cluster '%s' is up, with %u node%s; its log: %s\n", place.name, l->nodes, l->nodes == 1 ? "" : "s",
+                place.log);
     hosts_free(&hosts, l->nodes);
     if (lock >= 0)
         close(lock);
@@ -324,7 +326,7 @@ static int up_as_node(struct up *u)
     }
     if (standing_find(&place, u->cluster, false))
         return cli_error("up", "%s", base_error());
-    return standing_node(&place, (uint32_t)slot - (joins ? 0 : u->first), u->metrics, NULL);
+    return standing_node(&place, (uint32_t)slot - (joins ? 0 : u->first), joins ? UINT32_MAX : u->first, u->metrics, NULL);
 }
 
 int cli_up(int argc, char **argv)
@@ -369,7 +371,8 @@ int cli_up(int argc, char **argv)
     if (u.here)
         return up_here(&u, &l);
     if (join && join[0])
-        return cli_error("up", "WEFT_JOIN='%.200s': a node that joins is started by `weft up --add` or `weft up --here`: unset WEFT_JOIN", join);
+        return cli_error("up", "WEFT_JOIN='%.200s': a node that joins is started by `weft up --add` or `weft up --here`: unset WEFT_JOIN",
+                         join);
     return u.add ? up_add(&u, &l) : up_start(&u, &l);
 }
 
@@ -406,7 +409,8 @@ int up_end(const char *sub, const char *cluster, bool quiet)
         cli_error(sub, "so only the processes of this host are ended: if the cluster has other hosts, run weft down on one of them, too");
     for (int64_t deadline = base_deadline(DOWN_NS); standing_locked(&place); base_sleep_ns(LOOK_NS))
         if (base_now_ns() > deadline)
-            return cli_error(sub, "cluster '%s' did not end within %d s: see its log, %s", place.name, (int)(DOWN_NS / WEFT_SECOND), place.log);
+            return cli_error(sub, "cluster '%s' did not end within %d s: see its log, %s", place.name, (int)(DOWN_NS / WEFT_SECOND),
+                             place.log);
     unlink(place.down);
     unlink(place.members);
     return status;

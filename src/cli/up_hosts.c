@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up on several hosts. The launcher of `weft run` starts `weft up --on-host` on each of them, over ssh. That command starts the launcher
- * of that host in the background and returns when its nodes are up; so ssh is needed only until then. It has the cluster's secret and settings
- * from its environment, and keeps them for nodes that it starts later.
+ * weft up on several hosts. The launcher of `weft run` starts `weft up --on-host` on each of them, over ssh. That command starts the
+ * launcher of that host in the background and returns when its nodes are up; so ssh is needed only until then. It has the cluster's secret
+ * and settings from its environment, and keeps them for nodes that it starts later.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 #define COUNTS_MAX  (WEFT_MAX_NODES * 5u) /* bytes of the list of --on-host */
 #define PROBE_NS    (300 * WEFT_MS)       /* for a member of a running cluster to accept a connection */
 #define PROBES_NS   (3 * WEFT_SECOND)     /* for all of them together */
-#define PROBE_AGAIN (5 * WEFT_SECOND)    /* between two looks whether the cluster runs */
+#define PROBE_AGAIN (5 * WEFT_SECOND)     /* between two looks whether the cluster runs */
 
 /* --- addresses --- */
 
@@ -30,6 +30,11 @@ static const char *port_of(const char *address)
 static bool is_unix(const char *address)
 {
     return strncmp(address, "unix:", 5) == 0;
+}
+
+static bool is_any(const char *address)
+{
+    return strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
 }
 
 int up_door_beside(char *door, size_t len, const char *coord, const char *other)
@@ -51,7 +56,7 @@ static int choose_own_door(struct up *u, const char *coord, const char *other)
     snprintf(set, sizeof set, "%s", given ? given : "");
     if (!set[0]) {
         rc = up_door_beside(u->door, sizeof u->door, coord, other);
-    } else if (strncmp(set, "0.0.0.0:", 8) == 0 || strncmp(set, "[::]:", 5) == 0) {
+    } else if (is_any(set)) {
         rc = cluster_address_towards(other, host, sizeof host);
         snprintf(u->door, sizeof u->door, "%s:%s", host, port_of(set));
     } else {
@@ -65,9 +70,15 @@ static int choose_own_door(struct up *u, const char *coord, const char *other)
 
 static int launch_on_hosts(const struct up *u, struct launch *l, char *counts)
 {
-    char *argv[] = {(char *)(uintptr_t)l->self, (char *)(uintptr_t) "up", (char *)(uintptr_t) "--on-host", counts,
-                    (char *)(uintptr_t) "--cluster", (char *)(uintptr_t)u->cluster,
-                    u->metrics ? (char *)(uintptr_t) "--metrics" : NULL, (char *)(uintptr_t)u->metrics, NULL};
+    char *argv[] = {(char *)(uintptr_t)l->self,
+                    (char *)(uintptr_t) "up",
+                    (char *)(uintptr_t) "--on-host",
+                    counts,
+                    (char *)(uintptr_t) "--cluster",
+                    (char *)(uintptr_t)u->cluster,
+                    u->metrics ? (char *)(uintptr_t) "--metrics" : NULL,
+                    (char *)(uintptr_t)u->metrics,
+                    NULL};
     char *others[] = {argv[0], argv[1], argv[2], argv[3], argv[4], argv[5], NULL};
     l->argv = argv;
     l->others = others;
@@ -80,8 +91,8 @@ static int launch_on_hosts(const struct up *u, struct launch *l, char *counts)
 /* After a failure: end what has been started, on all hosts. */
 static void end_on_hosts(const struct up *u, struct launch *l)
 {
-    char *argv[] = {(char *)(uintptr_t)l->self, (char *)(uintptr_t) "up", (char *)(uintptr_t) "--end", (char *)(uintptr_t) "--cluster",
-                    (char *)(uintptr_t)u->cluster, NULL};
+    char *argv[] = {(char *)(uintptr_t)l->self,      (char *)(uintptr_t) "up",      (char *)(uintptr_t) "--end",
+                    (char *)(uintptr_t) "--cluster", (char *)(uintptr_t)u->cluster, NULL};
     l->argv = l->others = argv;
     l->kill_on_failure = false;
     launch_cluster(l);
@@ -98,7 +109,8 @@ static int list_hosts(const struct launch *l, const char **ssh, char *counts, ui
         const char *name = l->ssh[i];
         for (uint32_t k = 0; k < *hosts; k++)
             if (name ? ssh[k] && strcmp(ssh[k], name) == 0 : !ssh[k])
-                return cli_error("up", "the hostfile names host %s twice, with others between: put its entries together", name ? name : "localhost");
+                return cli_error("up", "the hostfile names host %s twice, with others between: put its entries together",
+                                 name ? name : "localhost");
         while (i < l->nodes && (name ? l->ssh[i] && strcmp(l->ssh[i], name) == 0 : !l->ssh[i]))
             i++;
         n += (size_t)snprintf(counts + n, COUNTS_MAX - n, "%s%u", n ? "," : "", i - first);
@@ -167,7 +179,7 @@ int up_on_host(struct up *u, struct launch *l)
     int64_t host, hosts;
     int lock;
     if (!rank || !size || !at || base_parse_number(rank, 0, WEFT_MAX_NODES, &host) || base_parse_number(size, 1, WEFT_MAX_NODES, &hosts) ||
-        take_count(u, l, (uint32_t)host, (uint32_t)hosts))
+        take_count(u, l, (uint32_t)host, (uint32_t)hosts) || cluster_address_check(at) || strlen(at) >= sizeof coord)
         return cli_usage("up", "only the launcher may use --on-host");
     snprintf(coord, sizeof coord, "%s", at);
     snprintf(join, sizeof join, "%s", members ? members : "");
@@ -227,10 +239,11 @@ static json_t *ask_cluster(struct up *u, struct launch *l)
         cluster_hostfile_free(h);
     snprintf(hostfile, sizeof hostfile, "%s", path);
     l->hostfile = hostfile[0] ? hostfile : NULL;
-    if (secret) {
+    unsetenv("WEFT_SECRET_FILE");
+    if (secret)
         setenv("WEFT_SECRET", secret, 1);
-        unsetenv("WEFT_SECRET_FILE");
-    }
+    else
+        unsetenv("WEFT_SECRET");
     if (pool[0] && !l->pool)
         setenv("WEFT_POOL", pool, 1);
     setenv("WEFT_SERVE", "process,name", 1);
@@ -270,9 +283,10 @@ static int add_hosts(struct up *u, struct launch *l, const json_t *o, char *name
     const char *door = json_string_value(json_object_get(o, "door"));
     uint32_t count = 0;
     size_t n = 0;
-    if (is_unix(door))
-        return cli_error("up", "--add: the cluster's nodes let others join at %s, which other hosts do not reach: start the cluster with a "
-                               "hostfile, or with WEFT_GROW=HOST:PORT",
+    if (is_unix(door) || is_any(door))
+        return cli_error("up",
+                         "--add: the cluster's nodes let others join at %s, which other hosts do not reach: start the cluster with a "
+                         "hostfile, or with WEFT_GROW=HOST:PORT, an address of this host",
                          door);
     for (char *name = strtok_r(names, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
         if (name[0] == '-' || count == WEFT_MAX_NODES)
@@ -373,7 +387,7 @@ static void join_the_running_one(void)
 }
 
 /* Choose WEFT_GROW, and join the cluster if it runs already. */
-static int here_settings(struct up *u)
+static int here_settings(struct up *u, const struct standing_place *p)
 {
     struct cluster_settings s;
     const char *join = getenv("WEFT_JOIN"), *grow;
@@ -385,8 +399,13 @@ static int here_settings(struct up *u)
     int status = 0;
     if (set || !s.coord[0]) {
         grow = getenv("WEFT_GROW");
-        if (!grow || !grow[0])
+        bool given = grow && grow[0];
+        if (!given && set)
             status = cli_error("up", "WEFT_GROW is not set: set it to HOST:PORT of this host, where other nodes are to join");
+        else if (!given && cluster_private_address(u->door, sizeof u->door, "grow", p->folder)) /* a cluster of one node */
+            status = cli_error("up", "%s", base_error());
+        else if (!given)
+            setenv("WEFT_GROW", u->door, 1);
     } else if (is_unix(s.coord)) { /* nodes of one host */
         snprintf(u->door, sizeof u->door, "%.150s.grow", s.coord);
         setenv("WEFT_GROW", u->door, 0);
@@ -420,12 +439,14 @@ int up_here(struct up *u, const struct launch *l)
         setenv("WEFT_HOSTFILE", l->hostfile, 1);
     if (l->pool)
         setenv("WEFT_POOL", l->pool, 1);
-    int status = here_settings(u);
+    int status = here_settings(u, &place);
     if (!status)
-        status = standing_node(&place, (uint32_t)slot, u->metrics, members ? runs_meanwhile : NULL);
+        status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, members ? runs_meanwhile : NULL);
     if (status == STANDING_INSTEAD) {
         join_the_running_one();
-        status = standing_node(&place, (uint32_t)slot, u->metrics, NULL);
+        status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, NULL);
     }
-    return status > 128 ? 0 : status; /* a signal asked it to end */
+    if (status > 128)
+        return 0; /* a signal asked it to end */
+    return status == LAUNCH_CANNOT_JOIN || status == LAUNCH_NOT_JOINED ? CLI_FAILED : status;
 }

@@ -4,6 +4,7 @@
 
 Usage: test_standing_returns.py PATH-OF-WEFT CLUSTER [TEST...], as test_standing.py. WEFT_TEST_KILLS: how many nodes are killed while maps run.
 """
+import fcntl
 import json
 import os
 import re
@@ -15,7 +16,6 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
-import processes  # noqa: E402
 from test_standing import CLUSTER, LIMIT, WEFT, Standing, marked, until  # noqa: E402
 
 
@@ -140,7 +140,7 @@ class Returns(Standing):
     def test_with_a_map(self):
         """Every node in turn, each while a `weft map` runs on all of them: its bytes are right."""
         self.up()
-        kills = int(os.environ.get("WEFT_TEST_KILLS", "6"))
+        kills = int(os.environ.get("WEFT_TEST_KILLS", "3"))
         path = os.path.join(self.tmp.name, "lines")
         with open(path, "w", encoding="ascii") as f:
             f.writelines(f"{k} {k * k}\n" for k in range(40_000))
@@ -155,6 +155,15 @@ class Returns(Standing):
             self.assertEqual((status, out == lines), (0, True), err[-3000:])
         print(f"{kills} kills; seen by the status after at most {max(self.seen):.2f} s, mean {sum(self.seen) / kills:.2f} s; "
               f"another node up after at most {max(self.back):.2f} s, mean {sum(self.back) / kills:.2f} s", file=sys.stderr)
+
+    def test_the_control_node_leaves(self):
+        """Ended by a signal, it leaves in order; it comes back, and the cluster goes on."""
+        self.up()
+        time.sleep(0.6)  # the launcher has seen that the cluster is up
+        before = self.control()
+        os.kill(before["pid"], signal.SIGTERM)
+        until("another node is at its place", lambda: self.at(before["place"])["state"] == "up" and self.at(before["place"])["node"] == 3)
+        self.all_up()
 
     def test_two_at_once(self):
         self.up()
@@ -230,6 +239,15 @@ class Here(Standing):
         self.addCleanup(p.kill)
         return p
 
+    def free(self, k):
+        """Nothing of a killed node holds the cluster's lock any more: processes that it forked do, until they see its end."""
+        with open(os.path.join(self.tmp.name, "weft", f"c{k}", "lock"), "rb") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
     def shown(self, k):
         p = self.weft("status", "--cluster", f"c{k}", "--json", code=None)
         return [(n["node"], n["state"]) for n in json.loads(p.stdout)["nodes"]] if p.returncode == 0 else []
@@ -240,6 +258,7 @@ class Here(Standing):
         for number, k in ((3, 0), (4, 1)):  # the first one, too
             nodes[k].kill()
             until("the others see it", lambda k=k: ("gone" in [state for _, state in self.shown(2)]))
+            until("its lock is free", lambda k=k: self.free(k))
             nodes[k] = self.node(k)
             until("it is back", lambda number=number, k=k: (number, "up") in self.shown(2) and len(self.shown(k)) >= 3)
         self.exec("--cluster", "c1", "--on", "3", "--", "true")
@@ -257,10 +276,11 @@ class Here(Standing):
         until("all are up", lambda: all(self.shown(k) == [(0, "up"), (1, "up"), (2, "up")] for k in range(3)))
         nodes[1].kill()
         until("the others see it", lambda: (1, "gone") in self.shown(2))
+        until("its lock is free", lambda: self.free(1))
         door = f"unix:{self.tmp.name}/elsewhere"  # as if the other hosts' addresses were not reached
         nodes[1] = self.node(1, WEFT_GROW=door)
-        until("it waits for node 0", lambda: processes.state(nodes[1].pid) == "S" and not self.shown(1))
-        time.sleep(0.5)
+        time.sleep(1)
+        self.assertEqual((nodes[1].poll(), self.shown(1)), (None, []))  # it waits for node 0
         os.symlink(f"{self.tmp.name}/coord.grow", f"{self.tmp.name}/elsewhere")
         until("it has joined", lambda: (3, "up") in self.shown(2))
         self.weft("down", "--cluster", "c0")
