@@ -56,7 +56,7 @@ static bool copy_has_avx512(void)
     return __builtin_cpu_supports("avx512f");
 }
 
-/* Past the caches. `to` is page aligned and `len` a multiple of 256 (the sizes of the benchmark). */
+/* Copies with stores that bypass the caches. `to` is page aligned and `len` a multiple of 256, as all sizes of the benchmark are. */
 __attribute__((target("avx2"))) static void copy_stream32(uint8_t *to, const uint8_t *from, size_t len)
 {
     for (size_t i = 0; i < len; i += 128) {
@@ -86,7 +86,7 @@ __attribute__((target("avx2"))) static void copy_plain32(uint8_t *to, const uint
     }
 }
 
-/* Two lines of each of four pages in turn; `len` is one page, or a multiple of four. */
+/* The same, but copies two lines of each of four pages in turn; `len` is one page, or a multiple of four pages. */
 __attribute__((target("avx2"))) static void copy_pages32(uint8_t *to, const uint8_t *from, size_t len)
 {
     size_t pages = len < 16384 ? len : 16384;

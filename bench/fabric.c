@@ -286,7 +286,7 @@ static int measure(struct bench *b, const struct spec *spec, uint64_t number)
     *(uint64_t *)(void *)(b->memory + AT_CSWAP) = 1;
     if (meet(b, 3 * number + 2) || part(b, spec, spec->warmup, 1))
         return -1;
-    /* For the machine's limit the best way of polling counts. */
+    /* The machine's limit is measured with each way of polling, and the best result counts. */
     static const uint32_t ways[] = {1, 0, 2, 8};
     uint64_t done = spec->warmup;
     elapsed = UINT64_MAX;

@@ -38,7 +38,7 @@
 static weft_node *w;
 static weft_gpu *g;
 static weft_gaddr at[2];   /* a page of each node */
-static weft_gaddr ends[4]; /* of copies: node 0's pool, arenas of both nodes, node 1's pool */
+static weft_gaddr ends[4]; /* addresses between which is copied: node 0's pool, the arenas of both nodes, node 1's pool */
 #define ARENA_BYTES (96u << 20)
 #define COPY_BYTES  (64u << 20) /* at most */
 
@@ -206,7 +206,7 @@ static double arena_gbs(const struct spec *s, uint32_t node, bool get)
     return spec_gbs(spec_now_ns() - start, s->bytes, s->iterations);
 }
 
-/* The same to the other node's pool: the limit of the link. */
+/* Puts or gets between the pools of the two nodes: the limit of the link. */
 static double pool_gbs(const struct spec *s)
 {
     void *memory = weft_ptr(w, ends[0], s->bytes);
@@ -254,7 +254,7 @@ __global__ void farm(const weft_device *d, const weft_device_worker *k)
             return;
 }
 
-/* Submitted, claimed ahead, done by blocks, completed and reaped, all by node 0: microseconds. */
+/* Microseconds for each task that is submitted, claimed ahead, done by blocks, completed and reaped, all by node 0. */
 static double tasks_us(uint32_t blocks, uint64_t tasks)
 {
     static weft_task batch[256];

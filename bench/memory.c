@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * How much memory a node needs for each peer: all nodes open, meet, send messages to each other and read one word of each other; then node
- * 0 prints how many KiB its process has (proportional set size), and how many milliseconds joining and the first messages took. One test a
- * run, "peer_memory:0:MESSAGES:0"; the number of nodes is the cluster's.
+ * 0 prints how many KiB its process has (proportional set size), and how many milliseconds joining and the first messages took. Each run
+ * has one test, "peer_memory:0:MESSAGES:0", and measures with the number of nodes of the cluster.
  */
 #include <stdatomic.h>
 

@@ -29,7 +29,7 @@
 enum who { OURS, GLIBC, MIMALLOC, WHO };
 static const char *const names[WHO] = {"ours", "glibc", "mimalloc"};
 
-/* Called through pointers, all alike, so that the compiler cannot look into any. */
+/* All allocators are called through pointers, so that the compiler cannot inline any of them. */
 static void *(*volatile peer_alloc[WHO])(size_t);
 static void (*volatile peer_free[WHO])(void *);
 
@@ -135,7 +135,7 @@ static void *slice_thread(void *arg)
     return NULL;
 }
 
-/* Nanoseconds a pair, of the slower thread. */
+/* Nanoseconds for each pair, measured by the slower thread. */
 static double slice(enum who who, size_t bytes, bool batch, unsigned threads, uint64_t pairs)
 {
     struct slice s = {.who = who, .bytes = bytes, .batch = batch, .threads = threads, .pairs = pairs};

@@ -275,9 +275,19 @@ def machine():
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 def take_turns(groups, sides, rounds, scale, say=lambda text: None):
-    """Returns (samples, notes): samples[(peer, row id)][variant] is the list of figures, one a round, None where that
-    round failed; notes are (peer, what, why) of what could not be measured."""
+    """Returns (samples, notes, ended): samples[(peer, row id)][variant] is the list of figures, one a round, None where that
+    round failed; notes are (peer, what, why) of what could not be measured; ended is the exception that ended the turns early
+    (Ctrl-C, SIGTERM), or None."""
     samples, notes = {}, {}
+    try:
+        turns(groups, sides, rounds, scale, say, samples, notes)
+        ended = None
+    except (KeyboardInterrupt, SystemExit) as early:
+        ended = early
+    return samples, [(peer, group, why) for (peer, group), why in notes.items()], ended
+
+
+def turns(groups, sides, rounds, scale, say, samples, notes):
     for n in range(rounds):
         for group in groups:
             order = sides if n % 2 == 0 else list(reversed(sides))
@@ -295,7 +305,6 @@ def take_turns(groups, sides, rounds, scale, say=lambda text: None):
                     variants = figure if isinstance(figure, dict) else {"": figure}
                     for variant, value in variants.items():
                         samples.setdefault((side.peer, row), {}).setdefault(variant, []).append(value)
-    return samples, [(peer, group, why) for (peer, group), why in notes.items()]
 
 
 def best_variant(variants, better):
@@ -413,19 +422,23 @@ def beside(suite, other, name):
 
 
 def measure(suite, context, rounds, scale, say):
-    """Run a suite; returns its report."""
+    """Run a suite; returns its report, and the exception that ended it early (then the report holds what was measured until then), or None."""
     load = os.getloadavg()[0]
     rows, groups, sides = suite.rows(context), suite.groups(context), suite.sides(context)
-    able, missing = [], []
+    able, unable, missing = [], [], []
     try:
         for side in sides:
             why = side.missing()
             if why:
                 missing.append({"peer": side.peer, "what": "all", "why": why})
                 continue
-            able.append(side)
-            side.prepare()
-        samples, notes = take_turns(groups, able, rounds, scale, say)
+            able.append(side) # before it is prepared: finish() is also for one that could not be
+            try:
+                side.prepare()
+            except Missing as problem:
+                missing.append({"peer": side.peer, "what": "all", "why": str(problem)})
+                unable.append(side)
+        samples, notes, ended = take_turns(groups, [s for s in able if s not in unable], rounds, scale, say)
     finally:
         for side in able:
             side.finish()
@@ -440,7 +453,7 @@ def measure(suite, context, rounds, scale, say):
     for row in rows:
         found += judge(row, samples, peers, limits)
     return {"benchmark": suite.NAME, "title": suite.TITLE, "revision": revision(), "rounds": rounds,
-            "quick": scale < 1, "load_before": round(load, 2), "machine": machine(), "rows": found, "missing": missing}
+            "quick": scale < 1, "load_before": round(load, 2), "machine": machine(), "rows": found, "missing": missing}, ended
 
 
 def write(report, folder=OUT):

@@ -5,7 +5,7 @@
  *   connect   two processes open the first device, make all that a queue pair needs, and connect:
  *             milliseconds until both are ready to send. Each time with new processes, which have not
  *             touched the library before.
- *   memory    MiB of this process (its share of what is shared, with nobody to share it) with one queue
+ *   memory    MiB of this process (its proportional share of shared pages) with one queue
  *             pair ready to send, less what it was before the library was loaded
  */
 #include "spec.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernel_spawn: a kernel starts a program at another node and uses what it prints: a processor there multiplies for it. Names tell the
+ * kernel_spawn: a kernel starts a program at another node and uses its output: the program multiplies two numbers. Names tell the
  * kernels where the results go.
  *
  * Shown: weft_device_spawn(), weft_device_process_read(), weft_device_process_wait() and names in a kernel (weft/device_service.h). The

@@ -25,7 +25,8 @@ typedef double row[COLUMNS];
 
 /* A node's part, in its pool. Step s reads plate[s % 2] and writes the other. */
 struct part {
-    row plate[2][ROWS + 2]; /* the first and the last are the border rows of the neighbours; at the plate's edges they never change */
+    row plate[2]
+             [ROWS + 2]; /* the first and the last row are the border rows of the neighbours; at the edges of the plate they never change */
     uint64_t from_above, from_below; /* number of border rows that have arrived, one for each step */
 };
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft makes one machine of a few: memory, messages, locks and work that every node reaches. This header includes all others:
+ * weft joins processes on one or several machines into a cluster with shared memory, messages, locks and work queues. This header includes
+ * all others:
  *
  *   weft/types.h   addresses, the node's handle, errors, time-outs
  *   weft/node.h    join and leave a cluster, membership
@@ -10,16 +11,16 @@
  *   weft/queue.h   the distributed work queue
  *   weft/kernel.h  named functions over bytes, for `weft map`
  *   weft/gpu.h     GPUs, whose kernels use weft/device.h
- *   weft/service.h services of nodes: processes, names; weft/request.h has their records, weft/device_service.h is for kernels
+ *   weft/service.h services of nodes: processes, names. weft/request.h has their records; weft/device_service.h is for kernels
  *
  * `man 7 weft` explains the terms. These rules hold unless a function says otherwise:
  *   - Functions return 0 or a negative errno. weft_error() has a sentence for it. `Errors:` lists what a function can return.
  *   - Any thread may call any function.
  *   - Sizes and offsets are in bytes, times in nanoseconds.
- *   - The caller owns what it passes in, and weft reads it during the call only; operations (weft/fabric.h) use buffers until they are
- *     complete.
- *   - No wait lasts for ever because of a dead node. An operation ends at its deadline with -ETIMEDOUT; a wait for other nodes
- *     (weft/types.h) lasts while they are alive, unless a time-out or WEFT_DEADLINE bounds it.
+ *   - The caller owns what it passes to a function, and weft reads it during the call only. An operation (weft/fabric.h) uses its buffers
+ *     until it is complete.
+ *   - No wait lasts for ever because of a dead node. An operation ends at its deadline with -ETIMEDOUT. A wait for other nodes
+ *     (weft/types.h) lasts while these nodes are alive, unless a time-out or WEFT_DEADLINE bounds it.
  */
 #ifndef WEFT_H
 #define WEFT_H

@@ -58,7 +58,7 @@ static bool copy(const struct pair *p, int to, void *from, uint64_t bytes)
     return copy_to(p, to, from, p->side[to].buffer, bytes);
 }
 
-static cpu_set_t allowed; /* at the start, before this process took a core for itself */
+static cpu_set_t allowed; /* the cores that this process may use, read at the start, before it restricts itself to one core */
 
 static void place(int core)
 {
@@ -74,7 +74,7 @@ static void place(int core)
     }
 }
 
-/* What has come is what was sent; or the pair fails. */
+/* Checks that the bytes that arrived are those that were sent. If not, the pair fails. */
 static bool right(struct pair *p, int me, uint64_t bytes)
 {
     if (base_hash(p->side[me].buffer, bytes, 0) != p->side[me].sum && !p->failed) {
@@ -87,7 +87,7 @@ static bool right(struct pair *p, int me, uint64_t bytes)
  */
 enum told { BY_BYTES, BY_LINE, BY_SUM };
 
-/* Turns of one side. at[i], where there is an `at`: when turn i began. */
+/* Runs the turns of one side. If `at` is not NULL, at[i] receives the time when turn i began. */
 static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t bytes, enum told told, uint64_t *at)
 {
     volatile uint8_t *mine = (volatile uint8_t *)p->side[me].buffer + bytes - 1;
@@ -170,7 +170,7 @@ static uint64_t sum_piece(const struct spec *s, const uint8_t *buffer, uint64_t 
     return buffer ? base_hash(buffer + *at, *bytes, 0) : 0;
 }
 
-/* Turns are pieces here: of side 1, those that have come; of side 0, those that are known to be right. */
+/* Here a turn is a piece. Side 1 counts the pieces that have arrived; side 0 counts the pieces that are known to be right. */
 static void judge_pieces(struct pair *p, const struct spec *s, const uint8_t *buffer)
 {
     for (uint64_t i = 0, at, bytes; i < (s->warmup + s->iterations) * pieces_of(s); i++) {
@@ -281,7 +281,7 @@ int main(int count, char **word)
         return 1;
     }
     if (sched_getaffinity(0, sizeof(allowed), &allowed)) {
-        CPU_ZERO(&allowed); /* more cores than fit: go where the system says */
+        CPU_ZERO(&allowed); /* the machine has more cores than fit into the set: let the system choose the core */
     }
     for (int i = 1; i < count; i++) {
         struct spec s;

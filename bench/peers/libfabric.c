@@ -31,7 +31,7 @@
 
 enum { WINDOW = 64, NAME_MAX_BYTES = 256, WORDS = 4096 };
 
-/* What the two tell each other outside libfabric: the state of the test, on a page that both map. */
+/* What the two processes tell each other outside libfabric: the state of the test, on a page that both map. */
 struct control {
     _Alignas(64) _Atomic uint32_t ready[2];
     _Alignas(64) _Atomic uint32_t done;
@@ -196,7 +196,7 @@ static void side_close(struct side *s)
         fi_freeinfo(s->info);
 }
 
-/* Both are here; progress meanwhile, since the other may need it. */
+/* Waits until both processes have arrived. Makes progress meanwhile, because the other process may need it. */
 static int meet(struct side *s, uint32_t turn)
 {
     atomic_store_explicit(&s->control->ready[s->rank], turn, memory_order_release);
@@ -231,7 +231,7 @@ static int message_latency(struct side *s, uint64_t n, size_t len, bool tagged)
     uint8_t *in = s->memory + 1024, *out = s->memory + 2048;
     void *desc = fi_mr_desc(s->mr);
     uint64_t seen = s->completions;
-    for (uint64_t i = 0; i <= n; i++) { /* one more receive than needed is not posted */
+    for (uint64_t i = 0; i <= n; i++) { /* the last round posts no further receive */
         if (i < n) {
             if (tagged)
                 RETRY(s, "fi_trecv", fi_trecv(s->ep, in, len, desc, s->peer, 1, 0, &context));

@@ -51,7 +51,7 @@ static int push(redisContext *c, const char *list, uint64_t first, const redisRe
     return bad ? -1 : 0;
 }
 
-/* Pop up to `max` values: at once, or waiting for the first. The caller frees *whole. */
+/* Pop up to `max` values. With `wait`, wait for the first one. The caller frees *whole. */
 static int pop(redisContext *c, const char *list, size_t max, bool wait, redisReply **whole, redisReply **values)
 {
     redisReply *r;
@@ -69,7 +69,7 @@ static int pop(redisContext *c, const char *list, size_t max, bool wait, redisRe
         return -1;
     }
     *whole = r;
-    *values = wait ? r->element[1] : r; /* the blocking ones say which list it was */
+    *values = wait ? r->element[1] : r; /* blocking commands return the name of the list first */
     return (*values)->type == REDIS_REPLY_ARRAY ? (int)(*values)->elements : 1;
 }
 

@@ -132,6 +132,7 @@ class Ssh(Side):
 class SshMaster(Ssh):
     """The same by a connection that is open already."""
     peer, row, share = "ssh, ControlMaster", "exec again", 0.5
+    master = None
 
     def prepare(self):
         super().prepare()
@@ -144,8 +145,9 @@ class SshMaster(Ssh):
             time.sleep(0.02)
 
     def finish(self):
-        end(self.master)
-        self.master.communicate()
+        if self.master:
+            end(self.master)
+            self.master.communicate()
         super().finish()
 
 

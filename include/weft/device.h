@@ -4,17 +4,16 @@
  * compiles as C and C++, for kernels of the `host` back end, whose blocks are threads, as CUDA, and as Metal (compiled, never run;
  * weft/device.metal.h describes the differences).
  *
- * A kernel is given a weft_device (weft_gpu_device(), weft/gpu.h), and runs on one of that GPU's threads. Addresses are those of
- * weft/types.h. Memory of its own node that an operation reads or writes (`src` of a put, `dst` of a get) is named by such an address, too,
- * and lies in the pool or an arena.
+ * The program passes a weft_device (weft_gpu_device(), weft/gpu.h) to its kernel. Addresses are those of weft/types.h. A kernel also names
+ * memory of its own node (`src` of a put, `dst` of a get) by such an address; this memory is in the node's pool or in one of its arenas.
  *
- * Every call ends, with 0 or a negative errno. A wait ends with -WEFT_DEVICE_ETIMEDOUT after weft_device.deadline_ns, or when the GPU is
- * being closed. The numbers of errors are Linux's, on every system.
+ * Every call ends, and returns 0 or a negative error number. A wait ends with -WEFT_DEVICE_ETIMEDOUT after weft_device.deadline_ns, or when
+ * the program closes the GPU. The error numbers are those of Linux, on every system.
  *
- * An operation that is given a weft_device_op is complete when weft_device_test() says so. Call weft_device_test() until then, or
- * weft_device_leave(): the answer occupies a place of the ring until it is read. Without an op, an operation is complete after the next
- * weft_device_flush() of that block to its node, which also returns the first error of the operations before it. Operations of one block to
- * one node begin in the order in which the threads of the block call them. Operations of different blocks are not ordered.
+ * An operation with a weft_device_op is complete when weft_device_test() returns its result. Its answer occupies a place in the ring until
+ * then: repeat weft_device_test() until the operation is complete, or call weft_device_leave(). An operation without an op is complete
+ * after the block's next weft_device_flush() to the same node. That flush also returns the first error of such operations. Operations of
+ * one block to one node begin in the order in which the threads of the block call them. Operations of different blocks are not ordered.
  *
  * Calls for a warp or a block, whose threads work together, are in weft/device.cuh.
  */
@@ -42,8 +41,8 @@ WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, false, op);
 }
-/* Puts 8 bytes. All other calls are ordered after everything that this thread has stored before. This one and weft_device_flush() are not:
-   if the word tells others of such stores, call weft_device_publish() first. */
+/* Puts 8 bytes. Unlike all other calls, this one and weft_device_flush() are not ordered after the thread's earlier stores. If the word
+   announces such stores to others, call weft_device_publish() first. */
 WEFT_DEVICE_CALL int weft_device_put_value(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t value, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_PUT_VALUE, {dst, value, 0}, {8, 0, 0}};
@@ -112,22 +111,22 @@ WEFT_DEVICE_CALL int weft_device_compare_swap(WEFT_NEAR const weft_device *d, ui
     weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
-/* Hands a record of WEFT_DEVICE_RECORD_BYTES, in this node's pool, to a service of this node (weft_gpu_service()). The record belongs to
-   the service until it has answered. */
+/* Sends a record of WEFT_DEVICE_RECORD_BYTES, which is in this node's pool or in one of its arenas, to a service of this node
+   (weft_gpu_service()). The record belongs to the service until the service has answered. */
 WEFT_DEVICE_CALL int weft_device_ask_start(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* The same, and waits for the answer: returns its status; `value` may be NULL. */
+/* The same, but waits for the answer. Returns the answer's status; `*value` (may be NULL) receives its value. */
 WEFT_DEVICE_CALL int weft_device_ask(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR uint64_t *value)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
     return weft_device_call(d, &q, value);
 }
-/* Waits until all operations that this block has started towards `node` are complete and visible there. Returns the first error of
-   operations without an op since the last flush of that node. Blocks that use the same ring (weft_gpu_config.rings) share this error: only
-   one of them gets it. */
+/* Waits until all operations that this block has started to `node` are complete and visible there. Returns the first error of operations
+   without an op since the last flush to that node. Blocks that use the same ring (weft_gpu_config.rings) share this error: only one of
+   these blocks gets it. */
 WEFT_DEVICE_CALL int weft_device_flush(WEFT_NEAR const weft_device *d, uint32_t node)
 {
     weft_device_request q = {WEFT_DEVICE_FLUSH, {node, 0, 0}, {0, 0, 0}};
@@ -140,9 +139,9 @@ WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool an
     return answer ? weft_device_call(d, &q, NULL) : weft_device_post(d, &q, true, NULL);
 }
 
-/* The kernel's pointer to the memory of an address, if it can load and store there: the pools of this node and of others of its host, the
-   arenas of its own GPU, and those of GPUs of other nodes of its host that are mapped (weft_link_stats.arena_way). NULL if it cannot, or if
-   any of the `bytes` are outside. */
+/* The kernel's pointer to the memory at an address, if the kernel can load and store there. It can in the pools of all nodes on its host,
+   in the arenas of its own GPU, and in arenas of other nodes on its host that its GPU has mapped (weft_link_stats.arena_way). NULL for
+   other memory, or if any of the `bytes` bytes is outside the pool or arena. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
@@ -159,8 +158,8 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
     return weft_device_address(&d->pool[node], offset);
 }
 
-/* Waits until the 8-byte word, in this node's own pool or an arena of this GPU, is at least `value`: a signal or counter that `node`
-   adds to. -WEFT_DEVICE_ECONNRESET: that node is gone. */
+/* Waits until the 8-byte word at `word`, in this node's own pool or an arena of this GPU, is at least `value`. The word is a signal or
+   counter to which only `node` adds. -WEFT_DEVICE_ECONNRESET: that node is gone. */
 WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, uint64_t value,
                                           WEFT_NEAR uint64_t *seen)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft/device.h in Metal's shading language, for Apple's GPUs. COMPILED, NEVER RUN: it is compiled with a stand-in for Metal's library, and
- * its rings are tried on a processor; no Mac has run it.
+ * weft/device.h in Metal's shading language, for Apple's GPUs. COMPILED, NEVER RUN: tests compile this header with a replacement for
+ * Metal's library, and test its rings on a processor. It has never run on a Mac.
  *
- * Kernels are text, which weft_gpu_run_text() compiles and runs. This header's text comes before it:
+ * Kernels are text, which weft_gpu_run_text() compiles and runs. weft puts the text of this header before the program's text:
  *
  *     struct argument {
  *         ulong from, to;      // addresses of weft
@@ -22,26 +22,28 @@
  *
  * What Apple guarantees:
  *   - A processor may read what a kernel has written only after the kernel has ended. A kernel may read what a processor wrote before the
- *     kernel was started. There is no guarantee that a kernel which waits for the processor ever sees a new value, and the system may end it.
+ *     kernel was started. There is no guarantee that a kernel which waits for the processor ever sees a new value, and the system may end
+ * it.
  *   - Atomics have 32 bits and are relaxed. Words of 64 bits and more have no atomics that rings could use, and may arrive in parts.
  *
- * So the node and kernels take turns. A kernel posts requests, and the node does them after the kernel has ended. The next kernel sees their
- * results, and their status by weft_device_test(). While a kernel runs, the node does not touch its rings.
+ * So the node and kernels take turns. A kernel posts requests, and the node carries them out after the kernel has ended. The next kernel
+ * sees the results, and gets the status by weft_device_test(). While a kernel runs, the node does not access the rings.
  *
  * Differences from weft/device.h:
- *   - Nothing waits. If the ring is full, or the place of an answer is occupied, calls return -WEFT_DEVICE_EAGAIN, like their `_nowait`
+ *   - No call waits. If the ring is full, or the place of an answer is occupied, calls return -WEFT_DEVICE_EAGAIN, like their `_nowait`
  *     forms. So one kernel can post at most as many requests as the rings of its blocks have slots. weft_device_wait() and
- *     weft_device_wait_at_least() look once.
+ *     weft_device_wait_at_least() poll once.
  *   - Calls that need an answer before they return fail with -WEFT_DEVICE_ENOTSUP: weft_device_flush(), weft_device_fetch_add(),
  *     weft_device_swap(), weft_device_compare_swap(), weft_device_ask(), weft_device_submit(), weft_device_claim(), weft_device_renew(),
  *     weft_device_complete(), and weft_device_nothing() with an answer. Use the `_start` calls with an op instead.
  *   - All operations are complete when weft_gpu_run_text() returns 0. It returns the first error of the operations without an op.
  *   - There is no weft_device_next_task() and no weft_device_task_done(), because no kernel stays on the GPU.
  *   - Operations of one block to one node begin in the order of the calls only if one thread of the block makes the calls.
- *   - Loads and stores at weft_device_ptr() become visible, to others and to the kernel, between one kernel and the next.
+ *   - What a kernel stores at weft_device_ptr() becomes visible to others only after the kernel has ended, and a kernel sees what others
+ *     stored there only if they did so before it was started.
  *   - There are no calls for warps and blocks (weft/device.cuh).
  *
- * Pointers: a weft_device and an op are the thread's own (`thread`), memory of addresses is `device`.
+ * Pointers: a weft_device and an op are in the thread's own memory (`thread`); addresses lead to memory that threads share (`device`).
  */
 #ifndef WEFT_DEVICE_METAL_H
 #define WEFT_DEVICE_METAL_H

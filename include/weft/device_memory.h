@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What weft/device.h is made of, and what differs between CUDA, Metal and C: loads and stores with the order they need, atomics of the
- * device, the clock, a pause. "Own" memory is the device's alone; the other memory is the host's, and the node reads or writes it, too.
+ * The parts of weft/device.h that differ between CUDA, Metal and C: loads and stores with the memory order that they need, atomics of the
+ * device, the clock, a pause. Functions whose names end in `_own` access memory that only the device uses. The other loads and stores
+ * access the host's memory, which the node reads or writes, too.
  */
 #ifndef WEFT_DEVICE_MEMORY_H
 #define WEFT_DEVICE_MEMORY_H
@@ -19,7 +20,8 @@
 #include "types.h"
 #endif
 
-/* Where a pointer leads to. Metal has to be told: memory of the GPU or the host that a thread shares, or the thread's own variables. */
+/* Metal needs to know where a pointer leads to. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the thread's own
+   variables. */
 #if defined(WEFT_DEVICE_METAL)
 #define WEFT_FAR  device
 #define WEFT_NEAR thread
@@ -44,14 +46,14 @@ typedef struct weft_device_cell {
 } __attribute__((aligned(16))) weft_device_cell;
 
 #if defined(__CUDACC__)
-/* loads from memory that the other side writes; acquire: sees what was written before it */
+/* Loads a word that the node writes. Acquire: later reads of this thread see all that the node wrote before this word. */
 WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p)
 {
     uint64_t v;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* loads from the device's own memory, without an order */
+WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* loads from the device's own memory; does not order other accesses */
 {
     uint64_t v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -91,7 +93,8 @@ WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, u
 {
     return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired);
 }
-/* Both atomics at the same time. Returns the former value of `*p`; `*raised`: the flag was 0 before. */
+/* Does weft_device_swap_own() and weft_device_raise_flag() at the same time. Returns the former value of `*p`. `*raised` is true if the
+   flag was 0 before. */
 WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expected, uint64_t desired, uint32_t *flag, bool *raised)
 {
     uint64_t was;
@@ -118,12 +121,12 @@ WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thr
 {
     __threadfence_system();
 }
-/* the cells that follow become visible after everything that this thread has written or seen before */
+/* Cells that this thread stores after this call become visible after everything that the thread has written or read before the call. */
 WEFT_DEVICE_CALL void weft_device_publish(void)
 {
     __threadfence_system();
 }
-WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores to memory that the other side reads, without an order */
+WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores a word that the node reads; does not order other accesses */
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
@@ -147,15 +150,15 @@ WEFT_DEVICE_CALL void weft_device_first_look(void)
     for (long long start = clock64(); clock64() - start < 480;)
         ;
 }
-#define WEFT_DEVICE_LOOKS 16u /* reads before a wait reads the clock, and sleeps between reads */
+#define WEFT_DEVICE_LOOKS 16u /* a wait polls this often before it begins to read the clock, and to sleep between polls */
 WEFT_DEVICE_CALL void weft_device_pause(void)
 {
     __nanosleep(200);
 }
 #elif defined(WEFT_DEVICE_METAL)
-/* While a kernel runs the node neither reads nor writes what it shares with it (weft/device.metal.h). So loads and stores are plain, and
- * the order of a thread's own ones is the end of the kernel. What threads of a kernel share are words of 32 bits, which is what Metal has
- * atomics for; nothing is read through them, so they need no order. */
+/* While a kernel runs, the node neither reads nor writes the memory that kernel and node share (weft/device.metal.h). So loads and stores
+ * are plain: the end of the kernel orders them. Threads of a kernel share only words of 32 bits, because Metal has atomics only for those.
+ * No thread reads other memory because of the value of such a word, so the atomics are relaxed. */
 WEFT_DEVICE_CALL uint64_t weft_device_load(WEFT_FAR const uint64_t *p)
 {
     return *p;
@@ -164,7 +167,7 @@ WEFT_DEVICE_CALL uint32_t weft_device_load_low(WEFT_FAR const uint64_t *p) /* th
 {
     return metal::atomic_load_explicit((WEFT_FAR const metal::atomic_uint *)p, metal::memory_order_relaxed);
 }
-WEFT_DEVICE_CALL bool weft_device_swap_low(WEFT_FAR uint64_t *p, uint32_t expected, uint32_t desired) /* may fail for nothing */
+WEFT_DEVICE_CALL bool weft_device_swap_low(WEFT_FAR uint64_t *p, uint32_t expected, uint32_t desired) /* may fail spuriously */
 {
     return metal::atomic_compare_exchange_weak_explicit((WEFT_FAR metal::atomic_uint *)p, &expected, desired, metal::memory_order_relaxed,
                                                         metal::memory_order_relaxed);
@@ -196,13 +199,14 @@ WEFT_DEVICE_CALL void weft_device_publish(void)
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
 }
-/* Memory whose address stands in `entry`, `offset` bytes further. As a pointer it is read: Metal makes none of numbers. */
+/* A pointer to the byte at `offset` in the memory whose address `*entry` holds. Reads the entry as a pointer, because Metal cannot convert
+   a number to a pointer. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_address(WEFT_FAR const uint64_t *entry, uint64_t offset)
 {
     return *(WEFT_FAR uint8_t * WEFT_FAR const *)entry + offset;
 }
 #else
-/* loads from memory that the other side writes; acquire: sees what was written before it */
+/* Loads a word that the node writes. Acquire: later reads of this thread see all that the node wrote before this word. */
 WEFT_DEVICE_CALL uint64_t weft_device_load(const uint64_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
@@ -242,7 +246,8 @@ WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, u
     (void)__atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     return expected;
 }
-/* Both atomics. Returns the former value of `*p`; `*raised`: the flag was 0 before. */
+/* Does weft_device_raise_flag(), then weft_device_swap_own(). Returns the former value of `*p`. `*raised` is true if the flag was 0
+   before. */
 WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expected, uint64_t desired, uint32_t *flag, bool *raised)
 {
     *raised = weft_device_raise_flag(flag);
@@ -266,12 +271,12 @@ WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thr
 {
     /* weft_device_load_cell() acquires */
 }
-/* the cells that follow become visible after everything that this thread has written or seen before */
+/* Cells that this thread stores after this call become visible after everything that the thread has written or read before the call. */
 WEFT_DEVICE_CALL void weft_device_publish(void)
 {
     /* weft_device_store_cell() releases */
 }
-WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores to memory that the other side reads, without an order */
+WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores a word that the node reads; does not order other accesses */
 {
     __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
@@ -286,13 +291,12 @@ WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
 }
-/* A clock that never goes back; and a call that yields the processor. */
-WEFT_API int64_t weft_device_now_ns(void);
-WEFT_API void weft_device_pause(void);
+WEFT_API int64_t weft_device_now_ns(void); /* the time of a clock that never goes back */
+WEFT_API void weft_device_pause(void);     /* yields the processor */
 #endif
 
 #if !defined(WEFT_DEVICE_METAL)
-/* Memory whose address stands in `entry`, `offset` bytes further. */
+/* A pointer to the byte at `offset` in the memory whose address `*entry` holds. */
 WEFT_DEVICE_CALL void *weft_device_address(const uint64_t *entry, uint64_t offset)
 {
     return (void *)(uintptr_t)(weft_device_load_own(entry) + offset);

@@ -3,10 +3,11 @@
  * How kernels hand requests to their node: the rings, and the calls that put a request into one and wait for its answer. A kernel's author
  * needs weft_device_op, weft_device_test(), weft_device_wait() and weft_device_leave(); the operations are in weft/device.h.
  *
- * A ring is an array of slots of 32 bytes in the host's memory. A request takes one slot or two. A thread takes the
- * slot's number by an atomic of the device, and writes the slot's two cells of 16 bytes, each by one store. One bit of each cell changes
- * with every round of the ring, so the node sees by the cell itself whether it is new. So nothing has to be cleared, and cells may arrive
- * in any order. No word is written by both sides, because atomics of a processor and of a device on the same word are not atomic together.
+ * A ring is an array of slots of 32 bytes in the host's memory. A request takes one slot or two. A thread of a kernel takes the slot's
+ * number by an atomic of the device. Then it writes the slot's two cells of 16 bytes, each by one store. One bit of each cell changes with
+ * every round of the ring: by this bit the node sees whether a cell is new. So no cell has to be cleared, and cells may arrive in any
+ * order. Node and kernels never write the same word, because an atomic of the processor and an atomic of the device are not atomic against
+ * each other.
  */
 #ifndef WEFT_DEVICE_RING_H
 #define WEFT_DEVICE_RING_H
@@ -34,14 +35,15 @@ extern "C" {
 
 /* --- the layout that kernels and their node share --- */
 
-/* Bit 63 of a cell's `high` is the bit of the round. */
-#define WEFT_DEVICE_CELLS 2u /* the size of a slot */
+/* Bit 63 of a cell's `high` is the bit that changes with every round of the ring. */
+#define WEFT_DEVICE_CELLS 2u /* cells of a slot */
 typedef struct weft_device_slot {
     weft_device_cell cell[WEFT_DEVICE_CELLS];
 } __attribute__((aligned(32))) weft_device_slot;
 
-/* Kinds of requests. Cell 0: `low` is an address or node; `high` is the round (bit 63), kind (62 to 56), whether an answer is wanted (55),
-   and length (54 to 0). The contents of the other cells stand at each kind; cells 2 and 3 are those of a second slot. */
+/* Kinds of requests. In cell 0 `low` is an address or a node, and `high` has the round (bit 63), the kind (62 to 56), whether the kernel
+   wants an answer (55), and the length (54 to 0). The comment of each kind says what the other cells contain. Cells 2 and 3 are in the
+   request's second slot. */
 #define WEFT_DEVICE_NOTHING      1u  /* does nothing; for measurements */
 #define WEFT_DEVICE_PUT          2u  /* cell 1: low: address of the source */
 #define WEFT_DEVICE_PUT_VALUE    3u  /* cell 1: low: the 8 bytes */
@@ -55,8 +57,8 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_FLUSH        11u /* low: node */
 #define WEFT_DEVICE_TASK_DONE    12u /* low: the task's number; cell 1: low: result, high: its length; cell 2: low: worker, status */
 #define WEFT_DEVICE_RECORD       13u /* low: address of the record; cell 1: low: number of the service */
-/* Requests from WEFT_DEVICE_RECORD on are completed by other threads of the node. For queues: the length is the number of tasks; cell 1:
-   high: the queue. */
+/* Other threads of the node complete requests of the kinds from WEFT_DEVICE_RECORD on. In the following four kinds the length is the number
+   of tasks, and `high` of cell 1 is the queue's number. */
 #define WEFT_DEVICE_SUBMIT   14u /* low: address of the tasks; cell 1: low: address for their ids, or 0 */
 #define WEFT_DEVICE_CLAIM    15u /* low: address for the leases */
 #define WEFT_DEVICE_COMPLETE 16u /* low: address of the leases; cell 1: low: address of the results */
@@ -81,15 +83,16 @@ WEFT_DEVICE_CALL uint32_t weft_device_slots(uint32_t kind)
     return two >> kind & 1 ? 2 : 1;
 }
 
-/* The round's bit of a request with the number `ticket`, in a ring of mask + 1 slots. Memory that is all zeros holds no request. */
+/* The round's bit of the request with the number `ticket`, in a ring of mask + 1 slots. In the first round the bit is 1, so a ring that is
+   all zeros holds no request. */
 WEFT_DEVICE_CALL uint64_t weft_device_round(uint64_t ticket, uint64_t mask)
 {
     return (ticket & (mask + 1)) ? 0 : WEFT_DEVICE_ROUND;
 }
 
 /* One ring. Kernels write `slots` and the node reads them. The node writes `taken` and `answers` and kernels read them. Only kernels use
-   the rest. In an answer, the upper half of `high` is the low 32 bits of the request's number + 1, its lower half the status; `low` is the
-   value. */
+   the other fields. In an answer, `low` is the value. The lower half of `high` is the status, and the upper half is the low 32 bits of the
+   request's number + 1. */
 typedef struct weft_device_ring {
     WEFT_FAR weft_device_slot *slots;
     WEFT_FAR const uint64_t *taken;           /* how many slots the node has read, which are free again */
@@ -97,7 +100,7 @@ typedef struct weft_device_ring {
     uint64_t mask;                            /* slots - 1; a power of two */
     WEFT_FAR uint64_t *next;                  /* number of the next slot; a request's number is that of its first slot */
     WEFT_FAR uint64_t *taken_seen;            /* the value of `taken` that was last read */
-    WEFT_FAR uint64_t *guess;                 /* `next`, as a thread last left it; perhaps not the newest */
+    WEFT_FAR uint64_t *guess;                 /* a former value of `next`, perhaps not the newest */
     WEFT_FAR uint32_t *awaited;               /* for each slot: 1 until the answer of its last request has been read */
 } weft_device_ring;
 
@@ -142,7 +145,7 @@ typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
 } weft_device_patience;
-/* Whether a waiting thread reads words that rarely change at this poll: it does so only at every few polls. */
+/* True at every 16th poll. Then a waiting thread also reads the words that rarely change. */
 WEFT_DEVICE_CALL bool weft_device_now_and_then(WEFT_NEAR const weft_device_patience *p)
 {
     return p->looks % 16 == 0;
@@ -173,8 +176,8 @@ WEFT_DEVICE_CALL bool weft_device_gone(WEFT_NEAR const weft_device *d, uint32_t 
 }
 
 #if defined(WEFT_DEVICE_METAL)
-/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and there will be none while the kernel runs. The word that
-   threads share has 32 bits, the lower half of a number; the upper half follows from `taken`, which does not change while a kernel runs. */
+/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and there will be none while the kernel runs. Threads share
+   only the lower 32 bits of the next number. The upper half follows from `taken`, which does not change while a kernel runs. */
 WEFT_DEVICE_CALL int weft_device_reserve(WEFT_FAR const weft_device_ring *r, uint32_t slots, WEFT_NEAR uint64_t *ticket)
 {
     uint64_t taken = *r->taken;
@@ -201,11 +204,11 @@ WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, u
     return true;
 }
 
-/* Takes the numbers of so many slots. -WEFT_DEVICE_EAGAIN: there is no room, and the caller does not wait for it. A thread that has taken
-   numbers must fill the slots, so numbers are taken only when there is room. `place` (may be NULL): also takes the place of the answer if
-   it is free; both atomics are issued together.
-   The first number that a thread tries is a guess from a cache, which other blocks do not keep up to date. After a wrong guess the
-   compare-and-swap fails and returns the right number; nothing else is lost. */
+/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and `wait` is false. A thread that has taken numbers must fill
+   the slots, so it takes numbers only when there is room. If `place` is not NULL, the call also tries to take the place of the answer, and
+   stores in `*place` whether it has; both atomics are issued together.
+   The first number that a thread tries is a guess from a cache, which other blocks do not update. After a wrong guess the compare-and-swap
+   fails and returns the right number. A wrong guess costs only this attempt. */
 WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots, bool wait,
                                          WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
@@ -290,7 +293,7 @@ WEFT_DEVICE_CALL void weft_device_fill(WEFT_FAR const weft_device_ring *r, uint6
     weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
 }
 
-/* Takes the place of an answer, which is free when the former answer has been read. */
+/* Takes the place of an answer. The place is free once the former answer in it has been read. */
 WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint64_t ticket, bool wait)
 {
     weft_device_patience p = {0, 0};
@@ -303,7 +306,8 @@ WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR 
     return 0;
 }
 
-/* Whether an operation reads memory for the kernel, or may announce data to it: then the kernel's later reads must come after it. */
+/* Whether an operation reads memory for the kernel, or may announce data to the kernel. The kernel's later reads must then be ordered after
+   the operation. */
 WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 {
     return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP ||
@@ -425,7 +429,7 @@ WEFT_DEVICE_CALL int weft_device_call(WEFT_NEAR const weft_device *d, WEFT_NEAR 
     weft_device_op op = {0, 0, 0, 0}; /* not under way if the request finds no room */
     int rc = weft_device_post(d, q, true, &op);
     if (rc)
-        return rc; /* there is no op */
+        return rc; /* the request was not posted */
     rc = weft_device_wait(d, &op);
     if (rc == -WEFT_DEVICE_ETIMEDOUT)
         weft_device_leave(d, &op); /* frees the answer's place after a time-out of the wait; does nothing if the operation itself has ended

@@ -3,9 +3,10 @@
  * Calls by which GPU kernels use services (weft/service.h): programs and names. Like weft/device.h, one source for C, C++ and CUDA.
  *
  * Each call fills a record (weft/request.h) and submits it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in that
- * node's pool, aligned to 8 bytes (better to 64, then it shares no cache line). One thread at a time uses a record. When a call has
- * returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, wait first until the record's `answered` equals
- * its `id`, because until then the node may still write to it.
+ * node's pool, or in an arena of the kernel's GPU, aligned to 8 bytes (better to 64: then the record shares no cache line). Kernels read
+ * and write a record in an arena faster, but the node copies it from and to the GPU, which takes some microseconds. One thread at a time
+ * uses a record. When a call has returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, wait first until
+ * the record's `answered` equals its `id`, because until then the node may still write to it.
  *
  * A process handle is a number that all kernels of this node may use, but only one call at a time may use the same handle. Errors are
  * negative, with Linux's numbers; weft/service.h lists them.
@@ -20,11 +21,12 @@
 extern "C" {
 #endif
 
-/* Fills the fields of a record that all kinds of requests have. NULL: the record is not in this node's pool, or not aligned. */
+/* Fills the fields of a record that all kinds of requests have, and returns the record. NULL: the record is neither in this node's pool nor
+ * in an arena of the kernel's GPU, or it is not aligned. */
 WEFT_DEVICE_CALL weft_request *weft_device_record(const weft_device *d, uint64_t record, uint32_t service, uint32_t kind, uint32_t node)
 {
     weft_request *r = (weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
-    if (!r || (record & 7) || (record >> 44) != (uint64_t)d->rank << 4)
+    if (!r || (record & 7) || record >> 48 != d->rank)
         return NULL;
     r->version = WEFT_REQUEST_VERSION;
     r->service = (uint16_t)service;
@@ -48,8 +50,8 @@ WEFT_DEVICE_CALL int weft_device_request_ask(const weft_device *d, uint64_t reco
     return weft_device_ask(d, WEFT_REQUEST_SERVICE, record, NULL);
 }
 
-/* For kinds of requests that are answered at once, with -WEFT_DEVICE_EAGAIN if there is nothing yet: submits the record again and again
- * until there is something. */
+/* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process: submits the
+ * record again and again until the answer is another one. */
 WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t record, weft_request *r)
 {
     weft_device_patience p = {0, 0};
@@ -147,8 +149,8 @@ WEFT_DEVICE_CALL int weft_device_process_read(const weft_device *d, uint64_t rec
     return rc;
 }
 
-/* Writes at most `bytes` bytes at `data`, in this node's pool, to the standard input of the process: as many as there is room for, at least
- * 1. `*put` is how many. With `bytes` 0: ends the input. */
+/* Writes bytes to the standard input of the process: as many of the `bytes` bytes at `data`, in this node's pool, as there is room for, at
+ * least 1. `*put` is how many were written. With `bytes` 0 the call ends the input. */
 WEFT_DEVICE_CALL int weft_device_process_write(const weft_device *d, uint64_t record, uint64_t handle, uint64_t data, uint64_t bytes,
                                                uint64_t *put)
 {

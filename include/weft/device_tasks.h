@@ -17,16 +17,19 @@ extern "C" {
 
 /* --- work queues: like the calls of the same names in weft/queue.h --- */
 
-/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool, at most WEFT_DEVICE_TASKS of them
-   in a call; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has come: after -WEFT_DEVICE_ETIMEDOUT
-   it may still write there, until the GPU is closed. Errors are those of weft/queue.h, with -ENOENT for a number that no queue has, and
-   -EFAULT for memory outside the pool.
-   The `_start` calls try once: their op ends with the number of tasks in `value`, or with -WEFT_DEVICE_EAGAIN: there is no room, or nothing
-   is ready, now. With `wait` they wait for room in the ring of requests; without it they return -WEFT_DEVICE_EAGAIN. The other calls wait:
-   at most weft_device.deadline_ns until there is something, and as long for each answer. */
+/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool. A call takes at most
+   WEFT_DEVICE_TASKS of them; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has arrived: after
+   -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of weft/queue.h, and
+   -WEFT_DEVICE_ENOENT for a number that no queue has, and -WEFT_DEVICE_EFAULT for memory outside the pool.
 
-/* A payload that the kernel has stored itself is visible before the task. One that it has put to another node is, after
-   weft_device_flush(). */
+   The `_start` calls make one attempt. When it succeeds, the `value` of the op is the number of tasks. When there is no room or no task is
+   ready, the op ends with -WEFT_DEVICE_EAGAIN. If the ring of requests is full, a `_start` call with `wait` waits for room, and one without
+   `wait` returns -WEFT_DEVICE_EAGAIN.
+
+   The other calls wait until there is room or a task, at most weft_device.deadline_ns, and at most as long again for each answer. */
+
+/* A payload that the kernel has stored itself is visible to the node that claims the task. If the kernel has put the payload to another
+   node, call weft_device_flush() before this call. */
 WEFT_DEVICE_CALL int weft_device_submit_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids,
                                               bool wait, WEFT_NEAR weft_device_op *op)
 {
@@ -67,21 +70,22 @@ WEFT_DEVICE_CALL int weft_device_ask_queue(WEFT_NEAR const weft_device *d, WEFT_
     }
 }
 /* Submits as many of the first tasks as there is room for, at least 1, and returns how many. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there
-   was no room; or no answer came, and the tasks may have been submitted. */
+   was no room, or no answer arrived; in the second case the tasks may have been submitted. */
 WEFT_DEVICE_CALL int weft_device_submit(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
 {
     weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
 /* Claims up to `max` tasks, and returns how many, at least 1. If a task takes longer than the queue's lease, renew its lease in time
-   (weft_device_renew()); a persistent worker renews leases itself. -WEFT_DEVICE_ESHUTDOWN: nothing is ready, and nothing will come. If the
-   answer comes too late, the claimed tasks are ready again when the lease ends. */
+   (weft_device_renew()); a persistent worker renews leases itself. -WEFT_DEVICE_ESHUTDOWN: no task is ready, and no more will come.
+   -WEFT_DEVICE_ETIMEDOUT: if the node has claimed tasks after all, they are ready again when their leases end. */
 WEFT_DEVICE_CALL int weft_device_claim(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max)
 {
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
-/* Submits a request about several claims. Returns for how many it succeeded; `*which` has a bit for each of these. */
+/* Submits a request about several claims. Returns for how many claims it succeeded. In `*which` (may be NULL) bit i is set if it succeeded
+   for claim i. */
 WEFT_DEVICE_CALL int weft_device_ask_bits(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *which)
 {
     uint64_t bits = 0;
@@ -94,15 +98,16 @@ WEFT_DEVICE_CALL int weft_device_ask_bits(WEFT_NEAR const weft_device *d, WEFT_N
         n++;
     return n;
 }
-/* Completes `count` claims, with as many weft_result. Returns how many were accepted; `accepted` (may be NULL) has a bit for each. */
+/* Completes `count` claims with the `count` weft_result at `results`. Returns how many completions were accepted. In `*accepted` (may be
+   NULL) bit i is set if completion i was accepted. */
 WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results, uint32_t count,
                                           WEFT_NEAR uint64_t *accepted)
 {
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
     return weft_device_ask_bits(d, &q, accepted);
 }
-/* Renews `count` claims, like weft_renew(): the leases change. Returns how many this node still holds; `held` (may be NULL) has a bit for
- * each. Other claims are lost, or their home does not answer now. */
+/* Renews `count` claims, like weft_renew(): changes the leases at `leases`. Returns how many claims this node still holds. In `*held` (may
+ * be NULL) bit i is set if claim i is still held. The other claims are lost, or their home does not answer now. */
 WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
                                        WEFT_NEAR uint64_t *held)
 {
@@ -113,12 +118,13 @@ WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t 
 /* --- persistent workers: kernels that do tasks until there are no more --- */
 #if !defined(WEFT_DEVICE_METAL)
 
-/* A thread draws a task without checking that there is one only if at least this many are there (weft_device_next_task()). */
+/* If more than this many tasks are in the ring, a thread takes a number without checking that its task is there
+   (weft_device_next_task()). */
 #ifndef WEFT_DEVICE_TASKS_SURE
 #define WEFT_DEVICE_TASKS_SURE 512u
 #endif
 
-/* A task for a worker's blocks. The node writes it: `number` is the task's number + 1, and 0 while the other words change. */
+/* A task for a worker's blocks. The node writes the slot: `number` is the task's number + 1, or 0 while the other words change. */
 typedef struct weft_device_task_slot {
     uint64_t number, unused[7];
     weft_device_cell task[4]; /* a weft_task */
@@ -133,7 +139,7 @@ typedef struct weft_device_worker {
     WEFT_FAR const weft_device_task_slot *slots;
     const uint64_t *filled; /* how many tasks have been put into the ring */
     const uint64_t *ended;  /* not 0: no more tasks will come */
-    uint64_t *beats;        /* for each block: the number of the task that it last waited for, + 1 */
+    uint64_t *beats;        /* for each block: the number of the task for which the block last waited, + 1 */
     uint64_t *next;         /* the number of the next task to be taken */
     uint64_t *filled_seen;  /* the value of `filled` that was last read */
 } weft_device_worker;
@@ -160,8 +166,8 @@ WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k
     return weft_device_load(&s->number) == number + 1; /* otherwise the words may belong to two tasks */
 }
 
-/* Waits until task `t` has been put into the ring. -WEFT_DEVICE_EAGAIN: it has not, and this thread has drawn no number (`drawn`: it
-   has). */
+/* Waits until task `t` is in the ring. If `drawn` is false, this thread has not taken the number `t` yet: then the call polls once, and
+   returns -WEFT_DEVICE_EAGAIN if the task is not there. */
 WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k, uint64_t t, bool drawn,
                                             WEFT_NEAR weft_device_patience *p)
 {
@@ -184,13 +190,15 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT
     return 0;
 }
 
-/* Takes the next task of a worker, and waits for one. One thread takes one task: in a block that works together, let one thread call this
-   and tell the others. -WEFT_DEVICE_ESHUTDOWN: there are no more, because the worker has been closed or its queue has ended.
-   -WEFT_DEVICE_ETIMEDOUT: none has come for weft_device.deadline_ns.
-   While many tasks are there, a thread draws its number by an addition, which always succeeds. Otherwise it draws by a compare-and-swap,
-   and only if the task is there, so that it holds no number when its wait ends. If more threads than WEFT_DEVICE_TASKS_SURE add at the same
-   time, one may draw the number of a task that has not come yet, and waits for it. If it gives up, the node gives that task back to the
-   queue after weft_gpu_worker_config.task_ns. */
+/* Takes the next task of a worker, and waits for one if there is none. Each call takes one task: if the threads of a block work on it
+   together, let one thread call this and tell the others. -WEFT_DEVICE_ESHUTDOWN: there are no more tasks, because the worker was closed or
+   its queue was shut down. -WEFT_DEVICE_ETIMEDOUT: no task has arrived for weft_device.deadline_ns.
+
+   While more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes the number of its task by an addition, which always
+   succeeds. Otherwise it takes the number by a compare-and-swap, and only once the task is there, so that a thread whose wait ends holds no
+   number. If more threads than WEFT_DEVICE_TASKS_SURE add at the same time, a thread may take the number of a task that has not arrived
+   yet. It then waits for this task. If its wait ends first, the node gives the task back to the queue after
+   weft_gpu_worker_config.task_ns. */
 WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
                                            WEFT_NEAR weft_device_task *out)
 {
@@ -210,9 +218,9 @@ WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_
     }
 }
 
-/* Completes a task: its submitter gets `status`, `result` and `result_len` as from weft_complete(). Everything that this thread has stored
-   before is visible to whoever sees the task complete; stores of other threads are, after a barrier of the block. Does not wait for the
-   completion. */
+/* Completes a task: its submitter gets `status`, `result` and `result_len` as from weft_complete(). A node that sees the completion also
+   sees all that this thread stored before the call, and what other threads of the block stored before a barrier of the block. Does not wait
+   for the completion. */
 WEFT_DEVICE_CALL int weft_device_task_done(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
                                            WEFT_NEAR const weft_device_task *task, int32_t status, uint64_t result, uint64_t result_len)
 {

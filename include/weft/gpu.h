@@ -2,11 +2,12 @@
  *
  * GPUs: their kernels read and write the memory of all nodes, by the calls of weft/device.h.
  *
- * A GPU is opened for a node. Its kernels find the pools of this host's nodes by the same addresses as the processor, and hand all else to
- * the node over rings; one thread of the node serves them. There is always one GPU: `host`, whose blocks are threads of this process. It
- * runs kernels that are C functions, by weft_gpu_run(). Of an NVIDIA GPU (`cuda`) the program starts the kernels itself, by CUDA, in the
- * device's primary context, and gives them weft_gpu_device(). Kernels of an Apple GPU (`metal`; compiled, never run) are text, for
- * weft_gpu_run_text().
+ * A program opens a GPU for a node. Kernels of the GPU load and store directly in the pools of the nodes on this host. For all other memory
+ * they send requests over rings to the node, and one thread of the node carries these out. There are three kinds of GPUs:
+ * - `host` is always there. Its blocks are threads of this process, and its kernels are C functions that weft_gpu_run() runs.
+ * - `cuda`: an NVIDIA GPU. The program starts kernels itself, by CUDA, in the device's primary context, and passes weft_gpu_device() to
+ *   them.
+ * - `metal`: an Apple GPU (compiled, never run). Kernels are text, which weft_gpu_run_text() compiles and runs.
  */
 #ifndef WEFT_GPU_H
 #define WEFT_GPU_H
@@ -21,93 +22,104 @@ extern "C" {
 
 typedef struct weft_gpu weft_gpu;
 
-/* How near an RDMA device is to a GPU, by the deepest PCI bridge that both are below. */
+/* How near an RDMA device is to a GPU: the closest part of the machine that connects both. */
 enum weft_gpu_distance {
-    WEFT_GPU_NO_RDMA,     /* there is none on PCI */
-    WEFT_GPU_SAME_SWITCH, /* below one PCIe switch: data between them does not pass through a processor */
-    WEFT_GPU_SAME_ROOT,   /* below one host bridge */
-    WEFT_GPU_SAME_NODE,   /* at one NUMA node */
-    WEFT_GPU_OTHER_NODE
+    WEFT_GPU_NO_RDMA,     /* the machine has no RDMA device on PCI */
+    WEFT_GPU_SAME_SWITCH, /* a PCIe switch: data between the two does not pass through a processor */
+    WEFT_GPU_SAME_ROOT,   /* a PCI host bridge */
+    WEFT_GPU_SAME_NODE,   /* a NUMA node */
+    WEFT_GPU_OTHER_NODE   /* they are at different NUMA nodes */
 };
 
 /* A GPU of this machine. */
 typedef struct weft_gpu_info {
-    char name[16];                        /* the name for weft_gpu_config.name: "host", "cuda:0"; its PCI address if no driver offers it */
+    char name[16];                        /* for weft_gpu_config.name: "host", "cuda:0"; the PCI address if no driver offers the GPU */
     char model[96];                       /* the model, as its driver names it */
     uint64_t memory_bytes;                /* 0: unknown */
     char pci[16];                         /* "0000:c1:00.0"; "": not on a PCI bus */
-    uint32_t pcie_generation, pcie_lanes; /* of its link now, which may be slower while it is idle; 0: not known */
-    uint32_t pcie_generation_most, pcie_lanes_most;
+    uint32_t pcie_generation, pcie_lanes; /* of the PCIe link now, which may be slower while the GPU is idle; 0: not known */
+    uint32_t pcie_generation_most, pcie_lanes_most; /* the most that the link can have */
     bool usable;
-    char why[160];          /* the reason, if it is not usable */
-    char remedy[160];       /* what to do about that; "": `why` says it, or nothing helps */
-    bool external;          /* behind a hot-plug port, such as Thunderbolt's */
+    char why[160];          /* the reason, if the GPU is not usable */
+    char remedy[160];       /* what to do about the reason; "": `why` says it, or nothing helps */
+    bool external;          /* the GPU is behind a hot-plug port, such as a Thunderbolt port */
     uint32_t rdma_distance; /* enum weft_gpu_distance */
     char rdma[64];          /* the nearest RDMA device; "": there is none on PCI */
-    uint64_t nvlink_peers;  /* bit i: cuda:i, over NVLink */
+    uint64_t nvlink_peers;  /* bit i is set if NVLink connects the GPU with cuda:i */
+    char no_rdma[160];      /* why RDMA devices cannot access the GPU's memory; "": they can, if they register dmabufs */
 } weft_gpu_info;
 
-/* Describe the GPU with that number, counted from 0: first the usable ones, then those that are on PCI and that no driver offers, with the
-   reason; `host` is the last. `bytes` is sizeof *out; fields that this library does not know are
-   set to 0.
-   Errors: -ENOENT there are fewer GPUs. */
+/* Describe the GPU with the number `index`. The numbers start at 0 with the usable GPUs. After them come GPUs on PCI that no driver offers,
+   each with the reason. `host` is the last. `bytes` is sizeof *out; fields that this library does not know are set to 0.
+   Errors: -ENOENT there are not so many GPUs. */
 WEFT_API int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes);
 
 typedef struct weft_gpu_config {
     size_t bytes;     /* sizeof(weft_gpu_config) */
     const char *name; /* "cuda:0", "host"; NULL: the first usable one */
-    uint32_t rings;   /* rings of requests, at most 256; 0: 8. One ring for every few blocks is best */
-    uint32_t slots;   /* slots of a ring, a power of two, at most 65536; 0: 4096. A request takes one or two */
-    uint32_t turns;   /* 1: kernels and the node take turns, as always with Metal (weft_gpu_run_text()); then there are no workers */
+    uint32_t rings;   /* rings of requests, at most 256; 0: 8. Best is one ring for every few blocks */
+    uint32_t slots;   /* slots of a ring, a power of two, at most 65536; 0: 4096. A request takes one or two slots */
+    uint32_t turns;   /* 1: kernels and the node take turns, as weft_gpu_run_text() explains. Such a GPU has no persistent workers */
 } weft_gpu_config;
 
 /* Open a GPU for this node. `config` may be NULL. weft_gpu_close() or weft_close() closes it.
    Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENODEV there is
-   no such GPU, or it is not usable; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be
-   started to serve it; -EDEADLK called from a handler. */
+   no such GPU, or the GPU is not usable; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's driver has failed; -EAGAIN no thread
+   can be started to serve the GPU; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
-/* Close the GPU. The call closes its workers, ends the waits of kernels of weft_gpu_run(), waits for these kernels, and does the requests
- * that kernels have made, for up to the node's deadline. No other kernel may use the GPU any more. Operations that are still under way
- * then, for example to a node that is stopped, keep their memory until weft_close(). NULL is allowed. weft_close() closes the GPUs that are
- * open. Errors: -EINVAL it is closed already; -EDEADLK called from a handler. */
+/* Close the GPU. The call closes the GPU's workers, ends the waits inside kernels of weft_gpu_run(), waits for these kernels, and carries
+ * out the requests that kernels have made, for up to the node's deadline. Other kernels must have ended before the call. Operations that
+ * are still under way at the deadline, for example to a node that is stopped, keep their memory until weft_close(). NULL is allowed.
+ * weft_close() closes the GPUs that are still open.
+ * Errors: -EINVAL the GPU is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
 /* The argument for kernels of the GPU: a pointer to the device's memory, valid until the GPU is closed. */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
-/* Open an arena: memory of the GPU that has addresses of the cluster, in a space of this node from 1 to 15. It is closed with the GPU,
-   after the operations that other nodes have under way on it have ended, or the node's deadline has passed. All operations of weft/fabric.h
-   take its addresses, and so do the calls of kernels. The local memory of puts and gets may also be in an arena of this node
-   (weft_gpu_ptr()), but not in one of another node.
-   Atomics on its words are done by its node, one at a time. They are atomic against each other, but not against kernels that change the
-   word themselves.
-   A node of the same host that has a GPU of the same kind open maps the arena for the first such GPU: it copies there directly, and kernels
-   of that GPU load and store there (weft_device_ptr()). The arena stays mapped, because kernels may still use it, until its node opens
-   another arena in that space or the GPU there is closed; only then is its memory free again. Any other node sends messages to the owner,
-   and large data goes through both pools. weft_link_stats.arena_way and arena_why report which way is used, and why.
-   The call tells all nodes about the arena, and waits until they have confirmed that, and mapped it, up to the node's deadline.
-   weft_gpu_open() waits until the existing arenas are mapped, for at most 10 s. weft_fence() may wait for operations on GPUs' memory that
-   are under way to that node, up to the node's deadline; in a handler it then fails with -EDEADLK.
-   Errors: -EINVAL 0 bytes, or too many for an address; -ENOMEM the GPU has not so much memory; -ENOSPC there are 15 arenas; -EIO its driver
-   has failed; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
+/* Open an arena: memory of the GPU that has addresses of the cluster. `*space` receives the number of the arena's space, 1 to 15. All
+   operations of weft/fabric.h and all calls of kernels accept addresses in the arena. The local memory of puts and gets may also be in an
+   arena of this node (weft_gpu_ptr()), but not in an arena of another node.
+
+   The node that owns the arena does all atomics on words in the arena, one at a time. These atomics are atomic against each other, but not
+   against kernels that change the word themselves.
+
+   Closing the GPU closes the arena. Before that, weft waits until operations of other nodes on the arena have ended, for up to the node's
+   deadline.
+
+   If another node of the same host has opened a GPU of the same kind, that node maps the arena for its first such GPU. It then copies
+   directly, and kernels of its GPU load and store in the arena (weft_device_ptr()). Because kernels may still use the mapping, it remains
+   when the owner closes the arena or dies. It ends when the owner opens another arena in the same space, or the GPU of the mapping node is
+   closed. Only then is the arena's memory free again.
+
+   Every other node sends messages to the owner. Over rc, the owner's RDMA device then moves large data between the arena and the other
+   node's pool, if the device registers the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data goes through both
+   pools. weft_link_stats.arena_way and arena_why report how a node reaches the arena, and why.
+
+   The call tells all nodes about the arena. It waits until each node has mapped the arena, or has confirmed that it does not, for up to the
+   node's deadline. weft_gpu_open() waits until the existing arenas are mapped, for at most 10 s. weft_fence() may wait, up to the node's
+   deadline, for operations on GPU memory of the fenced node; in a handler it fails with -EDEADLK instead.
+   Errors: -EINVAL `bytes` is 0 or too large for an address; -ENOMEM the GPU has not so much memory; -ENOSPC this node has 15 arenas
+   already; -EIO the GPU's driver has failed; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
 
 /* Allocate in an arena of this node, as weft_alloc() does in the pool; weft_free() frees it.
- * Errors: -EINVAL 0 bytes; -EFAULT there is no such arena; -ENOMEM no room (all else stays usable). */
+ * Errors: -EINVAL `bytes` is 0; -EFAULT there is no such arena; -ENOMEM no room (the arena stays usable). */
 WEFT_API int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out);
 
-/* The pointer by which kernels of the GPU reach the memory of an address, as weft_device_ptr(); NULL if they cannot. With Metal it is the
-   processor's pointer to that memory: only weft_device_ptr() in a kernel gives the GPU's. */
+/* The pointer by which kernels of the GPU reach the memory at an address, as weft_device_ptr(); NULL if they cannot. With Metal the result
+   is the processor's pointer to that memory; the GPU's pointer comes only from weft_device_ptr() in a kernel. */
 WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
 /* Run a kernel on the GPU `host`, and wait for its end. Each of `blocks` blocks (at most 1024) is a thread with a weft_device of its own.
-   Where kernels and the node take turns (weft_gpu_config.turns), requests are done after the kernel's end, and it returns the first error
-   of a request that had no op, as weft_gpu_run_text() does. Errors: -ENOTSUP another kind of GPU; -EINVAL no kernel, a wrong number of
-   blocks, or the GPU is closed; -EAGAIN so many threads cannot be started (no block has run); -ENOMEM no memory for so many blocks;
-   -ETIMEDOUT with turns: requests are not done; -EDEADLK called from a handler. */
+   If kernels and the node take turns (weft_gpu_config.turns), the node carries out the requests after the kernel's end, and the call
+   returns the first error of a request that had no op, as weft_gpu_run_text() does.
+   Errors: -ENOTSUP the GPU is of another kind; -EINVAL `kernel` is NULL, the number of blocks is wrong, or the GPU is closed; -EAGAIN so
+   many threads cannot be started (no block has run); -ENOMEM no memory for so many blocks; -ETIMEDOUT with `turns`: requests were not
+   complete at the node's deadline; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 
 /* Compile a kernel in Metal's language from its text, run it, and wait for its end. The text needs no #include: weft puts the text of
@@ -115,11 +127,11 @@ WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, 
    (buffer 1) is a copy of the `bytes` bytes at `arg`, which is copied back at the end. Compiled for macOS, never run.
 
    Apple lets a processor read what a kernel has written only after the kernel has ended. So the node and kernels take turns: the node
-   begins the requests of a kernel when the kernel has ended, and this call returns when they are done, or when the node's deadline has
-   passed; in the second case the next call waits for them first. It returns the first error of a request that had no op. One kernel runs
-   at a time.
-   Errors: -ENOTSUP another kind of GPU; -EINVAL no text, no kernel of that name, or it does not compile; -ENOMEM no memory; -EIO the GPU
-   has failed; -ETIMEDOUT requests are not done; -EDEADLK called from a handler. */
+   starts the requests of a kernel after the kernel has ended, and this call returns when the requests are complete, or at the node's
+   deadline. In the second case the next call first waits for these requests. This call returns the first error of a request that had no
+   op. One kernel runs at a time.
+   Errors: -ENOTSUP the GPU is of another kind; -EINVAL `text` is NULL, has no kernel of that name, or does not compile; -ENOMEM no memory;
+   -EIO the GPU has failed; -ETIMEDOUT requests were not complete at the node's deadline; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
                                size_t bytes);
 
@@ -129,55 +141,56 @@ WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel
 
 /* A call of a kernel, until it is answered. */
 typedef struct weft_gpu_call weft_gpu_call;
-/* A kernel of this node has handed over `record` (WEFT_DEVICE_RECORD_BYTES, in this node's pool, aligned to 8). Kernels may change it
-   meanwhile: read it once, and check everything. Called by the thread that serves the GPU, which it must not block; it answers by
-   weft_gpu_answer(), at once or later. */
+/* The function of a service. weft calls it when a kernel of this node has sent `record`: WEFT_DEVICE_RECORD_BYTES bytes in this node's
+   pool, aligned to 8 bytes. If the kernel's record is in an arena, `record` is a copy, which weft copies back with the answer. Kernels may
+   change the record meanwhile: read each value once, and check everything. The function runs on the thread that serves the GPU, so it must
+   not wait. It answers by weft_gpu_answer(), at once or later. */
 typedef void (*weft_gpu_service_fn)(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
-/* Call `fn` from now on for records with that number, which is below WEFT_GPU_SERVICES, until weft_close().
-   Errors: -EINVAL no such number, or no function; -EALREADY the number has a service. */
+/* Set the function for records with the number `number`, which is below WEFT_GPU_SERVICES, until weft_close().
+   Errors: -EINVAL `number` is too large, or `fn` is NULL; -EALREADY the number has a service already. */
 WEFT_API int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void *arg);
 
-/* Answer a call, once, from any thread, before weft_close(). The kernel sees what was written before. Later answers to requests of the same
-   ring wait for this one. `status` is 0 or a negative error number.
-   Errors: -EINVAL the status is positive, or the call was answered already. */
+/* Answer a call, once, from any thread, before weft_close(). A kernel that sees the answer sees all that this thread wrote before. Kernels
+   do not see answers to later requests of the same ring before this answer. `status` is 0 or a negative error number.
+   Errors: -EINVAL `status` is positive, or the call was answered already. */
 WEFT_API int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value);
 
 /* --- persistent workers --- */
 
-/* Tasks of a queue for kernels that stay on the GPU. A thread of this node claims tasks ahead; blocks take them (weft_device_next_task())
-   and hand back their results (weft_device_task_done()), with which the thread completes them. While a block has a task, its lease is
-   renewed. A task that no block finishes in time, because its block hangs, its kernel has failed, or there is no block, is given back to
-   the queue. While no block shows that it is alive, no more tasks are claimed. */
+/* A worker gives tasks of a queue to kernels that stay on the GPU. A thread of this node claims tasks ahead. Blocks take these tasks
+   (weft_device_next_task()) and return their results (weft_device_task_done()). The thread then completes the tasks. While a block works on
+   a task, the thread renews the task's lease. If no block finishes a task in time (task_ns), for example because a block hangs or a kernel
+   has failed, the thread gives the task back to the queue. It claims more tasks only while blocks ask for tasks. */
 typedef struct weft_gpu_worker weft_gpu_worker;
 
 typedef struct weft_gpu_worker_config {
     size_t bytes;     /* sizeof(weft_gpu_worker_config) */
-    uint32_t ahead;   /* the most tasks that it claims ahead: a power of two, at most 65536; 0: 1024 */
-    int64_t task_ns;  /* the longest time that a block works on one task; 0: 10 s */
-    int64_t renew_ns; /* the interval at which leases are renewed, well below the queue's lease; 0: 10 s */
+    uint32_t ahead;   /* the most tasks that the worker claims ahead: a power of two, at most 65536; 0: 1024 */
+    int64_t task_ns;  /* the longest time that a block may work on one task; 0: 10 s */
+    int64_t renew_ns; /* the interval at which the worker renews leases; must be well below the queue's lease; 0: 10 s */
 } weft_gpu_worker_config;
 
 /* Open a worker. Its queue must stay open until the worker is closed. `config` may be NULL.
    Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENOSPC the GPU
-   has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO its driver has failed; -EAGAIN no thread can be started for it;
-   -ENOTSUP its kernels take turns with the node; -EDEADLK called from a handler. */
+   has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's driver has failed; -EAGAIN no thread can be started for
+   the worker; -ENOTSUP the GPU's kernels take turns with the node; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out);
 
 /* The argument for kernels that take the worker's tasks: a pointer to the device's memory, valid until the GPU is closed. */
 WEFT_API const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k);
 
-/* Close a worker: it claims no more, and lets blocks do the claimed tasks, for up to the node's deadline or until no block is alive; then
-   it gives the rest back. Blocks that ask for a task are told that there are none. The handle and the device's memory stay until the GPU is
-   closed. NULL is allowed.
-   Errors: -EINVAL it is closed already; -EDEADLK called from a handler. */
+/* Close a worker. The worker claims no more tasks, and waits until blocks have done the claimed tasks. The wait ends early if no block is
+   alive, and at the latest at the node's deadline. Then the worker gives the remaining tasks back to the queue. Blocks that ask for a task
+   get -WEFT_DEVICE_ESHUTDOWN. The handle and the device's memory stay until the GPU is closed. NULL is allowed.
+   Errors: -EINVAL the worker is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_close(weft_gpu_worker *k);
 
 typedef struct weft_gpu_worker_stats {
     uint64_t claimed;    /* tasks that the worker has claimed */
     uint64_t done;       /* tasks that blocks have done */
     uint64_t refused;    /* completions that the queue refused, because the lease had ended */
-    uint64_t taken_back; /* tasks that no block has done in time */
+    uint64_t taken_back; /* tasks that the worker gave back to the queue, because no block had done them in time */
 } weft_gpu_worker_stats;
 
 /* Fill `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
@@ -186,16 +199,17 @@ WEFT_API int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out
 
 /* --- queues that kernels submit to and claim from themselves --- */
 
-/* Let kernels of the GPU name the queue by `*number` (weft_device_submit(), weft_device_claim(), weft_device_renew(),
-   weft_device_complete()), until the GPU is closed. A queue that has a number keeps it. One thread of the node does these requests for all
-   queues of a GPU. After the queue is closed their calls fail with WEFT_DEVICE_EBADF. Errors: -EINVAL no queue; -ENOSPC the GPU has had 64
-   queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
+/* Give the queue a number, `*number`, by which kernels of the GPU name it in weft_device_submit(), weft_device_claim(),
+   weft_device_renew() and weft_device_complete(), until the GPU is closed. Another call for the same queue returns the same number. One
+   thread of the node carries out these calls for all queues of a GPU. After the queue is closed, the calls fail with WEFT_DEVICE_EBADF.
+   Errors: -EINVAL `q` is NULL; -ENOSPC the GPU has had 64 queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called
+   from a handler. */
 WEFT_API int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number);
 
 typedef struct weft_gpu_stats {
-    uint64_t requests; /* requests that kernels have handed over and the node has taken */
-    uint64_t failed;   /* how many of them have failed */
-    uint64_t waits;    /* how often a request had to wait for room towards its node */
+    uint64_t requests; /* requests that the node has taken from kernels */
+    uint64_t failed;   /* how many of these requests have failed */
+    uint64_t waits;    /* how often a request had to wait for room in the queue to its target node */
 } weft_gpu_stats;
 
 /* Fill `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.

@@ -2,8 +2,8 @@
  *
  * Kernels: named C functions over a span of bytes, which `weft map --kernel NAME` runs inside the nodes.
  *
- * weft has some of its own. A program adds others with weft_kernel_register(). `weft map --kernel-from FILE.so:NAME` runs a kernel that a
- * shared object defines: see examples/kernel.c.
+ * weft has some built-in kernels. A program adds others with weft_kernel_register(). `weft map --kernel-from FILE.so:NAME` runs a kernel
+ * that a shared object defines: see examples/kernel.c.
  */
 #ifndef WEFT_KERNEL_H
 #define WEFT_KERNEL_H
@@ -33,11 +33,12 @@ typedef struct weft_kernel {
     const char *name; /* as given to `weft map --kernel NAME[:ARG]` */
     const char *help; /* one line */
     bool takes_arg;   /* the kernel needs an argument: NAME:ARG */
-    bool whole_lines; /* the kernel needs pieces that end at line ends; `weft map` refuses other cuts */
+    bool whole_lines; /* the kernel needs pieces that end at the end of a line; `weft map` refuses to cut the input elsewhere */
     /* Processes one piece. May run on any node and on several threads at the same time; must not keep state. 0, or a negative errno. */
     int (*run)(const weft_span *in, const char *arg, weft_out *out);
-    /* These three are optional: set all or none. Instead of being printed, the outputs of the pieces are folded into `state` in the order
-     * of the input. `state` has state_bytes, which are zero at first. `finish` prints the result. Both return 0 or a negative errno. */
+    /* The next three are optional: set all or none. `weft map` then does not print the outputs of the pieces. It passes them to `fold`, in
+     * the order of the input. `fold` adds an output to `state`, a block of state_bytes bytes that are zero at first. At the end `finish`
+     * writes the result. Both functions return 0 or a negative errno. */
     size_t state_bytes;
     int (*fold)(void *state, const void *output, size_t len);
     int (*finish)(const void *state, weft_out *out);
@@ -57,7 +58,8 @@ WEFT_API int weft_kernel_load(const char *file, const char *name, const weft_ker
 /* The kernel of that name; NULL if there is none. */
 WEFT_API const weft_kernel *weft_kernel_find(const char *name);
 
-/* The kernel after `after`, the built-in ones first. NULL gives the first; the last gives NULL. */
+/* Lists the kernels, the built-in ones first: returns the kernel after `after`, or the first one if `after` is NULL, or NULL if `after` is
+ * the last one. */
 WEFT_API const weft_kernel *weft_kernel_next(const weft_kernel *after);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool: the memory that a node gives to the cluster. Every node can read and write all of it.
+ * The pool: the memory that a node gives to the cluster. Every node can read and write the whole pool.
  */
 #ifndef WEFT_POOL_H
 #define WEFT_POOL_H
@@ -11,22 +11,23 @@
 extern "C" {
 #endif
 
-/* Allocate `bytes` in this node's pool. The memory is aligned to 16 bytes (to 64 from 64 bytes on); its content is undefined. The caller
- * owns it until weft_free(). Asks no other node.
- * Errors: -EINVAL 0 bytes; -ENOMEM no room (all else stays usable). */
+/* Allocate `bytes` bytes in this node's pool. The memory is aligned to 16 bytes; buffers of 64 bytes and more are aligned to 64. The
+ * content is undefined. The caller owns the memory until weft_free(). The call does not communicate with other nodes.
+ * Errors: -EINVAL `bytes` is 0; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc(weft_node *w, size_t bytes, weft_gaddr *out);
 
 /* The same, aligned to `align`: a power of two up to 2 MiB.
- * Errors: -EINVAL 0 bytes, or no such alignment; -ENOMEM no room (all else stays usable). */
+ * Errors: -EINVAL `bytes` is 0, or `align` is not such a number; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc_aligned(weft_node *w, size_t bytes, size_t align, weft_gaddr *out);
 
 /* Free a buffer that weft_alloc() or weft_alloc_aligned() returned on this node. WEFT_NULL is allowed. An error changes nothing.
- * Errors: -EFAULT not an address of this node's heap; -EINVAL inside a buffer, not at its start; -EALREADY it is free already. */
+ * Errors: -EFAULT `addr` is not in this node's pool or arenas; -EINVAL `addr` is inside a buffer, not at its start; -EALREADY the buffer is
+ * free already. */
 WEFT_API int weft_free(weft_node *w, weft_gaddr addr);
 
-/* The memory behind an address, if this process can reach it by loads and stores: its own pool, and the pools of the nodes on the same
- * host. NULL if it cannot, or if any of the `bytes` lie outside the pool. Valid until weft_close(); the pages of a node that died stay
- * readable. */
+/* A pointer to the memory at an address, if this process can load and store there: in its own pool, and in the pools of the nodes on the
+ * same host. NULL for other memory, or if any of the `bytes` bytes is outside the pool. The pointer is valid until weft_close(). The pages
+ * of a node that died stay readable. */
 WEFT_API void *weft_ptr(weft_node *w, weft_gaddr addr, size_t bytes);
 
 /* The address of memory inside this node's pool; WEFT_NULL for memory elsewhere. */
@@ -37,8 +38,8 @@ typedef struct weft_pool_stats {
     uint64_t live_bytes;         /* allocated now, rounded up to size classes */
     uint64_t live_buffers;       /* buffers allocated now */
     uint64_t largest_free_bytes; /* the largest buffer that could be allocated now */
-    uint32_t regions_used;       /* memory regions in use, on the device with the most; tb: those for frames included */
-    uint32_t regions_budget;     /* memory regions that device allows; 0 without a device */
+    uint32_t regions_used;       /* memory regions (ibv_mr) in use on the device that has the most; over tb including those for frames */
+    uint32_t regions_budget;     /* memory regions that this device allows; 0: no device */
 } weft_pool_stats;
 
 /* Fill `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * The distributed work queue. A queue has a name, and a shard in the pool of every node that serves it; that node is the shard's home.
+ * The distributed work queue. A queue has a name. Every node that serves the queue holds a part of it in its pool, a shard; the node is the
+ * shard's home.
  *
- * Any node submits tasks and any node claims them. A task is 64 bytes: a kind, a few words of the program's, and the address of a payload.
- * A claim is held under a lease. When the lease ends or the claiming node dies, the task is ready again, and a later completion by the
- * former holder is refused. So a task may run more than once, but its submitter sees it complete exactly once. The submitter keeps what it
- * submitted: when a shard's home dies, it submits those tasks again elsewhere. When a submitter dies, its tasks are dropped.
+ * Any node submits tasks, and any node claims them. A task is 64 bytes: a kind, a few words of the program, and the address of a payload.
+ * A claim lasts as long as its lease, which the claiming node can renew. When the lease ends or the claiming node dies, the task is ready
+ * again, and the queue refuses a later completion by the former holder. So a task may run more than once, but its submitter sees it
+ * complete exactly once. The submitter keeps a copy of its tasks: when a shard's home dies, the submitter submits the tasks of that shard
+ * again elsewhere. When a submitter dies, its tasks are dropped.
  *
- * Tasks are taken roughly first in, first out; nothing more is promised about order.
+ * Tasks are taken roughly first in, first out; the queue guarantees no order.
  *
- * On a queue that this node has closed every call returns -EBADF. The handle stays valid for that until weft_close().
+ * After this node has closed a queue, every call on its handle returns -EBADF. The handle is freed at weft_close().
  */
 #ifndef WEFT_QUEUE_H
 #define WEFT_QUEUE_H
@@ -23,13 +25,12 @@ extern "C" {
 typedef struct weft_queue weft_queue;
 
 typedef struct weft_queue_config {
-    size_t bytes;   /* sizeof(weft_queue_config): weft_queue_config c = {.bytes = sizeof c, .slots = 64} */
-    uint32_t slots; /* slots in this node's shard: a power of two, at most 2^20; 0: 4096 */
-    int64_t
-        lease_ns; /* how long a claim of a task in this node's shard is held at least, without renewal; 0: 60 s. The end is noticed up to
-                   * 50 ms late; with 2^20 slots up to a few seconds, because a look at all slots takes tens of milliseconds and
-                   * may use a hundredth of a processor */
-    bool submit_only; /* this node serves no shard */
+    size_t bytes;     /* sizeof(weft_queue_config): weft_queue_config c = {.bytes = sizeof c, .slots = 64} */
+    uint32_t slots;   /* slots in this node's shard: a power of two, at most 2^20; 0: 4096 */
+    int64_t lease_ns; /* how long a claim of a task in this node's shard lasts without renewal; 0: 60 s. A claim may last up to 50 ms
+                       * longer. With 2^20 slots it may last a few seconds longer: checking all slots takes tens of milliseconds, and the
+                       * check may use only a hundredth of a processor */
+    bool submit_only; /* this node holds no shard */
 } weft_queue_config;
 
 /* A task: 64 bytes, copied into a slot. All fields are the program's. */
@@ -44,8 +45,8 @@ typedef struct weft_task {
 /* A claim: a task that this node has claimed, until its lease ends. */
 typedef struct weft_lease {
     weft_task task;
-    uint32_t submitter; /* node that submitted it */
-    uint32_t attempt;   /* 0 the first time it is claimed */
+    uint32_t submitter; /* node that submitted the task */
+    uint32_t attempt;   /* 0 the first time the task is claimed */
     uint64_t private_[4];
 } weft_lease;
 
@@ -54,39 +55,40 @@ typedef struct weft_done {
     uint64_t tag;        /* of the task */
     uint64_t id;         /* from weft_submit() */
     int32_t status;      /* from weft_complete() */
-    uint32_t worker;     /* node that did it */
+    uint32_t worker;     /* node that did the task */
     weft_gaddr result;   /* from weft_complete() */
     uint64_t result_len; /* from weft_complete() */
 } weft_done;
 
-/* Open a queue by name (1 to 31 bytes). Every node of the cluster opens it, in any order. It is usable at once; shards appear as nodes open
- * it. `config` may be NULL.
+/* Open a queue by name (1 to 31 bytes). Every node that uses the queue opens it, in any order. A node can use the queue at once; the shards
+ * of other nodes appear as those nodes open the queue. `config` may be NULL.
  * Errors: -EINVAL a name, a number of slots, a lease or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not
  * know; -ENOMEM no room for the shard in the pool, or no memory; -EALREADY this node has the queue open; -ENOSPC this node has 64 queues
  * open; -EDEADLK called from a handler. */
 WEFT_API int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *config, weft_queue **out);
 
-/* Close this node's end. Its own tasks that are not complete are dropped; what it had claimed is ready again; what others had in its shard
- * they submit again elsewhere. The shard's memory returns to the pool at weft_close(). The name may be opened again at once: that is
- * another queue to all nodes, and nothing of the former one reaches it. NULL is allowed.
- * Errors: -EBUSY a thread of this node waits in the queue (nothing is closed); -EBADF it is closed already; -EDEADLK called from a
+/* Close the queue on this node. Tasks that this node has submitted and that are not complete are dropped. Tasks that this node has claimed
+ * are ready again. Other nodes submit their tasks in this node's shard again elsewhere. The shard's memory returns to the pool at
+ * weft_close(). This node may open the name again at once. To all nodes this is a new shard, and nothing of the former one reaches it. NULL
+ * is allowed.
+ * Errors: -EBUSY a thread of this node waits in the queue (nothing is closed); -EBADF the queue is closed already; -EDEADLK called from a
  * handler. */
 WEFT_API int weft_queue_close(weft_queue *q);
 
-/* Submit `count` tasks. `ids` (may be NULL) receives their ids. Submits those that find room now and returns how many, at least 1; they are
- * the first ones. Waits only while there is room for none.
+/* Submit `count` tasks. `ids` (may be NULL) receives their ids. The call submits as many of the first tasks as there is room for now, and
+ * returns how many, at least 1. The call waits only while there is no room for any task.
  * Errors: -EINVAL no tasks; -ETIMEDOUT no room in any shard before the deadline; -ENOMEM no memory for more outstanding tasks; -EDEADLK it
  * would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t timeout_ns);
 
 /* Claim up to `max` tasks, from this node's shard first, then from others. Returns how many, at least 1. With a time-out of 0, for loops
- * that poll, -ETIMEDOUT leaves weft_error() as it was. To look into a shard on another host takes a round trip; with a shorter time-out the
- * call may take up to 200 ms, for one home that does not answer.
+ * that poll, -ETIMEDOUT leaves weft_error() unchanged. Claiming from a shard on another host takes a round trip. If the shard's home does
+ * not answer, the call takes up to 200 ms, even with a shorter time-out.
  * Errors: -EINVAL `max` is 0; -ETIMEDOUT nothing was ready before the deadline; -ESHUTDOWN nothing is ready after weft_queue_shutdown();
  * -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
 
-/* The outcome of a task. All but `reserved` go to its submitter unchanged. */
+/* The outcome of a task. The submitter gets all fields but `reserved` unchanged. */
 typedef struct weft_result {
     int32_t status;
     uint32_t reserved;
@@ -94,50 +96,53 @@ typedef struct weft_result {
     uint64_t result_len;
 } weft_result;
 
-/* Complete `count` claimed tasks. Returns how many were accepted, which may be 0. Where accepted[i] is false (`accepted` may be NULL), the
- * lease had ended, and the task is or was done by another, or the submitter is gone.
+/* Complete `count` claimed tasks. Returns how many completions the queue accepted, which may be 0. accepted[i] is false if the queue
+ * refused completion i: the lease had ended, so that another worker does or has done the task, or the submitter is gone. `accepted` may be
+ * NULL.
  * Errors: -EINVAL `count` is over INT32_MAX; -EDEADLK in a handler, and the task's home is on another host; -EBADF the queue is closed. */
 WEFT_API int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count, bool *accepted);
 
-/* Start the lease of a claim again, from now. The claim changes only on success. If the home does not answer, the lease may have been
+/* Renew a claim: its lease starts again, from now. `*claim` changes only on success. If the home does not answer, the lease may have been
  * renewed or not: the call may be repeated.
  * Errors: -ESTALE the claim is no longer this node's; -ETIMEDOUT, -ECONNABORTED, -ENETDOWN the home did not answer, its link broke, or no
  * route leads to it; -ENOMEM no memory to ask it; -EDEADLK in a handler, and the home is on another host; -EBADF the queue is closed. */
 WEFT_API int weft_renew(weft_queue *q, weft_lease *claim);
 
-/* Give a claimed task back: it is ready again at once, for any node. If the home does not answer, it is given back as soon as it does.
+/* Give a claimed task back: the task is ready again at once, for any node. If the home does not answer before the deadline, the task is
+ * given back as soon as the home runs again.
  * Errors: -ESTALE the claim is no longer this node's; -ETIMEDOUT, -ECONNABORTED, -ENETDOWN the home did not answer, its link broke, or no
  * route leads to it; -ENOMEM no memory to ask it; -EDEADLK in a handler, and the home is on another host; -EBADF the queue is closed. */
 WEFT_API int weft_release(weft_queue *q, const weft_lease *claim);
 
 /* Take up to `max` completions of tasks that this node submitted. Returns how many, at least 1. With a time-out of 0 -ETIMEDOUT leaves
- * weft_error() as it was. How long it waits with WEFT_TIMEOUT_DEFAULT is said in weft/types.h.
+ * weft_error() unchanged. weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -EINVAL `max` is 0; -ENOENT this node has no outstanding task; -ETIMEDOUT nothing was completed before the deadline;
  * -ECONNRESET no other node is left to do the work; -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
 
-/* Wait until all work that any living node has submitted is complete. Completions stay to be reaped. A node whose shard this one does not
- * know, because it has just opened the queue for example, is asked whether it has one; with a time-out of 0 the call waits up to 200 ms for
- * the answers, and for nothing else. How long it waits with WEFT_TIMEOUT_DEFAULT is said in weft/types.h.
+/* Wait until all tasks that any living node has submitted are complete. weft_reap() can take their completions afterwards. If this node
+ * does not know whether another node has a shard, for example because that node has just opened the queue, it asks that node. With a
+ * time-out of 0 the call waits up to 200 ms for these answers, and for nothing else. weft/types.h explains how long the call waits with
+ * WEFT_TIMEOUT_DEFAULT.
  * Errors: -ETIMEDOUT work was not complete before the deadline; -ECONNRESET no other node is left to do the work; -EDEADLK it would wait in
  * a handler; -EBADF the queue is closed. */
 WEFT_API int weft_drain(weft_queue *q, int64_t timeout_ns);
 
-/* Tell every node that no more work will come: weft_claim() then fails once nothing is ready.
+/* Tell every node that no more tasks will come: weft_claim() then fails once no task is ready.
  * Errors: -EBADF the queue is closed. */
 WEFT_API int weft_queue_shutdown(weft_queue *q);
 
 typedef struct weft_queue_stats {
     uint64_t submitted;   /* tasks that this node submitted */
-    uint64_t completed;   /* of those, complete */
-    uint64_t outstanding; /* of those, not complete */
+    uint64_t completed;   /* how many of the submitted tasks are complete */
+    uint64_t outstanding; /* how many of the submitted tasks are not complete */
     uint64_t claimed;     /* tasks that this node claimed */
-    uint64_t stolen;      /* of those, from other nodes' shards */
+    uint64_t stolen;      /* how many of the claimed tasks were in other nodes' shards */
     uint64_t refused;     /* completions by this node that were refused as stale */
     uint64_t requeued;    /* leases in this node's shard that ended by time or by a death */
     uint64_t resubmitted; /* tasks of this node submitted again because a shard's home died */
-    uint64_t duplicates;  /* completions of this node's tasks that came a second time and were dropped */
-    uint64_t ready;       /* tasks ready in this node's shard, about */
+    uint64_t duplicates;  /* completions of this node's tasks that arrived a second time and were dropped */
+    uint64_t ready;       /* about how many tasks are ready in this node's shard */
 } weft_queue_stats;
 
 /* Fill `*out`, with counts since the queue was opened. `bytes` is sizeof *out; fields that this library does not know are set to 0.

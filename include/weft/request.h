@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests to the services of nodes (weft/service.h). A request is a record of 256 bytes in the pool of the asker, the node that sends it.
- * The calls of weft/service.h fill and submit records themselves. A program may also do so itself (weft_request_start()), and so may a
- * kernel of a GPU (weft/device_service.h): the layout is the same for all.
+ * Requests to the services of nodes (weft/service.h). The asker is the node that sends a request, and the server is the node that answers
+ * it. A request is a record of 256 bytes in the asker's pool. The calls of weft/service.h fill and submit records. A program may also fill
+ * a record itself and submit it with weft_request_start(), and a kernel of a GPU with weft/device_service.h: the layout is always the
+ * same.
  *
  *   bytes      field       who writes it
  *     0 -   3  version     the asker: WEFT_REQUEST_VERSION
@@ -21,10 +22,11 @@
  *   244 - 247  reserved    nobody
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
- * Numbers are little-endian. Memory is named by address (weft/types.h), not by pointer. A record is aligned to 8 bytes; if it is aligned to
- * 64, the asker and its node never write to the same cache line. The record belongs to weft until it is answered. The fields of the asker
- * and `data` are read while the request is submitted; `data` of more than WEFT_REQUEST_INLINE bytes is read until the request is answered.
- * Then the node writes `result` and `status`, and after them `answered`: whoever sees the new `answered` also sees the others.
+ * Numbers are little-endian. Records name memory by address (weft/types.h), not by pointer. A record is aligned to 8 bytes; if it is
+ * aligned to 64, the asker and its node never write to the same cache line. The record belongs to weft until the request is answered. weft
+ * reads the asker's fields and `data` while the request is submitted; it may read `data` of more than WEFT_REQUEST_INLINE bytes until the
+ * request is answered. Then the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered`
+ * also sees `result` and `status`.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H
@@ -35,7 +37,7 @@
 #define WEFT_REQUEST_VERSION  1u
 #define WEFT_REQUEST_BYTES    256u
 #define WEFT_REQUEST_DATA_MAX (4u << 20) /* bytes of `data` */
-#define WEFT_REQUEST_INLINE   3584u      /* data up to this size is sent with the request; more is fetched from the asker's pool */
+#define WEFT_REQUEST_INLINE   3584u      /* `data` up to this size is sent with the request; the server fetches larger `data` */
 #define WEFT_REQUEST_SERVICE  63u        /* the service number with which kernels submit records (weft_device_ask()) */
 #define WEFT_REQUESTS_MAX     16384u     /* unanswered requests of one asker at one server; more fail with -EAGAIN */
 
@@ -70,17 +72,18 @@ typedef struct weft_request {
  *   arg[5]  bytes of the ring buffer of standard output, a power of two from 4 KiB to 16 MiB; 0: 64 KiB
  *   arg[6]  the same for standard error
  *   arg[12] with WEFT_SPAWN_TERMINAL: low 16 bits: rows of the terminal; next 16 bits: columns
- * Answered when the program runs. result[0]: the handle, which only the asker's node knows; result[1]: the process ID on the server. The
- * other WEFT_PROCESS_... requests take this handle in `handle`. */
+ * Answered when the program runs. result[0]: a handle, which is valid only on the asker's node; result[1]: the process ID on the server.
+ * The other WEFT_PROCESS_... requests take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
 /* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: the signal that ended it, or 0;
- * result[2]: bit 0 is set if it was killed because its time was over. Used by the process and the children that it has waited for:
+ * result[2]: bit 0 is set if it was killed because its time was over. What the process and the children that it has waited for have used:
  * result[3]: ns of user time; result[4]: ns of system time; result[5]: bytes of the largest resident set. */
 #define WEFT_PROCESS_WAIT 2u
 /* Checks once for output; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address of the
  * output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
 #define WEFT_PROCESS_OUTPUT 3u
-/* Frees output that was read, so that it can be overwritten. arg[0]: 1 or 2, as above; arg[1]: how many bytes. */
+/* Frees output that was read, so that new output can overwrite it. arg[0]: 1 for standard output, 2 for standard error; arg[1]: how many
+ * bytes. */
 #define WEFT_PROCESS_TAKE 4u
 /* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many as there is room for. -EAGAIN: there is no
  * room now. result[0]: how many bytes were written. With 0 bytes: ends the input. */
@@ -101,9 +104,9 @@ typedef struct weft_request {
 #define WEFT_SPAWN_STDIN             0x20u /* the asker writes standard input (WEFT_PROCESS_WRITE); otherwise it is /dev/null */
 #define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is the memory that the request names: arg[4] bytes at arg[3] */
 /* Standard input, output and error are a new pseudo-terminal, which is the controlling terminal of the process; the process leads a
- * session. The asker reads what is written to the terminal as standard output (WEFT_SPAWN_STDOUT), and with WEFT_SPAWN_STDIN writes what is
- * read from it. The end of that input is not passed on: to end the input as a key does, write the byte 4. Excludes WEFT_SPAWN_STDIN_DATA
- * and both flags for standard error. */
+ * session. The asker reads as standard output (WEFT_SPAWN_STDOUT) what the process writes to the terminal. With WEFT_SPAWN_STDIN it writes
+ * what the process reads from the terminal. A terminal has no end of input: to end the input as the key Ctrl-D does, write the byte 4.
+ * Excludes WEFT_SPAWN_STDIN_DATA and both flags for standard error. */
 #define WEFT_SPAWN_TERMINAL 0x80u
 #define WEFT_SPAWN_FLAGS    0xffu
 
@@ -114,13 +117,13 @@ typedef struct weft_process_limit {
     uint64_t soft, hard;
 } weft_process_limit;
 #define WEFT_LIMIT_CPU       1u /* seconds of processor time */
-#define WEFT_LIMIT_FSIZE     2u /* bytes of a file that it writes */
-#define WEFT_LIMIT_DATA      3u /* bytes of its data segment */
-#define WEFT_LIMIT_STACK     4u /* bytes of its stack */
+#define WEFT_LIMIT_FSIZE     2u /* bytes of a file that the process writes */
+#define WEFT_LIMIT_DATA      3u /* bytes of the data segment */
+#define WEFT_LIMIT_STACK     4u /* bytes of the stack */
 #define WEFT_LIMIT_CORE      5u /* bytes of a core file */
 #define WEFT_LIMIT_FILES     6u /* open files */
 #define WEFT_LIMIT_MEMORY    7u /* bytes of address space */
-#define WEFT_LIMIT_PROCESSES 8u /* processes of its user */
+#define WEFT_LIMIT_PROCESSES 8u /* processes of the same user */
 #define WEFT_LIMITS          8u
 
 /* --- name --- */

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * Services: what a node does for others on request. A node offers the services that the environment variable WEFT_SERVE names
- * ("process,name"; by default none). Any node of the cluster, itself included, may send it requests: the node that sends a request is the
- * asker, the node that serves it the server. A node that offers `process` lets every node of the cluster run programs as its own user, so
- * set WEFT_SECRET to control who can join.
+ * Services: what a node does for other nodes on request. A node offers the services that its environment variable WEFT_SERVE names
+ * ("process,name"; by default none). Any node of the cluster may send requests to it, also the node itself. The node that sends a request
+ * is the asker, and the node that the request is for is the server. A node that offers `process` lets every node of the cluster run
+ * programs as the server's user, so set WEFT_SECRET to control who can join.
  *
  * All requests have one form, the record of weft/request.h. The calls here fill and submit records themselves.
  *
- * Calls that end in _start take a weft_op, which the caller owns and keeps alive until it is complete (weft_test(), weft_wait()). If there
- * is no answer, the operation ends with -ETIMEDOUT after its time-out, and the server cancels the request.
+ * Calls whose names end in _start take a weft_op, which the caller owns and keeps alive until the operation is complete (weft_test(),
+ * weft_wait()). If there is no answer, the operation ends with -ETIMEDOUT after its time-out, and the server cancels the request.
  *
- * Bounds. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps at most 4 KiB for each, and in
- * addition at most 8 MiB of larger `data` for each asker. A node runs at most 1024 processes for others at a time; further requests wait
- * until one has ended. Each process needs ring buffers: 64 KiB (by default) in the asker's pool for each output, and 64 KiB in the server's
- * pool for its input. A name server keeps at most 65,536 names. If the reader of a stream is slow and its ring is full, only the writer of
- * that stream waits; no bytes are dropped.
+ * Bounds. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps at most 4 KiB for each request, and in
+ * addition at most 8 MiB of larger `data` for each asker. A server runs at most 1024 processes at a time; further requests wait until a
+ * process has ended. Each process needs ring buffers: 64 KiB (by default) in the asker's pool for each output, and 64 KiB in the server's
+ * pool for its input. A name server keeps at most 65,536 names. If a program reads a stream slowly, so that the stream's ring is full, only
+ * the writer of that stream waits; no bytes are dropped.
  *
  * Death. When the asker leaves or dies, the server drops its requests, kills its processes with their process groups (unless they are
  * detached), and removes its names. When the server leaves or dies, operations that wait for it end with -ECONNRESET, and the processes
@@ -34,8 +34,8 @@ extern "C" {
 /* Whether the node is alive and offers the service (WEFT_SERVICE_...). Nodes announce their services just after they have joined. */
 WEFT_API bool weft_service_offered(weft_node *w, uint32_t node, uint32_t service);
 
-/* Finds the alive node with the lowest rank that offers the service. Waits until there is one, because nodes announce their services some
- * time after they have joined.
+/* Finds the alive node with the lowest rank that offers the service. Waits until there is such a node, because nodes announce their
+ * services some time after they have joined.
  * Errors: -EOPNOTSUPP no node has announced the service before the deadline; -EDEADLK the call would have to wait in a handler. */
 WEFT_API int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, int64_t timeout_ns);
 
@@ -45,8 +45,8 @@ WEFT_API int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, i
  * before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb). Errors of the service are results of the op. */
 WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
-/* Cancels the operation that was started with `op`: its result is the negative ECANCELED, unless it has ended before. The server may have
- * done what was requested already; if it has started a process, the process is killed.
+/* Cancels the operation that was started with `op`: its result is the negative ECANCELED, unless it has ended before. The server may
+ * already have done what was requested. If the server has started a process, it kills the process.
  * Errors: -ENOENT no request or wait was started with this op, or it has ended. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 
@@ -74,9 +74,9 @@ typedef struct weft_spawn_spec {
 
 /* How the program ended, and what it used, together with those of its children that it has waited for. */
 typedef struct weft_exit {
-    int32_t status; /* its exit status; 0 if a signal ended it */
-    int32_t signal; /* the signal that ended it, in the numbering of its host; 0: none */
-    bool timed_out; /* it was killed because weft_spawn_spec.time_limit_ns had passed */
+    int32_t status; /* the exit status; 0 if a signal ended the program */
+    int32_t signal; /* the signal that ended the program, in the numbering of the server's system; 0: none */
+    bool timed_out; /* the server killed the program because weft_spawn_spec.time_limit_ns had passed */
     int64_t user_ns, system_ns;
     uint64_t memory_bytes; /* the largest resident set */
 } weft_exit;
@@ -112,8 +112,8 @@ WEFT_API uint32_t weft_process_pid(const weft_process *p);
  * Errors: -ETIMEDOUT the process has not ended before the deadline; -ECONNRESET the server is gone; -EDEADLK it would wait in a handler. */
 WEFT_API int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t timeout_ns);
 
-/* Starts an operation that is complete when the process has ended, or could not be started. weft_process_wait() then returns at once. If
- * the process could not be started already, this returns the error of the start.
+/* Starts an operation that is complete when the process has ended, or could not be started. weft_process_wait() then returns at once. If it
+ * is already known that the process could not be started, this call returns the error of the start.
  * Errors: -ENOMEM no memory; -ECONNRESET the server is gone. */
 WEFT_API int weft_process_wait_start(weft_process *p, weft_op *op);
 
@@ -129,8 +129,9 @@ WEFT_API int weft_process_read(weft_process *p, uint32_t which, void *buf, size_
  * the server sent invalid data. */
 WEFT_API int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, weft_op *op);
 
-/* Writes to the process's standard input. Waits until all bytes were sent; `*put` (may be NULL) is how many were sent, also after an error.
- * With a time-out of 0 this sends as many bytes as there is room for, and returns -ETIMEDOUT without setting weft_error() if some are left.
+/* Writes to the process's standard input. Waits until all bytes are sent; `*put` (may be NULL) is how many were sent, also after an error.
+ * With a time-out of 0 the call sends as many bytes as there is room for. If bytes are left, it returns -ETIMEDOUT without setting
+ * weft_error().
  * Errors: -EINVAL the process was started without WEFT_SPAWN_STDIN; -EPIPE the process has closed its input or ended, or
  * weft_process_end_input() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the server is gone; -ENOMEM no
  * memory; -EDEADLK it would wait in a handler. */
@@ -142,8 +143,8 @@ WEFT_API int weft_process_write(weft_process *p, const void *buf, size_t len, si
 WEFT_API int weft_process_end_input(weft_process *p);
 
 /* Sends a signal, in the numbering of the server's system, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's
- * foreground process group. If the process could not be started, this returns the
- * error of the start. Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer
+ * foreground process group. If the process could not be started, this returns the error of the start.
+ * Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer
  * before the deadline; -EAGAIN too many requests are outstanding at the server; -EPERM the server has no permission to send the signal;
  * -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns);
@@ -155,8 +156,9 @@ WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns
  * in a handler. */
 WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns);
 
-/* Frees the handle, which must not be used any more. If the process still runs, its group is killed, unless it is detached; then its output
- * is dropped from now on. Operations under way on the handle end with the negative ECANCELED. NULL is allowed. Does not wait.
+/* Frees the handle, which must not be used any more. If the process still runs, the server kills its process group. A detached process
+ * (WEFT_SPAWN_DETACHED) goes on instead, and its further output is dropped. Operations under way on the handle end with the negative
+ * ECANCELED. NULL is allowed. Does not wait.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_process_close(weft_process *p);
 

@@ -39,8 +39,8 @@ typedef uint64_t weft_gaddr;
 #define WEFT_NULL           0ull
 #define WEFT_OFFSET_BITS    44
 #define WEFT_SPACE_BITS     4
-#define WEFT_MAX_NODES      1024  /* alive at once */
-#define WEFT_MAX_NUMBERS    65536 /* that nodes get, from 0: none is given twice while the cluster lives (weft/node.h, `grow`) */
+#define WEFT_MAX_NODES      1024              /* nodes that are alive at the same time */
+#define WEFT_MAX_NUMBERS    65536             /* numbers of nodes, from 0. A cluster that grows (weft_config.grow) gives no number twice */
 #define WEFT_MAX_POOL_BYTES 17592186044416ull /* 2 to the power of WEFT_OFFSET_BITS: 16 TiB */
 
 /* Make an address from its parts, or take one apart. Inline here; the library exports them as well, for other languages. */
@@ -70,15 +70,16 @@ WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
  * Operations (put, get, atomics, messages, flush): WEFT_TIMEOUT_DEFAULT means the node's deadline, WEFT_DEADLINE, 30 s unless set.
  *
  * Waits for other nodes: weft_barrier(), weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(), weft_reap(), weft_drain().
- * A slow node is not an error. So with WEFT_TIMEOUT_DEFAULT such a wait lasts as long as the nodes it waits for are alive, and ends with
- * -ECONNRESET when they are gone. After 30 s (WEFT_SAY_AFTER) it prints once, to stderr, which nodes it waits for. A time-out bounds it,
- * and so does a deadline that somebody has set (environment, hostfile, weft_config): -ETIMEDOUT.
+ * A slow node is not an error. So with WEFT_TIMEOUT_DEFAULT such a wait lasts as long as the awaited nodes are alive, and ends with
+ * -ECONNRESET when they are gone. After 30 s (WEFT_SAY_AFTER) the call prints once, to stderr, for which nodes it waits. If the call has a
+ * time-out, or WEFT_DEADLINE, the hostfile or weft_config sets a deadline, the wait ends with -ETIMEDOUT at that time.
  *
- * For four of them it is not known which node will end the wait. They give up when nobody may be left to end it:
+ * In four of these calls weft cannot know which node will end the wait. When possibly no node is left that could, the call waits for the
+ * node's deadline more, because another node or a thread of this process may still end the wait. Then the call returns -ECONNRESET. The
+ * cases are:
  * - weft_wait_until(), weft_counter_wait(): a node has died during the wait, or no other node is alive.
- * - weft_reap(), weft_drain(): no other node is alive, and this one has claimed nothing from the queue.
- * From then on the wait lasts for the node's deadline, in which another node or a thread of this process may still end it. Then it returns
- * -ECONNRESET. In a cluster of one node they wait for the process's own threads, without limit. */
+ * - weft_reap(), weft_drain(): no other node is alive, and this node has claimed nothing from the queue.
+ * In a cluster of one node these calls wait for other threads of the process, without limit. */
 #define WEFT_TIMEOUT_DEFAULT (-1)
 #define WEFT_US              1000ll
 #define WEFT_MS              1000000ll

@@ -7,14 +7,15 @@
 #include <errno.h>
 #include <string.h>
 
-static const char help[] = "Usage: softverbs down [--fabric F] [--force]\n"
-                           "       softverbs down --all [--force]\n"
-                           "\n"
-                           "Removes a fabric. A fabric that programs still use is not removed.\n"
-                           "\n"
-                           "  --fabric F   the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
-                           "  --all        all fabrics of this user\n"
-                           "  --force      even if it is in use: the programs on it continue to reach each other, and no other can join\n";
+static const char help[] =
+    "Usage: softverbs down [--fabric F] [--force]\n"
+    "       softverbs down --all [--force]\n"
+    "\n"
+    "Removes a fabric. Without --force, the command does not remove a fabric that programs still use.\n"
+    "\n"
+    "  --fabric F   name of the fabric (default: SOFTVERBS_FABRIC, or 'default')\n"
+    "  --all        remove all fabrics of this user\n"
+    "  --force      remove the fabric even if programs use it: these continue to reach each other, and no other can join\n";
 
 static int down_one(const char *name, bool force)
 {

@@ -11,14 +11,15 @@
 #include <string.h>
 #include <time.h>
 
-static const char help[] = "Usage: softverbs ls [--fabric F] [--all] [--json]\n"
-                           "\n"
-                           "Lists the fabrics: their devices with port state and how many objects of each limit are in use, the processes\n"
-                           "and what each uses, leaked protection domains, and the fault rules.\n"
-                           "\n"
-                           "  --fabric F   this fabric only\n"
-                           "  --all        idle devices too, on fabrics with many devices\n"
-                           "  --json       everything, as JSON\n";
+static const char help[] =
+    "Usage: softverbs ls [--fabric F] [--all] [--json]\n"
+    "\n"
+    "Lists the fabrics: their devices with the state of the port and how many objects of each limited kind are in use, the\n"
+    "processes and the objects that each uses, leaked protection domains, and the fault rules.\n"
+    "\n"
+    "  --fabric F   show this fabric only\n"
+    "  --all        also show idle devices on fabrics with many devices\n"
+    "  --json       print everything, as JSON\n";
 
 enum { KINDS = 5, FEW = 16 };
 static const char *const kinds[KINDS] = {"qp", "pd", "mr", "cq", "srq"};

@@ -13,11 +13,11 @@
 static const char help[] =
     "Usage: softverbs reboot [--fabric F] [--force] HOST\n"
     "\n"
-    "Does to a host's devices what restarting the host would do: leaked protection domains are free again, and\n"
-    "devices whose deregistration was blocked accept it again. Cables, faults and other hosts are not touched. A host\n"
-    "on which programs run is not rebooted.\n"
+    "Does to the devices of HOST what a restart of a real host does: leaked protection domains are free again, and a\n"
+    "device that no longer deregistered memory deregisters memory again. Cables, faults and other hosts stay as they are.\n"
+    "Without --force, the command does not reboot a host on which programs run.\n"
     "\n"
-    "  --fabric F   the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+    "  --fabric F   name of the fabric (default: SOFTVERBS_FABRIC, or 'default')\n"
     "  --force      kill the programs on the host first (SIGKILL)\n";
 
 static bool lives_here(const struct sf_view *v, uint32_t p, uint32_t host)

@@ -12,13 +12,13 @@
 static const char help[] = "Usage: softverbs topo [--fabric F] [--json | --dot | --matrix]\n"
                            "       softverbs topo [--profile P] [--json | --dot | --matrix] TOPOLOGY\n"
                            "\n"
-                           "Prints the topology of a fabric, or the one that `softverbs up TOPOLOGY` would make, without making it.\n"
+                           "Prints the topology of a fabric, or the topology that `softverbs up TOPOLOGY` would make, without making it.\n"
                            "\n"
-                           "  --fabric F    the fabric (default: SOFTVERBS_FABRIC, else 'default')\n"
+                           "  --fabric F    name of the fabric (default: SOFTVERBS_FABRIC, or 'default')\n"
                            "  --profile P   the profile that gives devices their names and addresses (default: generic)\n"
-                           "  --json        as JSON, which you can edit and give to `softverbs up` (default)\n"
-                           "  --dot         as a graph for Graphviz\n"
-                           "  --matrix      as MLX's hostfile: for each pair of hosts, the device that connects them, or null\n"
+                           "  --json        print JSON, which you can edit and give to `softverbs up` (this is the default)\n"
+                           "  --dot         print a graph for Graphviz\n"
+                           "  --matrix      print a hostfile for MLX: for each pair of hosts, the device that connects them, or null\n"
                            "\n"
                            "  softverbs topo --profile tb5 --dot ring 4 | dot -Tsvg >ring.svg\n"
                            "  softverbs topo --profile tb5 --matrix mesh 4 >hosts.json\n";
@@ -64,7 +64,7 @@ int cli_topo(int argc, char **argv)
     if (planned && fabric)
         return cli_usage("topo", "--fabric '%s' and topology '%s' together: use one of them", fabric, argv[optind]);
     if (profile && !planned)
-        return cli_usage("topo", "--profile '%s' without a topology: a live fabric has its own", profile);
+        return cli_usage("topo", "--profile '%s' without a topology: a fabric that exists has its own profile", profile);
     struct sv_model *model = NULL;
     struct sf_view view = {.fd = -1};
     const struct sv_topology *t;

@@ -11,20 +11,21 @@
 static const char help[] =
     "Usage: softverbs up [--fabric F] [--profile P] [--seed N] TOPOLOGY\n"
     "\n"
-    "Makes a fabric: hosts, their devices, and the cables or the switch between them. TOPOLOGY is one of\n"
+    "Makes a fabric: emulated hosts, their devices, and the cables or the switch that connect the devices. TOPOLOGY is one of\n"
     "  switch N     N hosts with one device each, all on one switch\n"
     "  mesh N       N hosts with a cable between every two\n"
-    "  ring N       N hosts, each cabled to the next, and the last to the first\n"
-    "  chain N      N hosts, each cabled to the next\n"
+    "  ring N       N hosts, each with a cable to the next, and the last to the first\n"
+    "  chain N      N hosts, each with a cable to the next\n"
     "  FILE.json    a topology of your own; `softverbs topo ring 4` prints one to start from\n"
     "\n"
-    "  --fabric F    its name (default: SOFTVERBS_FABRIC, else the profile's name if --profile is given, else 'default')\n"
+    "  --fabric F    name of the fabric (default: SOFTVERBS_FABRIC, or the profile's name if --profile is given,\n"
+    "                or 'default')\n"
     "  --profile P   kind of device: a name that `softverbs profile` lists, or a JSON file (default: generic)\n"
-    "  --seed N      seed for faults added without --seed, and for the message loss of a profile (default: 1)\n"
+    "  --seed N      seed for faults that are added without --seed, and for profiles that lose messages (default: 1)\n"
     "\n"
     "  softverbs up --fabric macs --profile tb5 mesh 4\n"
     "\n"
-    "The fabric is a file in memory (/dev/shm, or SOFTVERBS_DIR) and stays until `softverbs down`.\n";
+    "The fabric is a file in memory (in /dev/shm, or in SOFTVERBS_DIR) and stays until `softverbs down`.\n";
 
 int cli_up(int argc, char **argv)
 {

@@ -56,7 +56,7 @@ static bool same_start(const struct sf_process *p)
     char path[32];
     snprintf(path, sizeof path, "/proc/%d/stat", p->pid);
     int64_t start = p->started ? start_of(path) : -EACCES;
-    if (start < 0) /* a /proc that hides the processes of others has no file for a living one */
+    if (start < 0) /* if /proc hides the processes of other users, a living process may have no file there */
         return kill(p->pid, 0) == 0 || errno == EPERM;
     return (uint64_t)start == p->started;
 }
@@ -99,11 +99,12 @@ bool sf_alive(struct sf_fabric *f, uint32_t process)
     uint32_t owner = atomic_load_explicit(&p->owner, memory_order_acquire);
     if (owner == 0)
         return false;
-    if (owner & SF_JOINING) /* it has not written its cookie yet; for these few microseconds its number decides */
+    if (owner & SF_JOINING) /* the process has not written its cookie yet; for these few microseconds its process number decides */
         return kill((pid_t)(owner & ~SF_JOINING), 0) == 0 || errno == EPERM;
     uint64_t space = atomic_load_explicit(&p->space, memory_order_relaxed);
     if (space != atomic_load_explicit(&own_space, memory_order_relaxed))
-        return space != SF_SPACE_DEAD; /* in this namespace its number means nothing: only sf_attach() can decide */
+        return space !=
+               SF_SPACE_DEAD; /* the process is in another PID namespace, where its number is another one: only sf_attach() can decide */
     uint64_t cookie = 0;
     ssize_t n = read_cookie(p, sf_reach(f, process), &cookie);
     if (n < 0 && (errno == EPERM || errno == ENOSYS))

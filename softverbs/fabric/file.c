@@ -203,8 +203,8 @@ static struct flock byte_of(uint32_t process, short type)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(file_bytes() + process), .l_len = 1};
 }
 
-/* Byte 0 is locked while a process joins. So an entry that is being filled in and has no lock belongs to a dead process. The wait for the
-   lock is limited: if a process is stopped while it joins, or the file system has no locks, the other checks still work within one
+/* Byte 0 is locked while a process joins. So if an entry is being filled in and byte 0 is not locked, the entry's process is dead. The wait
+   for the lock is limited: if a process is stopped while it joins, or the file system has no locks, the other checks still work within one
    namespace. */
 static void lock_byte(const struct sf_view *v, uint32_t process)
 {
@@ -237,7 +237,7 @@ static uint32_t find_stranger(struct sf_view *v, uint64_t space)
             continue;
         }
         atomic_store_explicit(&e->space, SF_SPACE_DEAD, memory_order_relaxed);
-        /* release: a process that sees it in use sees that it is dead */
+        /* release: a process that sees the entry in use sees that its process is dead */
         atomic_compare_exchange_strong_explicit(&e->owner, &owner, 1, memory_order_release, memory_order_relaxed);
     }
     return found;
@@ -289,8 +289,8 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             v->process = p + 1;
             return 0;
         }
-        /* The table is full. Only a member can free what dead processes own. So this process takes the entry of a dead one, and then frees
-           what that one owned. */
+        /* The table is full. Only a process with an entry can free the objects of dead processes. So this process takes the entry of a dead
+         * process, and then frees the objects of that process. */
         for (uint32_t p = 1; p <= SF_PROCESSES; p++) {
             uint32_t in_use = 1;
             if (sf_alive(f, p) || !atomic_compare_exchange_strong(&f->processes[p - 1].owner, &in_use, SF_JOINING | (uint32_t)getpid()))

@@ -35,7 +35,7 @@ static inline uint32_t holder_of(uint32_t word)
 bool sf_try_lock(struct sf_view *v, struct sf_lock *l)
 {
     uint32_t free = 0;
-    /* acquire: pairs with the release of sf_unlock(). It is also the full barrier between setting a queue's `kick` and this. */
+    /* acquire: pairs with the release of sf_unlock(). It is also the full barrier between setting a queue's `kick` and taking this lock. */
     return atomic_compare_exchange_strong_explicit(&l->word, &free, v->process, memory_order_seq_cst, memory_order_relaxed);
 }
 
@@ -128,8 +128,8 @@ void sf_advance(struct sf_fabric *f, const struct sf_intent *i)
 }
 
 /* The dead producer either published the completion or did not. Accordingly the step on its work queue is done now, or dropped. Both the
-   count and the intent were written under this lock. Nobody else changes the work queue: its lock is still held by the dead process, or its
-   holder waits for this lock. */
+   count and the intent were written under this lock. No other process changes the work queue meanwhile: the dead process still holds its
+   lock, or the process that holds it waits for this lock. */
 void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
 {
     struct sf_intent *i = &cq->intent;

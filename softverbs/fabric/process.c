@@ -154,10 +154,11 @@ void sf_inherit(struct sf_view *v)
 {
     struct sf_fabric *f = v->fabric;
     if ((atomic_load_explicit(&f->lock.word, memory_order_relaxed) & ~SF_LOCK_WAITED) == v->process)
-        sf_recount(f); /* the former owner died with the fabric's lock, which this process has now */
+        sf_recount(f); /* the former holder of the fabric's lock died, and this process has taken the lock over */
     else
         sf_lock_fabric(v);
-    /* Another process may have been freeing the entry when this one took it. Then the entry is free, or has another owner by now. */
+    /* Another process may have been freeing the entry when this process took the lock. Then the entry is free by now, or has another owner.
+     */
     if (atomic_load_explicit(&f->processes[v->process - 1].owner, memory_order_acquire) == (SF_JOINING | (uint32_t)getpid())) {
         release_locks(v, v->process);
         process_bury(v, v->process);

@@ -7,8 +7,8 @@
  * Nevertheless every value read from the file is checked before it is used as an index or an offset, so that a program which
  * overwrites the file does not crash the others.
  *
- * Death: an entry names the process that owns it. A lock names its holder. What a dead process left is freed by the next process
- * that comes across it: a lock, a full table, or when it joins (sf_reap).
+ * Death: an entry names the process that owns it. A lock names its holder. The objects of a dead process are freed by the next process that
+ * needs its lock, finds a table full, or joins the fabric (sf_reap).
  *
  * Containers: processes find each other by number, so all processes of a fabric must be in one PID namespace. A process from
  * another namespace is refused while a process of the first lives. The kernel tells this across namespaces: each process holds a
@@ -47,9 +47,9 @@ struct sf_lock {
 };
 
 /* ---- Tables ---------------------------------------------------------------------------------------------------
- * `owner` is 0 (free), or the owning process's number + 1; SF_LEAKED for a protection domain that outlived its process.
- * It is taken by compare-and-swap and is the last word to be cleared. `generation` grows each time an entry is used
- * again. It is part of queue pair numbers and keys, so that stale ones are recognized. */
+ * `owner` is 0 (free), or the owning process's number + 1, or SF_LEAKED for a protection domain that outlived its process. An entry is
+ * taken by a compare-and-swap of `owner`, and freed by clearing `owner` last. `generation` grows each time an entry is used again. It is
+ * part of queue pair numbers and keys, so that stale ones are recognized. */
 #define SF_LEAKED  UINT32_C(0xffffffff)
 #define SF_JOINING UINT32_C(0x80000000)
 
@@ -113,8 +113,8 @@ struct sf_cqe {
 };
 _Static_assert(sizeof(struct sf_cqe) == 64, "a completion is one cache line");
 
-/* What a process was doing when it published a completion. If it dies, another one finishes it, so that no request is used twice or
- * lost. */
+/* What a process was doing when it published a completion. If the process dies, another process finishes this step, so that no request is
+ * used twice or lost. */
 struct sf_intent {
     /* 0: nothing, 1: a send queue, 2: a receive queue, 3: a shared receive queue, 4: a shared receive queue whose completion finds no room:
        nobody will poll it, so the slot is free at once */
@@ -234,8 +234,8 @@ struct sf_qp {
     uint32_t mtu;                                               /* bytes */
     _Atomic uint8_t timeout, retry_count, rnr_retry, rnr_timer; /* encoded as in ibv_qp_attr */
     _Atomic uint8_t rd_atomic, dest_rd_atomic, sgid_index, port;
-    uint32_t broken;             /* 1: its cable was unplugged while it was connected */
-    uint32_t established;        /* 1: a message came while it was in RTR, and its owner was told */
+    uint32_t broken;             /* 1: the device's cable was unplugged while the queue pair was connected */
+    uint32_t established;        /* 1: a message arrived while the queue pair was in RTR, and its owner was told */
     _Atomic uint32_t connection; /* grows with each RESET: events and failures of an earlier connection are ignored */
     _Atomic uint32_t failing;    /* the connection that a peer is bringing to ERR; the owner finishes that (lib/execute.c) */
 
@@ -341,7 +341,7 @@ struct sf_fabric {
     uint64_t seed;    /* the seed of the profile's losses, and of faults without one of their own */
     uint64_t created; /* CLOCK_REALTIME seconds */
     char name[SV_NAME];
-    _Atomic uint32_t down;        /* 1: `softverbs down` has removed it, and no process can join */
+    _Atomic uint32_t down;        /* 1: `softverbs down` has removed the fabric, and no process can join */
     _Atomic uint32_t fault_count; /* how many rules are in force; 0: skip them */
     struct sf_lock lock;          /* held to take entries of tables and pages of the arena */
     _Atomic uint32_t next_fault;
@@ -405,8 +405,8 @@ bool sf_alive(struct sf_fabric *, uint32_t process); /* by number + 1. Takes a f
 /* process.c */
 void sf_reap(struct sf_view *, uint32_t process); /* frees everything of a dead process; a living one is left alone */
 unsigned sf_reap_all(struct sf_view *);           /* the same for all dead processes; returns how many there were */
-/* Gives back all that this process has. Called when it exits. If one of its locks is held by a thread that a signal handler has
- * interrupted, or by a stopped process, it does nothing; the next process that comes across the objects frees them. */
+/* Gives back all that this process has. Called when it exits. If a stopped process, or a thread that a signal handler has interrupted,
+ * holds a lock that this needs, it does nothing; the next process that finds the objects frees them. */
 void sf_leave(struct sf_view *);
 void sf_inherit(
     struct sf_view *); /* call when this process has taken over the table entry of a dead process: frees that process's objects */
@@ -458,7 +458,8 @@ static inline uint64_t sf_page_offset(uint32_t page) /* offset in the file */
 /* arena.c: backs a part of the file with memory. Parts that are not backed are holes, and on a full /dev/shm even reading a hole is
  * SIGBUS. 0 or -errno. */
 int sf_back(struct sf_view *, const volatile void *at, size_t bytes);
-/* Whole pages for a ring, zeroed and backed (no SIGBUS later). Offset in the file, or 0 with errno ENOMEM/ENOSPC. */
+/* Takes whole pages for a ring, zeroed and backed with memory, so that no access raises SIGBUS later. Returns the offset in the file, or 0
+ * with errno ENOMEM or ENOSPC. */
 uint64_t sf_arena_take(struct sf_view *, size_t bytes);
 void sf_arena_give(struct sf_view *, uint64_t offset, size_t bytes);
 static inline void *sf_at(const struct sf_view *v, uint64_t offset)

@@ -54,7 +54,7 @@ static int signal_put(int fd, const void *message, size_t bytes)
         if (n == (ssize_t)bytes)
             return 0;
         if (n >= 0)
-            return -EIO; /* a pipe takes a short message whole or not at all, so this is none */
+            return -EIO; /* a pipe takes a short message completely or not at all, so this descriptor is not a pipe */
         if (errno == EINTR)
             continue;
         if (errno != EAGAIN)
@@ -110,7 +110,8 @@ int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, 
             close(e->mine);
         *e = (struct end){.cookie = cookie, .process = process, .theirs = fd, .mine = mine};
     }
-    /* A reader that has so many unread messages will look at the clock without another one. The room is needed for completion events. */
+    /* A reader with so many unread messages will look at the clock without one more message, and the room in the pipe is needed for
+     * completion events. */
     int unread;
     bool clock = bytes == sizeof(struct sv_event) && ((const struct sv_event *)message)->kind == 2;
     err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : signal_put(e->mine, message, bytes);

@@ -170,6 +170,6 @@ int sf_take_context(struct sf_view *v, uint32_t device)
 
 void sf_give_context(struct sf_view *v, uint32_t i)
 {
-    uint32_t mine = v->process; /* otherwise it belongs to the parent of a forked child */
+    uint32_t mine = v->process; /* otherwise the object belongs to the parent of this forked child */
     atomic_compare_exchange_strong_explicit(&v->fabric->contexts[i].owner, &mine, 0, memory_order_release, memory_order_relaxed);
 }

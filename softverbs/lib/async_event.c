@@ -65,7 +65,7 @@ static bool async_event_find(const struct sv_event *e, struct ibv_async_event *e
 SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
     if (sv_context_of(context)->life != sv_lib.life) {
-        errno = ENODEV; /* in a forked child: the events belong to its parent */
+        errno = ENODEV; /* this is a forked child: the events belong to its parent */
         return -1;
     }
     for (;;) {

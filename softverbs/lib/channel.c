@@ -168,7 +168,7 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
             return -1;
         if (!looked && sv_alarm_rang(ch)) {
             look_at_clock(ch);
-            looked = true; /* only once: time passes while this runs, and the program may not want to wait */
+            looked = true; /* look only once: time passes meanwhile, and the program may not want to wait */
             continue;
         }
         /* There is no event. The program decides whether to wait, by O_NONBLOCK on the descriptor that it knows. */

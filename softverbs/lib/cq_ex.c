@@ -212,7 +212,7 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
         return NULL;
     }
     if (attr->cqe > INT_MAX || attr->comp_vector > INT_MAX) {
-        sv_refuse(EINVAL, "ibv_create_cq_ex: cqe %u, comp_vector %u", attr->cqe, attr->comp_vector);
+        sv_refuse(EINVAL, "ibv_create_cq_ex: invalid attributes: cqe %u, comp_vector %u", attr->cqe, attr->comp_vector);
         return NULL;
     }
     base = sv_create_cq(context, (int)attr->cqe, attr->cq_context, attr->channel, (int)attr->comp_vector);

@@ -202,20 +202,20 @@ static enum sv_step deliver_arrived(struct sv_job *j, uint64_t received)
 {
     if (atomic_load_explicit(&j->target->state, memory_order_relaxed) == IBV_QPS_RTR && !j->target->established &&
         j->qp->type != IBV_QPT_UD) {
-        /* its owner may not know yet that the other side is connected */
+        /* the owner may not know yet that the other side is connected */
         sv_async_qp(j->t, 1 << IBV_EVENT_COMM_EST);
         j->target->established = 1;
     }
     bool receive_waits = j->target->srq == 0 && j->qp->type != IBV_QPT_UD;
     if (j->rq && !(j->qp->hold_ns && receive_waits))
         sv_end_receive(j, IBV_WC_SUCCESS, received);
-    count_sent(j); /* after what the receiver waits for, because these words are in the caches of other cores */
+    count_sent(j); /* done after the steps for which the receiver waits, because these words are in the caches of other cores */
     if (j->qp->hold_ns)
         return sv_stall(j, SF_WAIT_HELD, sf_now() + j->qp->hold_ns);
     return sv_end(j, IBV_WC_SUCCESS);
 }
 
-/* The data has been moved before; only the completions are missing. */
+/* The data was moved earlier; only the completions are still to be written. */
 static enum sv_step release_held(struct sv_job *j)
 {
     bool gone;
@@ -290,14 +290,14 @@ static enum sv_step deliver_send(struct sv_job *j)
         return sv_lost(j);
     if (!take_receive(j, &gone))
         return gone ? sv_no_answer(j) : sv_not_ready(j);
-    if (j->qp->drop) /* there was a receive, and the message was sent, but it does not arrive */
+    if (j->qp->drop) /* the message was sent and there was a receive for it, but a fault drops it on the way */
         return sv_lost(j);
     uint64_t bytes = source.bytes;
     if (!receive_place(j, &target, bytes, &room))
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
     if (sv_lib.profile->equal_frames && sv_frames(bytes) != sv_frames(room)) {
         sv_log(SV_INFO,
-               "a SEND of %llu bytes met a receive of %llu bytes: on this device both must have the same number of %u-byte frames "
+               "a SEND of %llu bytes arrived at a receive of %llu bytes: on this device both must have the same number of %u-byte frames "
                "(" SV_DOCUMENTED ")",
                (unsigned long long)bytes, (unsigned long long)room, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
@@ -538,8 +538,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
 
     name_target(&j);
     if (me() != qp->owner && !(qp->type != IBV_QPT_UD && me() == j.target->owner)) {
-        /* This process is at neither end, and only those two can access both memories. The owner executes the request when it next
-           looks. */
+        /* This process is neither the sender nor the receiver, and only those two can access the memory of both. The owner executes the
+         * request when it next looks. */
         return sv_stall(&j, qp->wait_for ? (enum sf_wait)qp->wait_for : SF_WAIT_DELAY, sf_now());
     }
     if (qp->wait_for == SF_WAIT_HELD) {

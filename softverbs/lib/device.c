@@ -152,7 +152,7 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq
         return NULL;
     }
     if (!(ex->comp_mask & IBV_SRQ_INIT_ATTR_PD)) {
-        sv_refuse(EINVAL, "ibv_create_srq_ex: no protection domain");
+        sv_refuse(EINVAL, "ibv_create_srq_ex: the attributes have no protection domain (pd)");
         return NULL;
     }
     srq = sv_create_srq(ex->pd, &attr);
@@ -204,7 +204,8 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
                   device_removed(entry) ? "the device was removed" : "refused by a rule of `softverbs fault`");
         return NULL;
     }
-    /* Nothing is requested through it. Programs pass it on and inspect it, so it must be a descriptor that is used for nothing else. */
+    /* This library requests nothing through cmd_fd. But programs pass cmd_fd on and inspect it, so it must be a descriptor that is used for
+     * nothing else. */
     command = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (command < 0) {
         error = errno;
@@ -260,10 +261,10 @@ SV_PUBLIC int ibv_close_device(struct ibv_context *base)
         sf_give_context(&sv_lib.view, context->entry);
         sv_pipe_give(context->async_read, context->async_write);
     }
-    if (base->cmd_fd >= 0) /* a forked child too: it has its own copies of descriptors */
+    if (base->cmd_fd >= 0) /* also in a forked child, which has its own copies of the descriptors */
         close(base->cmd_fd);
     base->cmd_fd = -1;
-    context->async_read = context->async_write = -1; /* objects that outlive it get no events any more */
+    context->async_read = context->async_write = -1; /* objects that outlive the context get no events any more */
     if (left) {
         sv_log(SV_INFO, "ibv_close_device: %s: %u objects of this context still exist", base->device->name, left);
         return 0;

@@ -32,8 +32,8 @@ static bool execute_drain(uint32_t q, struct sv_later *later)
     }
 }
 
-/* If this process dies with the lock, nobody else makes the owner look at the queue. So it is marked here, for a look after a while; an
-   immediate look would only wait for the lock. */
+/* If this process dies with the lock, no other process makes the owner look at the queue. So mark the queue now, so that the owner looks at
+ * it after a while; if it looked at once, it would only wait for the lock. */
 static void leave_a_trace(struct sf_qp *qp)
 {
     qp->next_look = sf_now() + 1000000;
@@ -102,7 +102,7 @@ void sv_flush_receives(uint32_t q)
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = &f->qps[q];
     if (qp->srq)
-        return; /* its requests belong to all queue pairs that share it */
+        return; /* a shared receive queue: its requests belong to all queue pairs that share it */
     sf_lock_receive(&sv_lib.view, &qp->receive, &f->cqs[qp->receive_cq % SF_CQS]);
     for (;;) {
         uint64_t done = atomic_load_explicit(&qp->receive.done, memory_order_relaxed);
@@ -132,7 +132,7 @@ void sv_finish_failing(uint32_t q)
     /* acquire: pairs with the release in sv_fail_qp */
     if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
         return;
-    /* Another thread may reset it now, and connect it anew; it needs this lock for that. */
+    /* Another thread may now reset the queue pair and connect it again; for that it needs this lock. */
     sf_lock_send(&sv_lib.view, qp);
     bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && sv_to_error(qp);
     if (meant)
@@ -161,7 +161,7 @@ static uint64_t look_at(uint32_t q, uint64_t now)
         sv_run(q);
     if (atomic_load_explicit(&qp->waiting, memory_order_acquire) == 0)
         return 0;
-    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS; /* it made no progress, and did not say when it will */
+    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS; /* the queue made no progress, and does not say when to look again */
 }
 
 uint64_t sv_progress(uint32_t cq)

@@ -108,7 +108,7 @@ struct sv_mr {
 };
 
 struct sv_channel {
-    struct ibv_comp_channel base; /* base.fd is an epoll descriptor over the two below: readable when either is */
+    struct ibv_comp_channel base; /* base.fd is an epoll descriptor for the next two descriptors: it is readable when one of them is */
     int pipe_read, pipe_write, timer;
     pthread_mutex_t mutex;
     uint64_t timer_at; /* when the timer expires, ns; 0: not set. Under mutex */
@@ -149,8 +149,8 @@ struct sv_srq {
     uint32_t async_delivered;
     _Atomic uint32_t users;
 };
-/* How many slots are in use after `posted` requests were posted. acquire: a slot that is free has been read (release in free_slots() and
-   sf_advance()). */
+/* How many slots are in use after `posted` requests were posted. acquire: if a slot is free, its request has been read (release in
+ * free_slots() and sf_advance()). */
 static inline uint64_t sv_srq_used(const struct sv_srq *srq, uint64_t posted)
 {
     return posted - atomic_load_explicit(&srq->polled, memory_order_acquire) -
@@ -166,7 +166,8 @@ struct sv_qp {
     struct sf_qp *shared;
     struct sv_ring send, receive;
     pthread_mutex_t post_send, post_receive;
-    _Atomic uint64_t send_polled; /* requests of the send queue whose slots are free: they, or later ones, have been polled */
+    _Atomic uint64_t send_polled; /* requests of the send queue whose slots are free, because their completions or those of later requests
+                                     have been polled */
     _Atomic uint64_t receive_polled;
     _Atomic uint64_t frames_send, frames_receive; /* outstanding frames, if the profile counts frames */
     uint32_t async_delivered;
@@ -211,7 +212,7 @@ void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
    process lives. */
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
-bool sv_pipe_ours(int write_end); /* whether it is one of these pipes of this process */
+bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end of one of these pipes of this process */
 /* Removes the events of an object that is destroyed from a pipe: those of this `kind` (struct sv_event), and for kind 3 of the types whose
  * bits are set in `types`. */
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
@@ -281,7 +282,7 @@ bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, 
 bool sv_device_node(const char *name, uint32_t *number);
 
 /* ---- memory.c --------------------------------------------------------------------------------------------------- */
-/* 0, EFAULT if the memory is not mapped, or the errno with which the profile refuses to register it. */
+/* Whether the memory can be registered: 0, EFAULT if it is not mapped, or the errno with which the profile refuses it. */
 int sv_memory_check(const void *address, size_t bytes, bool writable);
 
 /* ---- pd.c mr.c ah.c srq.c qp.c states.c ------------------------------------------------------------------------- */
@@ -299,7 +300,7 @@ void sv_reset_qp(struct sv_qp *);
 uint32_t sv_find_port(const struct ibv_ah_attr *, uint32_t *gid);
 /* states.c: checks port, is_global and sgid_index of an address: 0, or the errno to fail with. */
 int sv_check_route(uint32_t device, const struct ibv_ah_attr *, const char *verb);
-void sv_wr_install(struct sv_qp *, uint64_t send_ops); /* wr.c: fills the function pointers of ex; 0, or errno in errno */
+void sv_wr_install(struct sv_qp *, uint64_t send_ops); /* wr.c: fills the function pointers of ex; returns 0, or -1 with errno set */
 void sv_wr_remove(struct sv_qp *);
 void sv_cq_ex_install(struct sv_cq *); /* cq_ex.c: fills the function pointers of ex */
 

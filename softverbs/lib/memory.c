@@ -255,7 +255,7 @@ int sv_memory_check(const void *address, size_t bytes, bool writable)
         return EINVAL;
     err = open_maps(&maps);
     if (err) {
-        sv_log(SV_ERROR, "/proc/self/maps: %s: cannot tell what memory this is", strerror(-err));
+        sv_log(SV_ERROR, "cannot read /proc/self/maps, and so cannot tell the kind of memory that is registered: %s", strerror(-err));
         return -err;
     }
     while (at < end) {

@@ -131,7 +131,7 @@ static bool other_faults(pid_t pid, const struct iovec *there)
 
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes)
 {
-    if (bytes == 0) { /* an empty message must not reach a dead process either */
+    if (bytes == 0) { /* check this also for an empty message, which must not reach a dead process either */
         uint32_t other = source->process == sv_lib.view.process ? target->process : source->process;
         return other == sv_lib.view.process || sf_alive(sv_lib.fabric, other) ? SV_MOVED : SV_MOVED_DEAD;
     }
@@ -149,7 +149,7 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
         unsigned long hn = (unsigned long)(here->count - h), tn = (unsigned long)(there->count - t);
         ssize_t n = out ? process_vm_writev(pid, here->piece + h, hn, there->piece + t, tn, 0)
                         : process_vm_readv(pid, here->piece + h, hn, there->piece + t, tn, 0);
-        if (n > 0) { /* usually all of it; a system call moves less than 2 GiB */
+        if (n > 0) { /* usually all bytes were moved; a system call moves less than 2 GiB */
             left -= (uint64_t)n;
             if (left == 0)
                 break;
@@ -165,7 +165,7 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
             return move_denied(pid, errno);
         /* EFAULT, or nothing was moved: the program has unmapped registered memory */
         if (there->process != sv_lib.view.process && !sf_alive(sv_lib.fabric, there->process))
-            return SV_MOVED_DEAD; /* another program has its process number by now */
+            return SV_MOVED_DEAD; /* another program has the receiver's process number by now */
         bool other = other_faults(pid, &there->piece[t]);
         return other == out ? SV_MOVED_TARGET : SV_MOVED_SOURCE;
     }
@@ -220,8 +220,8 @@ void sv_quiesce(void)
 {
     struct sf_fabric *f = sv_lib.fabric;
     uint32_t me = sv_lib.view.process;
-    /* A process that marks its queue busy after this sees that the region is gone. This waits for one that did so before. Pairs with the
-       sequentially consistent increment of `busy` and the load of `live`. */
+    /* A process that marks its queue busy after this point sees that the region is gone. This function waits for processes that marked
+       their queues before. Pairs with the sequentially consistent increment of `busy` and the load of `live`. */
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++) {
         struct sf_qp *qp = &f->qps[i];

@@ -10,7 +10,7 @@
 #include <rdma/ib_user_verbs.h>
 #include <string.h>
 
-/* The names of the InfiniBand specification, in the words that appear in programs' logs. */
+/* The names of the InfiniBand specification, in the form in which programs print them. */
 static const char *const statuses[] = {
     [IBV_WC_SUCCESS] = "success",
     [IBV_WC_LOC_LEN_ERR] = "local length error",

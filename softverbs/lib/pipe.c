@@ -80,7 +80,7 @@ int sv_pipe_take(int *read_end, int *write_end)
         *read_end = r->read_end;
         *write_end = r->write_end;
         free(r);
-        pipe_empty(*read_end); /* drops what a slow process sent to its previous user */
+        pipe_empty(*read_end); /* drops messages that a slow process sent to the pipe's previous user */
         return 0;
     }
     if (pipe2(fd, O_CLOEXEC))
@@ -117,7 +117,7 @@ bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size
     if (!sv_joined() || fd < 0)
         return false;
     if (process == sv_lib.view.process && !sv_pipe_ours(fd))
-        return false; /* it is a descriptor of the program: another process has overwritten the number */
+        return false; /* this is a descriptor of the program: another process has overwritten the number on the fabric */
     err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
     if (err && err != -ESRCH)
         sv_log(SV_ERROR, "an event for process %d is lost: %s", process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0,

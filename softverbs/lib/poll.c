@@ -19,11 +19,13 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     /* acquire: pairs with the release in sv_complete */
     if (__atomic_load_n(&e->turn, __ATOMIC_ACQUIRE) == consumed + 1)
         return e;
-    /* If nothing comes for long, the producer may have died between writing the count and the turn. */
+    /* If no completion arrives for long, the producer may have died between writing the count and the turn. */
     if (cq->idle % SELDOM != SELDOM - 1)
         return NULL;
     uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
-    return there - 1 > cq->ring.mask ? NULL : e; /* none; or more than the queue holds: another process has overwritten a count */
+    return there - 1 > cq->ring.mask
+               ? NULL
+               : e; /* there is none; or there are more than the queue holds, because another process has overwritten a count */
 }
 
 /* Frees the slots that a polled completion covers. */
@@ -43,7 +45,7 @@ static void free_slots(const struct sf_cqe *e)
     uint64_t from = atomic_load_explicit(polled, memory_order_relaxed);
     uint64_t to = from + (uint32_t)(e->slot - (uint32_t)from) + 1;
     if (to - from > ring->mask + UINT64_C(1) || !ring->base)
-        return; /* it does not belong to this queue: another process has overwritten the entry */
+        return; /* the completion does not belong to this queue: another process has overwritten the entry */
     /* acquire: the requests are read below; pairs with the release in post.c */
     if (to > atomic_load_explicit(e->receive ? &qp->shared->receive.posted : &qp->shared->send_posted, memory_order_acquire))
         return;
@@ -58,7 +60,8 @@ static void free_slots(const struct sf_cqe *e)
     atomic_store_explicit(polled, to, memory_order_release);
 }
 
-/* A receive that failed brings its queue pair to ERR. If the process that wrote the completion was killed after that, it is done here. */
+/* A receive that failed brings its queue pair to ERR. If the process that wrote the completion was killed before it could do that, this
+ * function does it. */
 __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const struct sf_cqe *e)
 {
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
@@ -117,7 +120,7 @@ static bool anything_new(struct sv_cq *cq, uint64_t consumed)
     if (now < cq->look_again)
         return false;
     uint64_t again = sv_progress(cq->entry);
-    if (again && cq->channel) /* in case this is the last look before the program sleeps */
+    if (again && cq->channel) /* set the timer, in case this is the last look before the program sleeps */
         sv_wake_at(cq->entry, again);
     after = sf_now();
     cq->look_again = after + (4 * (after - now) > LOOK_PAUSE_NS ? 4 * (after - now) : LOOK_PAUSE_NS);

@@ -2,7 +2,7 @@
  *
  * What libibverbs offers its drivers (version IBVERBS_PRIVATE_34). Programs are linked with libmlx5, libefa or librdmacm, which import
  * these symbols. They must exist so that such a program starts, and drivers have nothing to drive here: registering a driver has no effect,
- * everything else fails. None uses its arguments, so none declares them.
+ * everything else fails. These functions use no arguments, so they declare none.
  */
 #include "lib.h"
 

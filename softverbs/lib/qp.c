@@ -122,7 +122,7 @@ static int check_extended(const struct ibv_qp_init_attr_ex *a)
     uint32_t type = a->qp_type == IBV_QPT_RC ? SV_RC : a->qp_type == IBV_QPT_UC ? SV_UC : SV_UD;
 
     if (!(a->comp_mask & IBV_QP_INIT_ATTR_PD) || !a->pd)
-        return sv_refuse(EINVAL, "ibv_create_qp_ex: no protection domain");
+        return sv_refuse(EINVAL, "ibv_create_qp_ex: the attributes have no protection domain (pd)");
     if (a->comp_mask & ~known)
         return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: comp_mask %#x: XRC, receive tables and hashing are not supported",
                          a->comp_mask & ~known);
@@ -188,8 +188,8 @@ static void give_rings(struct sv_qp *qp)
     qp->shared->send_ring = qp->shared->receive.ring = 0;
 }
 
-/* Takes an entry of the table. Nobody can reach it before it is in INIT, but a process that waited for one of its locks while it was
-   another queue pair may still be leaving. So the locks are held while the entry is filled in. */
+/* Takes an entry of the table. No process can reach the queue pair before it is in INIT. But a process that waited for one of the entry's
+ * locks while the entry was another queue pair may still hold it for a moment. So the locks are held while the entry is filled in. */
 static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -361,7 +361,8 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
         return errno = error;
     if (!mine) {
         if (qp->life == sv_lib.life)
-            qp_publish(qp, NULL); /* another process has overwritten its owner; pollers still must not find what is freed */
+            qp_publish(qp, NULL); /* another process has overwritten the entry's owner; nevertheless pollers must not find the queue pair
+                                     that is freed */
         goto gone;
     }
     /* While all its locks are held nobody works on it, and in RESET nobody begins to. Pollers look it up under their completion queue's
@@ -412,7 +413,7 @@ SV_PUBLIC int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int ma
 SV_PUBLIC int ibv_query_qp_data_in_order(struct ibv_qp *base, enum ibv_wr_opcode opcode, uint32_t flags)
 {
     (void)base, (void)opcode, (void)flags;
-    return 0; /* not guaranteed: the data is there only when its completion is */
+    return 0; /* data-in-order is not guaranteed: the data is certain to be there only when the completion is */
 }
 
 SV_PUBLIC int ibv_query_ece(struct ibv_qp *base, struct ibv_ece *ece)

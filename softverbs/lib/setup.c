@@ -66,10 +66,11 @@ static void allow_access(void)
         sv_log(SV_INFO,
                "this process does not let others trace it (PR_SET_DUMPABLE); this is allowed again, because data cannot move without it");
         if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
-            sv_log(SV_ERROR, "PR_SET_DUMPABLE: %s: peers cannot reach this process's memory", strerror(errno));
+            sv_log(SV_ERROR, "prctl(PR_SET_DUMPABLE) fails: %s: other processes cannot reach the memory of this process", strerror(errno));
     }
     if (prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) && errno != EINVAL) /* EINVAL: no Yama here */
-        sv_log(SV_ERROR, "PR_SET_PTRACER: %s: peers may be unable to reach this process's memory", strerror(errno));
+        sv_log(SV_ERROR, "prctl(PR_SET_PTRACER) fails: %s: other processes may be unable to reach the memory of this process",
+               strerror(errno));
 }
 
 static int host_number(const struct sv_topology *topology, const char *name, uint32_t *host)
@@ -99,7 +100,7 @@ static void free_tables(void)
 
 static int make_tables(void)
 {
-    free_tables(); /* a forked child still has those of its parent */
+    free_tables(); /* a forked child still has the tables of its parent */
     /* 8 bytes for each possible object; only touched pages use memory */
     sv_lib.qps = calloc(SF_QPS, sizeof *sv_lib.qps);
     sv_lib.cqs = calloc(SF_CQS, sizeof *sv_lib.cqs);
@@ -141,7 +142,7 @@ static int setup_join(void)
     /* The index of the host must be known when the process joins, and the names of hosts are on the fabric. */
     err = sf_attach(&look, name, false, 0, &why);
     if (err) {
-        sv_log(SV_ERROR, "no devices: fabric %s: %s", name, *why.text ? why.text : strerror(-err));
+        sv_log(SV_ERROR, "no devices: cannot open fabric %s: %s", name, *why.text ? why.text : strerror(-err));
         return err;
     }
     err = host_number(&look.fabric->model.topology, where, &host);
@@ -158,7 +159,7 @@ static int setup_join(void)
     err = sf_attach(&sv_lib.view, name, true, (uint16_t)host, &why);
     sv_lib.view.full = no_room;
     if (err) {
-        sv_log(SV_ERROR, "no devices: fabric %s: %s", name, *why.text ? why.text : strerror(-err));
+        sv_log(SV_ERROR, "no devices: cannot join fabric %s: %s", name, *why.text ? why.text : strerror(-err));
         return err;
     }
     sv_lib.fabric = sv_lib.view.fabric;

@@ -214,7 +214,7 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
     struct sf_receive_queue *q = &srq->shared->queue;
 
     if (atomic_load(&srq->users) != 0)
-        return sv_refuse(EBUSY, "ibv_destroy_srq: %u queue pairs use it", atomic_load(&srq->users));
+        return sv_refuse(EBUSY, "ibv_destroy_srq: %u queue pairs still use the shared receive queue", atomic_load(&srq->users));
     if (srq->life == sv_lib.life)
         srq_publish(srq, NULL);
     if (!sv_mine(base->context, &srq->shared->owner))

@@ -320,10 +320,11 @@ static int settle_ports(struct reader *r)
         if (d->port_up != 1)
             continue;
         if (d->cable == SV_NO_CABLE)
-            return sv_fail(r->why, EINVAL, "%s: the port of %s is to be up, but it has no cable", r->origin, sv_place(t, i, place));
+            return sv_fail(r->why, EINVAL, "%s: the port of %s cannot be \"up\": it has no cable", r->origin, sv_place(t, i, place));
         if (d->cable >= 0 && t->devices[d->cable].port_up == 0)
-            return sv_fail(r->why, EINVAL, "%s: the port of %s is to be up, but that of %s, at the other end of its cable, is down",
-                           r->origin, sv_place(t, i, place), sv_place(t, (uint32_t)d->cable, other));
+            return sv_fail(r->why, EINVAL,
+                           "%s: the port of %s cannot be \"up\": the port of %s, at the other end of its cable, is \"down\"", r->origin,
+                           sv_place(t, i, place), sv_place(t, (uint32_t)d->cable, other));
     }
     for (uint32_t i = 0; i < t->device_count; i++)
         if (t->devices[i].port_up == 0 && t->devices[i].cable >= 0)

@@ -159,7 +159,7 @@ static void post(struct link *l, struct ibv_send_wr *wr)
     }
 }
 
-/* Sends a message. Now and then it writes a block instead and, if the kind can, reads it back. */
+/* Sends a message. Now and then it writes a block of memory instead, and reads the block back if this kind of connection can read. */
 static void send_next(struct link *l)
 {
     if (l->next % 8 == 7 && !l->writing) {

@@ -123,7 +123,7 @@ struct how acquainted(const struct ibv_qp *qp, struct how how)
     return how;
 }
 
-/* Exchanges them, and connects. Both sides have connected when this returns. */
+/* Exchanges the numbers of the queue pairs, and connects. When this returns, both sides have connected. */
 void connect_both(struct ibv_qp *qp, struct how how)
 {
     connect_to(qp, acquainted(qp, how), true, true);

@@ -295,7 +295,7 @@ static void *writes_on(void *argument)
     return NULL;
 }
 
-/* ---- One that sleeps, one that reads events ------------------------------------------------------------ */
+/* ---- A thread that sleeps, and a thread that reads events ------------------------------------------------------------ */
 static void *sleeps(void *argument)
 {
     (void)argument;

@@ -16,9 +16,10 @@ int base_take_struct(void *out, size_t full, const void *in, size_t least, const
         return base_fail(-EINVAL, "%s.bytes is %zu: set it to sizeof(%s)", name, bytes, name);
     for (size_t i = full; i < bytes; i++)
         if (((const uint8_t *)in)[i])
-            return base_fail(-E2BIG,
-                             "%s: the program sets fields that this version of the library does not know: use a newer one, or leave them 0",
-                             name);
+            return base_fail(
+                -E2BIG,
+                "%s: the program sets fields that this version of the library does not know: use a newer library, or leave these fields 0",
+                name);
     memset(out, 0, full);
     memcpy(out, in, bytes < full ? bytes : full);
     memcpy(out, &full, sizeof full);

@@ -63,7 +63,7 @@ static int set_size(int fd, const char *name, uint64_t bytes)
                          "(RLIMIT_FSIZE, %llu bytes); raise it with ulimit -f, or ask for a smaller pool",
                          name, (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
     if (ftruncate(fd, (off_t)bytes))
-        return base_fail(-errno, "%s: %llu bytes of shared memory: %s", name, (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "%s: cannot get %llu bytes of shared memory: %s", name, (unsigned long long)bytes, base_strerror(errno));
     return 0;
 }
 
@@ -71,10 +71,11 @@ static int system_check_size(int fd, uint64_t bytes)
 {
     struct stat st;
     if (fstat(fd, &st))
-        return base_fail(-errno, "shared memory of a peer: fstat: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot get the size of the shared memory that a peer has passed (fstat): %s", base_strerror(errno));
     if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
-        return base_fail(-EPROTO, "a peer's shared memory has %lld bytes, but it announced %llu", (long long)st.st_size,
-                         (unsigned long long)bytes);
+        return base_fail(-EPROTO,
+                         "a peer passed shared memory of %lld bytes, but announced %llu bytes: do both run the same version of weft?",
+                         (long long)st.st_size, (unsigned long long)bytes);
     return 0;
 }
 
@@ -139,11 +140,11 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 {
     int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
     if (fd < 0)
-        return base_fail(-errno, "memfd_create for %s: %s%s", name, base_strerror(errno),
+        return base_fail(-errno, "cannot create shared memory for %s (memfd_create): %s%s", name, base_strerror(errno),
                          huge ? " (huge pages: reserve some with sysctl vm.nr_hugepages=N)" : "");
     int rc = set_size(fd, name, bytes);
     if (!rc && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        rc = base_fail(-errno, "%s: sealing shared memory: %s", name, base_strerror(errno));
+        rc = base_fail(-errno, "%s: cannot seal its shared memory: %s", name, base_strerror(errno));
     if (rc)
         close(fd);
     return rc ? rc : fd;

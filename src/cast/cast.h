@@ -7,14 +7,16 @@
  *   wire.c     what crosses the wire: settings, blocks, records, words; all are checked here
  *   list.c     the list of files, folders and links
  *   talk.c     words to other nodes
- *   chain.c    blocks from a node to the next one of the chain
+ *   chain.c    blocks from a node to the next one of the chain, in a thread of its own
  *   walk.c     the source: makes the list
  *   part.c     a target: the file beside another one that has its bytes until all are there
  *   dest.c     a target: DEST
  *   disk.c     a target: the folders and files below DEST
  *   finish.c   a target: links, modes and times of folders, --delete
- *   source.c   the source: rounds, and the data
- *   target.c   a target: takes blocks, relays them, writes
+ *   send.c     the source: sends the list and the files
+ *   follow.c   the source: a file that still grows
+ *   source.c   the source: rounds
+ *   target.c   a target: takes blocks and writes them
  *   show.c     node 0: progress, messages, the summary
  *   node.c     one node, from its start to its end
  *
@@ -31,6 +33,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 #include "base/base.h"
 #include "weft.h"
@@ -45,6 +48,7 @@
 #define CAST_CONFIG_MAX  (4u << 20)
 #define CAST_NAME_MAX    255u
 #define CAST_LINK_MAX    4095u
+#define CAST_FOLLOW_MAX  86400u     /* seconds */
 #define CAST_ROOT        UINT32_MAX /* parent: DEST itself */
 
 enum cast_flag {
@@ -62,7 +66,8 @@ enum cast_flag {
 struct cast_head {
     char magic[8];
     uint32_t flags, size, source; /* size: nodes; source: its rank. Targets are all others but node 0 */
-    uint32_t excludes, sources, zero;
+    uint32_t excludes, sources;
+    uint32_t follow;           /* seconds after which a file that does not grow is complete; 0: files do not grow */
     uint64_t bytes_per_second; /* 0: no limit */
 };
 struct cast_config {
@@ -89,6 +94,7 @@ enum cast_type {
     CAST_DATA,      /* of a file, at `offset`; payload: bytes */
     CAST_HOLE,      /* `bytes` at `offset` are zero, and need no room on the disk; no payload */
     CAST_CHECK,     /* `bytes` at `offset` have this checksum; no payload */
+    CAST_SIZE,      /* of the file that was followed; payload: struct cast_line with its final size, mode and time, and no name */
     CAST_FILE_END,  /* offset: 0, or an errno: the source could not read all of it, or it has changed meanwhile */
     CAST_ROUND_END,
 };
@@ -168,6 +174,8 @@ struct cast_list {
 int cast_list_add(struct cast_list *l, const struct cast_line *line, const char *name, const char *link);
 /* The same from a record's payload. */
 int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8_t *payload);
+/* Take a CAST_SIZE. */
+int cast_list_resize(struct cast_list *l, const struct cast_record *r, const uint8_t *payload);
 /* Whether this is the name of an unfinished file, as cast_disk_part() makes it: such files are not copied. */
 bool cast_is_part(const char *name, size_t bytes);
 void cast_list_free(struct cast_list *l);
@@ -196,6 +204,9 @@ struct cast {
     int (*stopped)(void);
 };
 
+/* The most bytes that a file may have: its size, unless it still grows. */
+uint64_t cast_size_most(const struct cast *c, uint32_t file);
+
 /* --- talk.c --- */
 #define CAST_SOURCE_HANDLER 1u
 #define CAST_TARGET_HANDLER 2u
@@ -206,12 +217,38 @@ bool cast_is_target(const struct cast *c, uint32_t rank);
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes);
 void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF(3, 4);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
+void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns); /* for at most so long; `ns` is below a second */
 
 /* --- chain.c --- */
+/* Puts blocks to the next node of the chain, in a thread of its own: a node that reads or writes a file does not wait for the link. */
+struct cast_relay {
+    struct cast *c;
+    uint32_t to; /* WEFT_MAX_NODES: there is no next node, and no thread */
+    uint32_t round;
+    pthread_t thread;
+    bool running;
+    weft_op op[CAST_SLOTS]; /* of block K: K % CAST_SLOTS; belongs to the thread until `put` is beyond K, then to the caller */
+    bool busy[CAST_SLOTS];
+    pthread_mutex_t lock;
+    pthread_cond_t moved;        /* `put` has changed */
+    _Atomic uint64_t put, given; /* blocks that were put; whose slots were given back, as the caller says */
+    _Atomic bool stop, damaged;  /* damaged: a block that is to be put is none, and the thread has ended */
+};
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* of this node's own pool */
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
-/* Start to put a block to the same slot of the next node. Returns as weft_put_signal(); -EPROTO: it is larger than a slot. */
-int cast_put_block(struct cast *c, uint32_t to, uint64_t round, uint64_t number, weft_op *op);
+uint64_t cast_filled(struct cast *c, uint64_t round); /* blocks of a round that are in this node's slots, or were */
+/* The source: the next block is in its slot. */
+void cast_fill(struct cast *c, uint64_t round);
+/* Begin to put the blocks of a round to node `to`, as they come and as that node has room. The blocks of the round before have been put.
+ * Returns 0, or a negative errno with base_error(). */
+int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t round);
+/* End the thread, and wait for what is under way. May be called again. */
+void cast_relay_stop(struct cast_relay *r);
+bool cast_relay_has_next(const struct cast_relay *r);
+/* Whether block `number` has been put, so that its slot may be used again. True also when the next node is gone. *rc: how it ended. */
+bool cast_relay_done(struct cast_relay *r, uint64_t number, int *rc);
+/* Wait until cast_relay_done(), for at most `ns`. */
+void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Give a slot back to the node before. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
 
@@ -220,6 +257,7 @@ void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
 int cast_walk(struct cast *c, uint64_t *failed);
 /* Open a file of the list for reading. Returns the descriptor, or a negative errno without base_fail(). */
 int cast_walk_open(struct cast *c, uint32_t index);
+void cast_walk_times(struct cast_line *n, const struct stat *st);
 /* Whether --exclude names an entry of the list: also used by the targets, for --delete. `path`: below DEST. */
 bool cast_excluded(const struct cast_config *config, const char *path, const char *name, bool folder);
 
@@ -273,6 +311,7 @@ struct cast_disk {
     bool made;        /* DEST was not there before */
     bool renamed;     /* files have got their names, which may not be on the disk yet */
     bool failed;      /* DEST cannot be written any more */
+    bool again;       /* what a target has of a file that is followed is wrong: the next round must not wait until the file is complete */
 };
 /* dest.c. Open DEST, or the folder that it is in, if DEST is the name of the only file. Returns 0, or a negative errno without base_fail():
  * if d->failed, the reason was said. */

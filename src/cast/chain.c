@@ -3,13 +3,30 @@
  * Blocks from a node to the next one of the chain. Every node has a ring of CAST_SLOTS blocks. Block K of a round is in slot K % CAST_SLOTS
  * of every node, so it is put from slot to slot and never copied. For each round a node has two words: `filled` grows with each block that
  * has arrived, `credits` with each slot that the next node has given back. Words of an old round are not used again.
+ *
+ * A thread puts the blocks, while the one that called reads or writes files: so a disk and a link are busy at the same time. The ring is
+ * the queue between the two.
  */
+#include <string.h>
+
 #include "cast/cast.h"
+
+#define LOOK_NS (20 * WEFT_MS) /* between two looks whether the next node has died */
 
 uint64_t cast_word_at(struct cast *c, weft_gaddr word)
 {
     /* acquire: what a block has is seen after its count; the other side is the fabric's signal */
     return atomic_load_explicit((_Atomic uint64_t *)weft_ptr(c->w, word, sizeof(uint64_t)), memory_order_acquire);
+}
+
+static weft_gaddr filled_word(const struct cast *c, uint64_t round)
+{
+    return c->filled[c->rank] + 8 * round;
+}
+
+static weft_gaddr credit_word(const struct cast *c, uint64_t round)
+{
+    return c->credits[c->rank] + 8 * round;
 }
 
 static weft_gaddr slot_at(const struct cast *c, uint32_t node, uint64_t number)
@@ -22,16 +39,124 @@ struct cast_block *cast_slot(struct cast *c, uint64_t number)
     return weft_ptr(c->w, slot_at(c, c->rank, number), CAST_BLOCK);
 }
 
-int cast_put_block(struct cast *c, uint32_t to, uint64_t round, uint64_t number, weft_op *op)
+uint64_t cast_filled(struct cast *c, uint64_t round)
 {
-    const struct cast_block *b = cast_slot(c, number);
-    const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node may write here */
-    if (bytes > CAST_BLOCK - sizeof *b)
-        return -EPROTO;
-    return weft_put_signal(c->w, slot_at(c, to, number), b, sizeof *b + bytes, c->filled[to] + 8 * round, 1, op);
+    return cast_word_at(c, filled_word(c, round));
+}
+
+static void add_one(struct cast *c, weft_gaddr word)
+{
+    weft_put_signal(c->w, WEFT_NULL, NULL, 0, word, 1, NULL); /* fails only when that node is gone */
+}
+
+void cast_fill(struct cast *c, uint64_t round)
+{
+    add_one(c, filled_word(c, round));
 }
 
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round)
 {
-    weft_put_signal(c->w, WEFT_NULL, NULL, 0, c->credits[to] + 8 * round, 1, NULL); /* fails only when that node is gone */
+    add_one(c, c->credits[to] + 8 * round);
+}
+
+/* --- the thread --- */
+
+/* Start to put a block to the same slot of the next node. Returns as weft_put_signal(); -EPROTO: it is no block. */
+static int put_block(struct cast_relay *r, uint64_t number, weft_op *op)
+{
+    struct cast *c = r->c;
+    const struct cast_block *b = cast_slot(c, number);
+    const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node may write here */
+    if (!cast_block_fits(b, r->round, number, CAST_BLOCK) || bytes > CAST_BLOCK - sizeof *b)
+        return -EPROTO;
+    return weft_put_signal(c->w, slot_at(c, r->to, number), b, sizeof *b + bytes, c->filled[r->to] + 8 * (uint64_t)r->round, 1, op);
+}
+
+static void *relay_thread(void *arg)
+{
+    struct cast_relay *r = arg;
+    struct cast *c = r->c;
+    while (!r->stop && cast_relay_has_next(r)) {
+        uint64_t put = r->put, filled = cast_filled(c, r->round), most = r->given + CAST_SLOTS;
+        filled = filled < most ? filled : most; /* else it cannot be, which the caller notices */
+        if (put >= filled) {
+            weft_wait_until(c->w, filled_word(c, r->round), WEFT_GT, put, NULL, LOOK_NS);
+            continue;
+        }
+        if (put >= cast_word_at(c, credit_word(c, r->round)) + CAST_SLOTS) {
+            weft_wait_until(c->w, credit_word(c, r->round), WEFT_GT, put - CAST_SLOTS, NULL, LOOK_NS);
+            continue;
+        }
+        int rc = put_block(r, put, &r->op[put % CAST_SLOTS]);
+        if (rc == -EPROTO) {
+            r->damaged = true;
+            break;
+        }
+        r->busy[put % CAST_SLOTS] = rc == 0;
+        pthread_mutex_lock(&r->lock);
+        r->put = put + 1;
+        pthread_cond_signal(&r->moved);
+        pthread_mutex_unlock(&r->lock);
+    }
+    return NULL;
+}
+
+int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t round)
+{
+    *r = (struct cast_relay){.c = c, .to = to, .round = round};
+    if (to == WEFT_MAX_NODES)
+        return 0;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->moved, NULL);
+    int rc = base_thread(&r->thread, relay_thread, r);
+    r->running = rc == 0;
+    return rc ? base_fail(rc, "cannot start a thread: %s", base_strerror(rc)) : 0;
+}
+
+void cast_relay_stop(struct cast_relay *r)
+{
+    if (!r->running)
+        return;
+    r->running = false;
+    r->stop = true;
+    add_one(r->c, filled_word(r->c, r->round)); /* these words are not used again: it only ends a wait */
+    add_one(r->c, credit_word(r->c, r->round));
+    pthread_join(r->thread, NULL);
+    for (uint64_t i = 0; i < CAST_SLOTS; i++) {
+        while (r->busy[i] && weft_wait(r->c->w, &r->op[i], WEFT_SECOND) == -ETIMEDOUT)
+            ;
+        r->busy[i] = false;
+    }
+    pthread_cond_destroy(&r->moved);
+    pthread_mutex_destroy(&r->lock);
+}
+
+bool cast_relay_has_next(const struct cast_relay *r)
+{
+    return r->to != WEFT_MAX_NODES && weft_alive(r->c->w, r->to);
+}
+
+bool cast_relay_done(struct cast_relay *r, uint64_t number, int *rc)
+{
+    *rc = 0;
+    if (r->put <= number)
+        return !cast_relay_has_next(r);
+    const uint64_t i = number % CAST_SLOTS;
+    if (r->busy[i] && (*rc = weft_test(r->c->w, &r->op[i])) == -EINPROGRESS)
+        return false;
+    r->busy[i] = false;
+    return true;
+}
+
+void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns)
+{
+    if (r->put > number) {
+        if (r->busy[number % CAST_SLOTS])
+            weft_wait(r->c->w, &r->op[number % CAST_SLOTS], ns);
+        return;
+    }
+    pthread_mutex_lock(&r->lock);
+    if (r->put <= number)
+        cast_wait(&r->moved, &r->lock, ns);
+    pthread_mutex_unlock(&r->lock);
 }

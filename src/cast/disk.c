@@ -156,7 +156,9 @@ static void compare_file(struct cast_disk *d, uint32_t index)
     }
     const char *name = cast_disk_name(d, index);
     bool there = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
-    if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size && (d->c->config.head.flags & CAST_CHECKSUM)) {
+    const bool follow = d->c->config.head.follow; /* it may still grow: its checksums tell at the end */
+    if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size &&
+        (d->c->config.head.flags & CAST_CHECKSUM || (follow && same_time(&st, e)))) {
         f->state = CAST_COMPARE;
         f->have = e->size;
         return;
@@ -283,6 +285,7 @@ static void compare_no_more(struct cast_disk *d, uint32_t index)
     close(d->open);
     d->open = -1;
     d->file[index] = (struct cast_file){0, 0, CAST_WANTED};
+    d->again = d->c->config.head.follow != 0;
 }
 
 static void check_hole(struct cast_disk *d, const struct cast_record *r)
@@ -324,6 +327,7 @@ static void check_piece(struct cast_disk *d, const struct cast_record *r)
         return;
     }
     f->have = r->offset; /* what follows is needed, and comes in the next round */
+    d->again = d->c->config.head.follow != 0;
 }
 
 /* Give what was written to the disk in time, and keep little of it in memory. */
@@ -355,7 +359,7 @@ static bool cut(struct cast_disk *d)
 
 static void write_piece(struct cast_disk *d, const struct cast_record *r, const uint8_t *data)
 {
-    uint64_t hash[2], left = r->bytes, size = d->c->list.entry[r->file].size;
+    uint64_t hash[2], left = r->bytes, size = cast_size_most(d->c, r->file);
     cast_hash(hash, CAST_DATA, r->file, r->offset, data, r->bytes);
     d->c->state.sent += r->bytes;
     if (r->offset != d->at || r->offset + r->bytes > size || hash[0] != r->hash[0] || hash[1] != r->hash[1]) {
@@ -443,7 +447,10 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         return;
     }
     if (d->at != e->size) {
-        close_open(d);
+        if (f->state == CAST_COMPARE && d->at == f->have) /* it was followed, and has grown */
+            compare_no_more(d, r->file);
+        else
+            close_open(d);
         return;
     }
     if (f->state == CAST_COMPARE) {
@@ -494,7 +501,7 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
     default: /* CAST_HOLE */
         if (compare)
             check_hole(d, r);
-        else if (r->offset == d->at && r->offset + r->bytes <= d->c->list.entry[r->file].size && cut(d))
+        else if (r->offset == d->at && r->offset + r->bytes <= cast_size_most(d->c, r->file) && cut(d))
             d->at += r->bytes;
     }
 }

@@ -100,6 +100,27 @@ int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8
     return cast_list_add(l, &n, name, name + n.name_bytes);
 }
 
+int cast_list_resize(struct cast_list *l, const struct cast_record *r, const uint8_t *payload)
+{
+    struct cast_line n;
+    memcpy(&n, payload, sizeof n);
+    if (r->file >= l->count || l->entry[r->file].type != CAST_FILE || n.type != CAST_FILE || n.size > INT64_MAX || n.mode > 0777 ||
+        n.nanoseconds >= 1000000000u)
+        return base_fail(-EPROTO, "an impossible size of a file has come");
+    struct cast_entry *e = &l->entry[r->file];
+    l->bytes += n.size - e->size;
+    e->size = n.size;
+    e->mode = n.mode;
+    e->seconds = n.seconds;
+    e->nanoseconds = n.nanoseconds;
+    return 0;
+}
+
+uint64_t cast_size_most(const struct cast *c, uint32_t file)
+{
+    return c->config.head.follow ? INT64_MAX : c->list.entry[file].size;
+}
+
 void cast_list_free(struct cast_list *l)
 {
     for (uint32_t i = 0; i < l->chunks; i++)

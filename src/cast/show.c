@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cast/cast.h"
@@ -206,14 +205,9 @@ static bool all_told(struct cast *c)
 
 static void wait_a_little(struct cast_show *s)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 20 * WEFT_MS;
-    until.tv_sec += until.tv_nsec / WEFT_SECOND;
-    until.tv_nsec %= WEFT_SECOND;
     pthread_mutex_lock(&s->lock);
     if (!s->first && !s->over)
-        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+        cast_wait(&s->changed, &s->lock, 20 * WEFT_MS);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -1,43 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: leads the rounds, and sends the list and the files. One thread does it; messages of targets change what it knows of them.
+ * The source: leads the rounds. One thread fills blocks (send.c), and another one puts them to the first target (chain.c). Messages of
+ * targets change what the source knows of them.
  */
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "cast/cast.h"
+#include "cast/source.h"
 
 #define LOOK_NS    (20 * WEFT_MS) /* between two looks whether a target has died */
 #define STALLS_MAX 3u             /* rounds that brought nothing, until a target is given up */
-
-struct receiver {
-    bool chosen, failed, listed;
-    uint32_t stage; /* that it has reached in this round: 1 to 3, as `a` of CAST_READY tells; 0: none */
-    uint64_t needed;
-    uint8_t *need; /* a bit for each entry of the list: it needs that file */
-};
-struct cast_source {
-    struct cast *c;
-    struct receiver *receiver; /* [size] */
-    struct {
-        uint64_t have, verified;
-    } * least; /* [list.count]: the least that a target of this round has of the file that it needs; UINT64_MAX: none needs it */
-    uint32_t round, chain[WEFT_MAX_NODES], count;
-    bool broken;     /* a target has got a damaged block in this round */
-    uint64_t failed; /* files that could not be read or sent */
-    uint64_t targets_failed;
-    /* The block that is being filled. */
-    uint64_t number;
-    uint32_t used;
-    weft_op op[CAST_SLOTS];
-    bool busy[CAST_SLOTS];
-    bool aborted;
-    int64_t next_ns; /* --bwlimit: when the next block may be sent */
-};
 
 int cast_source_open(struct cast *c)
 {
@@ -50,6 +23,7 @@ int cast_source_open(struct cast *c)
         return base_fail(-ENOMEM, "no memory for %u nodes", size);
     }
     s->c = c;
+    s->follow.fd = -1;
     for (uint32_t i = 0; i < size; i++)
         s->receiver[i].chosen = cast_is_target(c, i);
     c->source = s;
@@ -61,6 +35,7 @@ void cast_source_close(struct cast *c)
     struct cast_source *s = c->source;
     if (!s)
         return;
+    cast_follow_close(s);
     for (uint32_t i = 0; i < c->config.head.size; i++)
         free(s->receiver[i].need);
     free(s->receiver);
@@ -77,7 +52,7 @@ static void take_needs(struct cast_source *s, struct receiver *t, const void *pa
     for (size_t at = 0; at < bytes && t->need; at += sizeof(struct cast_need)) {
         struct cast_need n;
         memcpy(&n, (const uint8_t *)payload + at, sizeof n);
-        if (n.file < l->count && l->entry[n.file].type == CAST_FILE && n.have <= l->entry[n.file].size && n.verified <= n.have) {
+        if (n.file < l->count && l->entry[n.file].type == CAST_FILE && n.have <= cast_size_most(s->c, n.file) && n.verified <= n.have) {
             t->need[n.file / 8] |= (uint8_t)(1u << n.file % 8);
             s->least[n.file].have = n.have < s->least[n.file].have ? n.have : s->least[n.file].have;
             s->least[n.file].verified = n.verified < s->least[n.file].verified ? n.verified : s->least[n.file].verified;
@@ -106,8 +81,7 @@ void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, 
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Whether this round must be given up: a node of the chain is gone, a block was damaged, or the cast is to end. */
-static bool aborted(struct cast_source *s)
+bool cast_source_aborted(struct cast_source *s)
 {
     struct cast *c = s->c;
     s->aborted = s->aborted || s->broken || c->quit || c->stopped() || !weft_alive(c->w, 0);
@@ -129,249 +103,14 @@ static bool wait_stage(struct cast_source *s, uint32_t stage, bool chain)
             missing += asked && t->stage < stage;
         }
         if (missing) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_nsec += LOOK_NS;
-            until.tv_sec += until.tv_nsec / WEFT_SECOND;
-            until.tv_nsec %= WEFT_SECOND;
-            pthread_cond_timedwait(&c->changed, &c->lock, &until);
+            cast_wait(&c->changed, &c->lock, LOOK_NS);
         }
         pthread_mutex_unlock(&c->lock);
-        if (aborted(s))
+        if (cast_source_aborted(s))
             return false;
         if (!missing)
             return true;
     }
-}
-
-/* --- blocks --- */
-
-static void pace(struct cast_source *s, uint64_t bytes)
-{
-    uint64_t rate = s->c->config.head.bytes_per_second;
-    if (!rate)
-        return;
-    int64_t now = base_now_ns();
-    s->next_ns = s->next_ns > now ? s->next_ns : now;
-    s->next_ns += (int64_t)((double)bytes / (double)rate * 1e9);
-    while (!aborted(s) && (now = base_now_ns()) < s->next_ns) {
-        cast_tell_state(s->c, CAST_WRITING, false);
-        base_sleep_ns(s->next_ns - now < LOOK_NS ? s->next_ns - now : LOOK_NS);
-    }
-}
-
-/* Wait until a slot's last block has been put. */
-static void wait_put(struct cast_source *s, uint64_t number)
-{
-    uint64_t i = number % CAST_SLOTS;
-    while (s->busy[i]) {
-        int rc = weft_wait(s->c->w, &s->op[i], WEFT_SECOND);
-        s->busy[i] = rc == -ETIMEDOUT;
-        s->aborted = s->aborted || (rc && rc != -ETIMEDOUT);
-    }
-}
-
-static void flush(struct cast_source *s)
-{
-    struct cast *c = s->c;
-    if (!s->used || aborted(s))
-        return;
-    struct cast_block *b = cast_slot(c, s->number);
-    b->round = s->round;
-    b->number = s->number;
-    b->bytes = s->used;
-    cast_block_seal(b);
-    pace(s, s->used);
-    while (s->number >= cast_word_at(c, c->credits[c->rank] + 8 * s->round) + CAST_SLOTS) {
-        cast_tell_state(c, CAST_WAITING, false);
-        weft_wait_until(c->w, c->credits[c->rank] + 8 * s->round, WEFT_GT, s->number - CAST_SLOTS, NULL, LOOK_NS);
-        if (aborted(s))
-            return;
-    }
-    uint64_t i = s->number % CAST_SLOTS;
-    int rc = cast_put_block(c, s->chain[0], s->round, s->number, &s->op[i]);
-    s->busy[i] = rc == 0;
-    s->aborted = s->aborted || rc != 0;
-    s->number++;
-    s->used = 0;
-    wait_put(s, s->number);
-}
-
-/* Room for a record with a payload of at most `bytes`. NULL: the round is given up. */
-static uint8_t *reserve(struct cast_source *s, uint64_t bytes)
-{
-    const uint64_t room = CAST_BLOCK - sizeof(struct cast_block);
-    if (s->used + sizeof(struct cast_record) + base_round_up(bytes, 8) > room)
-        flush(s);
-    return s->aborted ? NULL : (uint8_t *)(cast_slot(s->c, s->number) + 1) + s->used;
-}
-
-static void add_record(struct cast_source *s, uint8_t *at, const struct cast_record *r, uint64_t payload)
-{
-    memcpy(at, r, sizeof *r);
-    s->used += (uint32_t)(sizeof *r + base_round_up(payload, 8));
-}
-
-static void send_record(struct cast_source *s, enum cast_type type, uint32_t file, uint64_t offset, uint64_t bytes)
-{
-    struct cast_record r = {.type = (uint32_t)type, .file = file, .offset = offset, .bytes = bytes};
-    uint8_t *at = reserve(s, 0);
-    cast_record_seal(&r, NULL);
-    if (at)
-        add_record(s, at, &r, 0);
-}
-
-static void send_list(struct cast_source *s)
-{
-    const struct cast_list *l = &s->c->list;
-    for (uint32_t i = 0; i < l->count && !s->aborted; i++) {
-        const struct cast_entry *e = &l->entry[i];
-        struct cast_line n = {e->type, e->parent, e->mode, e->target, e->size, e->seconds, e->nanoseconds, 0, 0, 0};
-        n.name_bytes = (uint32_t)strlen(e->name);
-        n.link_bytes = (uint32_t)strlen(e->link);
-        struct cast_record r = {.type = CAST_ENTRY, .file = i, .bytes = sizeof n + n.name_bytes + n.link_bytes};
-        uint8_t *at = reserve(s, r.bytes);
-        if (!at)
-            return;
-        uint8_t *payload = at + sizeof r;
-        memcpy(payload, &n, sizeof n);
-        memcpy(payload + sizeof n, e->name, n.name_bytes);
-        memcpy(payload + sizeof n + n.name_bytes, e->link, n.link_bytes);
-        cast_record_seal(&r, payload);
-        add_record(s, at, &r, r.bytes);
-    }
-    send_record(s, CAST_LIST_END, l->count, l->mode, 0);
-    flush(s);
-}
-
-/* --- files --- */
-
-/* What the targets of the chain need of a file: from where on; up to where all that need it have bytes. False: nobody needs it. */
-static bool needed(struct cast_source *s, uint32_t file, uint64_t *verified, uint64_t *have)
-{
-    bool any = false;
-    pthread_mutex_lock(&s->c->lock);
-    for (uint32_t i = 0; i < s->count && !any; i++) {
-        const struct receiver *t = &s->receiver[s->chain[i]];
-        any = !t->failed && t->need[file / 8] >> file % 8 & 1;
-    }
-    *verified = s->least[file].verified;
-    *have = s->least[file].have;
-    pthread_mutex_unlock(&s->c->lock);
-    return any;
-}
-
-static bool unchanged(int fd, const struct cast_entry *e)
-{
-    struct stat st;
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != e->size)
-        return false;
-#if defined(__APPLE__)
-    return st.st_mtimespec.tv_sec == e->seconds && (uint32_t)st.st_mtimespec.tv_nsec == e->nanoseconds;
-#else
-    return st.st_mtim.tv_sec == e->seconds && (uint32_t)st.st_mtim.tv_nsec == e->nanoseconds;
-#endif
-}
-
-/* Where the data at `at` ends; `at` itself: a hole begins there, which ends at `*hole_end`. */
-static uint64_t data_end(int fd, uint64_t at, uint64_t size, uint64_t *hole_end)
-{
-#if defined(SEEK_HOLE) && defined(SEEK_DATA)
-    off_t data = lseek(fd, (off_t)at, SEEK_DATA);
-    if (data < 0 && errno == ENXIO)
-        data = (off_t)size;
-    *hole_end = data > (off_t)at ? (uint64_t)data : at;
-    *hole_end = *hole_end < size ? *hole_end : size;
-    if (data > (off_t)at)
-        return at;
-    off_t hole = lseek(fd, (off_t)at, SEEK_HOLE);
-    return hole > (off_t)at && (uint64_t)hole < size ? (uint64_t)hole : size;
-#else
-    (void)fd, (void)at, (void)hole_end;
-    return size;
-#endif
-}
-
-static int read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
-{
-    while (bytes) {
-        ssize_t n = pread(fd, to, bytes, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -ESTALE; /* it has become shorter */
-        to += n;
-        at += (uint64_t)n;
-        bytes -= (uint64_t)n;
-    }
-    return 0;
-}
-
-/* Send a piece of the file, or only its checksum. */
-static int send_piece(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t bytes, bool check)
-{
-    struct cast_record r = {.type = check ? CAST_CHECK : CAST_DATA, .file = file, .offset = at, .bytes = bytes};
-    uint8_t *to = reserve(s, bytes);
-    if (!to)
-        return 0;
-    int rc = read_all(fd, to + sizeof r, bytes, at);
-    if (rc)
-        return rc;
-    cast_hash(r.hash, CAST_DATA, file, at, to + sizeof r, bytes);
-    add_record(s, to, &r, check ? 0 : bytes);
-    s->c->state.sent += check ? 0 : bytes;
-    cast_tell_state(s->c, CAST_WRITING, false);
-    return 0;
-}
-
-static int send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t have)
-{
-    uint64_t size = s->c->list.entry[file].size, end = at;
-    int rc = 0;
-    while (at < size && !rc && !aborted(s)) {
-        if (at < have) { /* holes are compared as zeros */
-            uint64_t n = have - at < CAST_PIECE ? have - at : CAST_PIECE;
-            rc = send_piece(s, fd, file, at, n, true);
-            at = end = at + n;
-            continue;
-        }
-        uint64_t hole = at;
-        if (at >= end)
-            end = data_end(fd, at, size, &hole);
-        if (hole > at) {
-            send_record(s, CAST_HOLE, file, at, hole - at);
-            at = end = hole;
-            continue;
-        }
-        uint64_t n = end - at < CAST_PIECE ? end - at : CAST_PIECE;
-        rc = send_piece(s, fd, file, at, n, false);
-        at += n;
-    }
-    return rc;
-}
-
-static void send_file(struct cast_source *s, uint32_t file)
-{
-    uint64_t at = 0, have = 0;
-    char path[4096];
-    if (!needed(s, file, &at, &have))
-        return;
-    const struct cast_entry *e = &s->c->list.entry[file];
-    int fd = cast_walk_open(s->c, file), rc = fd < 0 ? fd : 0;
-    if (!rc && !unchanged(fd, e))
-        rc = -ESTALE;
-    if (!rc)
-        rc = send_content(s, fd, file, at, have);
-    if (!rc && !s->aborted && !unchanged(fd, e))
-        rc = -ESTALE;
-    if (fd >= 0)
-        close(fd);
-    if (rc) {
-        s->failed++;
-        cast_say(s->c, true, "%s: %s", cast_list_path(&s->c->list, file, path, sizeof path),
-                 rc == -ESTALE ? "has changed while it was read: not sent" : base_strerror(rc));
-    }
-    send_record(s, CAST_FILE_END, file, (uint64_t)-rc, 0);
 }
 
 /* --- rounds --- */
@@ -414,21 +153,19 @@ static bool run_round(struct cast_source *s, bool list, bool verify)
             cast_send(c, i, CAST_BEGIN, s->round, list, verify, s->chain, s->count * sizeof *s->chain);
     bool going = wait_stage(s, 1, false);
     if (going && list)
-        send_list(s);
+        cast_send_list(s);
     going = going && wait_stage(s, 2, true);
     for (uint32_t i = 0; i < s->count; i++)
         s->receiver[s->chain[i]].listed = s->receiver[s->chain[i]].listed || s->receiver[s->chain[i]].stage >= 2;
     if (going && !(c->config.head.flags & CAST_DRY_RUN))
-        for (uint32_t i = 0; i < c->list.count && !aborted(s); i++)
+        for (uint32_t i = 0; i < c->list.count && !cast_source_aborted(s); i++)
             if (c->list.entry[i].type == CAST_FILE)
-                send_file(s, i);
+                cast_send_file(s, i);
     if (going) {
-        send_record(s, CAST_ROUND_END, s->failed != 0, 0, 0);
-        flush(s);
+        cast_send_record(s, CAST_ROUND_END, s->failed != 0, 0, 0);
+        cast_send_flush(s);
         going = wait_stage(s, 3, true);
     }
-    for (uint64_t i = 0; i < CAST_SLOTS; i++)
-        wait_put(s, i);
     return going;
 }
 
@@ -467,7 +204,10 @@ static int run_rounds(struct cast_source *s)
             return rc;
         if (s->round == CAST_ROUNDS - 1)
             return base_fail(-EIO, "%u rounds, and not all has arrived: give the same command again", s->round);
+        if ((rc = cast_relay_start(&s->relay, c, s->chain[0], s->round)))
+            return rc;
         bool complete = run_round(s, list, verify);
+        cast_relay_stop(&s->relay);
         uint64_t need = look_at_targets(s, &left);
         if (complete && need == 0) {
             verified = verified || verify;
@@ -489,7 +229,7 @@ void cast_source_run(struct cast *c)
 {
     struct cast_source *s = c->source;
     uint32_t left = 0;
-    int rc = cast_walk(c, &s->failed);
+    int rc = c->config.head.follow ? cast_follow_open(s) : cast_walk(c, &s->failed);
     cast_send(c, 0, CAST_TOTAL, 0, c->list.files, c->list.bytes, NULL, 0);
     if (!rc && !c->list.count && s->failed) /* none of the sources is there */
         rc = base_fail(-ENOENT, "there is nothing to send");

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node of a cast sends to others: words, sentences for the user, and what it is doing.
+ * What a node of a cast sends to others: words, sentences for the user, and what it is doing; and how its threads wait for one another.
  */
 #include <errno.h>
 #include <stdarg.h>
 #include <string.h>
+#include <time.h>
 
 #include "cast/cast.h"
 
@@ -49,4 +50,14 @@ void cast_tell_state(struct cast *c, enum cast_doing doing, bool now)
         return;
     c->told_ns = time;
     cast_send(c, 0, CAST_STATE, 0, 0, 0, &c->state, sizeof c->state);
+}
+
+void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += ns;
+    until.tv_sec += until.tv_nsec / WEFT_SECOND;
+    until.tv_nsec %= WEFT_SECOND;
+    pthread_cond_timedwait(changed, lock, &until);
 }

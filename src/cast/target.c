@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * A target: in each round it takes blocks from the node before it in the chain, puts them to the node behind it, and writes what it needs.
- * One thread does it. A block is put as soon as the next node has room, before it is written here; its slot is free when both is done.
+ * A target: in each round it takes blocks from the node before it in the chain, and writes what it needs of them. Meanwhile a thread puts
+ * them to the node behind it (chain.c), as soon as that one has room; a slot is free when both is done.
  */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "cast/cast.h"
 
-#define LOOK_NS (20 * WEFT_MS) /* between two looks whether another round has begun, or a node has died */
+#define LOOK_NS   (20 * WEFT_MS) /* between two looks whether another round has begun, or a node has died */
+#define BEHIND_NS (2 * WEFT_MS)  /* between two looks for a block, while the next node is behind */
 
 struct target {
     struct cast *c;
@@ -18,9 +18,8 @@ struct target {
     /* This round. */
     uint32_t round, before, next; /* next: WEFT_MAX_NODES: none */
     bool broken, ended, send_list, verify;
-    uint64_t taken, put, given; /* blocks: that were written; that were put to the next node; whose slots were given back */
-    weft_op op[CAST_SLOTS];
-    bool busy[CAST_SLOTS];
+    uint64_t taken, given; /* blocks: that were written; whose slots were given back */
+    struct cast_relay relay;
 };
 
 static bool to_end(const struct cast *c)
@@ -125,6 +124,10 @@ static void take_record(struct target *t, const struct cast_record *r, const uin
         }
         break;
     case CAST_LIST_END: end_list(t, r); break;
+    case CAST_SIZE:
+        if (t->compared && (!t->c->config.head.follow || cast_list_resize(&t->c->list, r, payload)))
+            break_round(t);
+        break;
     case CAST_ROUND_END: end_round(t, r); break;
     default:
         if (t->compared)
@@ -149,6 +152,9 @@ static void take_block(struct target *t, uint64_t number)
     while (!t->broken && !t->ended &&
            (rc = cast_record_next((const uint8_t *)(b + 1), bytes <= CAST_BLOCK - sizeof *b ? bytes : 0, &at, &r, &payload)) == 1) {
         take_record(t, &r, payload);
+        if (t->disk.again)
+            break_round(t);
+        t->disk.again = false;
         if (given_up(t))
             return;
     }
@@ -160,73 +166,44 @@ static void take_block(struct target *t, uint64_t number)
 
 /* --- the chain --- */
 
-static bool has_next(const struct target *t)
-{
-    return t->next != WEFT_MAX_NODES && weft_alive(t->c->w, t->next);
-}
-
-/* Put what has arrived, as far as the next node has room. True: something was put. */
-static bool relay(struct target *t, uint64_t filled)
-{
-    struct cast *c = t->c;
-    bool any = false;
-    while (has_next(t) && t->put < filled && t->put < cast_word_at(c, c->credits[c->rank] + 8 * (uint64_t)t->round) + CAST_SLOTS) {
-        uint64_t i = t->put % CAST_SLOTS;
-        if (!cast_block_fits(cast_slot(c, t->put), t->round, t->put, CAST_BLOCK)) {
-            break_round(t);
-            return any;
-        }
-        int rc = cast_put_block(c, t->next, t->round, t->put, &t->op[i]);
-        if (rc == -EPROTO) {
-            break_round(t);
-            return any;
-        }
-        t->busy[i] = rc == 0;
-        t->put++;
-        any = true;
-    }
-    return any;
-}
-
 /* Give back the slots that are written and put. */
 static bool give_back(struct target *t)
 {
     bool any = false;
-    while (t->given < t->taken && (!has_next(t) || t->given < t->put)) {
-        uint64_t i = t->given % CAST_SLOTS;
-        if (t->busy[i] && weft_test(t->c->w, &t->op[i]) == -EINPROGRESS)
-            break;
-        t->busy[i] = false;
-        t->given++;
+    int rc;
+    while (t->given < t->taken && cast_relay_done(&t->relay, t->given, &rc)) {
+        t->relay.given = ++t->given;
         any = true;
         cast_give_credit(t->c, t->before, t->round);
     }
     return any;
 }
 
-static void wait_for_more(struct target *t, uint64_t filled)
+static void wait_for_more(struct target *t)
 {
     struct cast *c = t->c;
-    uint64_t oldest = t->given % CAST_SLOTS;
-    if (t->given < t->put && t->given < t->taken && t->busy[oldest])
-        weft_wait(c->w, &t->op[oldest], LOOK_NS);
-    else if (has_next(t) && t->put < filled)
-        weft_wait_until(c->w, c->credits[c->rank] + 8 * (uint64_t)t->round, WEFT_GT, t->put - CAST_SLOTS, NULL, LOOK_NS);
+    if (t->given < t->taken) /* the next node is slower: it sets the pace, and a look at what has arrived may come late */
+        cast_relay_wait(&t->relay, t->given, BEHIND_NS);
     else
-        weft_wait_until(c->w, c->filled[c->rank] + 8 * (uint64_t)t->round, WEFT_GT, filled, NULL, LOOK_NS);
+        weft_wait_until(c->w, c->filled[c->rank] + 8 * (uint64_t)t->round, WEFT_GT, t->taken, NULL, LOOK_NS);
 }
 
 static void run_chain(struct target *t)
 {
     struct cast *c = t->c;
+    if (cast_relay_start(&t->relay, c, t->next, t->round)) {
+        t->disk.failed = true;
+        cast_say(c, true, "%s; this host gets nothing more", base_error());
+        tell_failure(t);
+        break_round(t);
+    }
     while (!given_up(t)) {
-        uint64_t filled = cast_word_at(c, c->filled[c->rank] + 8 * (uint64_t)t->round);
+        uint64_t filled = cast_filled(c, t->round);
         bool any = false;
-        if (filled > t->given + CAST_SLOTS) { /* it cannot be */
+        if (filled > t->given + CAST_SLOTS || t->relay.damaged) { /* it cannot be */
             break_round(t);
-            filled = t->given + CAST_SLOTS;
+            filled = filled < t->given + CAST_SLOTS ? filled : t->given + CAST_SLOTS;
         }
-        any = !t->broken && relay(t, filled);
         if (t->taken < filled) {
             take_block(t, t->taken);
             t->taken++;
@@ -235,14 +212,10 @@ static void run_chain(struct target *t)
         any = give_back(t) || any;
         if (!any) {
             cast_tell_state(c, t->disk.failed ? CAST_GAVE_UP : CAST_WAITING, false);
-            wait_for_more(t, filled);
+            wait_for_more(t);
         }
     }
-    for (uint64_t i = 0; i < CAST_SLOTS; i++) {
-        while (t->busy[i] && weft_wait(c->w, &t->op[i], WEFT_SECOND) == -ETIMEDOUT)
-            ;
-        t->busy[i] = false;
-    }
+    cast_relay_stop(&t->relay);
 }
 
 /* --- rounds --- */
@@ -266,7 +239,7 @@ static bool begin_round(struct target *t)
     t->send_list = c->send_list;
     t->verify = c->verify;
     pthread_mutex_unlock(&c->lock);
-    t->taken = t->put = t->given = 0;
+    t->taken = t->given = 0;
     t->broken = t->ended = false;
     return member;
 }
@@ -293,14 +266,9 @@ static void run_round(struct target *t)
 static void wait_for_round(struct target *t)
 {
     struct cast *c = t->c;
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += LOOK_NS;
-    until.tv_sec += until.tv_nsec / WEFT_SECOND;
-    until.tv_nsec %= WEFT_SECOND;
     pthread_mutex_lock(&c->lock);
     if (c->wanted_round == t->round && !c->quit)
-        pthread_cond_timedwait(&c->changed, &c->lock, &until);
+        cast_wait(&c->changed, &c->lock, LOOK_NS);
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -84,7 +84,7 @@ static uint32_t met_before(struct walk *k, const struct stat *st, uint32_t index
     return UINT32_MAX;
 }
 
-static void fill_times(struct cast_line *n, const struct stat *st)
+void cast_walk_times(struct cast_line *n, const struct stat *st)
 {
 #if defined(__APPLE__)
     n->seconds = st->st_mtimespec.tv_sec;
@@ -133,7 +133,7 @@ static int walk_entry(struct walk *k, int at, const char *name, uint32_t parent,
                           .mode = (uint32_t)st.st_mode & 07777,
                           .target = parent == CAST_ROOT ? k->source : 0,
                           .name_bytes = (uint32_t)strlen(name)};
-    fill_times(&n, &st);
+    cast_walk_times(&n, &st);
     if (S_ISREG(st.st_mode)) {
         uint32_t first = st.st_nlink > 1 ? met_before(k, &st, l->count) : UINT32_MAX;
         n.type = first == UINT32_MAX ? CAST_FILE : CAST_HARDLINK;

@@ -8,7 +8,7 @@
 #include "base/hash.h"
 #include "cast/cast.h"
 
-static const char config_magic[8] = {'w', 'e', 'f', 't', 'c', 's', 't', '1'};
+static const char config_magic[8] = {'w', 'e', 'f', 't', 'c', 's', 't', '2'};
 #define BLOCK_MAGIC UINT64_C(0x316b6c6274736163)
 
 /* --- settings --- */
@@ -27,9 +27,9 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
     memcpy(h, data, sizeof *h);
     const char *at = (const char *)data + sizeof *h, *end = (const char *)data + bytes;
     uint64_t lists = 2 * (uint64_t)h->size + h->excludes + h->sources;
-    if (memcmp(h->magic, config_magic, sizeof h->magic) != 0 || h->zero || h->flags & ~(uint32_t)CAST_FLAGS)
+    if (memcmp(h->magic, config_magic, sizeof h->magic) != 0 || h->flags & ~(uint32_t)CAST_FLAGS)
         return refuse("they do not begin as such do");
-    if (h->size < 2 || h->size > WEFT_MAX_NODES || h->source > 1 || h->size < h->source + 2)
+    if (h->size < 2 || h->size > WEFT_MAX_NODES || h->source > 1 || h->size < h->source + 2 || h->follow > CAST_FOLLOW_MAX)
         return refuse("a number is out of range");
     if (!base_strings_fit(at, (size_t)(end - at), lists + 1) || !at[0])
         return refuse("the number of their strings is wrong");
@@ -45,7 +45,10 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
     at = base_strings_take(at, out->numbers, h->size);
     at = base_strings_take(at, out->excludes, h->excludes);
     base_strings_take(at, out->sources, h->sources);
-    return 0;
+    if (!h->follow || (h->sources == 1 && !cast_is_content(out->sources[0])))
+        return 0;
+    cast_config_free(out);
+    return refuse("only one file can be followed");
 }
 
 void cast_config_free(struct cast_config *c)
@@ -116,6 +119,7 @@ static uint64_t payload_bytes(const struct cast_record *r)
 {
     switch (r->type) {
     case CAST_ENTRY: return r->bytes >= sizeof(struct cast_line) ? r->bytes : UINT64_MAX;
+    case CAST_SIZE: return r->bytes == sizeof(struct cast_line) ? r->bytes : UINT64_MAX;
     case CAST_DATA: return r->bytes && r->bytes <= CAST_PIECE ? r->bytes : UINT64_MAX;
     case CAST_CHECK: return r->bytes && r->bytes <= CAST_PIECE ? 0 : UINT64_MAX;
     case CAST_HOLE: return r->bytes ? 0 : UINT64_MAX;

@@ -14,8 +14,9 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define TARGETS_MAX 900u /* their ranks fit into one message */
-#define POOL        "32M"
+#define TARGETS_MAX    900u /* their ranks fit into one message */
+#define POOL           "32M"
+#define FOLLOW_SECONDS 60
 
 #define OPTIONS_HELP                                                                                                                    \
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"                                       \
@@ -24,6 +25,7 @@
     "      --exclude PATTERN  leave out files and folders with such names (* ? []); with a /: such paths; can be given several times\n" \
     "      --dry-run          say what would be done, and do nothing\n"                                                                 \
     "      --bwlimit SIZE     send at most so many bytes a second, as in 100M\n"                                                        \
+    "      --follow[=SEC]     SRC is one file that still grows: send it while it does (60 s)\n"                                         \
     "      --verify           read all files again at the end, and compare them with the source\n"                                      \
     "      --json             a summary as JSON on standard output\n"                                                                   \
     "      --progress         show progress even when standard error is no terminal; --no-progress: never\n"                            \
@@ -58,6 +60,7 @@ static const char cp_help[] =
     "  weft cp a:/data/log .                    from host a to here\n"
     "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
 
+#define LISTED_MAX (2 * WEFT_MAX_NODES) /* nodes of `weft status`: living ones, and some that are gone */
 struct cast_command {
     const char *sub, *cluster;
     bool cp, progress_always, progress_never;
@@ -74,9 +77,10 @@ struct cast_command {
 
 struct standing_list {
     json_t *status;
-    uint32_t here, count;
-    const char *host[WEFT_MAX_NODES]; /* NULL: there is no such node */
-    bool up[WEFT_MAX_NODES];
+    uint32_t here, count; /* here: index of the control node; the number of nodes if it is not listed */
+    uint32_t node[LISTED_MAX];
+    const char *host[LISTED_MAX];
+    bool up[LISTED_MAX];
 };
 
 static int list_hosts(struct cast_command *k, struct standing_list *l)
@@ -85,67 +89,75 @@ static int list_hosts(struct cast_command *k, struct standing_list *l)
     char *text = NULL;
     size_t i;
     json_t *o;
-    int fd = standing_ask(k->sub, k->cluster, &q);
-    if (fd < 0)
-        return CLI_FAILED;
-    int status = standing_text(k->sub, fd, &text);
-    close(fd);
+    int status = standing_text(k->sub, k->cluster, &q, &text);
     l->status = status ? NULL : json_loads(text, 0, NULL);
     free(text);
     if (status)
         return status;
-    l->here = (uint32_t)json_integer_value(json_object_get(l->status, "control_node"));
+    json_int_t here = json_integer_value(json_object_get(l->status, "control_node"));
+    l->here = LISTED_MAX;
     json_array_foreach (json_object_get(l->status, "nodes"), i, o) {
         json_int_t n = json_integer_value(json_object_get(o, "node"));
         const char *host = json_string_value(json_object_get(o, "host")), *state = json_string_value(json_object_get(o, "state"));
-        if (n < 0 || n >= WEFT_MAX_NODES)
+        if (n < 0 || n >= WEFT_MAX_NUMBERS || l->count == LISTED_MAX)
             continue;
-        l->host[n] = host && host[0] ? host : "?";
-        l->up[n] = state && strcmp(state, "up") == 0;
-        l->count = (uint32_t)n >= l->count ? (uint32_t)n + 1 : l->count;
+        if (n == here)
+            l->here = l->count;
+        l->node[l->count] = (uint32_t)n;
+        l->host[l->count] = host && host[0] ? host : "?";
+        l->up[l->count++] = state && strcmp(state, "up") == 0;
     }
     return l->here < l->count ? 0 : cli_error(k->sub, "the standing cluster's answer is invalid");
 }
 
-static bool means(const struct standing_list *l, const char *word, uint32_t node)
+static bool means(const struct standing_list *l, const char *word, uint32_t i)
 {
     int64_t n;
-    size_t bare = strcspn(l->host[node], ".");
-    if (strcmp(word, l->host[node]) == 0 || (strlen(word) == bare && memcmp(word, l->host[node], bare) == 0))
+    size_t bare = strcspn(l->host[i], ".");
+    if (strcmp(word, l->host[i]) == 0 || (strlen(word) == bare && memcmp(word, l->host[i], bare) == 0))
         return true;
-    return base_parse_number(word, 0, WEFT_MAX_NODES - 1, &n) == 0 && (uint32_t)n == node;
+    return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == l->node[i];
 }
 
 /* Add a node, with its name in messages: the host's, with the number of the node if several have that host. */
-static int add_node(struct cast_command *k, const struct standing_list *l, uint32_t node)
+static int add_node(struct cast_command *k, const struct standing_list *l, uint32_t at)
 {
     char label[160], number[16];
     bool several = false;
     for (uint32_t i = 0; i < l->count; i++)
-        several = several || (i != node && l->host[i] && strcmp(l->host[i], l->host[node]) == 0);
-    snprintf(number, sizeof number, "%u", node);
-    snprintf(label, sizeof label, several ? "%s:%s" : "%s", l->host[node], number);
+        several = several || (i != at && l->up[i] && strcmp(l->host[i], l->host[at]) == 0);
+    snprintf(number, sizeof number, "%u", l->node[at]);
+    snprintf(label, sizeof label, several ? "%s:%s" : "%s", l->host[at], number);
     if (k->count == TARGETS_MAX)
         return cli_error(k->sub, "more than %u hosts at once", TARGETS_MAX);
-    k->pick[k->count] = node;
+    k->pick[k->count] = l->node[at];
     k->labels[k->count] = strdup(label);
     k->numbers[k->count] = strdup(number);
     k->count++;
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory");
 }
 
-static int add_source(struct cast_command *k, const struct standing_list *l, uint32_t *node)
+/* A host may be listed with a node that is gone and one that lives: the second is meant. */
+static bool lives_too(const struct standing_list *l, const char *word)
 {
-    *node = l->here;
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->up[i] && means(l, word, i))
+            return true;
+    return false;
+}
+
+static int add_source(struct cast_command *k, const struct standing_list *l, uint32_t *at)
+{
+    *at = l->here;
     int status = add_node(k, l, l->here);
     if (status || !k->from || means(l, k->from, l->here))
         return status;
     for (uint32_t i = 0; i < l->count; i++) {
-        if (!l->host[i] || !means(l, k->from, i))
+        if (!means(l, k->from, i) || (!l->up[i] && lives_too(l, k->from)))
             continue;
         if (!l->up[i])
             return cli_error(k->sub, "the node of host '%s' is not up: see `weft status`", k->from);
-        *node = i;
+        *at = i;
         k->config.head.source = 1;
         return add_node(k, l, i);
     }
@@ -154,13 +166,13 @@ static int add_source(struct cast_command *k, const struct standing_list *l, uin
 
 static int add_targets(struct cast_command *k, const struct standing_list *l, uint32_t source)
 {
-    bool chosen[WEFT_MAX_NODES] = {false};
+    bool chosen[LISTED_MAX] = {false};
     char *save = NULL;
     int status = 0;
     for (char *word = strtok_r(k->to, ",", &save); word && !status; word = strtok_r(NULL, ",", &save)) {
         bool all = strcmp(word, "all") == 0, found = all;
         for (uint32_t i = 0; i < l->count && !status; i++) {
-            if (!l->host[i] || chosen[i] || (all ? !l->up[i] || i == source : !means(l, word, i)))
+            if (chosen[i] || (all ? !l->up[i] || i == source : !means(l, word, i) || (!l->up[i] && lives_too(l, word))))
                 continue;
             found = chosen[i] = true;
             if (l->up[i]) {
@@ -194,19 +206,20 @@ static int choose_nodes(struct cast_command *k)
 
 /* --- the nodes --- */
 
-/* Arguments of node 0: --as-node FLAGS SOURCE RATE NODES EXCLUDES SOURCES DEST, then the lists. */
-#define FIXED 10
-static char **lead_arguments(const struct cast_command *k, char *self, char numbers[6][24])
+/* Arguments of node 0: --as-node FLAGS SOURCE RATE NODES EXCLUDES SOURCES FOLLOW DEST, then the lists. */
+#define NUMBERS 7
+#define FIXED   (NUMBERS + 4)
+static char **lead_arguments(const struct cast_command *k, char *self, char numbers[NUMBERS][24])
 {
     const struct cast_head *h = &k->config.head;
-    const uint64_t values[6] = {h->flags, h->source, h->bytes_per_second, h->size, h->excludes, h->sources};
+    const uint64_t values[NUMBERS] = {h->flags, h->source, h->bytes_per_second, h->size, h->excludes, h->sources, h->follow};
     char **argv = calloc(FIXED + 2 * (size_t)h->size + h->excludes + h->sources + 1, sizeof *argv), **at = argv;
     if (!argv)
         return NULL;
     *at++ = self;
     *at++ = (char *)(uintptr_t) "cast";
     *at++ = (char *)(uintptr_t) "--as-node";
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < NUMBERS; i++) {
         snprintf(numbers[i], 24, "%llu", (unsigned long long)values[i]);
         *at++ = numbers[i];
     }
@@ -226,7 +239,7 @@ static int launch_nodes(struct cast_command *k)
 {
     struct launch l = {.sub = k->sub, .lead = true, .pool = POOL, .nodes = k->count};
     struct hosts hosts = {.pick = k->pick};
-    char numbers[6][24], **argv = NULL;
+    char numbers[NUMBERS][24], **argv = NULL;
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);
     if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
         status = cli_error(k->sub, "no memory");
@@ -253,8 +266,8 @@ static int lead(int argc, char **argv)
 {
     struct cast_options o = {.stopped = cli_stopped};
     struct cast_head *h = &o.config.head;
-    int64_t v[6];
-    for (int i = 0; i < 6; i++)
+    int64_t v[NUMBERS];
+    for (int i = 0; i < NUMBERS; i++)
         if (argc < FIXED || base_parse_number(argv[3 + i - 1], 0, INT64_MAX, &v[i]))
             return cli_usage("cast", "only the launcher may use --as-node");
     *h = (struct cast_head){.flags = (uint32_t)v[0],
@@ -262,7 +275,8 @@ static int lead(int argc, char **argv)
                             .bytes_per_second = (uint64_t)v[2],
                             .size = (uint32_t)v[3],
                             .excludes = (uint32_t)v[4],
-                            .sources = (uint32_t)v[5]};
+                            .sources = (uint32_t)v[5],
+                            .follow = (uint32_t)v[6]};
     if ((int64_t)argc != FIXED - 1 + 2 * v[3] + v[4] + v[5])
         return cli_usage("cast", "only the launcher may use --as-node");
     const char **at = (const char **)(uintptr_t)(argv + FIXED - 2);
@@ -343,12 +357,15 @@ static int take_paths(struct cast_command *k, int count, char **args)
             return cli_error(k->sub, "no memory");
         k->config.head.sources = (uint32_t)i + 1;
     }
+    if (k->config.head.follow && (count > 2 || cast_is_content(k->sources[0])))
+        return cli_usage(k->sub, "--follow takes one SRC, a file");
     return 0;
 }
 
 static int take_option(struct cast_command *k, int c)
 {
     uint64_t bytes;
+    int64_t seconds = FOLLOW_SECONDS;
     switch (c) {
     case 'C': k->cluster = optarg; return 0;
     case 'T': k->to = optarg; return optarg[0] ? 0 : cli_usage(k->sub, "--to: expected names of hosts, with commas between");
@@ -360,6 +377,11 @@ static int take_option(struct cast_command *k, int c)
     case 'P': k->progress_always = true; return 0;
     case 'Q': k->progress_never = true; return 0;
     case 'X': k->excludes[k->config.head.excludes++] = optarg; return 0;
+    case 'F':
+        if (optarg && base_parse_number(optarg, 1, CAST_FOLLOW_MAX, &seconds))
+            return cli_usage(k->sub, "--follow '%s': expected seconds, from 1 to %u", optarg, CAST_FOLLOW_MAX);
+        k->config.head.follow = (uint32_t)seconds;
+        return 0;
     case 'B':
         if (base_parse_bytes(optarg, &bytes) || bytes == 0 || bytes > INT64_MAX)
             return cli_usage(k->sub, "--bwlimit '%s': expected bytes a second, as in 100M", optarg);
@@ -371,19 +393,13 @@ static int take_option(struct cast_command *k, int c)
 
 static int run_command(struct cast_command *k, int argc, char **argv, const char *help)
 {
-    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'},
-                                          {"to", required_argument, NULL, 'T'},
-                                          {"checksum", no_argument, NULL, 'S'},
-                                          {"delete", no_argument, NULL, 'D'},
-                                          {"exclude", required_argument, NULL, 'X'},
-                                          {"dry-run", no_argument, NULL, 'N'},
-                                          {"bwlimit", required_argument, NULL, 'B'},
-                                          {"verify", no_argument, NULL, 'V'},
-                                          {"json", no_argument, NULL, 'J'},
-                                          {"progress", no_argument, NULL, 'P'},
-                                          {"no-progress", no_argument, NULL, 'Q'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'}, {"to", required_argument, NULL, 'T'},
+                                          {"checksum", no_argument, NULL, 'S'},      {"delete", no_argument, NULL, 'D'},
+                                          {"exclude", required_argument, NULL, 'X'}, {"dry-run", no_argument, NULL, 'N'},
+                                          {"follow", optional_argument, NULL, 'F'},  {"bwlimit", required_argument, NULL, 'B'},
+                                          {"verify", no_argument, NULL, 'V'},        {"json", no_argument, NULL, 'J'},
+                                          {"progress", no_argument, NULL, 'P'},      {"no-progress", no_argument, NULL, 'Q'},
+                                          {"help", no_argument, NULL, 'h'},          {0}};
     bool started = false;
     int c, status = 0;
     while (!status && (c = cli_option(k->sub, argc, argv, "h", longs, &started)) != -1) {
@@ -401,7 +417,7 @@ static int run_command(struct cast_command *k, int argc, char **argv, const char
         static char here[16];
         struct standing_list l = {.status = NULL};
         status = list_hosts(k, &l);
-        snprintf(here, sizeof here, "%u", l.here);
+        snprintf(here, sizeof here, "%u", status ? 0 : l.node[l.here]);
         json_decref(l.status);
         k->to = here;
     }

@@ -10,14 +10,14 @@
 static const char help[] =
     "Usage: weft config [--json] [--hostfile FILE]\n"
     "\n"
-    "Prints every setting of weft, its value, and where the value comes from: an option (or the program's weft_config),\n"
-    "the environment (WEFT_...), the hostfile's \"settings\", or the default, in this order.\n"
+    "Prints every setting of weft, its value, and where the value comes from. weft uses the first of these that has a value:\n"
+    "an option (or the program's weft_config), the environment variable (WEFT_...), the hostfile's \"settings\", the default.\n"
     "\n"
-    "  --hostfile FILE   read this hostfile, as WEFT_HOSTFILE=FILE would\n"
-    "  --json            the same for programs\n"
-    "  --help            this text\n"
+    "  --hostfile FILE   read this hostfile (default: WEFT_HOSTFILE)\n"
+    "  --json            print JSON\n"
+    "  --help            print this text\n"
     "\n"
-    "Exit status: 0; 1 if a setting is wrong (the error names it); 2 if the command line is wrong.\n";
+    "Exit status: 0; 1 if a setting is wrong (the error names the setting); 2 if the command line is wrong.\n";
 
 static int print_rows(const struct cluster_setting_row *rows, int count, bool as_json)
 {
@@ -33,7 +33,7 @@ static int print_rows(const struct cluster_setting_row *rows, int count, bool as
         rc = cli_table_add(t, as_json ? for_programs : for_people);
     }
     if (rc)
-        rc = cli_error("config", "no memory for the table");
+        rc = cli_error("config", "no memory for the table of settings");
     else if (as_json)
         rc = cli_json_print("config", cli_table_json(t));
     else {

@@ -34,7 +34,7 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     uint64_t lists = (uint64_t)h->hosts + h->arguments + h->changes;
     if (memcmp(h->magic, control_magic, sizeof h->magic) != 0)
         return control_refuse("it does not begin as a request does");
-    if (h->what < CONTROL_STATUS || h->what > CONTROL_LOGS || h->flags > 15 || h->timeout_ns < 0 || h->signal > 64)
+    if (h->what < CONTROL_STATUS || h->what > CONTROL_JOIN || h->flags > 15 || h->timeout_ns < 0 || h->signal > 64)
         return control_refuse("a number is out of range");
     if ((h->flags & CONTROL_WITH_INPUT) && (h->flags & CONTROL_DETACHED))
         return control_refuse("a detached job has no input");
@@ -104,7 +104,7 @@ bool control_frame_fits(const struct control_frame *f, bool from_node)
                           : f->type == CONTROL_INPUT || f->type == CONTROL_WINDOW ||
                                 (f->type == CONTROL_SIGNAL && f->number >= 1 && f->number <= 64);
     bool stream = f->type != CONTROL_OUT || f->number == 1 || f->number == 2;
-    return type && stream && f->bytes <= CONTROL_PIECE_MAX && (f->node < WEFT_MAX_NODES || f->node == UINT32_MAX);
+    return type && stream && f->bytes <= CONTROL_PIECE_MAX && (f->node < WEFT_MAX_NUMBERS || f->node == UINT32_MAX);
 }
 
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes)

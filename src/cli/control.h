@@ -9,6 +9,7 @@
  *   exec, detached   STARTED a node, then DONE with the job's number
  *   logs             OUT, DONE
  *   status, metrics  TEXT, DONE
+ *   join             TEXT, DONE: what a node needs to join, with the secret
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
  * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed.
@@ -41,7 +42,7 @@ struct control_frame {
 #define CONTROL_REQUEST_MAX (5u << 20)   /* payload of a request */
 #define CONTROL_INPUT_MAX   (256u << 10) /* input that was sent and not yet taken */
 
-enum control_what { CONTROL_STATUS = 1, CONTROL_METRICS, CONTROL_DOWN, CONTROL_EXEC, CONTROL_KILL, CONTROL_LOGS };
+enum control_what { CONTROL_STATUS = 1, CONTROL_METRICS, CONTROL_DOWN, CONTROL_EXEC, CONTROL_KILL, CONTROL_LOGS, CONTROL_JOIN };
 #define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows. Not with CONTROL_DETACHED */
 #define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command */
 #define CONTROL_FOLLOW     0x4u /* logs: until the job has ended */

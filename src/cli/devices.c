@@ -13,17 +13,18 @@ static const char help[] =
     "Usage: weft devices [-v] [--json] [--gid-index N] [DEVICE...]\n"
     "       weft devices --networks [--json]\n"
     "\n"
-    "Shows the RDMA devices of this host, a line for each port: its state, the kind and speed of the link, the address\n"
-    "(GID) that weft would use and its index in the device's table, how many queue pairs and memory regions are in use and\n"
-    "how many there are, and the transport that weft would use: `rc` over reliable connections, `tb` over Thunderbolt and\n"
-    "other devices that only have unreliable ones. For a device that cannot be used it shows the reason instead.\n"
+    "Shows the RDMA devices of this host, a line for each port: the state, the kind and speed of the link, the address (GID)\n"
+    "that weft would use and its index in the device's table, how many queue pairs and memory regions are in use and how many\n"
+    "the device has, and the transport that weft would use: `rc` over reliable connections, `tb` over Thunderbolt and other\n"
+    "devices that have only unreliable connections. If weft cannot use a device, the line shows the reason instead.\n"
     "\n"
-    "  -v, --verbose    print all that is known of each device, its GID table, and why weft would use this GID\n"
-    "  --gid-index N    show how weft would use the devices with this entry of the GID table; default: WEFT_GID_INDEX, or weft chooses\n"
-    "  --networks       instead, the providers of libfabric (TCP and other networks), and what the transport `ofi` would do\n"
-    "                   with each\n"
-    "  --json           everything, for programs\n"
-    "  --help           this text\n"
+    "  -v, --verbose    print all that weft knows of each device, its GID table, and why weft would use this GID\n"
+    "  --gid-index N    show how weft would use the devices with this entry of the GID table (default: WEFT_GID_INDEX, or\n"
+    "                   weft chooses)\n"
+    "  --networks       show the providers of libfabric (TCP and other networks) instead, and how the transport `ofi` would\n"
+    "                   use each of them\n"
+    "  --json           print JSON\n"
+    "  --help           print this text\n"
     "\n"
     "The command allocates nothing on a device. `weft doctor` says how to repair a device that cannot be used.\n"
     "Exit status: 0; 1 if there is no verbs library, or no DEVICE of that name; 2 if the command line is wrong.\n";
@@ -75,7 +76,7 @@ static int print_lines(const struct verbs_device *const *shown, uint32_t count)
     for (uint32_t i = 0; rc == 0 && i < count; i++)
         rc = add_line(t, shown[i]);
     if (rc)
-        cli_error("devices", "no memory for the table");
+        cli_error("devices", "no memory for the table of devices");
     else
         cli_table_print(t, stdout);
     cli_table_free(t);

@@ -9,18 +9,18 @@
 static const char help[] =
     "Usage: weft doctor [--json] [--facts DIR] [--save DIR]\n"
     "\n"
-    "Examines this host and prints what prevents RDMA on it, the most likely cause first, each with what was seen and what\n"
-    "to do: no verbs library, RDMA not enabled, ports that are Thunderbolt 4, no device or no right to open it, a port that\n"
-    "is down, no usable address (GID), all protection domains or queue pairs in use, an active Thunderbolt bridge, a limit\n"
-    "of locked memory, WEFT_TRANSPORT=ofi where there is RDMA, a GPU without a driver. Facts that cannot be parsed are\n"
-    "reported, too.\n"
+    "Examines this host and prints what prevents RDMA on it, the most likely cause first, each with the facts and the remedy:\n"
+    "no verbs library, RDMA not enabled, Thunderbolt 4 ports, no device or no right to open it, a port that is down, no\n"
+    "usable address (GID), all protection domains or queue pairs in use, an active Thunderbolt bridge, a limit of locked\n"
+    "memory, WEFT_TRANSPORT=ofi on a host with RDMA, a GPU without a driver. The command also reports facts that it cannot\n"
+    "parse.\n"
     "\n"
-    "  --facts DIR   examine captured facts in DIR instead of this host: system.txt, devices.json, ...\n"
-    "  --save DIR    also write the facts to DIR, to be examined elsewhere\n"
-    "  --json        the same for programs\n"
-    "  --help        this text\n"
+    "  --facts DIR   examine facts that --save has written to DIR, instead of this host\n"
+    "  --save DIR    also write the facts about this host to DIR, to examine them elsewhere\n"
+    "  --json        print JSON\n"
+    "  --help        print this text\n"
     "\n"
-    "On each device that can be used it allocates one protection domain and one queue pair, and frees them.\n"
+    "On each device that can be used, the command allocates one protection domain and one queue pair, and frees both.\n"
     "Exit status: 0 if nothing prevents RDMA; 1 if something does; 2 if the command line is wrong.\n";
 
 static int doctor_print_json(const struct doctor_finding *all, unsigned count, unsigned usable, bool good)

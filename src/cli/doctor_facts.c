@@ -260,7 +260,7 @@ int doctor_collect(struct doctor_facts *f)
     f->text[DOCTOR_LIMITS] = limits();
     devices(f);
     system_facts(f);
-    return f->text[DOCTOR_LIBRARY] ? 0 : base_fail(-ENOMEM, "no memory for the facts");
+    return f->text[DOCTOR_LIBRARY] ? 0 : base_fail(-ENOMEM, "no memory for the facts about this host");
 }
 
 /* --- a directory --- */

@@ -70,34 +70,46 @@ struct exec_run {
 int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
 {
     *p = (struct exec_print){.sub = sub, .form = form, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}};
+    p->place = calloc(WEFT_MAX_NUMBERS, sizeof *p->place);
     p->in = calloc(2 * (size_t)WEFT_MAX_NODES, sizeof *p->in);
     p->hosts = calloc(WEFT_MAX_NODES, sizeof *p->hosts);
     p->tags = calloc(WEFT_MAX_NODES, TAG_BYTES);
-    if (!p->in || !p->hosts || !p->tags)
+    if (!p->place || !p->in || !p->hosts || !p->tags)
         return base_fail(-ENOMEM, "no memory for the output");
-    for (uint32_t i = 0; i < 2 * WEFT_MAX_NODES; i++)
-        p->in[i] = (struct relay_in){.fd = -1,
-                                     .node = i / 2,
-                                     .to = i % 2 ? &p->err : &p->out,
-                                     .label = p->tags + (size_t)(i / 2) * TAG_BYTES,
-                                     .bare = form != EXEC_TAGGED};
     return 0;
 }
 
-void exec_print_host(struct exec_print *p, uint32_t node, const char *host)
+/* The place of a node among those heard of. WEFT_MAX_NODES: there are too many. */
+static uint32_t place_of(struct exec_print *p, uint32_t node)
+{
+    if (p->place[node])
+        return p->place[node] - 1u;
+    if (p->count == WEFT_MAX_NODES)
+        return WEFT_MAX_NODES;
+    uint32_t at = p->count++;
+    char *tag = p->tags + (size_t)at * TAG_BYTES;
+    p->place[node] = (uint16_t)(at + 1);
+    snprintf(tag, TAG_BYTES, "%u", node);
+    for (uint32_t i = 2 * at; i < 2 * at + 2; i++)
+        p->in[i] = (struct relay_in){
+            .fd = -1, .node = node, .to = i % 2 ? &p->err : &p->out, .label = tag, .bare = p->form != EXEC_TAGGED};
+    return at;
+}
+
+static void exec_print_host(struct exec_print *p, uint32_t at, const char *host)
 {
     bool shared = false;
-    snprintf(p->hosts[node], sizeof p->hosts[node], "%s", host);
-    for (uint32_t i = 0; i < WEFT_MAX_NODES; i++) {
-        if (i == node || strcmp(p->hosts[i], p->hosts[node]) != 0)
+    snprintf(p->hosts[at], sizeof p->hosts[at], "%s", host);
+    for (uint32_t i = 0; i < p->count; i++) {
+        if (i == at || strcmp(p->hosts[i], p->hosts[at]) != 0)
             continue;
-        snprintf(p->tags + (size_t)i * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[i], i);
+        snprintf(p->tags + (size_t)i * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[i], p->in[2 * i].node);
         shared = true;
     }
     if (shared)
-        snprintf(p->tags + (size_t)node * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[node], node);
+        snprintf(p->tags + (size_t)at * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[at], p->in[2 * at].node);
     else
-        snprintf(p->tags + (size_t)node * TAG_BYTES, TAG_BYTES, "%s", p->hosts[node]);
+        snprintf(p->tags + (size_t)at * TAG_BYTES, TAG_BYTES, "%s", p->hosts[at]);
 }
 
 static void print_json(struct exec_print *p, json_t *o)
@@ -127,11 +139,11 @@ static void put_bytes(json_t *o, const char *bytes, size_t len)
     free(coded);
 }
 
-static void print_event(struct exec_print *p, const struct control_frame *f, const char *payload)
+static void print_event(struct exec_print *p, const struct control_frame *f, uint32_t at, const char *payload)
 {
     static const char *const names[] = {
         [CONTROL_STARTED] = "started", [CONTROL_OUT] = "output", [CONTROL_ENDED] = "ended", [CONTROL_ERROR] = "error"};
-    json_t *o = json_pack("{ss sI ss}", "event", names[f->type], "node", (json_int_t)f->node, "host", p->hosts[f->node]);
+    json_t *o = json_pack("{ss sI ss}", "event", names[f->type], "node", (json_int_t)f->node, "host", p->hosts[at]);
     if (!o)
         return;
     if (f->type == CONTROL_OUT) {
@@ -147,12 +159,13 @@ static void print_event(struct exec_print *p, const struct control_frame *f, con
 
 void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload)
 {
-    if (f->node >= WEFT_MAX_NODES)
+    uint32_t at = f->node < WEFT_MAX_NUMBERS ? place_of(p, f->node) : WEFT_MAX_NODES;
+    if (at == WEFT_MAX_NODES)
         return;
     if (f->type == CONTROL_STARTED)
-        exec_print_host(p, f->node, payload);
+        exec_print_host(p, at, payload);
     if (p->form == EXEC_JSON) {
-        print_event(p, f, payload);
+        print_event(p, f, at, payload);
     } else if (f->type == CONTROL_ERROR) {
         char line[2048];
         int n = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
@@ -160,7 +173,7 @@ void exec_print_frame(struct exec_print *p, const struct control_frame *f, const
     } else if (f->type == CONTROL_OUT && p->form == EXEC_AS_IT_IS) {
         relay_say(f->number == 2 ? &p->err : &p->out, payload, f->bytes);
     } else if (f->type == CONTROL_OUT) {
-        relay_feed(&p->in[2 * f->node + (f->number == 2)], payload, f->bytes);
+        relay_feed(&p->in[2 * at + (f->number == 2)], payload, f->bytes);
     }
 }
 
@@ -178,7 +191,7 @@ void exec_print_write(struct exec_print *p)
 int exec_print_close(struct exec_print *p)
 {
     int status = 0;
-    for (uint32_t i = 0; p->in && i < 2 * WEFT_MAX_NODES; i++)
+    for (uint32_t i = 0; p->in && i < 2 * p->count; i++)
         relay_close(&p->in[i]);
     for (int i = 0; i < 2; i++) {
         struct relay_out *o = i ? &p->err : &p->out;
@@ -195,6 +208,7 @@ int exec_print_close(struct exec_print *p)
                     : (cli_error(p->sub, "cannot write to standard %s: %s", i ? "error" : "output", base_strerror(o->error)), JOBS_FAILED);
         relay_out_free(o);
     }
+    free(p->place);
     free(p->in);
     free(p->hosts);
     free(p->tags);

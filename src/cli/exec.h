@@ -18,13 +18,14 @@ struct exec_print {
     const char *sub;
     enum exec_form form;
     struct relay_out out, err;
-    struct relay_in *in; /* [2 * nodes] */
-    char (*hosts)[64];   /* [nodes]; "": not told */
-    char *tags;          /* [nodes][80]: host, and the node's number if several nodes have that host */
+    /* Of the nodes that were heard of, in that order: a job has at most WEFT_MAX_NODES, with numbers up to WEFT_MAX_NUMBERS. */
+    uint16_t *place; /* [WEFT_MAX_NUMBERS]: of a node, from 1; 0: not heard of */
+    uint32_t count;
+    struct relay_in *in; /* [2 * WEFT_MAX_NODES] */
+    char (*hosts)[64];   /* "": not told */
+    char *tags;          /* [80] each: host, and the node's number if several nodes have that host; before it is told: the number */
 };
 int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form); /* 0, or a negative errno with base_error() */
-/* The command learns a node's host. */
-void exec_print_host(struct exec_print *p, uint32_t node, const char *host);
 /* STARTED, OUT, ENDED, ERROR. */
 void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload);
 bool exec_print_full(const struct exec_print *p); /* take no more output for now */

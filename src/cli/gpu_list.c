@@ -11,15 +11,16 @@
 static const char help[] =
     "Usage: weft gpus [--json]\n"
     "\n"
-    "Shows the GPUs of this host, a line each: the name that weft_gpu_open() takes, model and memory, generation and width of\n"
-    "its PCIe link now and at most, the GPUs that it reaches over NVLink, the RDMA device that is nearest to it by the PCI tree,\n"
-    "and whether weft can use it. For a GPU that is on PCI and that no driver offers it shows the reason and what to do.\n"
-    "`host`, whose blocks are threads, is always there.\n"
+    "Shows the GPUs of this host, a line for each GPU: the name that weft_gpu_open() takes, the model and the memory, the\n"
+    "generation and width of the PCIe link now and at most, the GPUs that NVLink connects with it, the RDMA device that is\n"
+    "nearest to it on PCI, and whether weft can use it. `staged` behind an RDMA device: no RDMA device can access the GPU's\n"
+    "memory, so data for other hosts goes through the host's memory (--json has the reason). For a GPU on PCI that no driver\n"
+    "offers, the line shows the reason and what to do. The GPU `host`, whose blocks are threads, is always there.\n"
     "\n"
-    "  --json    everything, for programs\n"
-    "  --help    this text\n"
+    "  --json    print JSON\n"
+    "  --help    print this text\n"
     "\n"
-    "A link may be slower while the GPU is idle. Exit status: 0; 2 if the command line is wrong.\n";
+    "The link of an idle GPU may be slower now. Exit status: 0; 2 if the command line is wrong.\n";
 
 static const char *link_text(uint32_t generation, uint32_t lanes, char out[32])
 {
@@ -49,8 +50,8 @@ static const char *peers_text(uint64_t peers, char out[512])
 static int gpus_add_line(struct cli_table *t, const weft_gpu_info *g)
 {
     char memory[32], now[32], most[32], peers[512], near[128], use[400];
-    snprintf(near, sizeof near, "%s%s%s%s", g->rdma[0] ? g->rdma : "-", g->rdma[0] ? " (" : "", distance_text(g->rdma_distance),
-             g->rdma[0] ? ")" : "");
+    snprintf(near, sizeof near, "%s%s%s%s%s", g->rdma[0] ? g->rdma : "-", g->rdma[0] ? " (" : "", distance_text(g->rdma_distance),
+             g->rdma[0] ? ")" : "", g->rdma[0] && g->no_rdma[0] ? ", staged" : "");
     snprintf(use, sizeof use, "%s%s%s%s", g->usable ? "yes" : "no: ", g->usable ? "" : g->why, g->usable || !g->remedy[0] ? "" : "; ",
              g->usable ? "" : g->remedy);
     const char *cells[] = {g->name,
@@ -73,11 +74,11 @@ static json_t *gpus_json(const weft_gpu_info *g)
             snprintf(name, sizeof name, "cuda:%u", i);
             json_array_append_new(peers, json_string(name));
         }
-    return json_pack("{s:s, s:s, s:I, s:s, s:b, s:{s:i, s:i, s:i, s:i}, s:o, s:s, s:s, s:b, s:s, s:s}", "name", g->name, "model", g->model,
-                     "memory_bytes", (json_int_t)g->memory_bytes, "pci", g->pci, "external", g->external, "pcie", "generation",
+    return json_pack("{s:s, s:s, s:I, s:s, s:b, s:{s:i, s:i, s:i, s:i}, s:o, s:s, s:s, s:b, s:s, s:s, s:s}", "name", g->name, "model",
+                     g->model, "memory_bytes", (json_int_t)g->memory_bytes, "pci", g->pci, "external", g->external, "pcie", "generation",
                      (int)g->pcie_generation, "lanes", (int)g->pcie_lanes, "generation_most", (int)g->pcie_generation_most, "lanes_most",
                      (int)g->pcie_lanes_most, "nvlink_peers", peers, "rdma", g->rdma, "rdma_distance", distance_text(g->rdma_distance),
-                     "usable", g->usable, "why", g->why, "remedy", g->remedy);
+                     "usable", g->usable, "why", g->why, "remedy", g->remedy, "no_rdma", g->no_rdma);
 }
 
 static int gpus_print(struct cli_table *t)
@@ -87,7 +88,7 @@ static int gpus_print(struct cli_table *t)
     for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)
         rc = gpus_add_line(t, &g);
     if (rc)
-        cli_error("gpus", "no memory for the table");
+        cli_error("gpus", "no memory for the table of GPUs");
     else
         cli_table_print(t, stdout);
     cli_table_free(t);

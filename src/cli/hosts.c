@@ -240,7 +240,7 @@ const char *hosts_own_path(char *buf, size_t len)
 /* --- a standing cluster --- */
 
 /* Settings of the cluster, for all nodes: as if they were in this environment. Those of the environment come first. */
-static void set_settings(const json_t *settings, const struct cluster_hostfile *h)
+void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *h)
 {
     const char *key;
     json_t *value;
@@ -250,7 +250,8 @@ static void set_settings(const json_t *settings, const struct cluster_hostfile *
     for (uint32_t i = 0; h && i < h->setting_count; i++) {
         char name[64];
         variable_of(&h->settings[i], name, sizeof name);
-        if (strcmp(name, "WEFT_SECRET_FILE") != 0) /* this cluster gets a secret of its own */
+        /* This cluster gets a secret of its own, and is not joined by the standing one's nodes. */
+        if (strcmp(name, "WEFT_SECRET_FILE") != 0 && strcmp(name, "WEFT_GROW") != 0 && strcmp(name, "WEFT_JOIN") != 0)
             setenv(name, h->settings[i].value, 0);
     }
 }
@@ -284,7 +285,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
     json_array_foreach (nodes, i, o) {
         json_int_t number = json_integer_value(json_object_get(o, "node"));
         const char *state = json_string_value(json_object_get(o, "state"));
-        if (!state || strcmp(state, "up") != 0 || number < 0 || number >= WEFT_MAX_NODES || count == WEFT_MAX_NODES)
+        if (!state || strcmp(state, "up") != 0 || number < 0 || number >= WEFT_MAX_NUMBERS || count == WEFT_MAX_NODES)
             continue;
         up[count++] = (uint32_t)number;
     }
@@ -316,11 +317,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
     struct cluster_hostfile *h = NULL;
     const struct cluster_hostfile none = {.count = 0};
     char *text = NULL;
-    int fd = standing_ask(l->sub, cluster, &q);
-    if (fd < 0)
-        return CLI_FAILED;
-    int status = standing_text(l->sub, fd, &text);
-    close(fd);
+    int status = standing_text(l->sub, cluster, &q, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL);
     const char *name = json_string_value(json_object_get(o, "cluster")), *path = json_string_value(json_object_get(o, "hostfile"));
     const char *coord = json_string_value(json_object_get(o, "coord"));
@@ -333,7 +330,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
         status = cli_error(l->sub, "%s", base_error());
     if (!status) {
         snprintf(r->cluster, sizeof r->cluster, "%s", name);
-        set_settings(json_object_get(o, "settings"), h);
+        hosts_set_settings(json_object_get(o, "settings"), h);
         status = tell_settings(r, l, &none);
     }
     if (!status && strncmp(coord, "unix:", 5) != 0)
@@ -348,6 +345,27 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
     if (h)
         cluster_hostfile_free(h);
     json_decref(o);
+    return status;
+}
+
+int hosts_apply_list(struct launch *l, struct hosts *r, char *const *names, uint32_t count)
+{
+    const struct cluster_hostfile none = {.count = 0};
+    const char *secret = getenv("WEFT_SECRET");
+    int status = tell_settings(r, l, &none);
+    if (!status && secret && secret[0])
+        status = hosts_tell(r, l, "WEFT_SECRET", secret, strlen(secret));
+    r->hosts = calloc(count, sizeof *r->hosts);
+    for (uint32_t i = 0; i < count && r->hosts && !status; i++)
+        if (!(r->hosts[i] = strdup(names[i])))
+            status = cli_error(l->sub, "no memory for %u hosts", count);
+    if (!r->hosts)
+        status = cli_error(l->sub, "no memory for %u hosts", count);
+    l->nodes = count;
+    l->ssh = (const char *const *)r->hosts;
+    l->told = (const char *const *)r->told;
+    l->self = hosts_own_path(r->self, sizeof r->self);
+    l->weft = l->weft ? l->weft : l->self;
     return status;
 }
 

@@ -11,7 +11,8 @@
 #define HOSTS_TOLD_MAX 128
 
 struct hosts {
-    const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the standing node of each node; NULL: it chooses */
+    const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL:
+                             hosts_apply_cluster() chooses */
     char **hosts;         /* [nodes] what struct launch calls `ssh` */
     char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];
@@ -27,7 +28,12 @@ const char *hosts_file(const char *option);
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
 /* The same for nodes of a standing cluster (`weft up`): one on each of its nodes, or l->nodes of them in turn. */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
-/* Path of this command, at which other machines are expected to have it, too. */
+/* The same for these hosts: they get the WEFT_ settings of this environment, and its secret. */
+int hosts_apply_list(struct launch *l, struct hosts *h, char *const *names, uint32_t count);
+/* Put a standing cluster's settings into this environment, as far as it does not have them. `file`: its hostfile; NULL: none. */
+struct cluster_hostfile;
+void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *file);
+/* Path of this command, at which other hosts are expected to have it, too. */
 const char *hosts_own_path(char *buf, size_t len);
 void hosts_free(struct hosts *h, uint32_t nodes);
 

@@ -22,7 +22,8 @@ static const char ps_help[] =
     "Usage: weft ps [--cluster NAME] [--json]\n"
     "\n"
     "Lists the jobs of a standing cluster: those that run, and the last 64 detached ones that have ended. A line a process:\n"
-    "job, node, process number there, exit status (- while it runs), seconds since it was started, command.\n"
+    "job, node, process number there, exit status (- while it runs; \"node gone\": it ended with its node), seconds since it was\n"
+    "started, command. Jobs belong to the node of this host that has the control socket, and end with it.\n"
     "\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
     "      --json             for programs\n"
@@ -45,7 +46,9 @@ static int print_jobs(const json_t *jobs)
             snprintf(text[1], sizeof text[1], "%lld", (long long)json_integer_value(json_object_get(task, "node")));
             snprintf(text[2], sizeof text[2], "%lld", (long long)json_integer_value(json_object_get(task, "pid")));
             snprintf(text[3], sizeof text[3], "-");
-            if (json_is_integer(status))
+            if (json_is_true(json_object_get(task, "node_gone")))
+                snprintf(text[3], sizeof text[3], "node gone");
+            else if (json_is_integer(status))
                 snprintf(text[3], sizeof text[3], "%lld", (long long)json_integer_value(status));
             snprintf(text[4], sizeof text[4], "%lld", (long long)time(NULL) - (long long)json_integer_value(json_object_get(j, "began")));
             const char *cells[] = {text[0], text[1], text[2], text[3], text[4], json_string_value(json_object_get(j, "command"))};
@@ -78,10 +81,7 @@ int cli_ps(int argc, char **argv)
     }
     if (optind < argc)
         return cli_usage("ps", "unexpected '%s'", argv[optind]);
-    int fd = standing_ask("ps", cluster, &r);
-    if (fd < 0)
-        return CLI_FAILED;
-    int status = standing_text("ps", fd, &text);
+    int status = standing_text("ps", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *jobs = json_object_get(o, "jobs");
     if (!status && !json_is_array(jobs))
         status = cli_error("ps", "the cluster's answer is invalid");
@@ -89,7 +89,6 @@ int cli_ps(int argc, char **argv)
         status = as_json ? cli_json_print("ps", json_incref(jobs)) : print_jobs(jobs);
     json_decref(o);
     free(text);
-    close(fd);
     return status;
 }
 
@@ -159,12 +158,8 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    int fd = standing_ask("kill", cluster, &r);
-    if (fd < 0)
-        return CLI_FAILED;
-    status = standing_text("kill", fd, &text);
+    status = standing_text("kill", cluster, &r, &text); /* the next control node has no job of this number */
     free(text);
-    close(fd);
     return status;
 }
 
@@ -187,15 +182,11 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
 {
     struct exec_print print;
     struct control_frame f;
-    char *payload = malloc(CONTROL_PIECE_MAX + 1), host[16];
+    char *payload = malloc(CONTROL_PIECE_MAX + 1);
     int status = 0, fd = -1;
     if (!payload || exec_print_open(&print, "logs", form)) {
         free(payload);
         return cli_error("logs", "no memory");
-    }
-    for (uint32_t i = 0; i < WEFT_MAX_NODES && form == EXEC_TAGGED; i++) { /* the job's hosts are not told again */
-        snprintf(host, sizeof host, "%u", i);
-        snprintf(print.tags + (size_t)i * 80, 80, "%s", host);
     }
     fd = standing_ask("logs", cluster, r);
     status = fd < 0 ? CLI_FAILED : 0;

@@ -29,7 +29,7 @@ static int signal_pipe[2] = {-1, -1}; /* global, since a signal handler gets no 
 
 /* --- messages --- */
 
-static const char *signal_name(int sig, char *buf, size_t len)
+const char *launch_signal_name(int sig, char *buf, size_t len)
 {
     static const struct {
         int number;
@@ -107,8 +107,7 @@ static void signal_nodes(struct launcher *s, int sig)
     }
 }
 
-/* Ask all nodes to end. Those that have not ended after LAUNCH_GRACE_NS are killed. */
-static void end_nodes(struct launcher *s, int sig)
+void launch_end_nodes(struct launcher *s, int sig)
 {
     signal_nodes(s, sig);
     signal_nodes(s, SIGCONT); /* a stopped node does not handle signals */
@@ -138,13 +137,15 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     node->running = false;
     s->running--;
     launch_close(&node->control);
+    if (s->l->revive && (s->ending || revive_ended(s, rank, how)))
+        return;
     bool leader = s->l->lead && rank == 0, ending = s->ending;
     if (leader && !ending) {
         /* The other nodes leave by themselves, and so free their devices. If the leader failed, it may not have told them to. */
         s->ending = true;
         s->grace = base_deadline(LAUNCH_GRACE_NS);
         if (status)
-            end_nodes(s, SIGTERM);
+            launch_end_nodes(s, SIGTERM);
     }
     if (status == 0)
         return;
@@ -163,9 +164,9 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
         launch_say(s, "node %u (%s): ssh failed: see its message; it must work without a password (try `ssh %s true`)", rank, where,
                    machine);
     else if (machine && status > 128 && !by_us)
-        launch_say(s, "node %u (%s) was killed by %s", rank, where, signal_name(status - 128, name, sizeof name));
+        launch_say(s, "node %u (%s) was killed by %s", rank, where, launch_signal_name(status - 128, name, sizeof name));
     else if (WIFSIGNALED(how) && !by_us)
-        launch_say(s, "node %u (%s) was killed by %s%s", rank, where, signal_name(WTERMSIG(how), name, sizeof name),
+        launch_say(s, "node %u (%s) was killed by %s%s", rank, where, launch_signal_name(WTERMSIG(how), name, sizeof name),
                    WCOREDUMP(how) ? " (core dumped)" : "");
     else if (!by_us && !leader) /* the leader has printed its own error */
         launch_say(s, "node %u (%s) exited with %d", rank, where, status);
@@ -180,7 +181,7 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     if (s->l->kill_on_failure && !s->ending && s->running) {
         char who[256];
         launch_say(s, "ending %s", running_names(s, who, sizeof who));
-        end_nodes(s, SIGTERM);
+        launch_end_nodes(s, SIGTERM);
     }
 }
 
@@ -216,14 +217,14 @@ static bool handle_signals(struct launcher *s)
             case SIGUSR1:
             case SIGUSR2: signal_nodes(s, sig); break;
             default:                           /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
-                stay = stay && s->running > 0; /* if no node runs, only unwritten output is left: drop it */
+                stay = stay && s->running + s->waiting > 0; /* if no node runs, only unwritten output is left: drop it */
                 if (s->interrupted && sig != SIGHUP) {
                     kill_nodes(s);
                     s->hurried = true;
                     break;
                 }
                 s->interrupted = s->interrupted ? s->interrupted : sig;
-                end_nodes(s, sig);
+                launch_end_nodes(s, sig);
                 break;
             }
         }
@@ -241,7 +242,7 @@ static bool handle_time(struct launcher *s)
                    s->running == 1 ? "was" : "were");
         s->timed_out = true;
         s->deadline = INT64_MAX;
-        end_nodes(s, SIGTERM);
+        launch_end_nodes(s, SIGTERM);
     }
     if (s->running && now >= s->ssh_grace) { /* ssh has not connected yet, or its connection hangs */
         s->ssh_grace = INT64_MAX;
@@ -278,15 +279,17 @@ static void look_at_output(struct launcher *s)
     }
 }
 
-/* Begin a new log file when this one is full. */
+/* Begin a new log file when this one is full, or take the new one that another launcher of the same cluster has begun. */
 static void turn_log(const struct launcher *s)
 {
-    struct stat st;
+    struct stat st, named;
     char old[4096];
     if (!s->l->log || fstat(STDOUT_FILENO, &st) || st.st_size < s->l->log_max)
         return;
-    snprintf(old, sizeof old, "%s.1", s->l->log);
-    rename(s->l->log, old);
+    if (stat(s->l->log, &named) || (named.st_ino == st.st_ino && named.st_dev == st.st_dev)) {
+        snprintf(old, sizeof old, "%s.1", s->l->log);
+        rename(s->l->log, old);
+    }
     int fd = open(s->l->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (fd < 0)
         return;
@@ -298,6 +301,8 @@ static void turn_log(const struct launcher *s)
 static int poll_timeout(const struct launcher *s)
 {
     int64_t until = s->running ? s->deadline : INT64_MAX;
+    if (s->l->revive && (s->running || s->waiting))
+        until = revive_due(s);
     if (s->running && s->ending && s->grace < until)
         until = s->grace;
     if (s->running && s->ssh_grace < until)
@@ -337,7 +342,9 @@ static void loop(struct launcher *s, struct pollfd *fds)
         nfds_t n = 0;
         bool more = false;
         reap(s);
-        if (!s->running) {
+        if (s->l->revive)
+            revive_round(s);
+        if (!s->running && !s->waiting) {
             for (uint32_t i = 0; s->in && !drained_reset && i < 2 * s->started; i++)
                 s->in[i].drained = 0;
             drained_reset = true;
@@ -348,7 +355,7 @@ static void loop(struct launcher *s, struct pollfd *fds)
         look_at_output(s);
         turn_log(s);
         bool out_waits = relay_waiting(&s->out), err_waits = relay_waiting(&s->err);
-        if (!s->running && (s->hurried || (!more && !out_waits && !err_waits)))
+        if (!s->running && !s->waiting && (s->hurried || (!more && !out_waits && !err_waits)))
             return;
         fds[n++] = (struct pollfd){.fd = signal_pipe[0], .events = POLLIN};
         if (out_waits)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starts the nodes of a cluster, and ends them. The launcher (launch.c) starts (start.c), signals and reaps the nodes. The relay (relay.c)
+ * Starts the nodes of a cluster, and ends them. The launcher (launch.c) starts (start.c), signals and reaps the nodes, and starts those
+ * of a standing cluster again (revive.c). The relay (relay.c)
  * forwards tagged output. The keeper (keeper.c) is a process that kills the nodes if the launcher is killed.
  */
 #ifndef WEFT_CLI_LAUNCH_H
@@ -13,6 +14,19 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* A standing cluster: a node that ends is started again, and joins the running cluster. */
+struct launch_revive {
+    const char *join;      /* WEFT_JOIN of nodes that are started again */
+    const char *join_file; /* its first line is used instead, if there is such a file. NULL: none */
+    bool joins;            /* nodes join when they are started first, too */
+    uint32_t place;        /* of the first node. A node that joins gets its place as WEFT_RANK, since its number comes from the cluster */
+    const char *up;        /* this file exists once the cluster is up; a node that ends before that ends all */
+    const char *down;      /* when this file exists, the nodes are to end */
+};
+/* Exit status of a node of a standing cluster. 0: the cluster ends, so no node is started again. */
+#define LAUNCH_CANNOT_JOIN 3 /* it could not join, and never can */
+#define LAUNCH_NOT_JOINED  4 /* it could not join now */
+
 struct launch {
     const char *sub; /* the subcommand, for messages: "run" for "weft run: " */
     uint32_t nodes;
@@ -22,6 +36,8 @@ struct launch {
      * launcher sends LAUNCH_TOLD to the first node, which starts with that signal blocked. */
     bool lead;
     bool tag, kill_on_failure;
+    const struct launch_revive *revive; /* NULL: nodes that end are not started again */
+    uint32_t first, size;               /* WEFT_RANK of the first node of those that start together; WEFT_SIZE, 0: `nodes` */
     const char
         *log; /* the file that is standard output and error: at `log_max` bytes it is renamed to FILE.1, and a new one begun. NULL: none */
     int64_t log_max;

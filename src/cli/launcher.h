@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the launcher's two files: launch.c (signals, output, time-outs, the end of nodes) and start.c (starting nodes, with their
- * program and environment).
+ * Shared by the launcher's files: launch.c (signals, output, time-outs, the end of nodes), start.c (starting nodes, with their program and
+ * environment) and revive.c (starting nodes of a standing cluster again).
  */
 #ifndef WEFT_CLI_LAUNCHER_H
 #define WEFT_CLI_LAUNCHER_H
@@ -22,16 +22,22 @@
 struct node {
     pid_t pid; /* of the node; for a node on another machine: of ssh */
     bool running;
+    bool waits;     /* it is started again at `again` */
+    int64_t began, again;
+    uint32_t hasty; /* grows when a node ends soon after its start, and falls when one does not */
+    uint32_t tries; /* how many in a row could not join */
     int control; /* pipe to ssh's standard input, for a node on another machine; else -1 */
 };
 
 struct launcher {
     const struct launch *l;
     struct node *nodes;
-    uint32_t started, running;
+    uint32_t started, running, waiting; /* waiting: nodes that are started again later */
+    bool up;                            /* the standing cluster was seen to be up */
     char path[4096];      /* path of the program */
     char **env;           /* environment of the nodes; env[0] is the rank */
     char gpus[GPUS_ROOM]; /* GPUs of the node that is being started */
+    char join[4096]; /* WEFT_JOIN of a node that is started again */
     char rank[32], size[32], coord[160], pool[64], secret[80], guard[FAB_GUARD_MAX + 16], *hostfile;
     char *outer[LAUNCH_OUTER]; /* WEFT_OUTER_NAME=VALUE: the value of NAME outside the emulation */
     char dir[96];              /* directory for the socket, where sockets need files, and for an emulated fabric; "": none */
@@ -58,6 +64,11 @@ static inline const char *launch_machine(const struct launcher *s, uint32_t rank
     return s->l->ssh ? s->l->ssh[rank] : NULL;
 }
 
+static inline uint32_t launch_place(const struct launcher *s, uint32_t rank) /* of a standing cluster; else the rank */
+{
+    return rank + (s->l->revive ? s->l->revive->place : 0);
+}
+
 static inline char **launch_argv(const struct launcher *s, uint32_t rank)
 {
     return rank && s->l->others ? s->l->others : s->l->argv;
@@ -71,6 +82,8 @@ static inline void launch_close(int *fd)
 }
 
 /* --- launch.c --- */
+void launch_end_nodes(struct launcher *s, int sig); /* ask all nodes to end; those that have not after LAUNCH_GRACE_NS are killed */
+const char *launch_signal_name(int sig, char *buf, size_t len);
 void launch_say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3); /* prints "weft SUB: ..." on stderr */
 
 /* --- start.c --- */
@@ -81,5 +94,11 @@ int launch_make_address(struct launcher *s);
 int launch_make_fabric(struct launcher *s);
 int launch_make_environment(struct launcher *s);
 int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit status after an error was printed */
+
+/* --- revive.c: only with s->l->revive --- */
+/* A node has ended. True: this was dealt with. False: the cluster was not up yet, so all is to end. */
+bool revive_ended(struct launcher *s, uint32_t rank, int how);
+void revive_round(struct launcher *s);   /* start the nodes that are due; end all if that was asked for */
+int64_t revive_due(const struct launcher *s);  /* when to call it again */
 
 #endif

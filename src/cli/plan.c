@@ -12,27 +12,31 @@
 static const char help[] =
     "Usage: weft plan [OPTIONS]\n"
     "\n"
-    "Computes how many memory regions and queue pairs a traffic pattern needs, and how many of a device's are left. It\n"
-    "compares two ways: one region for each buffer, as programs often do it, and weft's pool, where any number of buffers\n"
-    "share a region for each gigabyte, and weft's own frames take one more. A node has sizes x depth buffers to send from,\n"
-    "and as many to receive from each other member of its group: sizes x depth x peers in all.\n"
+    "RDMA devices have a limited number of memory regions and queue pairs. This command computes how many of both a program\n"
+    "needs on one node, and how many of a device are left. It compares two ways to register buffers:\n"
+    "  regions alone    a region for each buffer, as many programs do it\n"
+    "  regions pooled   weft's pool: a region for each gigabyte, however many buffers it has, and one for weft's frames\n"
     "\n"
-    "  --peers N[,N...]       members of the group, this node included (2)\n"
-    "  --sizes SIZE[,SIZE...] message sizes, each with buffers of its own (4K to 512K, eight of them)\n"
-    "  --depth N[,N...]       buffers of each size in a set (4)\n"
-    "  --lanes N              data lanes to each peer, 1 to 8, if the device has only unreliable connections (as many as\n"
-    "                         WEFT_TB_LANES has, or 3). Each lane is a queue pair; control takes one more. Reliable\n"
-    "                         connections need one queue pair for each peer\n"
-    "  --device NAME          compare with this device; else with what is known of Thunderbolt 5\n"
-    "  --regions N            compare with this number of regions; --qps N: and of queue pairs\n"
-    "  --json                 the same for programs\n"
-    "  --help                 this text\n"
+    "The node belongs to a group of nodes that all send to each other (the peers, this node included). For each message size\n"
+    "it has --depth buffers to send from, and --depth buffers to receive into for each other node of the group.\n"
+    "\n"
+    "  --peers N[,N...]       nodes in the group, this node included (default: 2)\n"
+    "  --sizes SIZE[,SIZE...] message sizes, each with buffers of its own (default: eight sizes from 4K to 512K)\n"
+    "  --depth N[,N...]       buffers of each size in a set (default: 4)\n"
+    "  --lanes N              for devices with only unreliable connections: queue pairs for large data to each other node,\n"
+    "                         1 to 8 (default: as in WEFT_TB_LANES, or 3); control messages need one more\n"
+    "  --device NAME          compare with this device (default: a Thunderbolt 5 device)\n"
+    "  --regions N            compare with this number of regions\n"
+    "  --qps N                compare with this number of queue pairs\n"
+    "  --json                 print JSON\n"
+    "  --help                 print this text\n"
     "\n"
     "  weft plan --peers 2,3 --depth 4,5,6,8\n"
     "  weft plan --device rdma_en3 --peers 3 --sizes 64K,1M --depth 16\n"
     "\n"
-    "All of it is counted on one device. If each peer has a cable and a device of its own, each needs fewer queue pairs.\n"
-    "Exit status: 0, also if something does not fit; 1 if there is no such device; 2 if the command line is wrong.\n";
+    "The command counts as if one device led to all other nodes. If the node has a device for each of them, each device needs\n"
+    "fewer queue pairs.\n"
+    "Exit status: 0, even if a device has too few; 1 if there is no such device; 2 if the command line is wrong.\n";
 
 enum { LIST = 32 };
 
@@ -100,7 +104,7 @@ static int plan_print_table(const struct plan *p)
             rc = plan_add_row(t, p, p->peers[i], p->depths[k]);
     if (rc) {
         cli_table_free(t);
-        return cli_error("plan", "no memory for the table");
+        return cli_error("plan", "no memory for the table of needs");
     }
     printf("%u message size%s; %s: %" PRIu64 " regions, %" PRIu64 " queue pairs\n", p->size_count, p->size_count == 1 ? "" : "s",
            p->against, p->regions, p->qps);

@@ -60,7 +60,7 @@ static int ready(struct probe_end *e, short events, int64_t deadline)
         if (cli_stopped())
             return base_fail(-EINTR, "interrupted");
         if (base_now_ns() > deadline)
-            return base_fail(-ETIMEDOUT, "the other end does not answer");
+            return base_fail(-ETIMEDOUT, "the other end of the probe does not answer");
         if (poll(&f, 1, 100) > 0)
             return 0;
     }
@@ -129,7 +129,8 @@ static int probe_end_make(struct probe_end *e)
         return rc;
     e->cq = (errno = 0, e->d->lib->create_cq(e->d->context, e->lane ? LANE_CQE : 64, NULL, NULL, 0));
     if (!e->cq)
-        return base_fail(verbs_code(0, false, NULL), "%s: no completion queue: %s", e->d->name, base_strerror(errno));
+        return base_fail(verbs_code(0, false, NULL), "%s: cannot create a completion queue for the transfers: %s", e->d->name,
+                         base_strerror(errno));
     uint32_t depth = t->depth_unit_bytes ? (uint32_t)((e->size - 1) / t->depth_unit_bytes + 1) : 16;
     if (e->lane)
         depth = t->depth < LANE_DEPTH ? t->depth : LANE_DEPTH;
@@ -184,7 +185,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
     if (h->failed)
         return base_fail(-ECONNABORTED, "the other end: %s", h->error);
     if (h->count < 1 || h->count > (1u << 20) || h->size < 64 || h->size % 64 || h->size > VERBS_SEGMENT / h->count)
-        return base_fail(-EPROTO, "the other end sent invalid sizes");
+        return base_fail(-EPROTO, "the other end sent invalid sizes of buffers: run the same version of weft at both ends");
     return 0;
 }
 
@@ -205,11 +206,11 @@ static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
 static int connect_to(struct probe_end *e, const struct hello *h)
 {
     if (!verbs_address_valid(&h->address))
-        return base_fail(-EPROTO, "the other end sent an invalid address");
+        return base_fail(-EPROTO, "the other end sent an invalid address of its queue pair: run the same version of weft at both ends");
     if (h->reliable != (probe_end_kind_of(e) == IBV_QPT_RC))
         return base_fail(-EOPNOTSUPP, "one end has reliable connections, the other has none");
     if (h->count != e->count || h->size != e->size)
-        return base_fail(-EPROTO, "the other end chose other sizes");
+        return base_fail(-EPROTO, "the other end chose other sizes of buffers: run the same version of weft at both ends");
     e->can_write = h->can_write && e->d->traits.write;
     e->can_read = h->can_read && e->d->traits.read;
     e->their_base = h->base;

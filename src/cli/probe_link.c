@@ -223,7 +223,10 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
     struct intake in = {.size = (uint32_t)(word >> 32)};
     uint32_t depth = (uint32_t)word;
     if (word <= 0 || !sensible(e, in.size, depth))
-        return word == GIVEN_UP ? given_up() : base_fail(-EPROTO, "the other end sent invalid sizes");
+        return word == GIVEN_UP
+                   ? given_up()
+                   : base_fail(-EPROTO,
+                               "the other end sent invalid sizes of messages while it received: run the same version of weft at both ends");
     uint32_t room = e->q.recv_depth / link_units(e, in.size);
     in.receives = holds_sends(e) ? depth : RECEIVES;
     in.receives = in.receives < room ? in.receives : room;
@@ -402,7 +405,8 @@ static int follow(struct link_probe *l)
         uint32_t size = (uint32_t)(asked >> 32), depth = (uint32_t)asked;
         struct link_result r = {0};
         if (!sensible(e, size, depth))
-            return base_fail(-EPROTO, "the other end sent invalid sizes");
+            return base_fail(-EPROTO,
+                             "the other end sent invalid sizes for the next measurement: run the same version of weft at both ends");
         if ((rc = link_one(l, size, depth, &r)))
             return link_give_up(l, rc);
         int64_t report[] = {r.refused, (int64_t)r.sent, (int64_t)r.lost, (int64_t)r.bytes_per_second};
@@ -465,7 +469,7 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
                      l->harm[0] ? json_string(l->harm) : json_null());
 }
 
-/* Print the proposal, with its reservations. */
+/* Print the proposed value, and what speaks against using it. */
 static int print_proposal(const struct link_probe *l, const char *lanes)
 {
     printf("\nWEFT_TB_LANES=%s  # %.2f GB/s in each direction, with the fewest bytes in flight", lanes, (double)l->m.best / 1e9);
@@ -582,7 +586,7 @@ int probe_link(const struct probe *p)
         threaded = pthread_create(&thread, NULL, link_other_end, &l[1]) == 0;
         if (!threaded)
             close(fds[1]);
-        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end");
+        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end of the link");
         if (!threaded)
             l[0].end.d = d;
         probe_end_close(&l[0].end); /* closes the stream, for which the other end may be waiting */

@@ -77,7 +77,7 @@ static int of_huge_pages(struct piece *m)
     return mapped(m, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_HUGETLB);
 #else
     (void)m;
-    return base_fail(-ENODATA, "this system does not have them");
+    return base_fail(-ENODATA, "this system has no memory of this kind");
 #endif
 }
 
@@ -110,7 +110,7 @@ static int of_macos(struct piece *m)
 {
     (void)m;
 #if defined(__APPLE__)
-    return base_fail(-ENOTSUP, "this version of weft does not try it");
+    return base_fail(-ENOTSUP, "this version of weft does not try this kind of memory");
 #else
     return base_fail(-ENODEV, "macOS only");
 #endif

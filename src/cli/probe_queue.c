@@ -337,7 +337,7 @@ int probe_queue(const struct probe *p)
             rc = r.why_not[0] ? probe_error(p, "%s", r.why_not) : 0;
     } else {
         probe_end_hang_up(fd);
-        probe_error(p, "%s: no completion queue: %s", r.d->name, base_strerror(errno));
+        probe_error(p, "%s: cannot create a completion queue for the test of queue pairs: %s", r.d->name, base_strerror(errno));
     }
     verbs_device_close(r.d);
     return rc;

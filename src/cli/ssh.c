@@ -23,11 +23,11 @@
 extern char **environ;
 
 /* The start of what the launcher sends. After it come zero-terminated strings: directory, arguments, environment assignments. */
-struct order {
+struct launch_message {
     char magic[8];
     uint32_t argc, envc, bytes, reserved;
 };
-static const char order_magic[8] = {'w', 'e', 'f', 't', 'n', 'o', 'd', '1'};
+static const char launch_magic[8] = {'w', 'e', 'f', 't', 'n', 'o', 'd', '1'};
 
 /* --- on the launcher's host --- */
 
@@ -38,22 +38,22 @@ static void put_string(char **at, const char *text)
     *at += n;
 }
 
-int ssh_order(char **out, size_t *len, const char *dir, char *const *argv, const char *const *env)
+int ssh_launch_message(char **out, size_t *len, const char *dir, char *const *argv, const char *const *env)
 {
-    struct order o = {.reserved = 0};
+    struct launch_message o = {.reserved = 0};
     size_t bytes = strlen(dir) + 1;
-    memcpy(o.magic, order_magic, sizeof o.magic);
+    memcpy(o.magic, launch_magic, sizeof o.magic);
     for (; argv[o.argc]; o.argc++)
         bytes += strlen(argv[o.argc]) + 1;
     for (; env[o.envc]; o.envc++)
         bytes += strlen(env[o.envc]) + 1;
-    if (sizeof o + bytes > SSH_ORDER_MAX)
+    if (sizeof o + bytes > SSH_LAUNCH_MAX)
         return base_fail(-E2BIG, "the arguments and settings for a node on another host have %zu bytes; the most is %u", bytes,
-                         SSH_ORDER_MAX);
+                         SSH_LAUNCH_MAX);
     o.bytes = (uint32_t)bytes;
     char *at = *out = malloc(sizeof o + bytes);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for the order to a node");
+        return base_fail(-ENOMEM, "no memory for the launch message to a node on another host");
     memcpy(at, &o, sizeof o);
     at += sizeof o;
     put_string(&at, dir);
@@ -151,7 +151,7 @@ static int ssh_read_all(void *buf, size_t len)
 }
 
 struct job {
-    char *text; /* all strings of the order */
+    char *text; /* all strings of the launch message */
     char *dir, **argv, **env;
     char gpus[GPUS_ROOM]; /* assignment that replaces GPUS_ASKED */
 };
@@ -181,30 +181,31 @@ static bool is_kept(const char *variable, char *const *order, size_t count)
 
 static int read_job(struct job *job)
 {
-    struct order o;
+    struct launch_message o;
     int rc = ssh_read_all(&o, sizeof o);
-    if (rc || memcmp(o.magic, order_magic, sizeof o.magic) != 0 || o.bytes == 0 || o.bytes > SSH_ORDER_MAX || o.argc == 0 ||
+    if (rc || memcmp(o.magic, launch_magic, sizeof o.magic) != 0 || o.bytes == 0 || o.bytes > SSH_LAUNCH_MAX || o.argc == 0 ||
         o.argc > o.bytes || o.envc > o.bytes)
-        return base_fail(rc ? rc : -EPROTO,
-                         "no valid order on standard input (only the launcher may use --as-node; both hosts must have the same version of "
-                         "weft)");
+        return base_fail(
+            rc ? rc : -EPROTO,
+            "no valid launch message on standard input (only the launcher may use --as-node; both hosts must have the same version of "
+            "weft)");
     job->text = malloc(o.bytes);
     if (!job->text)
-        return base_fail(-ENOMEM, "no memory for the order");
+        return base_fail(-ENOMEM, "no memory for the launch message");
     if ((rc = ssh_read_all(job->text, o.bytes)))
-        return base_fail(rc, "the launcher's order on standard input is incomplete");
+        return base_fail(rc, "the launch message on standard input is incomplete: has `weft run` ended?");
     uint64_t strings = 0;
     for (uint32_t i = 0; i < o.bytes; i++)
         strings += job->text[i] == '\0';
     if (strings != 1 + (uint64_t)o.argc + o.envc || job->text[o.bytes - 1] != '\0')
-        return base_fail(-EPROTO, "the launcher's order on standard input is invalid");
+        return base_fail(-EPROTO, "the launch message on standard input is invalid: use the same version of weft on all hosts");
     size_t own = 0, n = o.envc;
     while (environ[own])
         own++;
     job->argv = calloc(o.argc + 1, sizeof *job->argv);
     job->env = calloc(o.envc + own + 1, sizeof *job->env);
     if (!job->argv || !job->env)
-        return base_fail(-ENOMEM, "no memory for the order");
+        return base_fail(-ENOMEM, "no memory for the words of the launch message");
     job->dir = job->text;
     char *at = take_strings(job->text + strlen(job->text) + 1, job->argv, o.argc);
     take_strings(at, job->env, o.envc);

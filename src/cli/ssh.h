@@ -7,11 +7,11 @@
 
 #include <stddef.h>
 
-#define SSH_FAILED    255         /* exit status of ssh for its own failures */
-#define SSH_ORDER_MAX (60u << 10) /* fits into an empty pipe */
+#define SSH_FAILED     255         /* exit status of ssh for its own failures */
+#define SSH_LAUNCH_MAX (60u << 10) /* fits into an empty pipe */
 
-/* Serialize the order for a node: directory, program, environment. The caller frees `*out`. */
-int ssh_order(char **out, size_t *len, const char *dir, char *const *argv, const char *const *env);
+/* Serialize the launch message for a node: directory, program, environment. The caller frees `*out`. */
+int ssh_launch_message(char **out, size_t *len, const char *dir, char *const *argv, const char *const *env);
 
 struct ssh_command {
     const char *argv[32]; /* points to strings of this struct, to `host`, and to constants */

@@ -1,55 +1,82 @@
 /* SPDX-License-Identifier: MIT
  *
  * The desk of a standing node: a record in its own pool that says what it is and how its links are. The node refreshes it every second, and
- * the control node gets it. It has two pages, so that a page that was just announced is not written for a second.
+ * control nodes get it. It has two pages, so that a page that was just announced is not written for a second.
  */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cli/standing.h"
 #include "weft/service.h"
 
 #define DEVICES_NS (10 * WEFT_SECOND) /* between two looks at the devices: each opens all of them */
+#define DESK_SPARE 8u                 /* room for links to nodes that join */
 
 struct desk {
     weft_node *w;
-    uint32_t rank, size;
-    weft_gaddr at;
+    uint32_t rank, slot, room; /* room: for links */
+    weft_gaddr at, before; /* before: where the desk was before it needed more room, since somebody may be reading there; 0: nowhere */
     uint64_t page_bytes, number;
     struct desk_head *head;
-    int64_t refreshed, looked;
+    int64_t refreshed, looked, joined;
     struct topo_node node;
 };
 
-static uint64_t page_bytes(uint32_t size)
+static uint64_t page_bytes(uint32_t room)
 {
-    return base_round_up(sizeof(struct desk_page) + (uint64_t)size * sizeof(struct desk_link), BASE_CACHE_LINE);
+    return base_round_up(sizeof(struct desk_page) + (uint64_t)room * sizeof(struct desk_link), BASE_CACHE_LINE);
 }
 
-static struct desk_page *page_of(const struct desk *d, uint64_t number)
+static struct desk_page *page_of(const struct desk_head *head, uint64_t number)
 {
-    return (struct desk_page *)(void *)((uint8_t *)d->head + BASE_CACHE_LINE + number % 2 * d->page_bytes);
+    return (struct desk_page *)(void *)((uint8_t *)(uintptr_t)head + BASE_CACHE_LINE + number % 2 * head->page_bytes);
 }
 
-int desk_open(struct desk **out, weft_node *w)
+/* Make a desk with room for more links, and fill its first page from the old one. */
+static int desk_move(struct desk *d, uint32_t room)
+{
+    uint64_t one = page_bytes(room), bytes = BASE_CACHE_LINE + 2 * one;
+    const struct desk_head *old = d->head;
+    weft_gaddr at;
+    int rc = weft_alloc_aligned(d->w, bytes, BASE_CACHE_LINE, &at);
+    if (rc)
+        return rc;
+    struct desk_head *head = weft_ptr(d->w, at, bytes);
+    memset(head, 0, bytes);
+    *head = (struct desk_head){.magic = DESK_MAGIC, .newest = d->number, .page_bytes = one};
+    if (old)
+        memcpy(page_of(head, d->number), page_of(old, d->number), old->page_bytes);
+    if (d->before)
+        weft_free(d->w, d->before);
+    d->before = d->at;
+    d->at = at;
+    d->head = head;
+    d->room = room;
+    d->page_bytes = one;
+    return 0;
+}
+
+static int desk_publish(struct desk *d)
+{
+    return weft_name_publish(d->w, d->rank, DESK_NAME, d->at, BASE_CACHE_LINE + 2 * d->page_bytes, WEFT_TIMEOUT_DEFAULT);
+}
+
+int desk_open(struct desk **out, weft_node *w, uint32_t slot)
 {
     struct desk *d = *out = calloc(1, sizeof *d);
     if (!d)
         return base_fail(-ENOMEM, "no memory for the node's figures");
     d->w = w;
     d->rank = weft_rank(w);
-    d->size = weft_size(w);
-    d->page_bytes = page_bytes(d->size);
-    uint64_t bytes = BASE_CACHE_LINE + 2 * d->page_bytes;
-    int rc = weft_alloc_aligned(w, bytes, BASE_CACHE_LINE, &d->at);
+    d->joined = (int64_t)time(NULL);
+    d->slot = slot;
+    int rc = desk_move(d, weft_alive_count(w) + DESK_SPARE);
     if (rc)
         return rc;
-    d->head = weft_ptr(w, d->at, bytes);
-    memset(d->head, 0, bytes);
-    *d->head = (struct desk_head){.magic = DESK_MAGIC, .page_bytes = d->page_bytes};
     desk_refresh(d);
-    return weft_name_publish(w, d->rank, DESK_NAME, d->at, bytes, WEFT_TIMEOUT_DEFAULT);
+    return desk_publish(d);
 }
 
 static uint64_t traffic(const weft_link_stats *s)
@@ -60,31 +87,50 @@ static uint64_t traffic(const weft_link_stats *s)
     return n;
 }
 
+/* The links to all that live. `before`: the page of the last refresh, with the links in the same order. */
+static void refresh_links(struct desk *d, struct desk_page *p, const struct desk_page *before, int64_t since)
+{
+    uint32_t size = weft_size(d->w), k = 0;
+    p->count = 0;
+    for (uint32_t i = 0; i < size && p->count < d->room; i++) {
+        struct desk_link *l = &p->links[p->count];
+        if (i == d->rank || !weft_alive(d->w, i))
+            continue;
+        memset(l, 0, sizeof *l);
+        if (weft_link_stat(d->w, i, &l->stats, sizeof l->stats))
+            continue; /* it died just now */
+        l->node = i;
+        l->bytes = traffic(&l->stats);
+        while (k < before->count && before->links[k].node < i)
+            k++;
+        if (k < before->count && before->links[k].node == i && l->bytes > before->links[k].bytes)
+            l->bytes_per_second = (uint64_t)((double)(l->bytes - before->links[k].bytes) * 1e9 / (double)(since > 0 ? since : 1));
+        p->count++;
+    }
+}
+
 void desk_refresh(struct desk *d)
 {
     int64_t now = base_now_ns(), since = now - d->refreshed;
+    uint32_t alive = weft_alive_count(d->w);
     if (!d->looked || now - d->looked > DEVICES_NS) {
         d->node = (struct topo_node){.host = ""};
         topo_describe(&d->node);
         d->looked = now;
     }
-    const struct desk_page *before = page_of(d, d->number);
-    struct desk_page *p = page_of(d, d->number + 1);
+    if (alive > d->room + 1 && desk_move(d, alive + DESK_SPARE) == 0 && d->number)
+        desk_publish(d);
+    const struct desk_page *before = page_of(d->head, d->number);
+    struct desk_page *p = page_of(d->head, d->number + 1);
+    const char *door = getenv("WEFT_GROW");
     p->number = d->number + 1;
     p->pid = (uint32_t)getpid();
-    p->size = d->size;
+    p->joined = d->joined;
+    p->slot = d->slot;
+    snprintf(p->door, sizeof p->door, "%s", door ? door : "");
     p->node = d->node;
     weft_pool_stat(d->w, &p->pool, sizeof p->pool);
-    for (uint32_t i = 0; i < d->size; i++) {
-        struct desk_link *l = &p->links[i];
-        memset(l, 0, sizeof *l);
-        l->alive = weft_alive(d->w, i);
-        if (i == d->rank || !l->alive || weft_link_stat(d->w, i, &l->stats, sizeof l->stats))
-            continue;
-        l->bytes = traffic(&l->stats);
-        if (d->number && l->bytes > before->links[i].bytes)
-            l->bytes_per_second = (uint64_t)((double)(l->bytes - before->links[i].bytes) * 1e9 / (double)(since > 0 ? since : 1));
-    }
+    refresh_links(d, p, before, since);
     d->refreshed = now;
     d->number++;
     __atomic_store_n(&d->head->newest, d->number, __ATOMIC_RELEASE); /* after the page, for readers on this host */
@@ -96,13 +142,18 @@ void desk_close(struct desk *d)
 }
 
 /* A page of another node: nothing in it is to be believed. */
-static int check_page(struct desk_page *p, uint32_t size, uint32_t node)
+static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
 {
-    if (p->size != size)
-        return base_fail(-EPROTO, "node %u reported %u nodes instead of %u", node, p->size, size);
+    uint32_t last = 0;
+    if (p->count > (bytes - sizeof *p) / sizeof p->links[0])
+        return base_fail(-EPROTO, "node %u reported %u links, for which its figures have no room", node, p->count);
     topo_check_node(&p->node);
-    for (uint32_t i = 0; i < size; i++) {
+    topo_check_text(p->door, sizeof p->door);
+    for (uint32_t i = 0; i < p->count; i++) {
         weft_link_stats *s = &p->links[i].stats;
+        if (p->links[i].node >= WEFT_MAX_NUMBERS || (i && p->links[i].node <= last))
+            return base_fail(-EPROTO, "node %u reported a link to node %u, which cannot be", node, p->links[i].node);
+        last = p->links[i].node;
         topo_check_text(s->transport, sizeof s->transport);
         topo_check_text(s->devices, sizeof s->devices);
     }
@@ -113,41 +164,45 @@ static int check_page(struct desk_page *p, uint32_t size, uint32_t node)
  * page is got into it again. */
 struct late {
     struct late *next;
+    uint64_t bytes;
     char page[];
 };
 
 struct desks {
     weft_node *w;
-    uint32_t size;
     pthread_mutex_t lock;
-    struct late *late[]; /* [size]: of each node: at most as many as threads got its page at the same time */
+    struct late **late; /* [WEFT_MAX_NUMBERS]: of each node: at most as many as threads got its page at the same time */
 };
 
 int desks_open(struct desks **out, weft_node *w)
 {
-    uint32_t size = weft_size(w);
-    struct desks *d = *out = calloc(1, sizeof *d + size * sizeof(struct late *));
-    if (!d)
+    struct desks *d = *out = calloc(1, sizeof *d);
+    if (d)
+        d->late = calloc(WEFT_MAX_NUMBERS, sizeof(struct late *));
+    if (!d || !d->late)
         return base_fail(-ENOMEM, "no memory for the figures of the nodes");
     d->w = w;
-    d->size = size;
     pthread_mutex_init(&d->lock, NULL);
     return 0;
 }
 
 void desks_close(struct desks *d)
 {
-    if (d)
+    if (d && d->late)
         pthread_mutex_destroy(&d->lock);
+    if (d)
+        free(d->late);
     free(d);
 }
 
-static struct late *take_late(struct desks *d, uint32_t node)
+static struct late *take_late(struct desks *d, uint32_t node, uint64_t bytes)
 {
     pthread_mutex_lock(&d->lock);
     struct late *l = d->late[node];
-    if (l)
+    if (l && l->bytes >= bytes)
         d->late[node] = l->next;
+    else
+        l = NULL;
     pthread_mutex_unlock(&d->lock);
     return l;
 }
@@ -161,12 +216,13 @@ static void keep_late(struct desks *d, uint32_t node, struct late *l)
 }
 
 /* Get a page from `at`. What a late answer may still change is not checked where it lies, but copied first. */
-static int get_page(struct desks *d, uint32_t node, weft_gaddr at, struct desk_page **out)
+static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t bytes, struct desk_page **out)
 {
-    uint64_t bytes = page_bytes(d->size);
-    struct late *before = take_late(d, node), *l = before ? before : malloc(sizeof *l + bytes);
+    struct late *before = take_late(d, node, bytes), *l = before ? before : malloc(sizeof *l + bytes);
     struct desk_page *p = *out = malloc(bytes);
     int rc = l && p ? 0 : base_fail(-ENOMEM, "no memory for the figures of node %u", node);
+    if (l && !before)
+        l->bytes = bytes;
     if (!rc)
         rc = weft_get_blocking(d->w, l->page, at, bytes);
     if (!rc)
@@ -181,24 +237,24 @@ static int get_page(struct desks *d, uint32_t node, weft_gaddr at, struct desk_p
 int desk_get(struct desks *d, uint32_t node, struct desk_page **out)
 {
     *out = NULL;
-    if (node >= d->size)
-        return base_fail(-EFAULT, "node %u has joined later: its figures are not known", node);
+    if (node >= WEFT_MAX_NUMBERS)
+        return base_fail(-EFAULT, "there is no node %u", node);
     weft_node *w = d->w;
-    uint64_t bytes = page_bytes(d->size);
     struct desk_head head;
     weft_name name;
     int rc = weft_name_lookup(w, node, DESK_NAME, &name, 2 * WEFT_SECOND);
-    if (!rc && (weft_gaddr_node(name.addr) != node || name.bytes != BASE_CACHE_LINE + 2 * bytes))
+    if (!rc && (weft_gaddr_node(name.addr) != node || name.bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
+                name.bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE)))
         rc = base_fail(-EPROTO, "node %u sent an invalid address of its figures", node);
     if (!rc)
         rc = weft_get_blocking(w, &head, name.addr, sizeof head);
-    if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != bytes))
+    if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name.bytes - BASE_CACHE_LINE) / 2))
         rc = base_fail(-EPROTO, "node %u sent figures that this version of weft does not understand: run the same version on all hosts",
                        node);
     if (!rc)
-        rc = get_page(d, node, name.addr + BASE_CACHE_LINE + head.newest % 2 * bytes, out);
+        rc = get_page(d, node, name.addr + BASE_CACHE_LINE + head.newest % 2 * head.page_bytes, head.page_bytes, out);
     if (!rc)
-        rc = check_page(*out, d->size, node);
+        rc = check_page(*out, head.page_bytes, node);
     if (rc) {
         free(*out);
         *out = NULL;

@@ -23,6 +23,7 @@ struct task {
     weft_op op;
     _Atomic int64_t over; /* when its process was seen to have ended; 0: it has not */
     _Atomic int status;   /* exit status as a shell has it; -1: it has not ended */
+    _Atomic bool lost;    /* it ended because its node is gone */
     pthread_t main, errors;
 };
 struct job {
@@ -57,8 +58,11 @@ struct jobs {
     struct job *first;
     uint32_t last_id, running; /* running: jobs with threads */
     bool closing;
-    uint32_t size;     /* nodes that the cluster began with */
-    char (*hosts)[64]; /* [size]; "": not known yet */
+    struct told {      /* what a node has told of itself; kept when it is gone */
+        char host[64];  /* "": not known yet */
+        char door[128]; /* hosts may have the same name; over a network each has an address of its own */
+        uint32_t slot;
+    } * told; /* [WEFT_MAX_NUMBERS]; memory is used only for those that told */
     struct desks *desks;
 };
 

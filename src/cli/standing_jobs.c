@@ -20,46 +20,99 @@ int jobs_open(struct jobs **out, weft_node *w)
     if (!all)
         return base_fail(-ENOMEM, "no memory for jobs");
     all->w = w;
-    all->size = weft_size(w);
+    all->last_id = weft_rank(w) * JOBS_EACH;
     pthread_mutex_init(&all->lock, NULL);
     pthread_cond_init(&all->changed, NULL);
-    if (!(all->hosts = calloc(all->size, sizeof *all->hosts)))
+    if (!(all->told = calloc(WEFT_MAX_NUMBERS, sizeof *all->told)))
         return base_fail(-ENOMEM, "no memory for jobs");
     return desks_open(&all->desks, w);
 }
 
-uint32_t jobs_size(const struct jobs *all)
-{
-    return all->size;
-}
-
 int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out)
 {
-    return desk_get(all->desks, node, out);
+    int rc = desk_get(all->desks, node, out);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&all->lock);
+    snprintf(all->told[node].host, sizeof all->told[node].host, "%s", (*out)->node.host);
+    snprintf(all->told[node].door, sizeof all->told[node].door, "%s", (*out)->door);
+    all->told[node].slot = (*out)->slot;
+    pthread_mutex_unlock(&all->lock);
+    return 0;
+}
+
+static bool is_known(struct jobs *all, uint32_t node)
+{
+    pthread_mutex_lock(&all->lock);
+    bool known = all->told[node].host[0];
+    pthread_mutex_unlock(&all->lock);
+    return known;
 }
 
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len)
 {
     struct desk_page *p = NULL;
-    if (node >= all->size) {
-        snprintf(out, len, "node %u", node);
+    snprintf(out, len, "node %u", node);
+    if (node >= WEFT_MAX_NUMBERS || (!is_known(all, node) && (!weft_alive(all->w, node) || jobs_desk(all, node, &p))))
         return;
-    }
-    pthread_mutex_lock(&all->lock);
-    bool known = all->hosts[node][0];
-    pthread_mutex_unlock(&all->lock);
-    if (!known && desk_get(all->desks, node, &p) == 0) {
-        pthread_mutex_lock(&all->lock);
-        snprintf(all->hosts[node], sizeof all->hosts[node], "%s", p->node.host);
-        pthread_mutex_unlock(&all->lock);
-    }
     free(p);
     pthread_mutex_lock(&all->lock);
-    if (all->hosts[node][0])
-        snprintf(out, len, "%s", all->hosts[node]);
-    else
-        snprintf(out, len, "node %u", node);
+    snprintf(out, len, "%s", all->told[node].host);
     pthread_mutex_unlock(&all->lock);
+}
+
+bool jobs_learn(struct jobs *all)
+{
+    uint32_t size = weft_size(all->w);
+    bool known = true;
+    for (uint32_t i = 0; i < size; i++) {
+        struct desk_page *p;
+        if (!weft_alive(all->w, i) || is_known(all, i))
+            continue;
+        if (jobs_desk(all, i, &p))
+            known = false;
+        else
+            free(p);
+    }
+    return known;
+}
+
+uint32_t jobs_slot(struct jobs *all, uint32_t node)
+{
+    pthread_mutex_lock(&all->lock);
+    uint32_t slot = all->told[node].slot;
+    pthread_mutex_unlock(&all->lock);
+    return slot;
+}
+
+/* Whether one of these nodes is the successor of a node. */
+static bool has_successor(const struct jobs *all, uint32_t node, const uint32_t *list, uint32_t count)
+{
+    const struct told *t = &all->told[node];
+    for (uint32_t i = 0; i < count; i++) {
+        const struct told *o = &all->told[list[i]];
+        if (o->slot == t->slot && strcmp(o->host, t->host) == 0 && strcmp(o->door, t->door) == 0)
+            return true;
+    }
+    return false;
+}
+
+uint32_t jobs_nodes(struct jobs *all, uint32_t **out)
+{
+    uint32_t size = weft_size(all->w), count = 0;
+    uint32_t *list = *out = calloc(size, sizeof *list);
+    jobs_learn(all); /* those that have joined just now may be successors */
+    pthread_mutex_lock(&all->lock);
+    for (uint32_t i = size; list && i-- > 0;) /* the newest first: a successor has a higher number */
+        if (weft_alive(all->w, i) || (all->told[i].host[0] && !has_successor(all, i, list, count)))
+            list[count++] = i;
+    pthread_mutex_unlock(&all->lock);
+    for (uint32_t i = 0; i < count / 2; i++) {
+        uint32_t other = list[count - 1 - i];
+        list[count - 1 - i] = list[i];
+        list[i] = other;
+    }
+    return count;
 }
 
 /* --- making and ending jobs --- */
@@ -135,32 +188,44 @@ static bool means_node(const char *word, uint32_t node, const char *host)
     size_t bare = strcspn(host, ".");
     if (strcmp(word, "all") == 0 || strcmp(word, host) == 0 || (strlen(word) == bare && memcmp(word, host, bare) == 0))
         return true;
-    return base_parse_number(word, 0, WEFT_MAX_NODES - 1, &n) == 0 && (uint32_t)n == node;
+    return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == node;
+}
+
+/* Mark the nodes that a word of --on means: those that live, else one that is gone, since starting a process there says why it fails. */
+static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint32_t size)
+{
+    bool every = strcmp(word, "all") == 0, found = every;
+    uint32_t gone = size;
+    for (uint32_t i = 0; i < size; i++) {
+        char host[64] = "";
+        bool lives = weft_alive(all->w, i);
+        if (!every && (lives || is_known(all, i)))
+            jobs_host(all, i, host, sizeof host);
+        if (!means_node(word, i, host))
+            continue;
+        chosen[i] = chosen[i] || lives;
+        found = found || lives;
+        gone = lives ? gone : i;
+    }
+    if (!found && gone == size)
+        return base_fail(-ENOENT, "there is no host or node '%.200s' in the cluster: `weft status` lists them", word);
+    if (!found)
+        chosen[gone] = true;
+    return 0;
 }
 
 /* Choose the nodes of a job. Returns 0, or a negative errno with base_fail(). */
 static int choose_nodes(struct job *j, const struct control_request *r)
 {
-    weft_node *w = j->all->w;
-    uint32_t size = j->all->size;
-    if (!(j->task = calloc(size, sizeof *j->task)))
-        return base_fail(-ENOMEM, "no memory for the processes of a job");
+    uint32_t size = weft_size(j->all->w), count = 0;
     bool *chosen = calloc(size, sizeof *chosen);
     int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for the list of a job's nodes");
-    for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++) {
-        const char *word = r->head.hosts ? r->hosts[k] : "all";
-        bool found = false;
-        for (uint32_t i = 0; i < size; i++) {
-            char host[64] = "";
-            if (strcmp(word, "all") != 0)
-                jobs_host(j->all, i, host, sizeof host);
-            bool wanted = means_node(word, i, host);
-            chosen[i] = chosen[i] || (wanted && (weft_alive(w, i) || strcmp(word, "all") != 0));
-            found = found || wanted;
-        }
-        if (!found)
-            rc = base_fail(-ENOENT, "there is no host or node '%.200s' in the cluster: `weft status` lists them", word);
-    }
+    for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++)
+        rc = choose_by_word(j->all, r->head.hosts ? r->hosts[k] : "all", chosen, size);
+    for (uint32_t i = 0; i < size && !rc; i++)
+        count += chosen[i];
+    if (!rc && !(j->task = calloc(count, sizeof *j->task)))
+        rc = base_fail(-ENOMEM, "no memory for the processes of a job");
     for (uint32_t i = 0; i < size && !rc; i++)
         if (chosen[i])
             j->task[j->tasks++] = (struct task){.job = j, .node = i, .status = -1};
@@ -543,7 +608,8 @@ json_t *jobs_list(struct jobs *all)
         for (uint32_t i = 0; i < j->tasks; i++) {
             const struct task *t = &j->task[i];
             json_t *status = t->status < 0 ? json_null() : json_integer(t->status);
-            json_array_append_new(tasks, json_pack("{sI sI so}", "node", (json_int_t)t->node, "pid", (json_int_t)t->pid, "status", status));
+            json_array_append_new(tasks, json_pack("{sI sI so sb}", "node", (json_int_t)t->node, "pid", (json_int_t)t->pid, "status", status,
+                                                   "node_gone", (int)t->lost));
         }
         json_array_append_new(list, json_pack("{sI ss sb ss sI sI sI so}", "job", (json_int_t)j->id, "state", j->left ? "running" : "ended",
                                               "detached", j->detached, "command", j->command, "began", (json_int_t)j->began, "kept_bytes",
@@ -580,6 +646,6 @@ void jobs_close(struct jobs *all)
         job_free(j);
     }
     desks_close(all->desks);
-    free(all->hosts);
+    free(all->told);
     free(all);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * One node of a standing cluster: it joins, offers all services, keeps its desk, and ends when it is told to. The control node, usually
- * node 0, also serves the control socket. When a command asks it for the cluster's end it tells all other nodes by a message.
+ * One node of a standing cluster: it joins, offers all services, keeps its desk, and ends when it is told to. Any node may be a control
+ * node: of the nodes of a host one serves the control socket, and when that one is gone another one takes it over. When a command asks a
+ * control node for the cluster's end, it tells all other nodes by a message, and leaves when they have left.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -16,15 +17,53 @@
 #include "verbs/verbs.h"
 
 #define END_HANDLER 1u
+#define ROUND_NS    (200 * WEFT_MS) /* between two attempts to become the control node, and two looks whether the members have changed */
 #define REFRESH_NS  WEFT_SECOND
+#define WARN_NS     (60 * WEFT_SECOND)
+#define FIRST_NS    WEFT_SECOND        /* for the first node of a host to become the control node: users expect that one */
+#define LEAVE_NS    (10 * WEFT_SECOND) /* for the others to leave when the cluster ends */
+#define LEAVE_ROUND (50 * WEFT_MS)
 
-static _Atomic uint32_t ended; /* 1: this node is to end */
+static _Atomic uint32_t ended; /* 1: the cluster is to end, as a command or another node said */
+
+struct standing {
+    weft_node *w;
+    const struct standing_place *place;
+    const char *metrics;
+    uint32_t slot; /* which of the nodes of its host it is */
+    struct desk *desk;
+    struct jobs *jobs;
+    struct standing_server *server; /* NULL: this is not a control node */
+    int control;                    /* the lock of the control node; -1: another process has it */
+    bool tells;                     /* a command asked this node for the cluster's end */
+};
+
+static int (*join_instead)(void);
+
+static int stopped(void)
+{
+    return cli_stopped() || (join_instead && join_instead());
+}
 
 static void end_node(void *arg)
 {
     (void)arg;
     ended = 1;
     base_futex_wake(&ended, 1);
+}
+
+/* The death of a control node, or a node that joined: stay() looks at once. */
+static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+{
+    (void)w, (void)epoch, (void)node, (void)died, (void)arg;
+    base_futex_wake(&ended, 1);
+}
+
+static void on_down(void *arg)
+{
+    struct standing *s = arg;
+    s->tells = true;
+    end_node(NULL);
 }
 
 static void on_end_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
@@ -34,42 +73,62 @@ static void on_end_message(weft_node *w, uint32_t from, const void *header, size
     end_node(arg);
 }
 
-/* While joining: a signal, or the launcher's word that another node has failed. */
-static int stopped_or_told(void)
+/* Tell all others, and wait until they have left. A node that joins meanwhile is told as well: so they are told in each round. */
+static void end_all(weft_node *w)
 {
-    sigset_t pending;
-    return cli_stopped() || (sigpending(&pending) == 0 && sigismember(&pending, LAUNCH_TOLD) == 1);
+    for (int64_t deadline = base_deadline(LEAVE_NS); weft_alive_count(w) > 1 && base_now_ns() < deadline; base_sleep_ns(LEAVE_ROUND))
+        for (uint32_t i = 0; i < weft_size(w); i++)
+            if (i != weft_rank(w) && weft_alive(w, i))
+                weft_send(w, i, END_HANDLER, NULL, 0, NULL, 0, NULL);
 }
 
-static void tell_others(weft_node *w)
+/* Become the control node, if this host has none. Returns 1 if it is one now, 0 if another node is, or a negative errno. */
+static int take_control(struct standing *s)
 {
-    for (uint32_t i = 0; i < weft_size(w); i++)
-        if (i != weft_rank(w) && weft_alive(w, i))
-            weft_send(w, i, END_HANDLER, NULL, 0, NULL, 0, NULL);
+    int fd = standing_control(s->place);
+    if (fd < 0)
+        return fd == -EBUSY ? 0 : fd;
+    int rc = standing_serve(&s->server, s->w, s->jobs, s->place, s->metrics, on_down, s);
+    if (!rc) {
+        s->control = fd;
+        return 1;
+    }
+    base_context(rc, "this node cannot be the control node");
+    standing_serve_end(s->server);
+    s->server = NULL;
+    close(fd);
+    return rc;
 }
 
-static void stay(struct desk *desk)
+static void stay(struct standing *s)
 {
-    while (!ended && !cli_stopped()) {
-        base_futex_wait(&ended, 0, REFRESH_NS);
-        desk_refresh(desk);
+    int64_t began = base_now_ns(), refreshed = began, warned = 0;
+    uint64_t epoch = 0, learned = 0; /* of the last refresh; with whose nodes this one knows the hosts */
+    for (; !ended && !cli_stopped(); base_futex_wait(&ended, 0, ROUND_NS)) {
+        if (base_now_ns() - refreshed >= REFRESH_NS - ROUND_NS / 2 || weft_epoch(s->w) != epoch) {
+            epoch = weft_epoch(s->w);
+            refreshed = base_now_ns();
+            desk_refresh(s->desk);
+        }
+        if (epoch != learned && jobs_learn(s->jobs))
+            learned = epoch;
+        if (s->server || ended || (s->slot && base_now_ns() - began < FIRST_NS) || take_control(s) >= 0 ||
+            (warned && base_now_ns() - warned < WARN_NS))
+            continue;
+        base_log(BASE_LOG_WARN, "%s", base_error());
+        warned = base_now_ns();
     }
 }
 
 /* The node owns its host's Thunderbolt devices by a guard, and so do all programs that it starts: they inherit the address. Nothing is
  * started before a device is used. WEFT_GUARD= (empty): no guard. */
-static int share_guard(const struct standing_place *p)
+static int share_guard(const struct standing_place *p, uint32_t slot)
 {
-    const char *command = getenv("WEFT_GUARD"), *rank = getenv("WEFT_RANK");
-    struct standing_place here;
+    const char *command = getenv("WEFT_GUARD");
     char path[STANDING_PATH + 16], self[4096];
     if ((command && !command[0]) || !verbs_thunderbolt_here())
         return 0;
-    int rc = p ? 0 : standing_find(&here, NULL, true);
-    if (rc)
-        return rc;
-    p = p ? p : &here;
-    int n = snprintf(path, sizeof path, "%s/guard%s%s", p->folder, rank ? "." : "", rank ? rank : "");
+    int n = snprintf(path, sizeof path, "%s/guard.%u", p->folder, slot);
     if (n >= STANDING_PATH)
         return base_fail(-ENAMETOOLONG, "%s: a socket's path may have %d bytes: set XDG_RUNTIME_DIR to a shorter path", path,
                          STANDING_PATH);
@@ -79,40 +138,51 @@ static int share_guard(const struct standing_place *p)
     return 0;
 }
 
-int standing_node(const struct standing_place *p, const char *metrics, bool alone)
+/* The exit status for the launcher, when the node could not join: whether it is of use to try again. */
+static int cannot_join(int rc)
 {
-    weft_node *w;
-    struct desk *desk = NULL;
-    struct standing_server *server = NULL;
+    const char *join = getenv("WEFT_JOIN");
+    cli_error("up", "%s", base_error());
+    if (!join || !join[0])
+        return CLI_FAILED;
+    return rc == -ENOSPC || rc == -EACCES || rc == -EINVAL || rc == -EPROTO ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
+}
+
+int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void))
+{
+    struct standing s = {.place = p, .metrics = metrics, .slot = slot, .control = -1};
     const char *home = getenv("HOME");
-    sigset_t told;
-    sigemptyset(&told);
-    sigaddset(&told, LAUNCH_TOLD);
-    sigprocmask(SIG_BLOCK, &told, NULL);
     signal(SIGPIPE, SIG_IGN);
     cli_catch_signals();
-    cluster_stopped = stopped_or_told;
+    join_instead = instead;
+    cluster_stopped = stopped;
     setenv("WEFT_SERVE", "process,name", 1);
-    const weft_config config = {.bytes = sizeof config, .grow = ""}; /* also if the hostfile has it: status and jobs know no newcomers */
-    int rc = share_guard(p);
+    int rc = share_guard(p, slot);
     if (!rc)
-        rc = weft_open(&w, &config);
+        rc = weft_open(&s.w, NULL);
+    join_instead = NULL;
     if (rc)
-        return cli_stopped() ? 128 + cli_stopped() : cli_error("up", "%s", base_error());
+        return cli_stopped() ? 128 + cli_stopped() : rc == -EINTR ? STANDING_INSTEAD : cannot_join(rc);
     if ((!home || chdir(home)) && chdir("/")) /* programs start here, as they do with ssh */
         base_log(BASE_LOG_WARN, "cannot change to directory /: %s", base_strerror(errno));
-    weft_handle(w, END_HANDLER, on_end_message, NULL);
-    rc = desk_open(&desk, w);
-    if (!rc && p)
-        rc = standing_serve(&server, w, p, metrics, end_node, NULL);
+    weft_handle(s.w, END_HANDLER, on_end_message, NULL);
+    weft_on_change(s.w, on_change, NULL);
+    rc = desk_open(&s.desk, s.w, slot);
     if (!rc)
-        stay(desk);
-    if (p && (ended || (!alone && (rc || cli_stopped()))))
-        tell_others(w);
-    if (rc)
+        rc = jobs_open(&s.jobs, s.w);
+    if (!rc && slot == 0)
+        rc = take_control(&s);
+    if (rc >= 0)
+        stay(&s);
+    else
         cli_error("up", "%s", base_error());
-    standing_serve_end(server);
-    weft_close(w);
-    desk_close(desk);
-    return rc ? CLI_FAILED : 0;
+    if (s.tells)
+        end_all(s.w);
+    standing_serve_end(s.server);
+    if (s.control >= 0)
+        close(s.control); /* from now on another node may take over */
+    jobs_close(s.jobs);
+    weft_close(s.w);
+    desk_close(s.desk);
+    return rc < 0 ? CLI_FAILED : ended ? 0 : cli_stopped() ? 128 + cli_stopped() : 0;
 }

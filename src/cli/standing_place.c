@@ -77,23 +77,38 @@ int standing_find(struct standing_place *p, const char *name, bool make)
     snprintf(p->socket, sizeof p->socket, "%s/control", p->folder);
     snprintf(p->log, sizeof p->log, "%s/log", p->folder);
     snprintf(p->lock, sizeof p->lock, "%s/lock", p->folder);
+    snprintf(p->control_lock, sizeof p->control_lock, "%s/taken", p->folder);
+    snprintf(p->down, sizeof p->down, "%s/down", p->folder);
+    snprintf(p->members, sizeof p->members, "%s/hosts", p->folder);
     rc = enter(top, make);
     return rc ? rc : enter(p->folder, make);
 }
 
-int standing_lock(const struct standing_place *p)
+/* With the folder locked, so that of two commands that begin at the same time the second sees what the first one did. */
+static int take_lock(const struct standing_place *p, int fd, bool more)
 {
+    int rc = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
+    if (rc == -EWOULDBLOCK && !more)
+        return base_fail(-EBUSY, "cluster '%s' is up already: end it with `weft down`, or give another name", p->name);
+    if (!rc && more)
+        return base_fail(-ECONNREFUSED, "cluster '%s' is not up: start it with `weft up`", p->name);
+    if (rc && rc != -EWOULDBLOCK)
+        return base_fail(rc, "%s: %s", p->lock, base_strerror(rc));
+    return flock(fd, LOCK_SH) ? base_fail(-errno, "%s: %s", p->lock, base_strerror(errno)) : 0;
+}
+
+int standing_lock(const struct standing_place *p, bool more)
+{
+    int folder = open(p->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     int fd = open(p->lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0)
-        return base_fail(-errno, "%s: %s", p->lock, base_strerror(errno));
-    if (flock(fd, LOCK_EX | LOCK_NB)) {
-        int rc = errno == EWOULDBLOCK
-                     ? base_fail(-EBUSY, "cluster '%s' is up already: end it with `weft down`, or give another name", p->name)
-                     : base_fail(-errno, "%s: %s", p->lock, base_strerror(errno));
+    int rc = folder < 0 || fd < 0 || flock(folder, LOCK_EX) ? base_fail(-errno, "%s: %s", p->lock, base_strerror(errno)) : take_lock(p, fd, more);
+    if (folder >= 0)
+        close(folder);
+    if (!rc)
+        return fd;
+    if (fd >= 0)
         close(fd);
-        return rc;
-    }
-    return fd;
+    return rc;
 }
 
 bool standing_locked(const struct standing_place *p)
@@ -103,6 +118,19 @@ bool standing_locked(const struct standing_place *p)
     if (fd >= 0)
         close(fd);
     return held;
+}
+
+int standing_control(const struct standing_place *p)
+{
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int fd = open(p->control_lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return base_fail(-errno, "%s: %s", p->control_lock, base_strerror(errno));
+    if (fcntl(fd, F_SETLK, &all) == 0)
+        return fd;
+    int rc = errno == EACCES || errno == EAGAIN ? -EBUSY : base_fail(-errno, "%s: %s", p->control_lock, base_strerror(errno));
+    close(fd);
+    return rc;
 }
 
 static int control_socket(const struct standing_place *p, struct sockaddr_un *at)
@@ -140,21 +168,34 @@ int standing_listen(const struct standing_place *p)
     return fd;
 }
 
-int standing_connect(const struct standing_place *p)
+static int connect_once(const struct standing_place *p)
 {
     struct sockaddr_un at;
-    unsigned uid;
-    int pid, fd = control_socket(p, &at);
-    if (fd < 0)
+    int fd = control_socket(p, &at);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
         return fd;
-    if (connect(fd, (struct sockaddr *)&at, sizeof at)) {
-        int rc = errno == ENOENT || errno == ECONNREFUSED
-                     ? base_fail(-ECONNREFUSED, "cluster '%s' is not up: start it with `weft up`", p->name)
-                     : base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
-        close(fd);
-        return rc;
+    int rc = errno == ENOENT || errno == ECONNREFUSED ? -ECONNREFUSED
+                                                      : base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
+    close(fd);
+    return rc;
+}
+
+int standing_connect(const struct standing_place *p, bool wait)
+{
+    unsigned uid;
+    int pid, fd = connect_once(p);
+    bool locked = true;
+    for (int64_t deadline = base_deadline(CONTROL_NODE_NS); wait && fd == -ECONNREFUSED && base_now_ns() < deadline;
+         fd = connect_once(p)) {
+        if (!(locked = standing_locked(p)) || access(p->down, F_OK) == 0)
+            break;
+        base_sleep_ns(20 * WEFT_MS);
     }
-    if (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid()) {
+    if (fd == -ECONNREFUSED && locked)
+        return base_fail(fd, "cluster '%s': no node on this host is up: see its log, %s", p->name, p->log);
+    if (fd == -ECONNREFUSED)
+        return base_fail(fd, "cluster '%s' is not up: start it with `weft up`", p->name);
+    if (fd >= 0 && (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid())) {
         close(fd);
         return base_fail(-EPERM, "control socket %s: another user listens on it", p->socket);
     }

@@ -16,6 +16,7 @@
 #define COMMANDS_MAX  256u
 #define REQUEST_NS    (5 * WEFT_SECOND) /* a command sends its request at once; and Prometheus reads its page so fast */
 #define HTTP_HEAD_MAX 8192u
+#define MEMBERS_MS    1000 /* between two looks whether the members have changed */
 
 struct standing_server {
     weft_node *w;
@@ -26,7 +27,8 @@ struct standing_server {
     int wake[2];
     void (*on_down)(void *arg);
     void *arg;
-    pthread_t thread, metrics_thread;
+    pthread_t thread, metrics_thread, members_thread;
+    bool keeps_members;
     pthread_mutex_t lock;
     pthread_cond_t left;
     unsigned commands;
@@ -82,12 +84,25 @@ static void answer_status(struct standing_server *s, int fd, bool metrics)
     free(text);
 }
 
+static void answer_join(struct standing_server *s, int fd)
+{
+    json_t *o = members_answer(s->w, s->jobs);
+    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    if (text)
+        send_text(fd, text);
+    else
+        refuse(fd, -EINVAL, o ? "no memory for the answer" : base_error());
+    free(text);
+    json_decref(o);
+}
+
 static void answer(struct standing_server *s, int fd, const struct control_request *r)
 {
     switch (r->head.what) {
     case CONTROL_EXEC: jobs_exec(s->jobs, fd, r); break;
     case CONTROL_KILL: jobs_kill(s->jobs, fd, r); break;
     case CONTROL_LOGS: jobs_logs(s->jobs, fd, r); break;
+    case CONTROL_JOIN: answer_join(s, fd); break;
     case CONTROL_STATUS:
     case CONTROL_METRICS: answer_status(s, fd, r->head.what == CONTROL_METRICS); break;
     default: /* CONTROL_DOWN */ control_send(fd, CONTROL_DONE, UINT32_MAX, 0, NULL, 0); s->on_down(s->arg);
@@ -265,23 +280,36 @@ static void *serve_metrics(void *arg)
     }
 }
 
+/* --- the members' addresses, for the launcher --- */
+
+static void *keep_members(void *arg)
+{
+    struct standing_server *s = arg;
+    struct pollfd p = {.fd = s->wake[0], .events = POLLIN};
+    uint64_t written = 0; /* epoch of the file */
+    do {
+        uint64_t epoch = weft_epoch(s->w);
+        if (epoch != written && members_write(s->w, s->jobs, &s->place))
+            written = epoch;
+    } while (poll(&p, 1, MEMBERS_MS) <= 0);
+    return NULL;
+}
+
 /* --- begin and end --- */
 
-int standing_serve(struct standing_server **out, weft_node *w, const struct standing_place *p, const char *metrics,
+int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs, const struct standing_place *p, const char *metrics,
                    void (*on_down)(void *arg), void *arg)
 {
     struct standing_server *s = *out = calloc(1, sizeof *s);
     if (!s)
         return base_fail(-ENOMEM, "no memory for the control socket's server");
     *s = (struct standing_server){
-        .w = w, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg, .reader = -1};
+        .w = w, .jobs = jobs, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg, .reader = -1};
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->left, NULL);
     for (unsigned i = 0; i < COMMANDS_MAX; i++)
         s->fds[i] = -1;
-    int rc = jobs_open(&s->jobs, w);
-    if (!rc)
-        rc = base_pipe(s->wake, 0);
+    int rc = base_pipe(s->wake, 0);
     if (!rc && metrics && (rc = cluster_listen(metrics, s->metrics_bound, sizeof s->metrics_bound)) >= 0) {
         s->metrics = rc;
         rc = base_thread(&s->metrics_thread, serve_metrics, s);
@@ -296,6 +324,8 @@ int standing_serve(struct standing_server **out, weft_node *w, const struct stan
         close(s->listener);
         s->listener = -1;
     }
+    if (!rc && !(rc = base_thread(&s->members_thread, keep_members, s)))
+        s->keeps_members = true;
     return rc;
 }
 
@@ -309,7 +339,7 @@ void standing_serve_end(struct standing_server *s)
         shutdown(s->reader, SHUT_RDWR); /* its thread is waited for */
     pthread_mutex_unlock(&s->lock);
     if (s->wake[1] >= 0)
-        close(s->wake[1]); /* both threads see its end */
+        close(s->wake[1]); /* all threads see its end */
     if (s->listener >= 0) {
         pthread_join(s->thread, NULL);
         unlink(s->place.socket);
@@ -319,7 +349,9 @@ void standing_serve_end(struct standing_server *s)
         pthread_join(s->metrics_thread, NULL);
         cluster_unlisten(s->metrics, s->metrics_bound);
     }
-    if (s->jobs)
+    if (s->keeps_members)
+        pthread_join(s->members_thread, NULL);
+    if (s->listener >= 0)
         jobs_end(s->jobs);
     pthread_mutex_lock(&s->lock);
     for (unsigned i = 0; i < COMMANDS_MAX; i++)
@@ -328,7 +360,6 @@ void standing_serve_end(struct standing_server *s)
     while (s->commands)
         pthread_cond_wait(&s->left, &s->lock);
     pthread_mutex_unlock(&s->lock);
-    jobs_close(s->jobs);
     if (s->wake[0] >= 0)
         close(s->wake[0]);
     pthread_mutex_destroy(&s->lock);

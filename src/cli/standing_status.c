@@ -19,22 +19,39 @@ extern char **environ;
         }                                  \
     }
 
-/* The pages of all nodes; NULL for those that are gone or do not answer. */
-static struct desk_page **get_pages(weft_node *w, struct jobs *jobs)
+/* The nodes to show, with their pages: NULL for those that are gone or do not answer. */
+struct shown {
+    uint32_t count, *nodes;
+    struct desk_page **pages;
+};
+
+static void show_free(struct shown *s)
 {
-    uint32_t size = jobs_size(jobs);
-    struct desk_page **pages = calloc(size, sizeof(struct desk_page *));
-    for (uint32_t i = 0; pages && i < size; i++)
-        if (weft_alive(w, i) && jobs_desk(jobs, i, &pages[i]))
-            pages[i] = NULL;
-    return pages;
+    for (uint32_t i = 0; s->pages && i < s->count; i++)
+        free(s->pages[i]);
+    free(s->pages);
+    free(s->nodes);
 }
 
-static void free_pages(struct desk_page **pages, uint32_t size)
+static int show(struct shown *s, weft_node *w, struct jobs *jobs)
 {
-    for (uint32_t i = 0; pages && i < size; i++)
-        free(pages[i]);
-    free(pages);
+    s->count = jobs_nodes(jobs, &s->nodes);
+    s->pages = calloc(s->count + 1, sizeof(struct desk_page *));
+    if (!s->nodes || !s->pages) {
+        show_free(s);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < s->count; i++)
+        if (weft_alive(w, s->nodes[i]) && jobs_desk(jobs, s->nodes[i], &s->pages[i]))
+            s->pages[i] = NULL;
+    return 0;
+}
+
+/* null also for a path that is not UTF-8: JSON has no word for it. */
+static json_t *text_or_null(const char *text)
+{
+    json_t *o = text && text[0] ? json_string(text) : NULL;
+    return o ? o : json_null();
 }
 
 static json_t *status_devices(const struct topo_node *n)
@@ -60,7 +77,7 @@ static json_t *status_node(weft_node *w, uint32_t node, const struct desk_page *
     for (size_t i = 0; i < sizeof services / sizeof services[0]; i++)
         if (weft_service_offered(w, node, services[i].number))
             json_array_append_new(offered, json_string(services[i].name));
-    json_t *o = json_pack("{sI ss ss so}", "node", (json_int_t)node, "host", host, "state",
+    json_t *o = json_pack("{sI ss sI ss so}", "node", (json_int_t)node, "host", host, "place", (json_int_t)jobs_slot(jobs, node), "state",
                           !weft_alive(w, node) ? "gone"
                           : p                  ? "up"
                                                : "silent",
@@ -68,6 +85,8 @@ static json_t *status_node(weft_node *w, uint32_t node, const struct desk_page *
     if (!p)
         return o;
     json_object_set_new(o, "pid", json_integer(p->pid));
+    json_object_set_new(o, "joined", json_integer(p->joined));
+    json_object_set_new(o, "door", text_or_null(p->door));
     json_object_set_new(o, "pool_bytes", json_integer((json_int_t)p->pool.reserved_bytes));
     json_object_set_new(o, "pool_live_bytes", json_integer((json_int_t)p->pool.live_bytes));
     json_object_set_new(o, "pool_largest_free_bytes", json_integer((json_int_t)p->pool.largest_free_bytes));
@@ -79,7 +98,7 @@ static json_t *status_node(weft_node *w, uint32_t node, const struct desk_page *
 
 static const char *link_state(const struct desk_link *l)
 {
-    return !l->alive ? "gone" : l->stats.via == UINT32_MAX ? "down" : "up";
+    return l->stats.via == UINT32_MAX ? "down" : "up";
 }
 
 static uint64_t link_errors(const weft_link_stats *s)
@@ -87,8 +106,9 @@ static uint64_t link_errors(const weft_link_stats *s)
     return s->breaks + s->rail_breaks + s->frames_retransmitted + s->frames_damaged + s->bulk_rejected + s->bulk_repairs;
 }
 
-static json_t *status_link(uint32_t from, uint32_t to, const struct desk_link *l)
+static json_t *status_link(uint32_t from, const struct desk_link *l)
 {
+    uint32_t to = l->node;
     const weft_link_stats *s = &l->stats;
     return json_pack("{sI sI ss ss sb so ss sI sI sI sI sI sI sI}", "from", (json_int_t)from, "to", (json_int_t)to, "state", link_state(l),
                      "transport", s->transport, "direct", s->via == to, "via", s->via == UINT32_MAX ? json_null() : json_integer(s->via),
@@ -97,11 +117,11 @@ static json_t *status_link(uint32_t from, uint32_t to, const struct desk_link *l
                      "damaged", (json_int_t)s->frames_damaged, "repairs", (json_int_t)(s->bulk_rejected + s->bulk_repairs));
 }
 
-/* Settings of this node that a program of the cluster is to have as well. */
-static json_t *status_settings(void)
+json_t *standing_settings(void)
 {
-    static const char *const own[] = {"WEFT_RANK",        "WEFT_SIZE",  "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_CLUSTER",
-                                      "WEFT_SECRET_FILE", "WEFT_SERVE", "WEFT_SSH",   "WEFT_POOL",     "WEFT_GUARD",  "WEFT_GUARD_SOCKET"};
+    static const char *const own[] = {"WEFT_RANK",    "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",    "WEFT_SECRET",
+                                      "WEFT_CLUSTER", "WEFT_SECRET_FILE", "WEFT_SERVE", "WEFT_SSH",         "WEFT_POOL",
+                                      "WEFT_GUARD",   "WEFT_GROW",        "WEFT_JOIN",  "WEFT_GUARD_SOCKET"};
     json_t *o = json_object();
     for (char **e = environ; *e; e++) {
         char name[64];
@@ -116,29 +136,29 @@ static json_t *status_settings(void)
     return o;
 }
 
-/* null also for a path that is not UTF-8: JSON has no word for it. */
-static json_t *text_or_null(const char *text)
-{
-    json_t *o = text && text[0] ? json_string(text) : NULL;
-    return o ? o : json_null();
-}
-
 json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
 {
-    uint32_t size = jobs_size(jobs);
-    struct desk_page **pages = get_pages(w, jobs);
+    struct shown s;
     json_t *nodes = json_array(), *links = json_array();
-    const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD");
-    for (uint32_t i = 0; pages && i < size; i++) {
-        json_array_append_new(nodes, status_node(w, i, pages[i], jobs));
-        for (uint32_t k = 0; pages[i] && k < size; k++)
-            if (k != i)
-                json_array_append_new(links, status_link(i, k, &pages[i]->links[k]));
+    const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD"), *door = getenv("WEFT_GROW");
+    if (door && door[0] && strncmp(door, "unix:", 5) != 0)
+        coord = door; /* node 0 of a program is started on this host, and the others reach this address of it */
+    if (show(&s, w, jobs)) {
+        json_decref(nodes);
+        json_decref(links);
+        return NULL;
     }
-    free_pages(pages, size);
-    return json_pack("{ss sI so ss sb so sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
+    for (uint32_t i = 0; i < s.count; i++) {
+        json_array_append_new(nodes, status_node(w, s.nodes[i], s.pages[i], jobs));
+        for (uint32_t k = 0; s.pages[i] && k < s.pages[i]->count; k++)
+            if (weft_alive(w, s.pages[i]->links[k].node))
+                json_array_append_new(links, status_link(s.nodes[i], &s.pages[i]->links[k]));
+    }
+    show_free(&s);
+    return json_pack("{ss sI so ss sb so sI sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
                      text_or_null(hostfile), "coord", coord ? coord : "", "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings",
-                     status_settings(), "epoch", (json_int_t)weft_epoch(w), "nodes", nodes, "links", links, "jobs", jobs_list(jobs));
+                     standing_settings(), "epoch", (json_int_t)weft_epoch(w), "numbers", (json_int_t)weft_size(w), "nodes", nodes, "links",
+                     links, "jobs", jobs_list(jobs));
 }
 
 /* --- Prometheus --- */
@@ -213,33 +233,37 @@ static const struct link_metric of_links[] = {
     {"weft_link_errors_total", "counter", "Breaks, retransmits, damaged frames and repairs.", errors_seen},
 };
 
-static void print_node_metrics(FILE *f, weft_node *w, struct jobs *jobs, struct desk_page **pages)
+static void print_node_metrics(FILE *f, weft_node *w, struct jobs *jobs, const struct shown *s)
 {
     char host[64], label[160];
-    uint32_t size = jobs_size(jobs);
     head(f, "weft_node_up", "gauge", "Whether the node is in the cluster.");
-    for (uint32_t i = 0; i < size; i++) {
-        jobs_host(jobs, i, host, sizeof host);
-        fprintf(f, "weft_node_up{node=\"%u\",host=\"%s\"} %d\n", i, escape(host, label, sizeof label), weft_alive(w, i));
+    for (uint32_t i = 0; i < s->count; i++) {
+        jobs_host(jobs, s->nodes[i], host, sizeof host);
+        fprintf(f, "weft_node_up{node=\"%u\",host=\"%s\"} %d\n", s->nodes[i], escape(host, label, sizeof label),
+                weft_alive(w, s->nodes[i]));
     }
     for (size_t k = 0; k < sizeof of_nodes / sizeof of_nodes[0]; k++) {
         head(f, of_nodes[k].name, "gauge", of_nodes[k].help);
-        for (uint32_t i = 0; i < size; i++)
-            if (pages[i])
-                fprintf(f, "%s{node=\"%u\"} %" PRIu64 "\n", of_nodes[k].name, i, of_nodes[k].value(pages[i]));
+        for (uint32_t i = 0; i < s->count; i++)
+            if (s->pages[i])
+                fprintf(f, "%s{node=\"%u\"} %" PRIu64 "\n", of_nodes[k].name, s->nodes[i], of_nodes[k].value(s->pages[i]));
     }
+    head(f, "weft_node_numbers_used", "gauge", "Numbers that nodes of the cluster have had. At 65536 no node can join any more.");
+    fprintf(f, "weft_node_numbers_used %u\n", weft_size(w));
+    head(f, "weft_membership_changes_total", "counter", "Nodes that left, died or joined since the control node joined.");
+    fprintf(f, "weft_membership_changes_total %" PRIu64 "\n", weft_epoch(w) - 1);
 }
 
-static void print_link_metrics(FILE *f, uint32_t size, struct desk_page **pages)
+static void print_link_metrics(FILE *f, weft_node *w, const struct shown *s)
 {
     char label[64];
     for (size_t k = 0; k < sizeof of_links / sizeof of_links[0]; k++) {
         head(f, of_links[k].name, of_links[k].type, of_links[k].help);
-        for (uint32_t i = 0; i < size; i++)
-            for (uint32_t to = 0; pages[i] && to < size; to++) {
-                const struct desk_link *l = &pages[i]->links[to];
-                if (to != i)
-                    fprintf(f, "%s{from=\"%u\",to=\"%u\",transport=\"%s\"} %" PRIu64 "\n", of_links[k].name, i, to,
+        for (uint32_t i = 0; i < s->count; i++)
+            for (uint32_t n = 0; s->pages[i] && n < s->pages[i]->count; n++) {
+                const struct desk_link *l = &s->pages[i]->links[n];
+                if (weft_alive(w, l->node))
+                    fprintf(f, "%s{from=\"%u\",to=\"%u\",transport=\"%s\"} %" PRIu64 "\n", of_links[k].name, s->nodes[i], l->node,
                             escape(l->stats.transport, label, sizeof label), of_links[k].value(l));
             }
     }
@@ -249,16 +273,18 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
 {
     char *text = NULL;
     size_t len;
-    struct desk_page **pages = get_pages(w, jobs);
-    FILE *f = pages ? open_memstream(&text, &len) : NULL;
+    struct shown s;
+    if (show(&s, w, jobs))
+        return NULL;
+    FILE *f = open_memstream(&text, &len);
     if (f) {
         json_t *list = jobs_list(jobs), *j;
         size_t i, running = 0;
         json_array_foreach (list, i, j)
             running += strcmp(json_string_value(json_object_get(j, "state")), "running") == 0;
         json_decref(list);
-        print_node_metrics(f, w, jobs, pages);
-        print_link_metrics(f, jobs_size(jobs), pages);
+        print_node_metrics(f, w, jobs, &s);
+        print_link_metrics(f, w, &s);
         head(f, "weft_jobs_running", "gauge", "Jobs of weft exec that run.");
         fprintf(f, "weft_jobs_running %zu\n", running);
         if (fclose(f)) {
@@ -266,6 +292,6 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
             text = NULL;
         }
     }
-    free_pages(pages, jobs_size(jobs));
+    show_free(&s);
     return text;
 }

@@ -140,6 +140,7 @@ void *task_main(void *arg)
     if (errors)
         pthread_join(t->errors, NULL);
     if (rc) {
+        t->lost = !weft_alive(t->job->all->w, t->node);
         t->status = JOBS_FAILED;
         job_say(t->job, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
     } else {

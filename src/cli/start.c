@@ -119,8 +119,10 @@ int launch_make_environment(struct launcher *s)
     s->env = calloc(count + 13 + LAUNCH_OUTER, sizeof *s->env);
     if (!s->env)
         return -ENOMEM;
-    snprintf(s->size, sizeof s->size, "WEFT_SIZE=%u", s->l->nodes);
+    snprintf(s->size, sizeof s->size, "WEFT_SIZE=%u", s->l->size ? s->l->size : s->l->nodes);
     snprintf(s->rank, sizeof s->rank, "WEFT_RANK=");
+    if (s->l->revive)
+        snprintf(s->join, sizeof s->join, "WEFT_JOIN=%s", s->l->revive->join);
     s->env[n++] = s->rank;
     s->env[n++] = s->size;
     s->env[n++] = s->coord;
@@ -212,7 +214,11 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
         .limit_count = 1,
         .number = s->keeper.starting,
     };
-    snprintf(s->rank, sizeof s->rank, "WEFT_RANK=%u", rank);
+    const struct launch_revive *again = s->l->revive;
+    bool joins = again && (again->joins || s->nodes[rank].began);
+    snprintf(s->rank, sizeof s->rank, "WEFT_RANK=%u", rank + (joins ? again->place : s->l->first));
+    s->env[1] = joins ? s->join : s->size;
+    s->nodes[rank].began = base_now_ns();
     if (emulated)
         memcpy(s->emulation.host, s->emulation.names[rank], sizeof s->emulation.host);
     *step = BASE_STEP_PROGRAM;
@@ -220,7 +226,7 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, step); /* EACCES is what execve() returns for a directory */
 }
 
-/* Prepare a node on another machine: make the command line of ssh, and write the order to the pipe. */
+/* Prepare a node on another machine: make the command line of ssh, and write the launch message to the pipe. */
 static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_files *f)
 {
     char dir[4096], number[32], gpus[64], guard[FAB_GUARD_MAX + 16], *order = NULL;
@@ -252,7 +258,7 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
     int rc = s->l->cluster ? ssh_command_by_cluster(&f->ssh, s->l->cluster, launch_machine(s, rank), s->l->self, s->l->weft)
                            : ssh_command(&f->ssh, launch_machine(s, rank), s->l->weft);
     if (!rc)
-        rc = ssh_order(&order, &len, dir, argv, env);
+        rc = ssh_launch_message(&order, &len, dir, argv, env);
     if (!rc)
         rc = base_pipe(f->control, 0);
     if (!rc) {
@@ -288,13 +294,13 @@ int launch_start_node(struct launcher *s, uint32_t rank)
     }
     keeper_add(&s->keeper, node->pid);
     node->running = true;
-    s->started = rank + 1;
+    s->started = s->started > rank ? s->started : rank + 1;
     s->running++;
     if (s->l->tag) {
         fcntl(f.out[0], F_SETFL, O_NONBLOCK);
         fcntl(f.err[0], F_SETFL, O_NONBLOCK);
-        s->in[2 * rank] = (struct relay_in){.fd = f.out[0], .node = rank, .to = &s->out};
-        s->in[2 * rank + 1] = (struct relay_in){.fd = f.err[0], .node = rank, .to = &s->err};
+        s->in[2 * rank] = (struct relay_in){.fd = f.out[0], .node = launch_place(s, rank), .to = &s->out};
+        s->in[2 * rank + 1] = (struct relay_in){.fd = f.err[0], .node = launch_place(s, rank), .to = &s->err};
         close(f.out[1]);
         close(f.err[1]);
     }

@@ -25,7 +25,7 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
     if (!fd)
         fd = control_write(r, &payload, &bytes);
     if (!fd)
-        fd = standing_connect(&p);
+        fd = standing_connect(&p, true);
     if (fd >= 0) {
         int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
         if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* else its answer says why */
@@ -51,7 +51,8 @@ int standing_answer(int fd, struct control_frame *f, char *payload)
     return rc;
 }
 
-int standing_text(const char *sub, int fd, char **out)
+/* Read the texts of an answer. Returns 0 or the exit status after an error was printed; -1: the control node is gone. */
+static int read_text(const char *sub, int fd, char **out)
 {
     struct control_frame f = {0};
     size_t len = 0;
@@ -60,7 +61,7 @@ int standing_text(const char *sub, int fd, char **out)
     while (!status) {
         int rc = standing_answer(fd, &f, payload);
         if (rc)
-            status = cli_error(sub, "the cluster has ended, or its answer is invalid: %s", base_strerror(rc));
+            status = rc == -ECONNRESET ? -1 : cli_error(sub, "the cluster's answer is invalid: %s", base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error(sub, "%s", payload);
         if (status || f.type != CONTROL_TEXT)
@@ -81,6 +82,20 @@ int standing_text(const char *sub, int fd, char **out)
     }
     *out = text;
     return status;
+}
+
+int standing_text(const char *sub, const char *cluster, struct control_request *r, char **out)
+{
+    int status = -1;
+    *out = NULL;
+    for (int tries = 0; status < 0 && tries < CONTROL_TRIES; tries++) {
+        int fd = standing_ask(sub, cluster, r);
+        if (fd < 0)
+            return CLI_FAILED;
+        status = read_text(sub, fd, out);
+        close(fd);
+    }
+    return status < 0 ? cli_error(sub, "the control node has ended before it answered") : status;
 }
 
 /* --- weft status --- */
@@ -112,15 +127,16 @@ static uint64_t number_of(const json_t *o, const char *key)
 
 static struct cli_table *nodes_table(const json_t *list)
 {
-    static const struct cli_column columns[] = {{"node", true}, {"host", false},  {"state", false},    {"pid", true},
+    static const struct cli_column columns[] = {{"node", true}, {"host", false},  {"place", true},     {"state", false},  {"pid", true},
                                                 {"pool", true}, {"in use", true}, {"services", false}, {"devices", false}};
-    struct cli_table *t = cli_table_new(columns, 8);
+    struct cli_table *t = cli_table_new(columns, 9);
     size_t i, k;
     json_t *o, *x;
     json_array_foreach (list, i, o) {
-        char number[16], pid[16], pool[32], live[32], services[128] = "", devices[512] = "";
+        char number[16], place[16], pid[16], pool[32], live[32], services[128] = "", devices[512] = "";
         size_t at = 0;
         snprintf(number, sizeof number, "%u", (unsigned)number_of(o, "node"));
+        snprintf(place, sizeof place, "%u", (unsigned)number_of(o, "place"));
         snprintf(pid, sizeof pid, "%u", (unsigned)number_of(o, "pid"));
         json_array_foreach (json_object_get(o, "services"), k, x)
             at += (size_t)snprintf(services + at, at < sizeof services ? sizeof services - at : 0, "%s%s", k ? "," : "",
@@ -134,7 +150,7 @@ static struct cli_table *nodes_table(const json_t *list)
         }
         base_format_bytes(number_of(o, "pool_bytes"), pool, sizeof pool);
         base_format_bytes(number_of(o, "pool_live_bytes"), live, sizeof live);
-        const char *cells[] = {number, text_of(o, "host"),           text_of(o, "state"),       pid, pool,
+        const char *cells[] = {number, text_of(o, "host"), place, text_of(o, "state"), pid, pool,
                                live,   services[0] ? services : "-", devices[0] ? devices : "-"};
         if (t)
             cli_table_add(t, cells);
@@ -189,10 +205,7 @@ static int show_status(const char *cluster, int how, bool watch)
 {
     struct control_request r = {.head = {.what = how == 'M' ? CONTROL_METRICS : CONTROL_STATUS}};
     char *text;
-    int fd = standing_ask("status", cluster, &r);
-    if (fd < 0)
-        return CLI_FAILED;
-    int status = standing_text("status", fd, &text);
+    int status = standing_text("status", cluster, &r, &text);
     if (!status && how == 'j')
         status = cli_json_print("status", json_loads(text, 0, NULL));
     else if (!status && how == 'M')
@@ -200,7 +213,6 @@ static int show_status(const char *cluster, int how, bool watch)
     else if (!status)
         status = print_status(text, watch);
     free(text);
-    close(fd);
     return status;
 }
 

@@ -2,9 +2,12 @@
  *
  * weft up, weft down: a standing cluster begins and ends.
  *
- * The nodes are started by the launcher of `weft run`, which stays in the background. Each node runs `weft up --as-node`. If the launcher
- * is killed, its keeper kills the nodes; if the control node ends, the launcher ends the others.
+ * Each host has a launcher of its own, in the background, which starts the nodes of that host (`weft up --as-node`), and starts them again
+ * when they die. So no host is needed by the others. Other hosts' launchers are started over ssh, which is not needed any more after that
+ * (up_hosts.c). If a launcher is killed, its keeper kills its nodes.
  */
+#include "cli/up.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <pwd.h>
@@ -18,43 +21,41 @@
 #include "base/process.h"
 #include "cli/command.h"
 #include "cli/emulate.h"
-#include "cli/hosts.h"
-#include "cli/launch.h"
-#include "cli/standing.h"
 #include "cluster/cluster.h"
 
 #define LOOK_NS  (2 * WEFT_MS) /* between two looks whether the cluster is up, or down */
+#define COUNT_NS (50 * WEFT_MS) /* between two looks whether more nodes have joined */
 #define DOWN_NS  (20 * WEFT_SECOND)
 #define LOG_SHOW (64 << 10) /* bytes of the log that are printed at most when the cluster could not be started */
 
 static const char up_help[] =
     "Usage: weft up -n N | --hostfile FILE | --softverbs TOPO [OPTIONS]\n"
+    "       weft up --add N|HOST,... [--cluster NAME] [--remote-weft PATH]\n"
     "       weft up --here [--hostfile FILE] [OPTIONS]\n"
     "\n"
     "Starts a standing cluster: one node on each host of the hostfile, as `weft run` does, which stays until `weft down`.\n"
-    "Returns when all nodes have joined. Programs of this user on this host use it: `weft exec`, `weft status`, `weft run\n"
-    "--cluster`. The first host must be this one.\n"
+    "Returns when all nodes have joined. Programs of this user on each of the hosts use it: `weft exec`, `weft status`, `weft\n"
+    "run --cluster`. The first host must be this one; once the cluster is up, no host is needed by the others.\n"
+    "A node that dies is started again on its host, and joins under a new number.\n"
     "\n"
     "  -n, --nodes N          N nodes on this host, to try it out; else one for each entry of the hostfile\n"
     "      --hostfile FILE    the cluster's hosts and settings\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --add N|HOST,...   more nodes for a cluster that is up: N on this host, or one on each of these hosts\n"
+    "      --cluster NAME     the cluster's name on its hosts (WEFT_CLUSTER, else \"default\")\n"
     "      --foreground       do not return: stay until the cluster ends, and print its log here\n"
     "      --here             start only the node of this host, in the foreground, without ssh; each host does the same (for\n"
-    "                         systemd and launchd). The number of the node comes from WEFT_RANK\n"
-    "      --metrics ADDRESS  serve http://ADDRESS/metrics for Prometheus: 127.0.0.1:9464\n"
+    "                         systemd and launchd). The number of the node comes from WEFT_RANK. If the cluster runs\n"
+    "                         already, the node joins it\n"
+    "      --metrics ADDRESS  serve http://ADDRESS/metrics for Prometheus on this host: 127.0.0.1:9464\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
     "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:4, mesh:4:tb5\n"
     "  -h, --help             this text\n"
     "\n"
-    "The control socket and the log are in $XDG_RUNTIME_DIR/weft/NAME, or in /tmp/weft-UID/NAME. The log keeps at most 8 MiB.\n"
+    "The control socket and the log are in $XDG_RUNTIME_DIR/weft/NAME, or in /tmp/weft-UID/NAME, on each host. The log keeps at\n"
+    "most 8 MiB.\n"
     "\n"
     "Exit status: 0; 1 if the cluster could not be started; 2 if the command line is wrong.\n";
-
-struct up {
-    const char *cluster, *metrics;
-    bool foreground, here, as_node;
-};
 
 static int up_take_option(int c, struct up *u, struct launch *l)
 {
@@ -70,6 +71,14 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     case 'F': u->foreground = true; return 0;
     case 'O': u->here = true; return 0;
     case 'A': u->as_node = true; return 0;
+    case 'E': u->end = true; return 0;
+    case 'D': u->add = optarg; return 0;
+    case 'T': u->on_host = optarg; return 0;
+    case 'S':
+        if (base_parse_number(optarg, 0, WEFT_MAX_NODES, &n))
+            return cli_usage("up", "only the launcher may use --first");
+        u->first = (uint32_t)n;
+        return 0;
     case 'M':
         if (cluster_address_check(optarg) || strncmp(optarg, "unix:", 5) == 0)
             return cli_usage("up", "--metrics '%s': expected ADDRESS:PORT, as in 127.0.0.1:9464", optarg);
@@ -81,31 +90,30 @@ static int up_take_option(int c, struct up *u, struct launch *l)
         l->pool = optarg;
         return 0;
     case 'W': l->weft = optarg; return 0;
-    case 'S': l->softverbs = optarg; return 0;
+    case 'V': l->softverbs = optarg; return 0;
     default: return CLI_USAGE;
     }
 }
 
-/* --- the launcher --- */
+/* --- the launcher of this host --- */
 
-/* The command lines of the nodes: only the first one is told of the control socket. */
-static int up_launch(struct up *u, struct launch *l, struct hosts *hosts)
+int up_launch(struct up *u, struct launch *l, const struct standing_place *p)
 {
-    char *first[8], *others[] = {hosts->self, (char *)(uintptr_t) "up", (char *)(uintptr_t) "--as-node", NULL};
-    size_t n = 3;
-    memcpy(first, others, 3 * sizeof *first);
-    first[n++] = (char *)(uintptr_t) "--cluster";
-    first[n++] = (char *)(uintptr_t)u->cluster;
-    if (u->metrics) {
-        first[n++] = (char *)(uintptr_t) "--metrics";
-        first[n++] = (char *)(uintptr_t)u->metrics;
-    }
-    first[n] = NULL;
-    l->lead = l->tag = true;
-    l->argv = first;
-    l->others = others;
+    char *argv[12], first[16];
+    size_t n = 0;
+    const struct launch_revive revive = {
+        .join = u->join, .join_file = p->members, .joins = u->joins, .place = u->place, .up = p->socket, .down = p->down};
+    snprintf(first, sizeof first, "%u", l->first);
+    const char *const words[] = {l->self, "up", "--as-node", "--cluster", u->cluster, "--first", first, u->metrics ? "--metrics" : NULL, u->metrics};
+    for (size_t i = 0; i < sizeof words / sizeof words[0] && words[i]; i++)
+        argv[n++] = (char *)(uintptr_t)words[i];
+    argv[n] = NULL;
+    l->tag = l->kill_on_failure = true;
+    l->revive = &revive;
+    l->argv = argv;
     int status = launch_cluster(l);
-    l->argv = l->others = NULL;
+    l->argv = NULL;
+    l->revive = NULL;
     return status;
 }
 
@@ -141,8 +149,34 @@ static void show_log(const struct standing_place *p, off_t from)
         fclose(f);
 }
 
-/* Wait until the control socket answers, or the launcher has ended. */
-static int wait_until_up(const struct standing_place *p, pid_t launcher, uint32_t nodes, off_t log_from)
+/* Whether the nodes that this launcher starts are up, or, if they begin a cluster, all of it. */
+static bool all_up(const struct up *u, const struct launch *l, const struct standing_place *p)
+{
+    struct control_request r = {.head = {.what = CONTROL_STATUS}};
+    int fd = standing_connect(p, false); /* not for long, so that the launcher is looked at */
+    if (fd < 0)
+        return false;
+    close(fd);
+    char *text = NULL;
+    uint32_t up = 0;
+    json_t *o = standing_text("up", p->name, &r, &text) ? NULL : json_loads(text, 0, NULL), *node;
+    size_t i;
+    json_array_foreach (json_object_get(o, "nodes"), i, node) {
+        json_int_t place = json_integer_value(json_object_get(node, "place"));
+        const char *state = json_string_value(json_object_get(node, "state"));
+        bool ours = !u->more || (place >= u->place && place < (json_int_t)u->place + l->nodes);
+        up += ours && state && strcmp(state, "up") == 0;
+    }
+    json_decref(o);
+    free(text);
+    uint32_t wanted = l->size ? l->size : l->nodes;
+    if (up < wanted)
+        base_sleep_ns(COUNT_NS);
+    return up >= wanted;
+}
+
+/* Wait until the nodes are up, or the launcher has ended. */
+static int wait_until_up(const struct up *u, const struct launch *l, const struct standing_place *p, pid_t launcher, off_t log_from)
 {
     cli_catch_signals();
     for (bool told = false;; base_sleep_ns(LOOK_NS)) {
@@ -155,15 +189,14 @@ static int wait_until_up(const struct standing_place *p, pid_t launcher, uint32_
             show_log(p, log_from);
             if (cli_stopped())
                 return 128 + cli_stopped();
-            cli_error("up", "cluster '%s' could not be started", p->name);
+            if (!u->joins)
+                cli_error("up", "cluster '%s' could not be started", p->name);
+            else
+                cli_error("up", "cluster '%s': the new nodes could not join", p->name);
             return status ? status : CLI_FAILED;
         }
-        int fd = standing_connect(p);
-        if (fd < 0)
-            continue;
-        close(fd);
-        fprintf(stderr, "weft up: cluster '%s' is up, with %u node%s; its log: %s\n", p->name, nodes, nodes == 1 ? "" : "s", p->log);
-        return 0;
+        if (!told && all_up(u, l, p))
+            return 0;
     }
 }
 
@@ -182,26 +215,53 @@ static void warn_of_logout(const struct standing_place *p)
                 p->folder, user->pw_name, user->pw_name);
 }
 
-static int up_background(struct up *u, struct launch *l, struct hosts *hosts, const struct standing_place *p)
+/* What a cluster that was killed has left. With its lock. */
+static void remove_old(const struct standing_place *p)
+{
+    unlink(p->socket);
+    unlink(p->down);
+    unlink(p->members);
+}
+
+int up_background(struct up *u, struct launch *l, const struct standing_place *p)
 {
     struct stat st;
     off_t log_from = stat(p->log, &st) == 0 ? st.st_size : 0;
-    unlink(p->socket); /* of a cluster that was killed: this process has its lock */
+    if (!u->more)
+        remove_old(p);
     warn_of_logout(p);
     fflush(NULL);
     pid_t pid = base_process_fork();
     if (pid < 0)
         return cli_error("up", "no process for the launcher: %s", base_strerror((int)pid));
     if (pid > 0)
-        return wait_until_up(p, pid, l->nodes, log_from);
+        return wait_until_up(u, l, p, pid, log_from);
     int status = go_to_background(p);
     if (!status) {
         l->log = p->log;
         l->log_max = STANDING_LOG_MAX;
-        status = up_launch(u, l, hosts);
+        status = up_launch(u, l, p);
     }
-    unlink(p->socket); /* the control node may have been killed */
     exit(status);
+}
+
+/* The address at which the nodes of this cluster let others join. Nodes of one host share a Unix socket; for other hosts the port is the
+ * one above that of node 0, whose address they know. */
+static int choose_door(struct up *u, const struct launch *l, const struct standing_place *p)
+{
+    const char *given = getenv("WEFT_GROW");
+    int rc = 0;
+    if (given && given[0])
+        snprintf(u->door, sizeof u->door, "%s", given);
+    else if (!l->coord || strncmp(l->coord, "unix:", 5) == 0)
+        rc = cluster_private_address(u->door, sizeof u->door, "grow", p->folder);
+    else
+        rc = up_door_beside(u->door, sizeof u->door, l->coord, l->coord);
+    if (rc)
+        return cli_error("up", "%s", base_error());
+    snprintf(u->join, sizeof u->join, "%s", u->door);
+    setenv("WEFT_GROW", u->door, 1);
+    return 0;
 }
 
 static int up_start(struct up *u, struct launch *l)
@@ -210,13 +270,12 @@ static int up_start(struct up *u, struct launch *l)
     struct standing_place place;
     struct emulation e;
     int lock = -1, status = 0;
-    if (standing_find(&place, u->cluster, true) || (lock = standing_lock(&place)) < 0)
+    if (standing_find(&place, u->cluster, true) || (lock = standing_lock(&place, false)) < 0)
         return cli_error("up", "%s", base_error());
     u->cluster = place.name;
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("up", "%s", base_error());
     setenv("WEFT_SERVE", "process,name", 1);
-    setenv("WEFT_CLUSTER", place.name, 1); /* the nodes of this host find their folder by it */
     const char *file = hosts_file(l->hostfile);
     static char absolute[4096]; /* commands read it from wherever they run */
     if (file && realpath(file, absolute))
@@ -226,74 +285,68 @@ static int up_start(struct up *u, struct launch *l)
     if (!status && l->nodes == 0)
         status = cli_usage("up", "the cluster is missing: give --hostfile FILE, --softverbs TOPO or -n N");
     if (!status && l->ssh && l->ssh[0])
-        status = cli_usage("up", "hostfile %s: the first host, %s, is not this host: it must be, because it has the control socket",
+        status = cli_usage("up", "hostfile %s: the first host, %s, is not this host: it must be, because node 0 is started here",
                            hosts_file(l->hostfile), l->ssh[0]);
-    if (!status && u->foreground) {
-        unlink(place.socket);
-        status = up_launch(u, l, &hosts);
+    if (!status)
+        status = choose_door(u, l, &place);
+    if (!status && l->ssh) {
+        close(lock); /* the launcher of this host takes it */
+        lock = -1;
+        status = up_hosts(u, l, &place);
+    } else if (!status && u->foreground) {
+        remove_old(&place);
+        status = up_launch(u, l, &place);
     } else if (!status) {
-        status = up_background(u, l, &hosts, &place);
+        status = up_background(u, l, &place);
     }
+    if (!status && !u->foreground)
+        fprintf(stderr, "weft up: cluster '%s' is up, with %u node%s; its log: %s\n", place.name, l->nodes, l->nodes == 1 ? "" : "s", place.log);
     hosts_free(&hosts, l->nodes);
-    close(lock);
+    if (lock >= 0)
+        close(lock);
     return status;
 }
 
 /* --- one node --- */
 
-/* --here: this process is the node. */
-static int up_here(struct up *u, const struct launch *l)
-{
-    struct standing_place place;
-    if (l->nodes || l->softverbs)
-        return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
-    if (standing_find(&place, u->cluster, true) || standing_lock(&place) < 0)
-        return cli_error("up", "%s", base_error());
-    if (l->hostfile)
-        setenv("WEFT_HOSTFILE", l->hostfile, 1);
-    if (l->pool)
-        setenv("WEFT_POOL", l->pool, 1);
-    return standing_node(&place, u->metrics, true);
-}
-
 static int up_as_node(struct up *u)
 {
     struct standing_place place;
-    if (!getenv("WEFT_RANK") || !getenv("WEFT_SIZE"))
+    const char *rank = getenv("WEFT_RANK"), *size = getenv("WEFT_SIZE"), *join = getenv("WEFT_JOIN");
+    bool joins = join && join[0];
+    int64_t slot;
+    if (!rank || base_parse_number(rank, joins ? 0 : u->first, WEFT_MAX_NUMBERS, &slot) || (!size && !joins))
         return cli_usage("up", "only the launcher may use --as-node");
-    if (u->cluster && standing_find(&place, u->cluster, false))
-        return cli_error("up", "%s", base_error());
-    return standing_node(u->cluster ? &place : NULL, u->metrics, false);
-}
-
-/* A standing cluster has the nodes that it began with. */
-static int up_refuse_growth(void)
-{
-    static const char *const names[] = {"WEFT_GROW", "WEFT_JOIN"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const char *value = getenv(names[i]);
-        if (value && value[0])
-            return cli_error("up", "%s='%.200s': no node can join a standing cluster after its start: unset %s", names[i], value, names[i]);
+    if (joins) {
+        unsetenv("WEFT_RANK");
+        unsetenv("WEFT_SIZE");
     }
-    return 0;
+    if (standing_find(&place, u->cluster, false))
+        return cli_error("up", "%s", base_error());
+    return standing_node(&place, (uint32_t)slot - (joins ? 0 : u->first), u->metrics, NULL);
 }
 
 int cli_up(int argc, char **argv)
 {
     static const struct option longs[] = {{"nodes", required_argument, NULL, 'n'},
                                           {"hostfile", required_argument, NULL, 'H'},
+                                          {"add", required_argument, NULL, 'D'},
                                           {"cluster", required_argument, NULL, 'C'},
                                           {"foreground", no_argument, NULL, 'F'},
                                           {"here", no_argument, NULL, 'O'},
                                           {"as-node", no_argument, NULL, 'A'},
+                                          {"end", no_argument, NULL, 'E'},
+                                          {"on-host", required_argument, NULL, 'T'},
+                                          {"first", required_argument, NULL, 'S'},
                                           {"metrics", required_argument, NULL, 'M'},
                                           {"pool", required_argument, NULL, 'P'},
                                           {"remote-weft", required_argument, NULL, 'W'},
-                                          {"softverbs", required_argument, NULL, 'S'},
+                                          {"softverbs", required_argument, NULL, 'V'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
     struct launch l = {.sub = "up"};
     struct up u = {.cluster = NULL};
+    const char *join = getenv("WEFT_JOIN");
     bool started = false;
     int c, status;
     while ((c = cli_option("up", argc, argv, "n:h", longs, &started)) != -1) {
@@ -306,9 +359,17 @@ int cli_up(int argc, char **argv)
     }
     if (optind < argc)
         return cli_usage("up", "unexpected '%s'", argv[optind]);
-    if ((status = up_refuse_growth()))
-        return status;
-    return u.as_node ? up_as_node(&u) : u.here ? up_here(&u, &l) : up_start(&u, &l);
+    if (u.as_node)
+        return up_as_node(&u);
+    if (u.end)
+        return up_end("up", u.cluster, true);
+    if (u.on_host)
+        return up_on_host(&u, &l);
+    if (u.here)
+        return up_here(&u, &l);
+    if (join && join[0])
+        return cli_error("up", "WEFT_JOIN='%.200s': a node that joins is started by `weft up --add` or `weft up --here`: unset WEFT_JOIN", join);
+    return u.add ? up_add(&u, &l) : up_start(&u, &l);
 }
 
 /* --- weft down --- */
@@ -322,12 +383,38 @@ static const char down_help[] = "Usage: weft down [--cluster NAME]\n"
                                 "\n"
                                 "Exit status: 0; 1 if there is no such cluster, or it does not end; 2 if the command line is wrong.\n";
 
+/* Ask the control node; then, or if this host has none, make the launchers of this host end what they have. */
+int up_end(const char *sub, const char *cluster, bool quiet)
+{
+    struct standing_place place;
+    struct control_request r = {.head = {.what = CONTROL_DOWN}};
+    char *text = NULL;
+    if (quiet && (standing_find(&place, cluster, false) || !standing_locked(&place)))
+        return 0;
+    int status = standing_text(sub, cluster, &r, &text);
+    bool asked = status == 0;
+    free(text);
+    if (standing_find(&place, cluster, false) || (!asked && !standing_locked(&place)))
+        return CLI_FAILED;
+    int file = open(place.down, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file >= 0)
+        close(file);
+    else
+        status = cli_error(sub, "%s: %s", place.down, base_strerror(errno));
+    if (!asked)
+        cli_error(sub, "so only the processes of this host are ended: if the cluster has other hosts, run weft down on one of them, too");
+    for (int64_t deadline = base_deadline(DOWN_NS); standing_locked(&place); base_sleep_ns(LOOK_NS))
+        if (base_now_ns() > deadline)
+            return cli_error(sub, "cluster '%s' did not end within %d s: see its log, %s", place.name, (int)(DOWN_NS / WEFT_SECOND), place.log);
+    unlink(place.down);
+    unlink(place.members);
+    return status;
+}
+
 int cli_down(int argc, char **argv)
 {
     static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'}, {"help", no_argument, NULL, 'h'}, {0}};
     const char *cluster = NULL;
-    struct standing_place place;
-    char *text = NULL;
     bool started = false;
     int c;
     while ((c = cli_option("down", argc, argv, "h", longs, &started)) != -1) {
@@ -341,20 +428,5 @@ int cli_down(int argc, char **argv)
     }
     if (optind < argc)
         return cli_usage("down", "unexpected '%s'", argv[optind]);
-    struct control_request r = {.head = {.what = CONTROL_DOWN}};
-    int fd = standing_ask("down", cluster, &r);
-    if (fd < 0)
-        return CLI_FAILED;
-    int status = standing_text("down", fd, &text);
-    free(text);
-    close(fd);
-    if (status)
-        return status;
-    if (standing_find(&place, cluster, false))
-        return cli_error("down", "%s", base_error());
-    for (int64_t deadline = base_deadline(DOWN_NS); standing_locked(&place); base_sleep_ns(LOOK_NS))
-        if (base_now_ns() > deadline)
-            return cli_error("down", "cluster '%s' did not end within %d s: see its log, %s", place.name, (int)(DOWN_NS / WEFT_SECOND),
-                             place.log);
-    return 0;
+    return up_end("down", cluster, false);
 }

@@ -161,7 +161,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     socklen_t len = unix_address(a, &un);
     int fd = new_socket(AF_UNIX);
     if (fd < 0)
-        return base_fail(fd, "listen at '%s': socket: %s", text, base_strerror(fd));
+        return base_fail(fd, "cannot listen at '%s': no socket: %s", text, base_strerror(fd));
     fchmod(fd, 0600); /* before bind(): on Linux the socket file is then created with this mode */
     int rc = bind(fd, (struct sockaddr *)&un, len);
     if (rc && errno == EADDRINUSE) {
@@ -207,7 +207,7 @@ static int listen_tcp(const char *text, const struct address *a, char *bound, si
     }
     freeaddrinfo(list);
     if (fd < 0)
-        return base_fail(-error, "listen at '%s': %s%s", text, base_strerror(error),
+        return base_fail(-error, "cannot listen at '%s': %s%s", text, base_strerror(error),
                          error == EADDRNOTAVAIL ? " (node 0 listens there, so it must be an address of its host)"
                          : error == EADDRINUSE  ? " (another program listens there: choose another port)"
                                                 : "");
@@ -279,6 +279,26 @@ int cluster_socket_host(int fd, bool far, char *out, size_t len)
         return -EIO;
     int n = snprintf(out, len, at.ss_family == AF_INET6 ? "[%s]" : "%s", host);
     return n > 0 && (size_t)n < len ? 0 : -ENAMETOOLONG;
+}
+
+int cluster_address_towards(const char *address, char *out, size_t len)
+{
+    struct address a;
+    struct addrinfo *list;
+    int rc = parse(address, &a);
+    if (!rc && a.local)
+        return base_fail(-ENOTSUP, "address '%s': expected HOST:PORT", address);
+    if (rc || (rc = lookup(address, &a, 0, &list)))
+        return rc;
+    int fd = socket(list->ai_family, SOCK_DGRAM, 0); /* connecting it sends nothing */
+    if (fd < 0 || connect(fd, list->ai_addr, list->ai_addrlen))
+        rc = -errno;
+    freeaddrinfo(list);
+    if (!rc)
+        rc = cluster_socket_host(fd, false, out, len);
+    if (fd >= 0)
+        close(fd);
+    return rc ? base_fail(rc, "this host has no address from which it reaches %s: %s", address, base_strerror(rc)) : 0;
 }
 
 /* Whether a TCP socket is connected to itself. The system may choose the destination port of this host as the source port; if nobody

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node and the one that lets it in tell each other first: hello, challenge, the node's card, and the MACs over them. wire.h
- * describes the messages.
+ * The first messages between a joining node and the node that admits it: hello, challenge, the joining node's card (its names and
+ * addresses), and the MACs over them. wire.h describes the messages.
  */
 #include <sodium.h>
 #include <stdio.h>

@@ -63,7 +63,7 @@ struct cluster_settings {
     struct cluster_hostfile *hosts; /* NULL: none */
     struct launcher *launcher;      /* connection to the launcher that gave rank and size; closed by cluster_settings_clear(). NULL: none */
 };
-/* Resolve all settings, and set the log level. `config` may be NULL. On failure `out` is all zeros. */
+/* Find the values of all settings, and set the log level. `config` may be NULL. On failure `out` is all zeros. */
 int cluster_settings_resolve(struct cluster_settings *out, const weft_config *config);
 void cluster_settings_clear(struct cluster_settings *s);
 
@@ -78,7 +78,8 @@ struct cluster_setting_row {
     char from[160];   /* "default", "environment WEFT_POOL", "hostfile PATH", ... */
 };
 /* Fill up to `max` rows and return their number, or a negative errno. `config` holds the values of command-line options, and may be NULL.
- * The caller is not a node, so a missing rank is no error. `launcher`: also ask a launcher that speaks PMIx for rank and size. */
+ * The caller is not a node, so it is no error if the rank is missing. `launcher`: also ask a launcher that speaks PMIx for rank and size.
+ */
 int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher);
 /* Checks before nodes are started: `text` is valid for WEFT_POOL; WEFT_SECRET is unset or not empty. */
 int cluster_pool_check(const char *text);
@@ -103,6 +104,8 @@ void cluster_unlisten(int fd, const char *bound);
 void cluster_tune(int fd);
 /* The numeric address of a TCP socket's own end, or of its peer if `far`: "10.0.0.1", "[fe80::1%eth0]". Other sockets: -ENOTSUP. */
 int cluster_socket_host(int fd, bool far, char *out, size_t len);
+/* The numeric address of this host from which it reaches `address`, HOST:PORT, as in "10.0.0.2", "[fd00::2]". Sends nothing. */
+int cluster_address_towards(const char *address, char *out, size_t len);
 /* Connect: returns a close-on-exec, non-blocking socket, tuned by cluster_tune(). While nobody listens, retries until `deadline`; then
  * -ETIMEDOUT, and the error has the last reason. */
 int cluster_connect(const char *address, int64_t deadline);
@@ -120,7 +123,8 @@ static inline bool cluster_grows(const struct cluster_settings *s)
 {
     return s->grow[0] || s->join[0];
 }
-/* When the node is open: begins to let others join. And the end of that, before the fabric stops. Both do nothing where nodes cannot. */
+/* cluster_door_open(): the node is open, so begin to let other nodes join. The second function ends this before the fabric stops. Both do
+ * nothing if no node can join. */
 int cluster_door_open(struct weft_node *w);
 void cluster_door_close(struct weft_node *w);
 /* Tell the other nodes of a launcher that this node fails before joining, with error `rc` and the sentence of base_error(). Waits up to the

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The thread of a member that lets nodes join the running cluster. As a door it listens for newcomers, checks that they know the secret,
- * and leads one at a time through grow.c's steps. As a member it connects to the newcomer (newcomer.c), whoever is its door.
+ * The thread of a member that lets nodes join the running cluster. As a door it listens for newcomers (nodes that want to join), checks
+ * that they know the secret, and leads one at a time through the steps of grow.c. As a member it connects to each newcomer (newcomer.c),
+ * also if another node is the newcomer's door.
  *
  * Nodes of one host may have the same address to listen at. One of them has it, and when that one is gone another takes it over.
  */
@@ -118,7 +119,7 @@ static void door_leave(struct door *d)
 static void door_later(struct door *d, int64_t now)
 {
     uint8_t more = 0;
-    (void)base_random(&more, 1); /* two doors must not try at the same time for ever */
+    (void)base_random(&more, 1); /* a random pause, so that two doors do not try at the same time for ever */
     d->next_at = now + TRY_AGAIN + more * (TRY_AGAIN / 256);
 }
 
@@ -159,7 +160,8 @@ static void door_begin(struct door *d, int64_t now)
         door_later(d, now);
         return;
     }
-    /* The member with the lowest number first: of two doors one then finds it taken, and the other goes on. */
+    /* Ask the member with the lowest number first. If two doors ask at the same time, one of them finds that this member has agreed to the
+     * other's newcomer, and the other door goes on. */
     for (uint32_t i = 0; i < w->rank; i++)
         if (fab_alive(w, i)) {
             door_ask(d, i);
@@ -167,7 +169,7 @@ static void door_begin(struct door *d, int64_t now)
         }
 }
 
-/* How many of the living members have not got as far as this; *refused: one does not agree. */
+/* How many living members have not reached this step. *refused: the answer of a member that does not agree. */
 static uint32_t door_missing(struct door *d, enum grow_peer want, int *refused)
 {
     struct grow *g = d->g;
@@ -363,7 +365,7 @@ static bool visitor_admit(struct door *d, struct visitor *v)
     return true;
 }
 
-/* Reads what has come. False: the connection is of no use any more. */
+/* Reads what has arrived. False: the connection must be closed. */
 static bool visitor_hear(struct door *d, struct visitor *v)
 {
     void *into = v->stage == VISITOR_HELLO ? (void *)&v->hello : (void *)&v->proof;
@@ -391,7 +393,7 @@ static bool visitor_hear(struct door *d, struct visitor *v)
     return join_write(v->fd, &v->challenge, sizeof v->challenge, base_deadline(JOIN_STRANGER_WAIT)) == 0;
 }
 
-/* The next newcomer, if this node is the door of none. */
+/* Begins to let the next newcomer join, if no other newcomer is joining by this door. */
 static void visitor_next(struct door *d, int64_t now)
 {
     for (uint32_t i = 0; i < d->count && d->guest.fd < 0; i++) {
@@ -410,8 +412,8 @@ static void visitor_next(struct door *d, int64_t now)
 
 /* --- the thread --- */
 
-/* When to try again to listen. To try a socket's file means to connect to who listens there, and all nodes of this host do that: together
- * they try as often as one would, and not at the same time. */
+/* When to try again to listen. Trying a socket's file means to connect to the node that listens there. All nodes of this host do that. So
+ * each of them tries less often the more nodes there are, and at a random time. */
 static int64_t door_listen_later(struct grow *g, int64_t now)
 {
     struct weft_node *w = g->w;
@@ -553,7 +555,7 @@ int cluster_door_open(struct weft_node *w)
     if (!rc) {
         rc = base_thread(&g->thread, door_thread, d);
         if (rc)
-            base_fail(rc, "starting the thread that lets nodes join: %s", base_strerror(rc));
+            base_fail(rc, "cannot start the thread that lets nodes join (WEFT_GROW): %s", base_strerror(rc));
     }
     if (rc) {
         cluster_unlisten(d->at.fd, d->at.bound);

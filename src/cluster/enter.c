@@ -14,7 +14,7 @@
 
 #define TRY_WAIT     (500 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
 #define TRY_MOST     (60 * WEFT_SECOND) /* up to about this */
-#define ANSWER_GRACE (2 * WEFT_SECOND)  /* wait so much longer than the door, whose error says more */
+#define ANSWER_GRACE (2 * WEFT_SECOND)  /* wait this much longer than the door, whose error has more details */
 
 void join_entry_free(struct join *j)
 {
@@ -63,7 +63,8 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     if (a->from >= a->number || !j->cards[a->from].side[0])
         return base_fail(-EPROTO,
                          "the member that answered did not send its own names and addresses: do all nodes run the same version of weft?");
-    /* It may listen at a wildcard address: use the one at which this node has reached it. So may the other members of its host. */
+    /* The member may listen at a wildcard address: use the address at which this node has reached it. The same holds for the other members
+     * on its host. */
     for (uint32_t i = 0; i < a->number; i++) {
         struct wire_card *c = &j->cards[i];
         bool there = memcmp(c->host_id, j->cards[a->from].host_id, sizeof c->host_id) == 0;
@@ -83,7 +84,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     return 0;
 }
 
-/* Asks the member at `address`. *spoke: it has answered as a member does, so another one would say the same. */
+/* Asks the member at `address`. *spoke: the node there has answered as a member does, so that another member would give the same answer. */
 static int enter_at(struct join *j, struct cluster_settings *s, const char *address, int64_t connect_until, bool *spoke)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = WIRE_NEWCOMER};
@@ -161,7 +162,7 @@ int cluster_enter(struct cluster_settings *s)
     char why[WIRE_REASON] = "";
     int rc = 0;
     if (sodium_init() < 0)
-        return base_fail(-EIO, "libsodium cannot be initialised");
+        return base_fail(-EIO, "cannot join the cluster: the library libsodium cannot be initialised");
     struct join *j = calloc(1, sizeof *j);
     if (!j)
         return base_fail(-ENOMEM, "no memory to join the cluster");
@@ -180,7 +181,8 @@ int cluster_enter(struct cluster_settings *s)
             if (rc == -EACCES && snprintf(why, sizeof why, "%s", base_error()))
                 denied++;
         }
-        if (rc && rc != -EINTR && !spoke && denied > 1) { /* once may have been the end of that member */
+        if (rc && rc != -EINTR && !spoke &&
+            denied > 1) { /* a connection that closes once may mean that this member ended; twice means that the secret is wrong */
             rc = base_fail(-EACCES, "%s", why);
             break;
         }

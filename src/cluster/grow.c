@@ -5,11 +5,12 @@
  * Any member may be the door of a newcomer (door.c). It proposes the next number, first to the member with the lowest number, then to all
  * others (GROW_ASK, the notice with the newcomer's card). A member agrees if no other node is joining and the number is higher than any
  * that it knows of. Only when all agree is the number given to the newcomer. So two nodes never get the same number, whichever members die:
- * both would need the consent of a member that lives through both, and that one has refused the second. There is no node that counts, and
- * none that has to take over from it. A number that was proposed is never proposed again, also if its node did not join.
+ * a member that lives through both attempts would have to agree to both, and it refuses the second one. No single node counts the numbers,
+ * so none has to be replaced when it dies. A number that was proposed is never proposed again, also if its node did not join.
  *
- * At most one node joins at a time, so all members know the same nodes when it connects to them. Each tells the door (GROW_JOINED) when it
- * has made the node alive, and the door tells all when it is over (GROW_END). The death of the door ends it, too.
+ * At most one node joins at a time, so all members know the same nodes when it connects to them. Each member tells the door (GROW_JOINED)
+ * when it has made the node alive, and the door tells all members when the attempt is over (GROW_END). The death of the door also ends the
+ * attempt.
  */
 #include <fcntl.h>
 #include <sodium.h>
@@ -160,7 +161,7 @@ static void grow_message(weft_node *w, uint32_t from, const void *header, size_t
         g->joining.active = false;
     pthread_mutex_unlock(&g->lock);
     if (m.kind == GROW_ASK)
-        grow_send(g, from, &answer); /* if there is no room or memory for it, the thread of door.c sends it again */
+        grow_send(g, from, &answer); /* if there is no room or memory for the answer now, the thread of door.c sends it later */
     grow_wake(g);
 }
 
@@ -195,7 +196,7 @@ static void grow_close(struct weft_node *w, void *arg)
     w->cluster = NULL;
 }
 
-/* Keeps the cards of all members, so that it can be the door of a node that joins later. */
+/* Keeps the cards of all members, so that this node can be the door of a node that joins later. */
 static int grow_keep_cards(struct grow *g, const struct join *j)
 {
     struct weft_node *w = g->w;

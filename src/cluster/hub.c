@@ -15,8 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CAUSE_WAIT WEFT_SECOND       /* how long to wait for node 0's report of why a peer closed its connection */
-#define WORD_GRACE (5 * WEFT_SECOND) /* wait so much longer for node 0 than its own deadline: its error says more than ours */
+#define CAUSE_WAIT WEFT_SECOND /* how long to wait for node 0's report of why a peer closed its connection */
+#define WORD_GRACE \
+    (5 * WEFT_SECOND) /* how much longer than node 0's own deadline to wait for node 0, whose error has more details than ours */
 
 static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_news *m)
 {
@@ -92,7 +93,8 @@ static int hub_hear(struct join *j, struct join_hub *h)
         return 0;
     }
     hang_up(h);
-    return sense && m.error ? hub_failed(j, m.rank, m.text) : hub_failed(j, h->rank, "it sent an invalid message");
+    return sense && m.error ? hub_failed(j, m.rank, m.text)
+                            : hub_failed(j, h->rank, "it sent an invalid message: do all nodes run the same version of weft?");
 }
 
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready)

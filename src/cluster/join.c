@@ -15,7 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ANSWER_GRACE (2 * WEFT_SECOND) /* nodes wait so much longer than node 0, to receive its error with the missing nodes */
+#define ANSWER_GRACE \
+    (2 * WEFT_SECOND) /* how much longer nodes wait than node 0, to receive node 0's error, which names the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
 #define ADDRESS_WAIT (250 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
@@ -84,7 +85,7 @@ static void join_refuse(const struct join *j, const struct guest *g, int error, 
 {
     struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
     snprintf(a.text, sizeof a.text, "%s", text);
-    (void)answer_send(j, g, &a, base_deadline(ANSWER_GRACE)); /* if this fails, it sees the connection close */
+    (void)answer_send(j, g, &a, base_deadline(ANSWER_GRACE)); /* if this fails, the refused node sees that its connection closes */
 }
 
 /* A guest's address; for a Unix socket its pid, if known. */
@@ -352,7 +353,8 @@ static int reach(struct join *j, const char *coord, int64_t connect_until, int64
     return join_reach("node 0", coord, connect_until, answer_until, hello, challenge);
 }
 
-/* Do this with the first address of node 0 at which it answers. Other addresses may not be reachable, or may belong to another host. */
+/* Calls the function for each address of node 0 until node 0 answers at one. Other addresses may not be reachable, or may belong to another
+ * host. */
 static int reach_any(struct join *j, struct wire_hello *hello, struct wire_challenge *challenge, const char **coord)
 {
     const struct meet_place *place = &j->place;
@@ -490,7 +492,7 @@ static int find_each_other(struct join *j, struct cluster_settings *s)
     return 0;
 }
 
-/* A cluster that begins with one node, and to which others may come. */
+/* Joins as the only node of a new cluster, which other nodes may join later. */
 static int join_alone(struct join *j)
 {
     int rc = join_listen_for(j, j->settings->grow);
@@ -504,7 +506,7 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
     struct join j = {
         .w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     if (sodium_init() < 0)
-        return base_fail(-EIO, "libsodium cannot be initialised");
+        return base_fail(-EIO, "cannot start the cluster: the library libsodium cannot be initialised");
     base_host_id(w->host_id);
     struct fab_link *self = &w->links[w->rank];
     self->pid = (int)getpid();

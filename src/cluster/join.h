@@ -72,7 +72,8 @@ void join_mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, co
               const void *c, size_t c_len);
 
 /* --- hub.c --- */
-/* What a node and node 0, or a newcomer and its door, report to each other over their connection. `rank` is the node that it is about. */
+/* What a node and node 0, or a newcomer and its door, report to each other over their connection. `rank` is the node that the report is
+ * about. */
 void join_news_send(const struct join *j, int fd, uint32_t rank, int error, const char *text);
 bool join_news_ok(const struct join *j, const struct wire_news *m);
 int join_hub_add(struct join *j, int fd, uint32_t rank); /* takes ownership of the descriptor, also on failure */
@@ -121,7 +122,7 @@ void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why);
 int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int pid, int64_t deadline);
 
 /* --- card.c --- */
-/* What a card tells of the node that has none yet. */
+/* What the card of this node will contain, before the card is made. */
 struct join_self {
     uint32_t rank;
     uint64_t pool_bytes;
@@ -155,7 +156,8 @@ struct grow_message {
     uint64_t attempt; /* random; the door chooses it for each attempt to let a node join */
     uint32_t kind;
     uint32_t number;  /* the newcomer's */
-    int32_t answer;   /* GROW_ANSWER: 0; EBUSY: another node is joining; EEXIST: the number, or a higher one, was given before */
+    int32_t answer;   /* GROW_ANSWER: 0: the member agrees; EBUSY: another node is joining; EEXIST: the number, or a higher one, was given
+                         before */
     uint32_t highest; /* GROW_ANSWER: the highest number that the member knows of */
 };
 struct grow_ask {               /* payload of GROW_ASK: the notice of who joins */
@@ -180,7 +182,7 @@ struct grow_joining { /* the node that joins now, as this member knows it */
 #define GROW_UNSENT 64u
 struct grow_unsent { /* a message that found no room */
     uint32_t to;
-    int64_t until; /* then the attempt that it belongs to is over */
+    int64_t until; /* when the attempt to let the node join ends */
     struct grow_message message;
 };
 
@@ -218,7 +220,8 @@ void grow_end(struct grow *g, uint64_t attempt, uint32_t door); /* the attempt i
 void grow_wake(struct grow *g);
 
 /* --- newcomer.c --- */
-/* A connection at the listeners for side connections, with a whole token. Takes its descriptor. Blocks while the two nodes connect. */
+/* Handles a connection at the listeners for side connections whose token has arrived completely. Takes its descriptor. Blocks while the two
+ * nodes connect. */
 void grow_connect(struct grow *g, struct join_caller *c);
 
 #endif

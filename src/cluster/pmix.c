@@ -429,7 +429,7 @@ int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *
     p->all = calloc(p->size, len);
     p->len = len;
     if (!p->mine || !p->all)
-        return base_fail(-ENOMEM, "no memory for the data that %u nodes exchange", p->size);
+        return base_fail(-ENOMEM, "no memory for the data that %u nodes exchange over PMIx", p->size);
     memcpy(p->mine, mine, len);
     unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
     snprintf(p->key, sizeof p->key, "weft.%u", earlier);

@@ -64,7 +64,7 @@ static int read_secret_file(const struct found *f, struct cluster_settings *out)
         if (out->secret)
             memcpy(out->secret, bytes, len);
         else
-            rc = base_fail(-ENOMEM, "no memory for the secret");
+            rc = base_fail(-ENOMEM, "no memory for the secret from the file");
     }
     sodium_memzero(bytes, sizeof bytes);
     return rc;

@@ -141,8 +141,8 @@ static int coord_from_hosts(struct cluster_settings *out, struct found *found)
     return 0;
 }
 
-/* Read rank, size and coord, which depend on each other and on the hostfile. `is_node`: the caller is a node, so a missing one is an
- * error. */
+/* Read rank, size and coord, which depend on each other and on the hostfile. `is_node`: the caller is a node, so it is an error if one of
+ * them is missing. */
 static int read_place(struct cluster_settings *out, struct found *found, bool is_node)
 {
     int64_t rank = 0, size = 1;

@@ -27,6 +27,7 @@ enum id {
     DEVICE,
     RAILS,
     STRIPE,
+    GPU_RDMA,
     GID_INDEX,
     GUARD,
     GUARD_SOCKET,

@@ -86,6 +86,9 @@ const struct setting settings_table[COUNT] = {
      * round trip costs nothing measurable. */
     [STRIPE] = {INTO(fabric.stripe_bytes), .name = "stripe", .variable = "WEFT_STRIPE", .fallback = "256K", .kind = BYTES, .min = 32 << 10,
                 .max = INT64_C(1) << 40, .in_hostfile = true, .help = "rc: puts and gets of this size or more are spread over all rails"},
+    [GPU_RDMA] = {INTO(fabric.gpu_rdma), .name = "gpu_rdma", .variable = "WEFT_GPU_RDMA", .fallback = "yes", .kind = FLAG,
+                  .in_hostfile = true,
+                  .help = "rc: the RDMA device accesses GPU arenas directly, where that is possible; no: through the pool"},
     [GID_INDEX] = {INTO(fabric.gid_index), .name = "gid_index", .variable = "WEFT_GID_INDEX", .fallback = "-1", .kind = NUMBER, .min = -1,
                    .max = 255, .in_hostfile = true, .help = "index in the devices' GID tables; -1: choose, an IPv4 address first"},
     [GUARD] = {INTO(fabric.guard), .name = "guard", .variable = "WEFT_GUARD", .fallback = "", .kind = PATH,

@@ -22,7 +22,7 @@ static BASE_COLD int fabric_refuse(struct weft_node *w, weft_gaddr addr, uint64_
     if (rc)
         return rc;
     if (space != 0)
-        return base_fail(-EFAULT, "address %#llx: node %u has no space %u: only 0, its pool", a, node, space);
+        return base_fail(-EFAULT, "address %#llx: node %u has no space %u, only space 0, its pool", a, node, space);
     if (addr == WEFT_NULL)
         return base_fail(-EFAULT, "the address is null (WEFT_NULL): it names no memory");
     if (offset < w->heap_offset)
@@ -170,7 +170,7 @@ static BASE_COLD int signal_elsewhere(struct weft_node *w, weft_gaddr dst, const
     if (len && !fabric_link(w, dst, len) && !of_arena(w, dst))
         return base_failure(fabric_refuse(w, dst, len));
     if (len && weft_gaddr_node(dst) != weft_gaddr_node(signal))
-        return base_fail(-EINVAL, "put_signal: the bytes go to node %u and the signal to node %u: both must go to one node",
+        return base_fail(-EINVAL, "weft_put_signal(): the bytes go to node %u and the signal to node %u: both must go to the same node",
                          weft_gaddr_node(dst), weft_gaddr_node(signal));
     return arenas ? w->arenas->put_signal(w, dst, src, len, signal, add, op)
                   : l->transport->put_signal(w, l, len ? weft_gaddr_offset(dst) : 0, src, len, weft_gaddr_offset(signal), add, op);
@@ -215,7 +215,7 @@ int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *heade
     return rc;
 }
 
-/* Operations on GPU memory are asked first: they may finish by issuing operations to the same node. */
+/* Check the operations on GPU memory first: their last steps may be operations to the same node, which the transport must flush, too. */
 static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
 {
     if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && !w->arenas->flushed(w, l->node, f))
@@ -299,7 +299,7 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* An operation on GPU memory takes several steps. Nothing later may overtake it. */
+/* An operation on GPU memory takes several steps, and no later operation may overtake it. So wait until it is complete. */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
     struct arena_wait a = {.w = w, .node = node};
@@ -362,7 +362,7 @@ int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
     if (BASE_UNLIKELY(!op_done(op))) {
         int rc = fab_wait(w, op_done, op, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "operation to node %u: not complete before the deadline", op->node);
+            return base_fail(rc, "an operation to node %u was not complete before the deadline", op->node);
         if (rc)
             return rc;
     }

@@ -13,6 +13,7 @@
  *   patience.c  waits for other nodes
  *   stash.c     messages that wait for their handler
  *   fabric.c    the operations
+ *   memory.c    memory outside the pool that a device accesses directly
  *   now.c       operations that are started and waited for in one call
  *   side.c      the side connection of two nodes
  *   peer.c      heartbeats, and the end of a peer
@@ -63,18 +64,19 @@ struct fab_lane {
 
 /* The fabric's settings. The caller has checked them (cluster/settings_table.c). */
 struct fab_options {
-    int64_t deadline_ns;                /* how long an operation may take that has no time-out of its own */
-    bool bounded;                       /* the deadline also bounds waits for what other nodes do: see patience.c */
-    int64_t say_after_ns;               /* otherwise such a wait prints after this time which nodes it waits for */
-    int64_t spin_ns;                    /* how long a wait spins before it sleeps */
-    int64_t liveness_ns;                /* a node on another host that is silent for this long is dead */
-    int64_t reconnect_ns;               /* how long a broken link is tried to be rebuilt; 0: its peer is declared dead at once */
-    char transport[16];                 /* the transport for peers; "rdma": any that uses devices; "": the best */
-    char device[64];                    /* the verbs device to use; "": the best */
-    int gid_index;                      /* index into the device's GID table; -1: choose (verbs_choose_gid()) */
-    uint32_t rails;                     /* rc: number of devices to use together; 0: all that are as good as the best, or only `device` */
+    int64_t deadline_ns;  /* how long an operation may take if its call has no time-out */
+    bool bounded;         /* the deadline also bounds waits for what other nodes do: see patience.c */
+    int64_t say_after_ns; /* after this time, a wait without a deadline prints for which nodes it waits */
+    int64_t spin_ns;      /* how long a wait spins before it sleeps */
+    int64_t liveness_ns;  /* a node on another host that is silent for this long is dead */
+    int64_t reconnect_ns; /* how long to try to connect a broken link again; 0: its peer is declared dead at once */
+    char transport[16];   /* the transport for peers; "rdma": any that uses devices; "": the best */
+    char device[64];      /* the verbs device to use; "": the best */
+    int gid_index;        /* index into the device's GID table; -1: choose (verbs_choose_gid()) */
+    uint32_t rails;       /* rc: number of devices to use together; 0: only `device` if it is set, else all that are as good as the best */
     char rail_names[FAB_RAILS_MAX][64]; /* rc: their names; "": choose */
     uint64_t stripe_bytes;              /* rc: puts and gets of at least this size are spread over several rails */
+    bool gpu_rdma;                      /* arenas of GPUs are registered with the RDMA device, where that is possible */
     /* shm: threads that copy a large buffer together, the caller included; 0: depends on the processors */
     uint32_t copy_threads;
     char guard[FAB_GUARD_MAX]; /* tb: path of the command weft, which runs as the guard that owns the devices; "": this process owns them */
@@ -94,13 +96,14 @@ enum fab_peer_state { FAB_UNKNOWN, FAB_ALIVE, FAB_LEFT, FAB_DEAD };
 struct weft_node;
 struct pollfd;
 struct fab_link;
+struct fab_memory;
 
 /* What every transport implements. The caller has checked all offsets. Functions return 0 or a negative errno. If an op is passed, the
    transport completes it by fab_complete(), now or later; if the function fails, the op is not pending. */
 struct fab_transport {
     const char *name;
     bool rdma;                        /* uses RDMA devices: WEFT_TRANSPORT=rdma allows it */
-    bool founders_only;               /* does not connect nodes of which one has joined later */
+    bool founders_only;               /* does not connect two nodes if one of them joined a running cluster */
     bool at_once;                     /* puts, gets and atomics are complete when the call returns */
     int (*open)(struct weft_node *w); /* allocates resources, before any peer is known */
     void (*close)(struct weft_node *w);
@@ -108,8 +111,7 @@ struct fab_transport {
     /* Both nodes of a pair call it with their side connection. It blocks until `deadline` at most. */
     int (*connect)(struct weft_node *w, struct fab_link *l, int side_fd, int64_t deadline);
     const char *(*broken)(struct weft_node *w, struct fab_link *l); /* why the peer must be treated as dead; NULL: no reason */
-    /* The peer is gone: deliver the messages that it had sent. Deliver no more than it can have sent by now: it may be alive after all and
-       go on sending. */
+    /* The peer is gone: deliver the messages that it had sent. Bound their number: the peer may be alive after all, and go on sending. */
     void (*last_words)(struct weft_node *w, struct fab_link *l);
     void (*disconnect)(struct weft_node *w, struct fab_link *l); /* then every pending operation fails */
     void (*release)(struct weft_node *w, struct fab_link *l);    /* at close, when nothing uses the link any more */
@@ -131,7 +133,8 @@ struct fab_transport {
     /* may be NULL; does the work that needs no handler. Any thread calls it, also while a handler runs. */
     int (*service)(struct weft_node *w);
     int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events it handled */
-    bool (*idle)(struct weft_node *w);    /* nothing to do; asked after the thread has announced that it will sleep */
+    bool (*idle)(
+        struct weft_node *w); /* whether there is nothing to do. Called after the progress thread has announced that it will sleep */
     /* NULL: the peer's pool cannot be accessed by loads and stores */
     void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset);
     /* Wakes the threads of the peer that wait for its memory to change (weft_wait_until). */
@@ -141,6 +144,14 @@ struct fab_transport {
     /* May be NULL. How many regions the pool uses on its device (of several devices, the one with the most), and how many the device
        allows. Both are 0 before the device is used. */
     void (*regions)(struct weft_node *w, uint32_t *used, uint32_t *budget);
+    /* All four may be NULL (see memory.c). memory_add() registers memory of this process that the processor may be unable to access, such
+       as a GPU's: the first `bytes` of the dmabuf `fd`, which the caller may close afterwards. Operations name it by addresses from `base`
+       on. put_from() and get_into() are put() and get() whose local memory is in it; the device accesses it directly. memory_remove() is
+       called when no operation uses it any more. close() removes what is left. */
+    int (*memory_add)(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
+    void (*memory_remove)(struct weft_node *w, struct fab_memory *m);
+    int (*put_from)(struct weft_node *w, struct fab_link *l, struct fab_memory *m, uint64_t to, const void *src, size_t len, weft_op *op);
+    int (*get_into)(struct weft_node *w, struct fab_link *l, struct fab_memory *m, void *dst, uint64_t from, size_t len, weft_op *op);
     /* May be NULL. The i-th descriptor that the progress thread must poll after idle() has returned true; -1: there are no more (at most
        FAB_TRANSPORT_FDS). `ready` is called when the descriptor is readable. */
     int (*fd)(struct weft_node *w, uint32_t i);
@@ -168,19 +179,21 @@ struct fab_link {
     char host[64]; /* for messages */
     int pid;       /* for messages */
     base_spin side_lock;
-    struct fab_side *side;          /* buffers of side.c; NULL while no message is on its way */
-    int64_t gone_ns;                /* when the peer went, or could not join (fab_abandon()); 0: neither. Else the progress thread's */
-    char *gone_why;                 /* why the peer is gone; written before the state changes; NULL: not known */
-    bool goodbye;                   /* the peer has said that it leaves; used by the progress thread only */
-    _Atomic(const char *) given_up; /* why a room above wants the peer treated as dead (fab_give_up()); NULL: none does */
-    _Atomic bool unsure;            /* an operation without an op may not have happened; the next flush reports it */
-    /* Only for peers on other hosts (peer.c): */
+    struct fab_side *side; /* buffers of side.c; NULL while no message is on its way */
+    int64_t gone_ns; /* when the peer left or died, or could not join (fab_abandon()); 0: neither. After that only the progress thread uses
+                        this link */
+    char *gone_why;  /* why the peer is gone; written before the state changes; NULL: not known */
+    bool goodbye;    /* the peer has said that it leaves; used by the progress thread only */
+    _Atomic(const char *)
+        given_up;        /* the reason for which a room above wants to treat the peer as dead (fab_give_up()); NULL: no room does */
+    _Atomic bool unsure; /* an operation without an op may not have happened; the next flush reports it */
+    /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: on this host, the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
     int64_t unanswered_ns; /* the same for the peer's host */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
-    /* bytes written to the side connection, and how many of them are known to be acknowledged; under side_lock */
+    /* bytes written to the side connection, and how many of them the peer's host has acknowledged, as far as known; under side_lock */
     int64_t side_sent, side_taken;
 };
 
@@ -192,7 +205,7 @@ struct fab_hook {
        again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
     void (*close)(struct weft_node *w, void *arg); /* called when no thread of weft runs any more: frees what the room has */
-    /* Called last, when the links are closed: frees what operations that were under way wrote to until then, their ops for example. */
+    /* Called last, when the links are closed: frees memory to which operations under way could write until then, such as their ops. */
     void (*free)(struct weft_node *w, void *arg);
     void *arg;
 };
@@ -233,8 +246,8 @@ struct fab_handler {
 
 struct weft_node {
     uint32_t rank;
-    /* Numbers of nodes that this node knows of: below it. It grows when a node joins a running cluster: after the link's entry has been
-       written, so whoever finds a number below it finds the entry (sequentially consistent). */
+    /* This node knows of nodes with numbers below `size`. When a node joins the running cluster, its link's entry is written first, and
+     * `size` grows after that (sequentially consistent). So a thread that finds a number below `size` also finds the entry. */
     _Atomic uint32_t size;
     uint32_t founders;          /* the nodes 0 to founders - 1 started together: barriers and exchanges are for them */
     uint32_t room;              /* numbers that tables have room for: `size` as long as nobody may join later, else WEFT_MAX_NUMBERS */
@@ -278,7 +291,7 @@ struct weft_node {
     int64_t listened_ns;         /* when the side connections were last read; used by the progress thread only */
     _Atomic bool lazy;           /* the program polls by itself: the progress thread polls only now and then */
     _Atomic uint64_t polls;      /* counts weft_progress() calls and spinning waits, which tells whether the program polls */
-    _Atomic uint32_t last_looks; /* how often a thread that ended its wait had to look once more, because the progress thread was napping */
+    _Atomic uint32_t last_looks; /* how often a thread that ended its wait polled once more, because the progress thread was asleep */
     /* The value of `polls` when a thread of the program last went to sleep in a wait. While `polls` still equals it, the program has not
        polled since, and the progress thread takes over. */
     _Atomic uint64_t rested;
@@ -297,7 +310,7 @@ struct weft_node {
 
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
-uint32_t fab_count_dead(const struct weft_node *w, uint32_t below); /* of the nodes with numbers below `below` */
+uint32_t fab_count_dead(const struct weft_node *w, uint32_t below); /* how many nodes with numbers below `below` are alive */
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
 /* --- wake.c --- */
@@ -370,6 +383,21 @@ static inline void fab_pending(weft_op *op, uint32_t node)
 int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
 
+/* --- memory.c: memory outside the pool that a transport's device accesses directly --- */
+/* Memory that is registered with a transport. The transport's own structure begins with it. */
+struct fab_memory {
+    const struct fab_transport *transport;
+};
+/* Registers the memory behind a dmabuf, as struct fab_transport says. -ENODEV: no transport of this node uses a device that could access
+   it. */
+int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
+void fab_memory_remove(struct weft_node *w, struct fab_memory *m); /* before the transports are closed; NULL allowed */
+/* Whether operations between this memory and the node's pool can be direct. `m` may be NULL. */
+bool fab_memory_leads(const struct weft_node *w, const struct fab_memory *m, uint32_t node);
+/* weft_put() and weft_get() whose local memory is in `m`, to a node that it leads to. */
+int fab_memory_put(struct weft_node *w, struct fab_memory *m, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_gaddr src, size_t len, weft_op *op);
+
 /* --- now.c: a compare-and-swap that may outlast its call, and for which a later call can wait --- */
 /* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */
 bool fab_at_once(const struct weft_node *w, weft_gaddr where);
@@ -429,9 +457,9 @@ int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
    in a call that must not wait. Errors come without a sentence. */
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
 bool fab_nowait(bool on); /* on: from now on this thread's operations do not wait for room. Returns the former value. */
-/* Sets a limit for all operations that this thread starts, or waits for with WEFT_TIMEOUT_DEFAULT: none lasts beyond it, waiting for room
-   included. For calls that have one deadline and consist of several operations. INT64_MAX: no limit. Returns the former limit, which the
-   caller restores. */
+/* For calls that have one deadline and consist of several operations. Sets a limit for the operations that this thread starts, or waits for
+ * with WEFT_TIMEOUT_DEFAULT: no such call, including its wait for room, lasts beyond the limit. INT64_MAX: no limit. Returns the former
+ * limit, which the caller restores. */
 int64_t fab_limit(int64_t deadline);
 
 /* --- patience.c: waits for something that another node must do --- */
@@ -505,8 +533,8 @@ struct fab_config {
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
-/* Before the progress thread starts: has the transports that late nodes may need look for their devices. Later that would disturb the
-   other threads. */
+/* Makes the transports that nodes which join later may need look for their devices. Call it before the progress thread starts, because
+ * looking for devices would disturb other threads. */
 void fab_look_early(struct weft_node *w);
 /* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);

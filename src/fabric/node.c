@@ -38,11 +38,11 @@ static bool node_may_use(const struct weft_node *w, const struct fab_transport *
     const char *only = w->options.transport;
     bool names_device = w->options.device[0] || w->options.rail_names[0][0];
     if (!only[0] && names_device && !t->rdma && !t->at_once)
-        return false; /* no ordinary network in place of a device that the user has named */
+        return false; /* the user has named a device, so an ordinary network must not replace it */
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 
-/* The reasons of all transports that failed: the last one's need not be the important one. */
+/* Collects the reasons of all transports that failed, because the reason of the last one need not be the important one. */
 static void node_add_why(char *why, size_t room)
 {
     size_t n = strlen(why);
@@ -75,8 +75,8 @@ void fab_look_early(struct weft_node *w)
     base_error_clear(); /* the reason of a failure is kept, and told when a node needs the transport */
 }
 
-/* What the two say to each other about each transport, in the order of the table. Only what the better ones leave open is asked for: to
-   look for devices takes time. */
+/* What the two nodes tell each other about each transport, in the order of the table. A node looks for the devices of a transport only if
+ * no better transport connects the pair, because looking takes time. */
 struct offer {
     uint8_t index, can;
 };
@@ -267,7 +267,7 @@ int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
     if (id >= WEFT_HANDLERS)
         return base_fail(-EINVAL, "handler id %u: a program's ids are 0 to %u", id, WEFT_HANDLERS - 1);
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "handler id %u: handlers cannot be installed from inside a handler", id);
+        return base_fail(-EDEADLK, "handler id %u: a handler must not install handlers: call weft_handle() outside", id);
     return fab_handle(w, id, fn, arg);
 }
 

@@ -64,7 +64,8 @@ static int now_begin(struct weft_node *w, struct fab_now **n)
 {
     *n = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "a handler must not wait, or the messages it waits for would not arrive: nothing was started");
+        return base_fail(-EDEADLK,
+                         "a handler must not wait, because the messages that it waits for would not arrive: the operation was not started");
     *n = now_take(w);
     return *n ? 0 : -ENOMEM;
 }
@@ -184,7 +185,7 @@ int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int
     if (!ended(n))
         return rc == -ETIMEDOUT ? -EINPROGRESS : rc;
     if (rc == -ETIMEDOUT || rc == -EINPROGRESS)
-        rc = n->op.status; /* it ended after the wait had timed out */
+        rc = n->op.status; /* the operation ended just after the wait had timed out */
     if (rc == 0)
         *old = n->old;
     fab_swap_leave(w, swap);

@@ -4,9 +4,10 @@
  * somebody has set the deadline (WEFT_DEADLINE), such a wait lasts as long as the nodes it waits for are alive, and prints once for whom it
  * waits (WEFT_SAY_AFTER).
  *
- * For some waits it is not known which node will end them: any node may write to a word. A node that dies during the wait may have been
- * that node, and if no other node is alive, none is left. Then the wait goes on for the node's deadline, in which others, or a thread of
- * this process, may still end it. Nodes that were dead before the wait began do not count: the caller could know of them.
+ * For some waits it is not known which node will end them, because any node may write to a word. A node that dies during the wait may have
+ * been the one. If no other node is alive, no other node can end the wait. In both cases the wait goes on for the node's deadline, because
+ * another node or a thread of this process may still end it. Nodes that were dead before the wait began do not count: the caller could know
+ * of them.
  */
 #include <stdio.h>
 

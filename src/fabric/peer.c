@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a peer: deliver what it had sent, fail pending operations to it, raise the epoch, tell the rooms above. And how it is noticed
- * between hosts: each node sends the other a heartbeat, the byte 'h', over the side connection, and a peer that is silent for too long is
- * dead. Messages of a transport count as well.
+ * The end of a peer: deliver what it had sent, fail pending operations to it, raise the epoch, tell the rooms above. This file also detects
+ * the death of peers on other hosts: each node sends the other a heartbeat, the byte 'h', over the side connection, and a peer that is
+ * silent for too long is dead. Messages of a transport count as well.
  *
- * How long that is depends on the peer's host. Its kernel acknowledges our heartbeats, whatever the process does, and would have closed the
- * connection if the process had ended. So a process whose host does not answer either is dead after WEFT_LIVENESS. A process whose host
- * answers is stopped, or gets no processor: it is dead after PATIENCE times as long.
+ * How long that is depends on the peer's host. The kernel of that host acknowledges our heartbeats, whatever the peer's process does, and
+ * closes the connection when the process ends. So a process whose host does not answer either is dead after WEFT_LIVENESS. A process whose
+ * host answers is stopped, or gets no processor: it is dead after PATIENCE times as long.
  *
  * A thread of its own sends the heartbeats, because the progress thread may be in a handler of the program for a long time while the node
  * is alive. Only the progress thread judges, right after it has read what has arrived. It does not count time in which it did not read: a
@@ -19,10 +19,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define JUDGE_NS (10 * WEFT_MS)     /* the least time between two checks */
-#define GONE_NS  (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it \
-                                     */
-#define PATIENCE 5                  /* how many liveness times a process may be silent while its host answers */
+#define JUDGE_NS (10 * WEFT_MS) /* the least time between two checks */
+#define GONE_NS                                                                                                              \
+    (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it \
+                        */
+#define PATIENCE 5     /* how many liveness times a process may be silent while its host answers */
 
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why)
 {
@@ -76,7 +77,7 @@ int fab_pulse_start(struct weft_node *w)
 {
     int rc = base_thread(&w->pulse_thread, pulse_thread, w);
     if (rc)
-        return base_fail(rc, "starting the thread for heartbeats: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread for heartbeats: %s", base_strerror(rc));
     w->pulse_started = true;
     return 0;
 }
@@ -118,7 +119,8 @@ static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, s
     return left < PATIENCE * l->liveness_ns - l->silent_ns ? left : PATIENCE * l->liveness_ns - l->silent_ns;
 }
 
-/* In a cluster that grows, nodes come and go without end, and descriptors are few. */
+/* Closes the descriptors of a peer that is gone. In a cluster that grows, nodes join and leave again and again, and a process may have only
+ * so many descriptors. */
 static void peer_forget(struct weft_node *w, struct fab_link *l, int64_t now)
 {
     if (w->room == w->founders || l->side_fd < 0 || !l->gone_ns || now - l->gone_ns < GONE_NS)

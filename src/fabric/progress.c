@@ -15,15 +15,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LAZY_MS      1
-#define BUSY_NS      (WEFT_MS / 2)
-#define SHORT_NS     (WEFT_MS / 20)
-#define NAP_MS       1000              /* the longest sleep: for peers whose death no descriptor reports */
-#define READS        64                /* kilobytes read from one side connection before the next one is read */
-#define LAST_READS   4096              /* kilobytes to read when the process has ended: more than a socket holds */
-#define GOODBYE_WAIT (2 * WEFT_SECOND) /* for all peers together that do not read, because they are stopped or busy */
-#define TICK_NS      WEFT_MS           /* how often upkeep runs while messages keep coming */
-#define LOOK_NS      (20 * WEFT_MS)    /* how often the peers are checked, however many messages come */
+#define LAZY_MS    1
+#define BUSY_NS    (WEFT_MS / 2)
+#define SHORT_NS   (WEFT_MS / 20)
+#define NAP_MS     1000 /* the longest sleep: for peers whose death no descriptor reports */
+#define READS      64   /* kilobytes read from one side connection before the next one is read */
+#define LAST_READS 4096 /* kilobytes to read when the process has ended: more than a socket holds */
+#define GOODBYE_WAIT \
+    (2 * WEFT_SECOND)   /* how long to wait at most, for all peers together, until they read the goodbye: a peer may be stopped or busy */
+#define TICK_NS WEFT_MS /* how often upkeep runs while messages keep coming */
+#define LOOK_NS (20 * WEFT_MS) /* how often the peers are checked, however many messages come */
 
 /* Whether there is nothing to do, so that the thread may sleep. */
 static bool idle(struct weft_node *w)
@@ -91,7 +92,8 @@ static void look_at_peers(struct weft_node *w, struct pollfd *fds, uint32_t *nod
         if (fds[i].fd == l->side_fd) {
             read_side(w, l, READS);
         } else {
-            /* It may have said goodbye. A child of the peer may still hold the socket and write to it, so the amount read is bounded. */
+            /* The peer's last bytes may say goodbye, so read them. A child process of the peer may still hold the socket and write to it,
+             * so the amount read is bounded. */
             read_side(w, l, LAST_READS);
             if (fab_alive(w, nodes[i]))
                 fab_peer_gone(w, nodes[i], !l->goodbye, "its process ended");

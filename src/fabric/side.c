@@ -8,8 +8,8 @@
  *   'm' n n ...  a message of `n` bytes (two bytes, the low one first) for the transport of this link
  *
  * Only the progress threads send messages, and they never wait: what the socket does not accept is kept, and nothing else is sent before
- * it. The other bytes may be dropped instead: if the socket is full, plenty is waiting at its other end. The goodbye is not dropped: a node
- * that leaves waits for room for it, for a while, because without it the node would count as dead.
+ * it. Wake-ups and heartbeats may be dropped if the socket is full: then the peer has plenty of bytes to read, which do the same. The
+ * goodbye is not dropped: a node that leaves waits for room for it, for a while, because without it the node would count as dead.
  */
 #include "fabric/fabric.h"
 
@@ -84,7 +84,7 @@ int fab_side_send(struct fab_link *l, const void *bytes, size_t len)
     base_spin_lock(&l->side_lock);
     struct fab_side *s = buffers(l);
     if (!s) {
-        rc = base_fail(-ENOMEM, "no memory for a message to node %u", l->node);
+        rc = base_fail(-ENOMEM, "no memory for a message on the side connection to node %u", l->node);
     } else if (len > FAB_SIDE_MESSAGE_MAX || s->out + HEAD_BYTES + len > sizeof s->outgoing) {
         rc = base_fail(-ENOBUFS, "node %u does not read its side connection (stopped?)", l->node);
     } else {
@@ -199,7 +199,7 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
         if (n <= 0) {
             const char *why = n == 0 ? "its connection closed" : base_strerror(errno), *more = l->transport->broken(w, l);
             *died = !l->goodbye;
-            return more ? more : why; /* the last message may give a better reason */
+            return more ? more : why; /* the last message may contain a better reason */
         }
         l->silent_ns = l->unanswered_ns = 0;
         if (!side_take(w, l, bytes, (size_t)n)) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Waiting: spin briefly while making progress, then sleep on the node's bell until it is rung. Each sleep ends after SLICE_NS at the
- * latest, because the thread that was to wake us may have been killed between changing memory and ringing. A hundred looks a second cost
- * nothing.
+ * latest, because the thread that should wake this one may have been killed between changing memory and ringing the bell. A hundred checks
+ * a second cost almost nothing.
  */
 #include "fabric/fabric.h"
 
@@ -54,8 +54,8 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
-    /* What needs no handler is handled without looking for messages each time; but messages are looked for now and then, however much
-       comes. */
+    /* Work that needs no handler is done at each turn. Messages are polled only at some turns, but regularly, however much other work there
+     * is. */
     bool hurry = fab_polled(w) % WAITS_PER_PROGRESS != 0;
     if (w->oversubscribed) {
         /* The node that this thread waits for may need this processor. A yield is cheaper than a sleep and a wake-up, if the other node
@@ -87,7 +87,7 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
                 break;
             now = base_now_ns();
             fab_polled(w); /* this thread goes on polling */
-            if (moving)    /* if this thread slept, another would have to do the work */
+            if (moving)    /* if this thread slept, another thread would have to make the progress */
                 start = now;
         }
     }
@@ -124,7 +124,8 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
             if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS, &rung))
                 return 0;
         }
-        /* Not ready, but things move, and would wake this thread again and again: it moves them itself, unless another does. */
+        /* Not ready, but operations are making progress and would wake this thread again and again. So this thread makes progress itself,
+         * unless another thread does. */
     }
 }
 
@@ -142,7 +143,7 @@ int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg)
     if (!nowait)
         return fab_wait(w, has_room, arg, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
     fab_polled(w);
-    fab_progress(w); /* a program that only tries again and again makes no progress elsewhere */
+    fab_progress(w); /* a program that only repeats the call makes progress nowhere else */
     return has_room(arg) ? 0 : -EAGAIN;
 }
 
@@ -151,7 +152,8 @@ int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadlin
     if (ready(arg))
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "a handler must not wait: the messages it waits for would not arrive");
+        return base_fail(-EDEADLK,
+                         "a handler must not wait, because the messages that it waits for would not arrive: call this outside the handler");
     atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed);
     int rc = wait_long(w, ready, arg, deadline);
     atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);

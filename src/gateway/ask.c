@@ -91,7 +91,7 @@ static void ask_free(struct gateway *g, struct gateway_ask *a)
     free(a);
 }
 
-/* Passes the result to whoever asked. With the lock held. */
+/* Passes the result to the asker's function. With the lock held. */
 static void ask_tell(struct gateway *g, struct gateway_ask *a, const struct gateway_result *r)
 {
     if (a->told)
@@ -105,7 +105,7 @@ static void ask_tell(struct gateway *g, struct gateway_ask *a, const struct gate
 
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id)
 {
-    const weft_request record = *q->record, *r = &record; /* whoever asked may free its own as soon as the request can end */
+    const weft_request record = *q->record, *r = &record; /* a copy, because the asker may free its record as soon as the request can end */
     if (r->node >= g->w->size)
         return base_fail(-EFAULT, "a request to node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
     if (atomic_load_explicit(&g->closing, memory_order_acquire))
@@ -143,7 +143,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
                   : base_fail(-EAGAIN, "%u requests to node %u are outstanding: wait for some", WEFT_REQUESTS_MAX, r->node);
         goto out;
     }
-    /* From here on another thread may end and free the request, because the node answers or is gone. */
+    /* From here on another thread may end and free the request: the node may answer, or may be gone. */
     if (id)
         *id = number;
     if (soon)
@@ -344,7 +344,7 @@ int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t time
                          "a handler must not wait, but this call waits for the service '%s' of node %u: call it in another thread",
                          gateway_service_name(g, r.service), r.node);
     int64_t deadline = fab_timeout(g->w, timeout_ns);
-    r.timeout_ns = INT64_MAX; /* no deadline in the table, because this thread waits with its own */
+    r.timeout_ns = INT64_MAX; /* no deadline in the table, because this thread waits with a deadline of its own */
     q->record = &r;
     q->tell = tell_waiter;
     q->arg = &waiter;

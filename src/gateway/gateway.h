@@ -98,11 +98,11 @@ enum gateway_message_type {
                            fits */
     GATEWAY_ANSWER,     /* to: the request; words: defined by the service; payload: an error text, or defined by the service */
     GATEWAY_CANCEL,     /* word 0: the request's number at the sender */
-    GATEWAY_DATA,       /* to: the stream; word 0: the sender's number of it; 1: position; 2: count of bytes; 3: 1 if these are the last;
-                           payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
-    GATEWAY_CREDIT,     /* to: the stream; word 0: bytes that the reader has taken from it so far */
-    GATEWAY_SHUT,       /* to: the stream, whose reader reads no more */
-    GATEWAY_END,        /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_DATA, /* to: the stream; word 0: the sender's number of the stream; 1: position; 2: count of bytes; 3: 1 if these are the last;
+                     payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
+    GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
+    GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
+    GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -151,7 +151,7 @@ struct gateway_stream {
     /* Called when the stream's state has changed, with the lock held. */
     void (*moved)(struct gateway_stream *s);
     void *arg;
-    struct gateway_credit due;         /* a message that moved() wants to have sent */
+    struct gateway_credit due;         /* a message that moved() prepares, and that is sent after the lock is released */
     struct gateway_stream *next_moved; /* the server thread's list of changed streams */
     bool listed;
 };
@@ -192,7 +192,7 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    bool told; /* tell() was called, or nobody waits for the answer any more */
+    bool told; /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
     gateway_tell_fn tell, late;
@@ -207,7 +207,7 @@ struct gateway_question {
     gateway_tell_fn late;
     void *arg;
     weft_op *op;
-    weft_gaddr owned; /* freed when the request ends; not if gateway_ask() fails */
+    weft_gaddr owned; /* memory that is freed when the request ends, but not if gateway_ask() fails */
     bool post;        /* queue the message if there is no room, instead of waiting */
 };
 /* Sends a request. `*id` (`id` may be NULL) becomes its number, for gateway_ask_leave(). If this fails, tell() is not called. */
@@ -256,7 +256,7 @@ struct gateway_service {
      * were checked; the service checks the others. */
     void (*begin)(void *state, struct gateway_call *c);
     void (*cancel)(void *state, struct gateway_call *c); /* the service must answer the request now */
-    void (*gone)(void *state, uint32_t node);            /* a node is gone; its requests were cancelled before */
+    void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after its requests were cancelled */
     int64_t (*tick)(void *state, int64_t now);           /* may be NULL. Returns in how many ns it must be called again at the latest */
     /* The asker's side of requests by record, on any thread; each may be NULL. submit() handles a record that needs no server, and prepares
      * others. It returns 1 if the record is to be sent to the server, else the status of the answer, with the result in r->result. `arg` is

@@ -64,7 +64,7 @@ int gateway_groups_open(struct gateway_groups **out)
         close(fds[1]);
         munmap(memory, GROUPS_BYTES);
         free(all);
-        return base_fail(rc, "starting the guardian process, which kills the processes that this node runs for others: %s",
+        return base_fail(rc, "cannot start the guardian, the process that kills the processes that this node runs for others: %s",
                          base_strerror(rc));
     }
     all->fd = fds[1];

@@ -26,7 +26,7 @@ struct weft_process {
     uint32_t node, pid, users;
     enum handle_state state;
     bool of_record; /* started by a record, and records may name it */
-    int error;      /* why it could not be started, or that its node is gone; 0: neither */
+    int error;      /* the error of the start, or -ECONNRESET if the node is gone; 0: neither */
     char *text;     /* the server's error text; NULL: it sent none */
     struct gateway_stream *out[2], *in;
     bool wants_in, ended_in, terminal;
@@ -51,8 +51,9 @@ void handle_moved(struct gateway_stream *s); /* the function `moved` of all stre
 
 /* --- handle_bytes.c --- */
 void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
-struct gateway_stream *handle_output(struct weft_process *p,
-                                     uint32_t which); /* which: 1 (standard output) or 2 (standard error); NULL: it does not come here */
+struct gateway_stream *
+handle_output(struct weft_process *p,
+              uint32_t which); /* which: 1 (standard output) or 2 (standard error); NULL: this output is not sent to this node */
 /* Opens the stream to the process's input: 0, -EINVAL or -EPIPE; 1: the process has not started yet. */
 int handle_input(struct weft_process *p);
 /* Writes as many bytes as there is room for, and returns how many. */

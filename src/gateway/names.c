@@ -125,7 +125,7 @@ int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, ui
     size_t len = most * sizeof *out;
     *count = 0;
     if (!max)
-        return base_fail(-EINVAL, "weft_name_list(): there must be room for at least one name");
+        return base_fail(-EINVAL, "weft_name_list(): max is 0: pass room for at least one name");
     r.arg[0] = *next;
     r.arg[1] = most;
     int rc = name_ask(w, &r, timeout_ns, &result, out, &len);

@@ -74,7 +74,7 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
         return rc;
     struct post *kept = malloc(sizeof *kept + len);
     if (!kept)
-        return base_fail(-ENOMEM, "no memory to keep a message to node %u", node);
+        return base_fail(-ENOMEM, "no memory to queue a service's message to node %u", node);
     *kept = (struct post){.m = *m, .len = len};
     if (len)
         memcpy(kept->payload, payload, len);

@@ -80,7 +80,7 @@ static int process_open(struct gateway_server *s, void **state)
     all->environment = copy_environment();
     all->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (!all->environment || all->null < 0)
-        return base_fail(all->environment ? -errno : -ENOMEM, "preparing to run processes for other nodes: %s",
+        return base_fail(all->environment ? -errno : -ENOMEM, "cannot prepare to run processes for other nodes: %s",
                          base_strerror(all->environment ? errno : ENOMEM));
     return 0;
 }
@@ -190,11 +190,12 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
 {
     uint32_t node = gateway_of(r->server)->w->rank;
     if (step == BASE_STEP_DIRECTORY)
-        return base_fail(rc, "node %u: directory '%s', in which '%s' was to run: %s", node, b->directory, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: cannot enter directory '%s' to run '%s' there: %s", node, b->directory, b->program,
+                         base_strerror(rc));
     if (step == BASE_STEP_LIMITS)
         return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
-        return base_fail(rc, "node %u: making a process for '%s': %s", node, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: cannot make a process for '%s': %s", node, b->program, base_strerror(rc));
     if (rc == -ENOENT && base_check_interpreter(path) == -ENOENT)
         return base_context(rc, "node %u", node);
     return refuse_program(r, b, rc);
@@ -389,7 +390,7 @@ static bool try_start(struct processes *all, struct gateway_call *c)
     struct run *r;
     int rc = all->running < GATEWAY_PROCESSES ? run_start(all, c, &r) : -EAGAIN;
     if (all->running && (rc == -EAGAIN || rc == -EMFILE || rc == -ENFILE))
-        return false; /* tried again when another process has ended */
+        return false; /* the start is tried again when another process has ended */
     if (rc) {
         gateway_answer_error(c, rc);
         return true;
@@ -413,7 +414,7 @@ static void process_begin(void *state, struct gateway_call *c)
 {
     struct processes *all = state;
     if (c->record.kind == WEFT_PROCESS_SPAWN) {
-        *all->waiting_last = c; /* the tick, which runs next, starts the process */
+        *all->waiting_last = c; /* run_tick(), which runs next, starts the process */
         all->waiting_last = &c->next;
         return;
     }

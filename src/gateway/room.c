@@ -41,7 +41,7 @@ static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
     fab_wake_here(w);
 }
 
-/* A node has joined the running cluster: it must know what this one offers. */
+/* A node has joined the running cluster: tell it which services this node offers. */
 static void on_joined(struct weft_node *w, uint32_t node, void *arg)
 {
     struct gateway *g = arg;

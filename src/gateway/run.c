@@ -122,7 +122,7 @@ static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
     }
     if (r->used == r->have && !r->getting) {
         int rc = weft_get_nowait(w, r->buffer, r->data, n, &r->get);
-        if (rc && rc != -EAGAIN) /* the process must not take an incomplete input for a complete one */
+        if (rc && rc != -EAGAIN) /* kill the process, so that it does not take an incomplete input for a complete one */
             kill(-r->pid, SIGKILL);
         if (rc) {
             *last = rc != -EAGAIN;

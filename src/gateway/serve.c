@@ -15,7 +15,7 @@
 #define CALL_BUCKETS  4096u
 #define FETCH_MOST    (UINT64_C(8) << 20) /* the most bytes that are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
-#define KEEP_NS       WEFT_MS /* before messages that could not be sent are tried again */
+#define KEEP_NS       WEFT_MS /* how long until messages that could not be sent are tried again */
 
 struct gateway_server {
     struct gateway *g;

@@ -30,7 +30,7 @@ int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (
 {
     struct gateway_stream *s = malloc(sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for a stream");
+        return base_fail(-ENOMEM, "no memory to receive a stream of bytes from another node");
     *s = (struct gateway_stream){.g = g, .node = node, .bytes = bytes, .moved = moved, .arg = arg};
     int rc = weft_alloc(g->w, bytes, &s->ring);
     if (!rc) {
@@ -51,11 +51,13 @@ int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_g
 {
     struct fab_link *link;
     if (!gateway_ring_fits(bytes) || weft_gaddr_node(ring) != node || weft_gaddr_space(ring) || fab_resolve(g->w, ring, bytes, &link))
-        return base_fail(-EINVAL, "node %u names %llu bytes at %#llx as the ring of a stream, which is not possible", node,
-                         (unsigned long long)ring, (unsigned long long)bytes);
+        return base_fail(-EINVAL,
+                         "node %u asks for a stream into a ring at %#llx of %llu bytes: the ring must be in that node's pool, and a power "
+                         "of two from 4 KiB to 16 MiB",
+                         node, (unsigned long long)ring, (unsigned long long)bytes);
     struct gateway_stream *s = malloc(sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for a stream");
+        return base_fail(-ENOMEM, "no memory to send a stream of bytes to another node");
     *s = (struct gateway_stream){
         .g = g, .node = node, .peer = peer, .sends = true, .ring = ring, .bytes = bytes, .moved = moved, .arg = arg};
     s->memory = weft_ptr(g->w, ring, bytes);

@@ -45,6 +45,7 @@ uint64_t arena_kind(const struct gpu_place *p)
     return kind;
 }
 
+/* The caller has made sure that it is not registered any more. */
 static void dispose(struct gpu_arena *a)
 {
     a->place.backend->memory_close(a->place.device, &a->memory);
@@ -69,7 +70,7 @@ static bool all_know(void *arg)
    that is stopped handles the message before it can use such an address. */
 static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
-    struct arena_space m = {.space = a->space, .bytes = bytes, .kind = arena_kind(&a->place)};
+    struct arena_space m = {.space = a->space, .bytes = bytes, .kind = arena_kind(&a->place), .rdma = a->rdma_why};
     for (uint32_t i = 0; i < c->w->size; i++) {
         if (i == c->w->rank || !fab_alive(c->w, i))
             continue;
@@ -87,7 +88,7 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     if (most == 0)
         return base_fail(-EFAULT, "address %#llx: node %u has no space %u", (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
-        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u (%llu bytes)",
+        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u, an arena of %llu bytes",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)most);
     return 0;
@@ -122,6 +123,8 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
         return rc;
     }
     rc = mem_pool_create_books(&a->books, whole);
+    if (!rc)
+        rdma_open(c, a);
     pthread_rwlock_wrlock(&c->table_lock);
     uint32_t s = 1;
     while (s < ARENA_SPACES && c->own[s])
@@ -136,6 +139,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     }
     pthread_rwlock_unlock(&c->table_lock);
     if (rc) {
+        rdma_close(c, a);
         dispose(a);
         return rc;
     }
@@ -199,7 +203,7 @@ static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_a
     if (!a && node == c->w->rank)
         return base_fail(-EFAULT, "address %#llx: this node has no space %u", (unsigned long long)addr, space);
     if (a && !within(a, offset, bytes))
-        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u (%llu bytes)",
+        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of this node (%u), an arena of %llu bytes",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)a->memory.bytes);
     if (a) {
@@ -295,6 +299,7 @@ static bool close_own(struct arenas *c, struct gpu_arena *a, int64_t deadline)
     pthread_rwlock_wrlock(&c->table_lock);
     c->own[a->space] = NULL;
     pthread_rwlock_unlock(&c->table_lock);
+    rdma_close(c, a);
     dispose(a);
     return true;
 }
@@ -319,6 +324,7 @@ bool arena_close_all(struct arenas *c, const void *where, int64_t deadline)
     return all;
 }
 
+/* The transports are closed: nothing is registered any more. */
 void arena_free_all(struct arenas *c)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++)

@@ -7,8 +7,12 @@
  *   own, mapped   this process reaches the GPU's memory: its back end copies
  *   staged        messages to the owner, whose thread moves the data; from 4 KiB on through memory of both pools, in pieces
  *
+ * Of a staged transfer, an owner whose RDMA device has its arena registered skips its own pool: the device moves the data between the arena
+ * and the other node's pool.
+ *
  * Only the owner's steps change a word, one at a time. Each file calls only those before it:
  *
+ *   rdma.c    arenas registered with the RDMA device
  *   arena.c   the arenas of this node and their allocators; arenas of others that this process reaches
  *   share.c   giving memory of GPUs to other processes of the host, and taking it
  *   stage.c   buffers in the pool through which pieces are copied
@@ -50,6 +54,7 @@ struct arena_message {
 struct arena_space {
     uint64_t space, bytes; /* 0 bytes: the arena was closed */
     uint64_t kind;         /* the kind of its GPU: arena_kind() */
+    int64_t rdma;          /* 0: it is registered with its node's RDMA device; or a negative errno, the reason why not */
 };
 
 /* Sent to an owner on the same host: hand over its memory at this socket. */
@@ -75,8 +80,12 @@ struct gpu_arena {
     struct gpu_memory memory;
     struct mem_pool *books; /* its allocator; NULL: the arena belongs to another node */
     uint32_t node, space;
-    _Atomic bool closing;   /* nothing new may begin */
-    _Atomic uint32_t users; /* jobs and requests that use it */
+    _Atomic bool closing;    /* nothing new may begin */
+    _Atomic uint32_t users;  /* jobs and requests that use it */
+    struct fab_memory *rdma; /* NULL: it is not registered with the RDMA device, for the reason `rdma_why` */
+    int rdma_why;
+    _Atomic bool rdma_refused; /* the device has refused to access it: do not ask it again */
+    _Atomic bool given;        /* its memory was handed to other processes */
 };
 
 /* An arena of another node of this host; and that node's request for our arena in the same space. Only the thread uses it, except atomic
@@ -127,6 +136,7 @@ struct arena_peer {
     _Atomic uint32_t requests;            /* requests of that node that are here */
     _Atomic uint64_t bytes[ARENA_SPACES]; /* sizes of its arenas, as it has reported */
     _Atomic uint64_t kind[ARENA_SPACES];
+    _Atomic int rdma[ARENA_SPACES];
     _Atomic int unmapped;         /* why an arena of it is not mapped here: the last reason */
     _Atomic uint32_t told, knows; /* how often it was told of an arena of this node; how often it has confirmed */
 };
@@ -161,7 +171,16 @@ struct arenas {
     _Atomic bool started, stop;
     _Atomic uint32_t bell, sleeping;
     _Atomic uint32_t active; /* jobs and requests that are not done */
+    _Atomic uint64_t direct; /* transfers that the RDMA device made from or to an arena */
 };
+
+/* --- rdma.c --- */
+void rdma_open(struct arenas *c, struct gpu_arena *a); /* registers the arena with the RDMA device, or sets `rdma_why` */
+void rdma_close(struct arenas *c, struct gpu_arena *a);
+bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node); /* whether the device moves data to and from that node */
+/* One transfer between the arena and that node's pool, in steps: -EINPROGRESS or -EAGAIN: call again. `in`: to the arena. */
+int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
+const char *rdma_reason(int why);
 
 /* --- arena.c --- */
 void arena_ring(struct arenas *c); /* wakes the thread */

@@ -26,6 +26,28 @@ static uint64_t nvlink_peers(int index, int count)
     return peers;
 }
 
+/* 0 if the driver does not know the attribute. */
+static int attribute(int device, int what)
+{
+    int value = 0;
+    return cuda->cuDeviceGetAttribute && cuda->cuDeviceGetAttribute(&value, what, device) == 0 ? value : 0;
+}
+
+/* Why RDMA devices cannot be given this GPU's memory; "": they can. */
+static const char *no_dmabuf(int device)
+{
+    if (!cuda->cuMemGetHandleForAddressRange || !cuda->cuDeviceGetAttribute)
+        return "CUDA's driver is older than 11.7 and gives no dmabufs";
+    if (!attribute(device, CUDA_DMABUF_SUPPORTED))
+        return "the GPU gives no dmabufs: that takes NVIDIA's open kernel module and Linux 5.12";
+    if (!attribute(device, CUDA_RDMA_WITH_VMM))
+        return "the GPU gives RDMA devices no memory of the kind that arenas are made of";
+    if (attribute(device, CUDA_RDMA_ORDERING) < CUDA_ORDERED_FOR_ALL &&
+        (!cuda->cuFlushGPUDirectRDMAWrites || !(attribute(device, CUDA_RDMA_FLUSHES) & CUDA_FLUSH_BY_HOST)))
+        return "the GPU's kernels might not see what an RDMA device has written, and its driver has no call that makes them";
+    return "";
+}
+
 static bool cuda_look(uint32_t index, weft_gpu_info *out)
 {
     int count = 0, device;
@@ -43,6 +65,7 @@ static bool cuda_look(uint32_t index, weft_gpu_info *out)
     gpu_pci_read("", address, &pci);
     gpu_pci_tell("", &pci, out);
     out->nvlink_peers = nvlink_peers((int)index, count);
+    snprintf(out->no_rdma, sizeof out->no_rdma, "%s", no_dmabuf(device));
     out->usable = true;
     return true;
 }
@@ -84,6 +107,7 @@ static int cuda_open(uint32_t index, void **device)
         cuda_close(d);
         return cuda_failed(code, "making a stream of the GPU");
     }
+    d->rdma_ordered = attribute(d->device, CUDA_RDMA_ORDERING);
     *device = d;
     return 0;
 }
@@ -202,7 +226,20 @@ static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 
 static struct cuda_allocation arena_kind(const struct cuda_device *d)
 {
-    return (struct cuda_allocation){.kind = CUDA_MEMORY_PINNED, .handles = CUDA_HANDLE_FD, .where = {CUDA_AT_DEVICE, d->device}};
+    return (struct cuda_allocation){.kind = CUDA_MEMORY_PINNED,
+                                    .handles = CUDA_HANDLE_FD,
+                                    .where = {CUDA_AT_DEVICE, d->device},
+                                    .flags.rdma = attribute(d->device, CUDA_RDMA_WITH_VMM) != 0};
+}
+
+/* Memory that RDMA devices may access, where the driver has such; else memory without that. */
+static int memory_create(struct cuda_device *d, struct gpu_memory *m, struct cuda_allocation *kind)
+{
+    int code = WITHIN(d, cuda->cuMemCreate(&m->handle, m->bytes, kind, 0));
+    if (!code || code == CUDA_OUT_OF_MEMORY || !kind->flags.rdma)
+        return code;
+    kind->flags.rdma = 0;
+    return WITHIN(d, cuda->cuMemCreate(&m->handle, m->bytes, kind, 0));
 }
 
 /* Maps existing memory at new addresses, and gives this GPU access to it. */
@@ -246,7 +283,7 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     if (code)
         return cuda_failed(code, "asking for the GPU's allocation granularity");
     m.bytes = base_round_up(bytes, unit);
-    code = WITHIN(d, cuda->cuMemCreate(&m.handle, m.bytes, &kind, 0));
+    code = memory_create(d, &m, &kind);
     if (code) {
         (void)cuda->cuDeviceTotalMem_v2(&total, d->device);
         return base_fail(code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO,
@@ -278,6 +315,28 @@ static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_m
     if (!code)
         *out = m;
     return cuda_failed(code, "mapping another node's arena");
+}
+
+static int cuda_memory_dmabuf(void *device, const struct gpu_memory *m)
+{
+    struct cuda_device *d = device;
+    const char *why = no_dmabuf(d->device);
+    int fd = -1;
+    if (why[0])
+        return base_fail(-EOPNOTSUPP, "%s", why);
+    int code = WITHIN(d, cuda->cuMemGetHandleForAddressRange(&fd, (cuda_ptr)(uintptr_t)m->base, m->bytes, CUDA_RANGE_DMABUF, 0));
+    return code ? base_fail(-EOPNOTSUPP, "a dmabuf of %llu bytes of the GPU: %s (CUDA %d)", (unsigned long long)m->bytes,
+                            gpu_cuda_error_name(code), code)
+                : fd;
+}
+
+static int cuda_memory_settle(void *device, bool all)
+{
+    struct cuda_device *d = device;
+    int needed = all ? CUDA_ORDERED_FOR_ALL : CUDA_ORDERED_FOR_OWNER;
+    if (d->rdma_ordered >= needed)
+        return 0;
+    return cuda_failed(WITHIN(d, cuda->cuFlushGPUDirectRDMAWrites(CUDA_FLUSH_THIS_CONTEXT, needed)), "cuFlushGPUDirectRDMAWrites");
 }
 
 static int event_take(struct cuda_device *d, void **event)
@@ -313,7 +372,7 @@ static int cuda_copy(void *device, void *to, const void *from, size_t bytes, uin
     if (code && event)
         event_give(d, event);
     *ticket = (uint64_t)(uintptr_t)event;
-    return cuda_failed(code, "copying to or from the GPU");
+    return cuda_failed(code, "starting a copy to or from the GPU");
 }
 
 static int cuda_copied(void *device, uint64_t ticket)
@@ -324,7 +383,7 @@ static int cuda_copied(void *device, uint64_t ticket)
     if (code == CUDA_NOT_READY)
         return -EINPROGRESS;
     event_give(d, event);
-    return cuda_failed(code, "copying to or from the GPU");
+    return cuda_failed(code, "a copy to or from the GPU");
 }
 
 static int copy_word(struct cuda_device *d, void *to, const void *from)
@@ -361,6 +420,8 @@ const struct gpu_backend gpu_cuda = {
     .memory_open = cuda_memory_open,
     .memory_import = cuda_memory_import,
     .memory_close = cuda_memory_close,
+    .memory_dmabuf = cuda_memory_dmabuf,
+    .memory_settle = cuda_memory_settle,
     .copy = cuda_copy,
     .copied = cuda_copied,
     .atomic = cuda_atomic,

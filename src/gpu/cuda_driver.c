@@ -76,6 +76,8 @@ static const struct {
     OPTIONAL(cuMemHostAlloc),
     OPTIONAL(cuMemFreeHost),
     OPTIONAL(cuMemAllocManaged),
+    OPTIONAL(cuDeviceGetAttribute),
+    OPTIONAL(cuFlushGPUDirectRDMAWrites),
     OPTIONAL(cuMemGetHandleForAddressRange),
 };
 

@@ -13,6 +13,10 @@ enum { CUDA_MEMORY_PINNED = 1, CUDA_HANDLE_FD = 1, CUDA_AT_DEVICE = 1, CUDA_READ
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_EVENT_NO_TIMING = 2, CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_READY = 600 };
 enum { CUDA_NO_DEVICE = 100, CUDA_NOT_PERMITTED = 800, CUDA_SYSTEM_NOT_READY = 802, CUDA_DRIVER_MISMATCH = 803 };
 enum { CUDA_HOST_REGISTER_READ_ONLY = 8, CUDA_ATTACH_GLOBAL = 1, CUDA_RANGE_DMABUF = 1, CUDA_P2P_NATIVE_ATOMICS = 3 };
+/* Attributes of a device about RDMA devices, and values of two of them. */
+enum { CUDA_RDMA_WITH_VMM = 110, CUDA_RDMA_FLUSHES = 117, CUDA_RDMA_ORDERING = 118, CUDA_DMABUF_SUPPORTED = 124 };
+enum { CUDA_FLUSH_BY_HOST = 1, CUDA_ORDERED_FOR_OWNER = 100, CUDA_ORDERED_FOR_ALL = 200 };
+enum { CUDA_FLUSH_THIS_CONTEXT = 0 };
 
 /* CUmemLocation, CUmemAllocationProp and CUmemAccessDesc, as cuda.h lays them out. */
 struct cuda_place {
@@ -87,6 +91,8 @@ struct cuda_driver {
     int (*cuMemHostAlloc)(void **, size_t, unsigned);
     int (*cuMemFreeHost)(void *);
     int (*cuMemAllocManaged)(cuda_ptr *, size_t, unsigned);
+    int (*cuDeviceGetAttribute)(int *, int, int);
+    int (*cuFlushGPUDirectRDMAWrites)(int, int);
     int (*cuMemGetHandleForAddressRange)(void *, cuda_ptr, size_t, int, unsigned long long);
 };
 

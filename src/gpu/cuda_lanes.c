@@ -67,7 +67,7 @@ int cuda_lanes_open(void *device, void **lane)
         cuda_lanes_close(d, l);
     else
         *lane = l;
-    return cuda_failed(code, "making a stream of the GPU");
+    return cuda_failed(code, "making a stream of the GPU for kernels of weft map");
 }
 
 int cuda_lanes_copy(void *device, void *lane, void *to, const void *from, size_t bytes)

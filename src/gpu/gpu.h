@@ -8,10 +8,11 @@
  *   metal.c  the back end over Metal, which metal_driver.c loads; compiled, never run
  *   pci.c    what the system reports about GPUs on PCI; unusable.c lists GPUs on PCI that no back end offers
  *   look.c   lists the GPUs of all back ends
- *   arena.c  memory of GPUs in the address space, with stage.c, owner.c, job.c and carrier.c: see arena.h
+ *   arena.c  memory of GPUs in the address space, with rdma.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
  *   tasks.c  requests of kernels to queues: submit, claim, renew, complete
+ *   record.c records of kernels that are in an arena
  *   serve.c  the serving thread, which does the requests of kernels
  *   gpu.c    opening and closing
  */
@@ -67,11 +68,16 @@ struct gpu_backend {
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device);                                          /* whether the device still works; may be NULL: always */
-    /* Allocates an arena's memory. out->bytes is the size; -ENOMEM if there is too little. memory_join() maps the memory of another process
-       from a descriptor, which the caller keeps. */
+    /* Allocates an arena's memory. out->bytes is the size; -ENOMEM if there is too little. memory_import() maps the memory of another
+       process from a descriptor, which the caller keeps. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
+    /* May be NULL: an arena's memory as a dmabuf, for RDMA devices. Returns a descriptor, which the caller closes, or an error. */
+    int (*memory_dmabuf)(void *device, const struct gpu_memory *m);
+    /* May be NULL: nothing has to be done. Makes what an RDMA device has written to the GPU's memory visible to its kernels and copies;
+       `all`: also to other GPUs. */
+    int (*memory_settle)(void *device, bool all);
     /* Begins to copy between memory of the device and other memory. copied() is called until it returns something other than
        -EINPROGRESS. */
     int (*copy)(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket);
@@ -174,6 +180,16 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
 int gpu_tasks_queue(struct gpu_workers *all, weft_queue *q, uint32_t *number);
 int gpu_tasks_ask(struct gpu_workers *all, struct gpu_request *q); /* called by the serving thread; `op` completes with the request */
 void gpu_tasks_end(struct gpu_workers *all);                       /* call it when the serving thread has ended */
+
+/* --- record.c; called by the serving thread --- */
+struct gpu_record;
+struct gpu_records { /* records whose requests are not done, oldest first */
+    struct gpu_record *first, **end;
+};
+/* Takes a request whose record is in an arena of this node. */
+int gpu_record_begin(struct weft_node *w, struct gpu_records *list, struct gpu_request *q, const struct gpu_service *service);
+bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* true: something moved */
+int gpu_record_result(struct weft_node *w, struct gpu_request *q);    /* -EINPROGRESS; or the result, once, which ends it */
 
 /* --- serve.c --- */
 struct gpu_server;

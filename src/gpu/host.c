@@ -5,6 +5,7 @@
  */
 #include "gpu/gpu.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ static bool host_look(uint32_t index, weft_gpu_info *out)
     if (index == 0) {
         snprintf(out->model, sizeof out->model, "threads of the process, on %u processors", base_cpus());
         out->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+        snprintf(out->no_rdma, sizeof out->no_rdma, "its memory is a memfd, which only emulated RDMA devices take");
         out->usable = true;
     }
     return index == 0;
@@ -123,6 +125,14 @@ static void host_memory_close(void *device, struct gpu_memory *m)
     munmap(m->base, m->bytes);
     if (m->fd >= 0)
         close(m->fd);
+}
+
+/* A memfd is no dmabuf for a kernel's driver, which refuses it. The emulated devices of softverbs take it as one. */
+static int host_memory_dmabuf(void *device, const struct gpu_memory *m)
+{
+    (void)device;
+    int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
+    return fd < 0 ? base_fail(-errno, "a descriptor of the memory of the GPU `host`: %s", base_strerror(errno)) : fd;
 }
 
 static int host_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
@@ -272,6 +282,7 @@ const struct gpu_backend gpu_host = {
     .memory_open = host_memory_open,
     .memory_import = host_memory_import,
     .memory_close = host_memory_close,
+    .memory_dmabuf = host_memory_dmabuf,
     .copy = host_copy,
     .copied = host_copied,
     .atomic = host_atomic,

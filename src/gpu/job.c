@@ -30,6 +30,7 @@ struct arena_piece {
     /* where its data is, between the two ends: in a slot of the stage, in `bytes`, or at the near end itself; NULL: it is not staged */
     uint8_t *at;
     weft_gaddr addr; /* the address of `at`, in the pool */
+    bool direct;     /* the RDMA device accesses the near end, which is in an arena */
     struct arena_copy copy;
     weft_op op;
     int status;
@@ -66,7 +67,7 @@ static struct arena_piece *piece_take(struct arenas *c, struct arena_job *j)
         p++;
     p->id = (((p->id >> 8) + 1) << 8) | (uint64_t)(p - c->piece);
     p->job = j;
-    p->word = p->started = false;
+    p->word = p->started = p->direct = false;
     p->slot = NULL;
     p->at = NULL;
     p->copy = (struct arena_copy){0};
@@ -106,6 +107,12 @@ static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piec
     if (!j->near_arena && (p->addr = weft_addr(c->w, j->near + j->begun)) != WEFT_NULL) {
         p->length = left < ARENA_PIECE ? left : ARENA_PIECE;
         p->at = j->near + j->begun;
+        return true;
+    }
+    if (far_is_pool(j) && rdma_leads(c, j->near_arena, j->node)) {
+        p->length = left < ARENA_PIECE ? left : ARENA_PIECE;
+        p->at = j->near + j->begun;
+        p->direct = true;
         return true;
     }
     if (!(p->slot = stage_take(c->w, &c->asks, j->node, why)))
@@ -273,15 +280,21 @@ static int fabric_start(struct arenas *c, struct arena_job *j, struct arena_piec
                               : weft_get(c->w, p->at, j->far + p->from, p->length, &p->op);
 }
 
-static void piece_fabric(struct arenas *c, struct arena_job *j, struct arena_piece *p)
+static int fabric_step(struct arenas *c, struct arena_job *j, struct arena_piece *p)
 {
     int rc = 0;
+    if (p->direct)
+        return rdma_step(c, j->near_arena, j->kind == JOB_GET, p->at, j->far + p->from, p->length, &p->op, &p->started);
     if (!p->started) {
         rc = fabric_start(c, j, p);
         p->started = rc == 0;
     }
-    if (p->started)
-        rc = weft_test(c->w, &p->op);
+    return p->started ? weft_test(c->w, &p->op) : rc;
+}
+
+static void piece_fabric(struct arenas *c, struct arena_job *j, struct arena_piece *p)
+{
+    int rc = fabric_step(c, j, p);
     if (rc == -EAGAIN || rc == -EINPROGRESS)
         return;
     p->status = rc;

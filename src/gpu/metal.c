@@ -52,6 +52,7 @@ static bool metal_describe(uint32_t index, weft_gpu_info *out)
     out->memory_bytes = METAL_SEND(uint64_t, (), d, "recommendedMaxWorkingSetSize");
     out->external = METAL_SEND(bool, (), d, "isRemovable");
     out->usable = metal_device_usable(d, out->why);
+    snprintf(out->no_rdma, sizeof out->no_rdma, "Metal gives no dmabufs");
     metal_release(d);
     return true;
 }
@@ -88,7 +89,7 @@ static int metal_open(uint32_t index, void **device)
     m->queue = m->device ? METAL_SEND(void *, (), m->device, "newCommandQueue") : NULL;
     if (!m->queue) {
         metal_close(m);
-        return base_fail(-EIO, "GPU metal:%u gives no command queue", index);
+        return base_fail(-EIO, "GPU metal:%u has not created a command queue", index);
     }
     *device = m;
     return 0;
@@ -295,7 +296,7 @@ static int metal_compile(struct metal_open *m, const char *text, const char *nam
     }
     free(all);
     if (!source || !wanted)
-        return base_fail(-ENOMEM, "no memory for a kernel's text");
+        return base_fail(-ENOMEM, "no memory for the text of a kernel that is to be compiled");
     library = METAL_SEND(void *, (void *, void *, void **), m->device, "newLibraryWithSource:options:error:", source, NULL, &error);
     if (!library)
         return base_fail(-EINVAL, "the kernel's text does not compile: %.400s", metal_error_text(error));
@@ -322,7 +323,7 @@ static int metal_prepare(struct metal_open *m, const char *text, const char *nam
     free(m->name);
     m->text = strdup(text);
     m->name = strdup(name);
-    return m->text && m->name ? metal_compile(m, text, name) : base_fail(-ENOMEM, "no memory for a kernel's text");
+    return m->text && m->name ? metal_compile(m, text, name) : base_fail(-ENOMEM, "no memory to keep the text of a compiled kernel");
 }
 
 /* The kernel's argument, in pages of its own. */
@@ -341,7 +342,7 @@ static int metal_encode(struct metal_open *m, struct metal_piece *own, uint64_t 
     *command = METAL_SEND(void *, (), m->queue, "commandBuffer");
     void *e = *command ? METAL_SEND(void *, (), *command, "computeCommandEncoder") : NULL;
     if (!e)
-        return base_fail(-EIO, "the GPU takes no commands");
+        return base_fail(-EIO, "the GPU does not accept commands");
     METAL_SEND(void, (void *), e, "setComputePipelineState:", m->pipeline);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", own->buffer, offset, 0);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", argument, 0, 1);

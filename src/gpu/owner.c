@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * Requests of other nodes for this node's arenas. The handler only stores a request; every field is checked before it is used. Large
- * requests go through the stage in turns, unless the requester's pool is mapped in this process.
+ * requests go through the stage in turns, unless the requester's pool is mapped in this process, or the RDMA device moves the data itself.
  */
 #include "gpu/arena.h"
 
 #include <stdlib.h>
 
-enum request_step { REQUEST_NEW, REQUEST_FETCH, REQUEST_COPY, REQUEST_STORE, REQUEST_ANSWER };
+enum request_step { REQUEST_NEW, REQUEST_DIRECT, REQUEST_FETCH, REQUEST_COPY, REQUEST_STORE, REQUEST_ANSWER };
 
 struct arena_request {
     struct arena_request *next;
@@ -106,8 +106,20 @@ static void request_new(struct arenas *c, struct arena_request *r)
         request_answer(r, -EFAULT);
     } else {
         r->pool = weft_ptr(c->w, m->a, m->length);
-        r->step = REQUEST_FETCH;
+        r->step = !r->pool && rdma_leads(c, r->arena, r->from) ? REQUEST_DIRECT : REQUEST_FETCH;
     }
+}
+
+/* The RDMA device moves the data between the arena and the requester's pool. If it refuses, the stage is used after all. */
+static void request_direct(struct arenas *c, struct arena_request *r)
+{
+    int rc = rdma_step(c, r->arena, r->m.kind == ASK_PULL, r->at, r->m.a, r->m.length, &r->op, &r->started);
+    if (rc == -EAGAIN || rc == -EINPROGRESS)
+        return;
+    if (rc == -ECONNABORTED)
+        r->step = REQUEST_FETCH;
+    else
+        request_answer(r, rc);
 }
 
 /* Begins the next turn: PULL's data comes from the requester, PUSH's from the arena. */
@@ -196,6 +208,8 @@ static bool request_step(struct arenas *c, struct arena_request *r)
 {
     if (r->step == REQUEST_NEW)
         request_new(c, r);
+    if (r->step == REQUEST_DIRECT)
+        request_direct(c, r);
     if (r->step == REQUEST_FETCH)
         request_fetch(c, r);
     if (r->step == REQUEST_COPY)

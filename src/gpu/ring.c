@@ -37,6 +37,9 @@ int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes)
 
 void gpu_ring_close(struct gpu_ring *r)
 {
+    for (uint64_t i = r->done; i != r->head; i += r->under_way[i & r->mask]->slots) /* records that no service has answered */
+        if (r->under_way[i & r->mask]->kind == WEFT_DEVICE_RECORD)
+            free(r->under_way[i & r->mask]->record);
     if (r->memory)
         munmap(r->memory, r->bytes);
     free(r->errors);

@@ -18,7 +18,8 @@ struct gpu_request {
     weft_op op;
     union {
         struct fab_flush flush;
-        struct gpu_request *next; /* tasks.c: the request that came after it */
+        struct gpu_request *next;  /* tasks.c: the request that came after it */
+        struct gpu_record *record; /* WEFT_DEVICE_RECORD: its record is in an arena (record.c); NULL: in the pool */
     };
 };
 

@@ -28,7 +28,8 @@ struct gpu_server {
     bool all_done;              /* written by the thread; read by the one that has joined it */
     int (*check)(void *device); /* NULL: the back end has none, or it has failed already */
     void *device;
-    uint32_t failed_now; /* requests that have failed since the last log line */
+    uint32_t failed_now;        /* requests that have failed since the last log line */
+    struct gpu_records records; /* records in arenas, whose requests are not done */
     _Atomic uint64_t *notice;
     uint64_t epoch;                 /* the membership epoch at which `notice` was last written */
     _Atomic uint32_t asked, served; /* numbers of turns; this thread looks at the rings while they differ */
@@ -78,7 +79,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     if (rc)
         return rc;
     if (q->low[0] > UINT32_MAX || q->high[1] > UINT32_MAX || q->high[0] > WEFT_PAYLOAD_MAX)
-        return base_fail(-EMSGSIZE, "a kernel's message: no such node or handler, or %llu bytes are too many",
+        return base_fail(-EMSGSIZE, "a kernel cannot send a message: there is no such node or handler, or %llu bytes are too many",
                          (unsigned long long)q->high[0]);
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
@@ -97,8 +98,10 @@ static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu
 /* Hands a record to a service, which may answer before this returns. */
 static int start_record(struct gpu_server *s, struct gpu_request *q)
 {
-    void *record;
-    int rc = gpu_pool_memory(s->w, q->low[0], WEFT_DEVICE_RECORD_BYTES, &record);
+    void *record = NULL;
+    bool in_arena = weft_gaddr_node(q->low[0]) == s->w->rank && weft_gaddr_space(q->low[0]);
+    q->record = NULL;
+    int rc = in_arena ? 0 : gpu_pool_memory(s->w, q->low[0], WEFT_DEVICE_RECORD_BYTES, &record);
     if (rc)
         return rc;
     struct gpu_service *service = q->low[1] < WEFT_GPU_SERVICES ? &s->workers->services[q->low[1]] : NULL;
@@ -107,6 +110,8 @@ static int start_record(struct gpu_server *s, struct gpu_request *q)
         return -ENOENT;
     if (q->low[0] % 8 || q->high[0] != WEFT_DEVICE_RECORD_BYTES)
         return -EINVAL;
+    if (in_arena)
+        return gpu_record_begin(s->w, &s->records, q, service);
     q->op.status = 1;
     fn(s->w, record, (weft_gpu_call *)q, service->arg);
     return 0;
@@ -151,6 +156,8 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
 {
     if (q->status != -EINPROGRESS)
         return q->status;
+    if (q->kind == WEFT_DEVICE_RECORD && q->record)
+        return gpu_record_result(w, q);
     if (q->kind >= WEFT_DEVICE_RECORD) { /* services and tasks.c set it, from other threads */
         int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE);
         return status == 1 ? -EINPROGRESS : status;
@@ -162,7 +169,7 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
     return failure ? failure : rc;
 }
 
-/* Begins a request. Many end at once, such as those within a host. */
+/* Begins a request. Many requests, such as those within a host, are complete when this returns. */
 static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     q->op.status = 0;
@@ -245,7 +252,8 @@ static bool server_round(struct gpu_server *s)
         server_count(&s->failed, s->failed_now);
         s->failed_now = 0;
     }
-    return taken + ended > 0;
+    bool moved = s->records.first && gpu_records_step(s->w, &s->records);
+    return taken + ended > 0 || moved;
 }
 
 /* Polls for a moment, without reading the clock and without yielding the processor. */
@@ -401,10 +409,11 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
     s->check = workers->backend->check;
     s->device = workers->device;
     s->until = INT64_MAX;
+    s->records.end = &s->records.first;
     int rc = base_thread(&s->thread, turns ? server_run_turns : server_run, s);
     if (rc) {
         free(s);
-        return base_fail(rc, "starting the thread that serves a GPU: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that serves a GPU: %s", base_strerror(rc));
     }
     *out = s;
     return 0;

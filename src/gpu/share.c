@@ -50,6 +50,7 @@ void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len
         return;
     /* seq_cst: share_open() sets `other`, and then reads `bytes` */
     atomic_store_explicit(&c->peer[from].kind[m.space], m.kind, memory_order_relaxed);
+    atomic_store_explicit(&c->peer[from].rdma[m.space], m.rdma < 0 && m.rdma >= -4095 ? (int)m.rdma : 0, memory_order_relaxed);
     atomic_store_explicit(&c->peer[from].bytes[m.space], m.bytes, memory_order_seq_cst);
     struct arena_other *o = atomic_load_explicit(&c->other, memory_order_seq_cst);
     if (o && is_here(c, from)) {
@@ -107,6 +108,7 @@ static void share_give(struct arenas *c, struct arena_other *o)
     if (a) {
         gift.bytes = a->memory.bytes;
         gift.status = a->memory.fd < 0 ? -ENOTSUP : 0;
+        atomic_store_explicit(&a->given, true, memory_order_relaxed);
     }
     bring(&to, &gift, a ? a->memory.fd : -1);
     arena_leave(a);
@@ -370,6 +372,25 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
     return free;
 }
 
+/* The way to a node of another host, or one that is reached like such a node. */
+static const char *share_far(const struct arenas *c, uint32_t node, char *why, size_t room)
+{
+    const struct fab_transport *t = c->w->links[node].transport;
+    const struct arena_peer *p = &c->peer[node];
+    int rc = 0;
+    for (uint32_t s = 1; s < ARENA_SPACES; s++)
+        if (atomic_load_explicit(&p->bytes[s], memory_order_relaxed))
+            rc = rc ? rc : atomic_load_explicit(&p->rdma[s], memory_order_relaxed);
+    bool direct = t && t->get_into && rc == 0;
+    if (direct)
+        snprintf(why, room, "its node's RDMA device accesses its GPU's memory");
+    else if (t && t->get_into)
+        snprintf(why, room, "through the pools: %s", rdma_reason(rc));
+    else
+        snprintf(why, room, "through the pools: over %s no device accesses GPUs' memory", t ? t->name : "no transport");
+    return direct ? "rdma" : "staged";
+}
+
 const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room)
 {
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_acquire);
@@ -382,7 +403,7 @@ const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room)
     else if (mapped)
         snprintf(why, room, "the same host: its GPU's memory is mapped here");
     else if (!is_here(c, node))
-        snprintf(why, room, "another host: GPUs' memory is not registered with RDMA devices");
+        return share_far(c, node, why, room);
     else if (!all || rc == -ENODEV || rc == 0)
         snprintf(why, room, "the same host, but no GPU was open here to map its memory for");
     else if (rc == -EXDEV)

@@ -424,7 +424,7 @@ static int chunk_wait(struct gpu_pass *p, const struct gpu_input *in, const stru
         if (rc != -EINPROGRESS)
             return pass_failed(p, rc);
         if (gpu_spans_failed(s)) /* another pass has seen the failure */
-            return base_fail(-EIO, "the GPU has failed earlier, and is not used any more");
+            return base_fail(-EIO, "the GPU has failed in another pass, and is not used any more");
         if (looks < LOOKS)
             continue;
         if (!deadline)
@@ -445,7 +445,7 @@ int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out)
     const struct form *f = p->s->form;
     weft_span span = span_of(in);
     if (gpu_spans_failed(p->s))
-        return base_fail(-EIO, "the GPU has failed earlier, and is not used any more");
+        return base_fail(-EIO, "the GPU has failed before, and is not used any more");
     if (in->len == 0)
         return f->kernel->run(&span, p->s->arg, out);
     if (!in->bytes && (f->whole || !in->read))

@@ -198,7 +198,7 @@ static int tasks_open(struct gpu_workers *all)
     pthread_cond_destroy(&t->more);
     pthread_mutex_destroy(&t->lock);
     free(t);
-    return base_fail(rc, "starting the thread for queues of a GPU: %s", base_strerror(rc));
+    return base_fail(rc, "cannot start the thread for the queues of a GPU: %s", base_strerror(rc));
 }
 
 static int tasks_add(struct gpu_workers *all, weft_queue *q, uint32_t *number)

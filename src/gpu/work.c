@@ -421,7 +421,7 @@ static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
     k->open = true;
     rc = base_thread(&k->thread, work_run, k);
     if (rc)
-        return base_fail(rc, "starting the thread of a GPU's worker: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread of a GPU's worker: %s", base_strerror(rc));
     atomic_store_explicit(&all->worker[all->count++], k, memory_order_release);
     return 0;
 }

@@ -20,8 +20,8 @@ extern const weft_kernel kernel_wc, kernel_histogram, kernel_xxh64, kernel_grep;
  * is 256 counters of 64 bits --- */
 int kernel_hash_give(const weft_span *in, uint64_t hash, weft_out *out);
 int kernel_grep_check(const char *arg); /* 0, or -EINVAL: grep cannot search for this text */
-/* Writes the lines in which `arg` begins at [from, to) of the span, except those before `*next`, which have been looked at; then `*next` is
- * the end of the last one written. */
+/* Writes the lines in which `arg` begins at [from, to) of the span, except lines before `*next`, which were written already. Afterwards
+ * `*next` is the end of the last line that was written. */
 int kernel_grep_lines(const weft_span *in, const char *arg, size_t from, size_t to, size_t *next, weft_out *out);
 
 #endif

@@ -30,9 +30,9 @@ static const weft_kernel *at(size_t i)
 static int kernel_check(const weft_kernel *k)
 {
     if (k->bytes < offsetof(weft_kernel, finish) + sizeof k->finish || k->bytes > BYTES_MAX)
-        return base_fail(-EINVAL, "a kernel whose field bytes is %zu: set it to sizeof(weft_kernel)", k->bytes);
+        return base_fail(-EINVAL, "weft_kernel.bytes is %zu: set it to sizeof(weft_kernel)", k->bytes);
     if (!k->name || !k->name[0] || strchr(k->name, ':'))
-        return base_fail(-EINVAL, "a kernel's name must not be empty, nor have a colon");
+        return base_fail(-EINVAL, "weft_kernel.name must not be NULL or empty, and must not have a colon");
     if (!k->help || !k->run || (k->fold && (!k->finish || !k->state_bytes)) || (!k->fold && k->finish))
         return base_fail(-EINVAL, "kernel %s: set help and run, and either all of fold, finish and state_bytes or none", k->name);
     return 0;
@@ -64,7 +64,7 @@ int weft_kernel_load(const char *file, const char *name, const weft_kernel **out
     /* For a name without a slash dlopen() would search the system's library directories. */
     int n = snprintf(path, sizeof path, "%s%s", strchr(file, '/') ? "" : "./", file);
     if (n < 0 || (size_t)n >= sizeof path)
-        return base_fail(-ENAMETOOLONG, "kernel %s: the name of its file is too long", name);
+        return base_fail(-ENAMETOOLONG, "kernel %s: the path of its shared object is too long", name);
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!object)
         return base_fail(-ENOENT, "kernel %s: %s", name, dlerror());

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes on hosts of their own. The launcher has started them all, the owner included; they find each other by the
- * environment it gave them. The owner sends each the address of the order, and works with them by queue, gaddr and message
- * from then on.
+ * The owner's side of nodes that are apart: nodes on other hosts (job.h). The launcher has started all nodes, the owner included, and its
+ * environment variables tell them how to join. The owner sends each node the address of the job's description (order.h). From then on it
+ * works with them by the queue, by addresses of the cluster, and by messages.
  *
  * Who kills whom: the launcher ends the other nodes when the owner has ended, and a node ends itself when the owner is gone.
  * Processes that commands have started are killed by the node's guardian (guardian.c).
@@ -23,7 +23,7 @@
 
 struct map_apart {
     _Atomic uint64_t died;                    /* nodes that have died, one bit each */
-    uint64_t said;                            /* those of `died` that were reported to the user */
+    uint64_t said;                            /* the nodes of `died` that were reported to the user */
     uint64_t out_of_reach;                    /* nodes that are alive but given up because they had no route for too long, one bit each */
     int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* when the node was first seen without a route; 0: it has one */
     weft_gaddr given, order;

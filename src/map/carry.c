@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Bytes that only another node can read, when nodes are apart: the owner has the inputs and the spool, and each node its own spill file. A
- * node that needs such bytes sends a request (struct map_ask) with an address in its own pool. A thread of the other node, its carrier,
- * reads the bytes into private memory, puts them at the address, and then adds to a word of the asking node. Answering needs no pool
- * memory, so a full pool cannot block an answer.
+ * Bytes that only another node can read, because the nodes are on different hosts: the owner has the input files and the spool, and each
+ * node has its own spill file. A node that needs such bytes sends a request (struct map_ask) with an address in its own pool. A thread of
+ * the other node, its carrier, reads the bytes into private memory, puts them at the address, and then adds to a word of the asking node.
+ * Answering needs no pool memory, so a full pool cannot block an answer.
  */
 #include "map/job.h"
 
@@ -40,8 +40,8 @@ int map_answer(uint64_t word)
 {
     if (word == 0)
         return -EINPROGRESS;
-    /* Refuse errors that only this node can know: -EINPROGRESS, a death, no route. Believing them would make this node wait or ask for
-     * ever. */
+    /* Refuse errors that only this node can detect: -EINPROGRESS, a death, no route. If another node sent one, this node would wait or
+     * repeat the request for ever. */
     uint64_t error = word >> 32;
     if ((uint32_t)word != 1 || error >= MAP_ERRNO_MAX || error == EINPROGRESS || error == ECONNRESET || error == ENETDOWN)
         return -EPROTO;
@@ -297,7 +297,7 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
     if (rc == -ENODATA)
         return base_fail(rc, "the input ends before the end of the piece: it was truncated during the job");
     if (rc)
-        return base_fail(rc, "cannot read the piece: %s", base_strerror(rc));
+        return base_fail(rc, "cannot fetch the piece from node 0: %s", base_strerror(rc));
     if (whole)
         in->memory = weft_ptr(job->w, to, piece->length);
     else

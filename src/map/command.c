@@ -103,7 +103,7 @@ static int feed(struct running *r)
             break; /* the command has closed its input: no error */
         } else if (n < 0) {
             r->failed = MAP_NO_INPUT;
-            return base_fail(-errno, "cannot read the piece: %s", base_strerror(errno));
+            return base_fail(-errno, "cannot read the piece for the command: %s", base_strerror(errno));
         } else {
             r->failed = MAP_NO_INPUT;
             return base_fail(-EIO, "the input ends %llu bytes before the end of the piece: it was truncated during the job",
@@ -253,7 +253,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
     slot->lost = false;
     int rc = open_pipes(&r);
     if (rc) {
-        *kind = MAP_NO_INPUT; /* not enough descriptors here: another node may have some */
+        *kind = MAP_NO_INPUT; /* this node has too few descriptors, but another node may have enough */
         *code = -rc;
         return;
     }
@@ -286,7 +286,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         bool timed_out = false;
         int64_t deadline = job->options->timeout_ns ? base_deadline(job->options->timeout_ns) : INT64_MAX;
         rc = pump(&r, deadline, &info, &timed_out);
-        kill(-r.pid, SIGKILL); /* also the processes that it left running */
+        kill(-r.pid, SIGKILL); /* also kills the processes that the command has left running */
         atomic_store_explicit(&slot->line->group, 0, memory_order_seq_cst);
         base_process_reap(r.pid);
         atomic_fetch_add_explicit(&slot->line->command_ns, (uint64_t)(base_now_ns() - start), memory_order_relaxed);

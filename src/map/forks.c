@@ -39,10 +39,10 @@ static void on_forks_member(weft_node *w, uint64_t epoch, uint32_t node, bool di
     if (job->rank == 0)
         map_nodes_kill_groups(job, node);
     else if (node == 0 && !atomic_load_explicit(&job->board->ending, memory_order_relaxed))
-        kill(getpid(), OWNER_DIED); /* usually the kernel has sent this signal already; systems without PR_SET_PDEATHSIG need it */
+        kill(getpid(), OWNER_DIED); /* usually the kernel has sent this signal already, but not on systems without PR_SET_PDEATHSIG */
 }
 
-/* Open the node of a fork, or of the owner. */
+/* Open this process's node, in a fork or in the owner. */
 static int open_fork(struct map_job *job, int64_t timeout_ns)
 {
     weft_config config = {.bytes = sizeof config,
@@ -67,7 +67,7 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
     forked = job;
     map_on_signal(SIGTERM, on_worker_signal);
     map_on_signal(OWNER_DIED, on_worker_signal);
-    /* Ignore these: the owner decides what they do. */
+    /* Ignore these signals: the owner decides what to do about them. */
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGHUP, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);

@@ -20,7 +20,7 @@
 
 /* --- before the nodes are started --- */
 
-/* The name of this node's GPU, as the option says: "host", a number, or (if the option is empty) the GPUs in turn. */
+/* The name of this node's GPU. The option is "host", a number, or empty: then the nodes get the GPUs in turn. */
 static int gpu_name(const char *option, uint32_t rank, char name[16], uint32_t *count)
 {
     const struct gpu_backend *backend;
@@ -51,7 +51,7 @@ static int gpu_look(const char *option, struct looked *l)
     *l = (struct looked){.rc = -EIO};
     int rc = base_pipe(fd, 0);
     if (rc)
-        return base_fail(rc, "a pipe for the process that looks for GPUs cannot be made: %s", base_strerror(rc));
+        return base_fail(rc, "cannot make a pipe to the process that looks for GPUs: %s", base_strerror(rc));
     pid_t pid = base_process_fork();
     if (pid == 0) {
         char name[16];
@@ -61,7 +61,7 @@ static int gpu_look(const char *option, struct looked *l)
     }
     close(fd[1]);
     if (pid < 0) {
-        rc = base_fail((int)pid, "the process that looks for GPUs cannot be started: %s", base_strerror((int)pid));
+        rc = base_fail((int)pid, "cannot start the process that looks for GPUs: %s", base_strerror((int)pid));
     } else {
         struct pollfd p = {.fd = fd[0], .events = POLLIN};
         int64_t deadline = base_deadline(GPU_LOOK_NS);
@@ -210,7 +210,7 @@ static int gpu_read(void *arg, uint64_t at, void *to, size_t len)
     map_slot_renew(r->slot, &r->next);
     r->failed = rc != 0;
     if (rc == -ENODATA)
-        return base_fail(-EIO, "the input ends before this piece does: the file was truncated while it was read");
+        return base_fail(-EIO, "the input ends before the end of the piece for the GPU: the file was truncated while it was read");
     return rc ? base_fail(rc, "cannot read the piece from its input: %s", base_strerror(rc)) : 0;
 }
 
@@ -249,7 +249,7 @@ bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offs
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(-EIO, "the input ends before this piece does: the file was truncated while it was read");
+        base_fail(-EIO, "the mapped input ends before the end of the piece: the file was truncated while a GPU processed it");
         return true;
     }
     if (rc && !r.failed && gpu_spans_failed(job->gpu)) {

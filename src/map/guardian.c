@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guardian of a node that is apart: a child process in a session of its own, so that a signal to the node's process group does not
+ * The guardian of a node on another host: a child process in a session of its own, so that a signal to the node's process group does not
  * reach it. A pipe tells it when the node has ended; then it kills the process groups of the node's commands, which it reads from the
  * board.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Brings the outputs of nodes that are apart to the owner ("home") before any byte of them is printed. First the outcome is fetched, then
+ * Brings the outputs of nodes on other hosts to the owner ("home") before any byte of them is printed. First the outcome is fetched, then
  * its parts, several at once, into chunks of the owner's pool or, if that has no room, its spill file. From then on they are like outputs
  * of the owner's own slots. When a node dies, outputs that have not been fetched completely are lost; those pieces run again, and nothing
  * of them has been printed. While a live node has no route, its outputs stay there.
@@ -20,7 +20,7 @@ _Static_assert(BOUNCES *MAP_CHUNK_BYTES == MAP_HOME_BYTES, "the pool's size is c
 #define NO_PART UINT32_MAX
 
 struct coming {             /* a piece that is being fetched */
-    struct map_outcome *oc; /* the outcome as the node made it; its parts are addresses there */
+    struct map_outcome *oc; /* the outcome as the node wrote it; its parts are addresses in that node's memory */
     struct map_part *home;  /* the same parts as stored here: [parts] used of [room]. Grows as parts arrive, since the count that a node
                                states cannot be trusted */
     uint32_t parts, room;
@@ -33,9 +33,9 @@ struct coming {             /* a piece that is being fetched */
 
 struct move {
     struct record *r;
-    bool asked;      /* the node's carrier (carry.c) reads the bytes for us; false: a get fetches them */
-    bool held_up;    /* not in flight: the node had no route when the move was to start, or has lost it since */
-    bool unsure;     /* requested, and then the node had no route: request or answer may be lost or late */
+    bool asked;      /* true: the node's carrier (carry.c) reads the bytes and puts them here; false: a get fetches them */
+    bool held_up;    /* the move is not in flight: no route led to the node when the move should start, or the route was lost since */
+    bool unsure;     /* the bytes were requested, and then no route led to the node: the request or the answer may be lost or late */
     uint64_t source; /* position of the bytes at the node */
     weft_gaddr at;   /* address here at which the bytes arrive */
     weft_op op;
@@ -59,7 +59,7 @@ int home_open(struct map_owner *o)
 {
     struct home *h = o->home = calloc(1, sizeof *h);
     if (!h)
-        return base_fail(-ENOMEM, "no memory for outputs of other nodes");
+        return base_fail(-ENOMEM, "no memory for the list of outputs of other nodes");
     int rc = weft_alloc(o->job->w, MOVES * sizeof(uint64_t), &h->words);
     return rc ? rc : weft_alloc(o->job->w, MAP_HOME_BYTES, &h->bounces);
 }
@@ -84,7 +84,7 @@ void home_free(struct map_owner *o)
 
 static int home_wrong(const struct record *r)
 {
-    return base_fail(-EPROTO, "the outcome of a piece from node %u is inconsistent", r->worker);
+    return base_fail(-EPROTO, "node %u reports an impossible outcome of a piece: use the same weft on all hosts", r->worker);
 }
 
 int home_expect(struct map_owner *o, struct record *r)
@@ -93,7 +93,7 @@ int home_expect(struct map_owner *o, struct record *r)
         return home_wrong(r);
     r->coming = calloc(1, sizeof *r->coming);
     if (!r->coming)
-        return base_fail(-ENOMEM, "no memory for outputs of other nodes");
+        return base_fail(-ENOMEM, "no memory for the output of a piece of another node");
     r->state = COMING;
     o->home->coming++;
     return 0;
@@ -163,7 +163,7 @@ static int place_part(struct map_owner *o, struct record *r, struct move *m, wef
         uint32_t room = c->room ? 2 * c->room : 16;
         struct map_part *more = realloc(c->home, room * sizeof *more);
         if (!more)
-            return base_fail(-ENOMEM, "no memory for a list of %u parts", room);
+            return base_fail(-ENOMEM, "no memory for a list of %u parts of another node's output", room);
         c->home = more;
         c->room = room;
     }
@@ -211,7 +211,7 @@ static int next_move(struct map_owner *o, struct record *r)
             return 0;
         if (!c->oc) {
             if (!(c->oc = malloc(len)))
-                return base_fail(-ENOMEM, "no memory for the outcome of a piece");
+                return base_fail(-ENOMEM, "no memory to fetch the output of a piece from another node");
             hold(o, r, len);
         }
         m->len = m->asked && len - c->from > MAP_CHUNK_BYTES ? MAP_CHUNK_BYTES : (size_t)(len - c->from);
@@ -375,7 +375,7 @@ static int home_look_at(struct map_owner *o, struct record *r, int *status)
             drop_there(o, r->worker, part[i].at, part[i].len & ~MAP_SPILLED);
     struct map_outcome *oc = outcome_at_home(c);
     if (!oc)
-        return base_fail(-ENOMEM, "no memory for the outcome of a piece");
+        return base_fail(-ENOMEM, "no memory to keep the outcome of a piece of another node");
     o->home->coming--;
     coming_free(r);
     r->status = MAP_STATUS_HOME;

@@ -50,11 +50,11 @@
 #define MAP_LENGTH_MAX      (UINT64_C(1) << 48) /* limit for a piece and for its output; sums of such lengths cannot overflow */
 #define MAP_ERRNO_MAX       4096                /* larger than every errno */
 #define MAP_PIPE_BYTES      (1 << 20)
-#define MAP_STDERR_BYTES    (64u << 10) /* kept of a command's stderr: the first half and the last */
+#define MAP_STDERR_BYTES    (64u << 10) /* how many bytes of a command's stderr are kept: the first half and the last half */
 #define MAP_WINDOW          2048u       /* pieces between the first one not printed and the last one submitted */
 #define MAP_POOL_MIN        (UINT64_C(4) << 20)
 #define MAP_HANDLER_RELEASE 1u /* from the owner: free the buffers at these addresses */
-#define MAP_HANDLER_ORDER   2u /* from the owner: address and length of the order */
+#define MAP_HANDLER_ORDER   2u /* from the owner: address and length of the job's description (order.h) */
 #define MAP_HANDLER_ASK     3u /* struct map_ask */
 #define MAP_HANDLER_PRINTS  4u /* from the owner: whether it is printing; replaces the board's `printing` on nodes that are apart */
 
@@ -119,7 +119,8 @@ enum map_gpu {
     MAP_GPU_FAILING,
     MAP_GPU_FAILED,
     MAP_GPU_SAID
-};                                                   /* or there is none; the reason is being written; it is there */
+}; /* the GPU works, or the node uses none; the GPU has failed, and the reason is being written; the reason is complete; the failure was
+      reported */
 struct map_line {                                    /* one for each slot; written by that slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
     _Atomic uint32_t busy;
@@ -143,8 +144,8 @@ void map_board_destroy(struct map_job *job);
 void map_nodes_prepare_owner(struct map_job *job);
 void map_nodes_forget(void); /* the job is over: signal handlers must no longer use it */
 void map_on_signal(int sig, void (*handler)(int));
-/* Called at the end of such a handler: pass the signal to the handler that was installed before. That is the fabric's, which releases its
- * devices, or the default action. */
+/* Called at the end of such a handler: pass the signal to the handler that was installed before. The earlier handler is that of the fabric,
+ * which releases devices, or the default action. */
 void map_signal_pass(int sig);
 void map_nodes_stop_with(struct map_job *job); /* make Ctrl-Z stop the commands, too, and SIGCONT continue them */
 /* weft_open() with the settings of a map node; opens the queue, too. `on_member` is called with the job when a node has gone. */
@@ -326,9 +327,9 @@ struct map_slot {
     uint64_t buffer_bytes;
     weft_gaddr window, words;     /* for fetching pieces from other nodes: MAP_BRING_DEPTH chunks, and an answer word for each */
     uint64_t brought_at, brought; /* offset and length in the spill file of a fetched piece that is too large for memory */
-    struct gpu_pass *pass;        /* buffers of the GPU, from the first piece on; NULL: none */
+    struct gpu_pass *pass;        /* buffers of the GPU; allocated with the first piece; NULL: none */
     weft_gaddr pass_memory;       /* pool memory for them */
-    bool entered;                 /* they were asked for */
+    bool entered;                 /* the buffers were requested already */
     struct map_held held;         /* the input of the last piece */
     pthread_t thread;
 };
@@ -339,7 +340,7 @@ void map_slots_join(struct map_job *job);
 /* --- gpu.c: kernels on the node's GPU --- */
 /* Owner only, before it has nodes or threads: can the job run on GPUs? Counts them. -EINVAL: the options are wrong. */
 int map_gpu_check(struct map_job *job);
-int map_gpu_open(struct map_job *job); /* of a node that has joined; does nothing if the job is not for GPUs */
+int map_gpu_open(struct map_job *job); /* call it after the node has joined; does nothing if the job is not for GPUs */
 void map_gpu_close(struct map_job *job);
 /* Run the kernel on a piece, whose bytes start at `offset` of their input. False: the piece is to be run on the processor. */
 bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);
@@ -462,7 +463,7 @@ void map_owner_free(struct map_job *job);
 /* How many bytes of its node's pool a slot needs. */
 uint64_t map_slot_memory(const struct map_options *o);
 
-/* Whether this node is apart: it has neither the owner's open files nor its board. */
+/* Whether this node is apart, which means on another host than the owner: it has neither the owner's open files nor the owner's board. */
 static inline bool map_is_apart(const struct map_job *job)
 {
     return job->apart && job->rank != 0;

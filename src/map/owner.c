@@ -96,7 +96,7 @@ static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_
         uint64_t room = 2 * (at + len);
         uint8_t *more = realloc(o->fold_input, room);
         if (!more)
-            return base_fail(-ENOMEM, "no memory for the results of the kernel");
+            return base_fail(-ENOMEM, "no memory to combine the results of the kernel");
         o->fold_input = more;
         o->fold_room = room;
     }
@@ -179,7 +179,8 @@ static int print_piece(struct map_owner *o, struct record *r)
     int rc = owner_read_outcome(o, r, &oc);
     if (!rc && oc->kind != MAP_OK) { /* the kind was MAP_OK when the piece completed: a node has changed the outcome since */
         free(oc);
-        rc = base_fail(-EPROTO, "the outcome of a piece from node %u has changed", r->worker);
+        rc =
+            base_fail(-EPROTO, "node %u changed the outcome of a piece while this node read it: use the same weft on all hosts", r->worker);
     }
     if (rc)
         return rc;
@@ -202,7 +203,7 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
 {
     struct record *r = &o->window[d->tag % MAP_WINDOW];
     if (r->state != SUBMITTED || r->piece.number != d->tag || d->worker >= o->job->nodes)
-        return base_fail(-EPROTO, "a completion came for a piece that is not in work");
+        return base_fail(-EPROTO, "a completion arrived for a piece that no node works on: use the same weft on all hosts");
     r->worker = d->worker;
     r->status = d->status;
     r->result = d->result;
@@ -335,7 +336,7 @@ int map_owner_run(struct map_job *job)
     int rc = 0;
     if (job->kernel && job->kernel->fold) {
         o->fold_state = calloc(1, job->kernel->state_bytes);
-        rc = o->fold_state ? 0 : base_fail(-ENOMEM, "no memory for the results of the kernel");
+        rc = o->fold_state ? 0 : base_fail(-ENOMEM, "no memory for the combined result of the kernel");
     }
     if (!rc)
         rc = job->apart ? map_apart_start(job) : map_forks_start(job);

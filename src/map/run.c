@@ -65,7 +65,7 @@ static int check_writable(const char *option, const char *path)
     size_t len = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
     char *directory = strndup(slash ? path : ".", len);
     if (!directory)
-        return base_fail(-ENOMEM, "no memory for a path");
+        return base_fail(-ENOMEM, "no memory for the path of the output's directory");
     int rc = 0;
     if (!path[0] || access(directory, W_OK | X_OK))
         rc = base_fail(-EINVAL, "%s %s: cannot create a file in %s: %s", option, path, directory, base_strerror(path[0] ? errno : ENOENT));
@@ -128,7 +128,7 @@ int map_choose_kernel(struct map_job *job)
     size_t n = strcspn(o->kernel, ":");
     char name[128], names[256] = "";
     if (n >= sizeof name)
-        return base_fail(-EINVAL, "--kernel: the name is too long: there is no such kernel");
+        return base_fail(-EINVAL, "--kernel: there is no kernel with so long a name; `weft map --help` lists the kernels");
     memcpy(name, o->kernel, n);
     name[n] = '\0';
     job->kernel_arg = o->kernel[n] ? o->kernel + n + 1 : NULL;

@@ -104,7 +104,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t 
     size_t room = keep + job->separator_len + 4 * MAP_STEP_BYTES;
     uint8_t *window = malloc(room);
     if (!window)
-        return base_fail(-ENOMEM, "no memory to read %s", s->in->name);
+        return base_fail(-ENOMEM, "no memory to find the end of a long piece of %s", s->in->name);
     uint64_t block = job->options->block_bytes, length = 0;
     int rc = map_scratch_write(&job->spool, s->spool_end, begun, begun_len);
     memcpy(window, begun + begun_len - keep, keep);

@@ -56,7 +56,7 @@ int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome
                          r->worker, len, sizeof(struct map_outcome), (unsigned)OWNER_OUTCOME_MAX);
     struct map_outcome *oc = malloc(len);
     if (!oc)
-        return base_fail(-ENOMEM, "no memory for the outcome of a piece: %zu bytes", len);
+        return base_fail(-ENOMEM, "no memory to read the outcome of a piece: %zu bytes", len);
     int rc = 0;
     if (r->status == MAP_STATUS_SPILLED) {
         rc = map_scratch_read(&o->job->spill, r->result, oc, len);

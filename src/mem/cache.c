@@ -440,7 +440,7 @@ static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
                          "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free the buffer by its start",
                          (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
     return base_fail(-EALREADY,
-                     "free of pool offset 0x%llx: no buffer starts there: it was freed before, or never "
+                     "free of pool offset 0x%llx: no buffer starts there, because it was freed already or was never "
                      "allocated",
                      (unsigned long long)offset);
 }

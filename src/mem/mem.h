@@ -13,7 +13,7 @@
 
 #define MEM_SEGMENT_BYTES (UINT64_C(1) << 30) /* largest part of the pool that is registered as one memory region */
 #define MEM_EXTENT_BYTES  (UINT64_C(64) << 10)
-#define MEM_SMALL_MAX     (UINT64_C(32) << 10) /* size classes up to here, extents above */
+#define MEM_SMALL_MAX     (UINT64_C(32) << 10) /* buffers up to this size come from size classes, larger ones are runs of extents */
 #define MEM_ALIGN_MAX     (UINT64_C(2) << 20)
 
 struct mem_pool;
@@ -36,8 +36,8 @@ int mem_pool_create_books(struct mem_pool **out, uint64_t bytes);
 void mem_pool_destroy(struct mem_pool *pool); /* no other thread may use the pool */
 
 /* See weft_alloc_aligned() and weft_free(). Blocks are always aligned to 16 bytes, so an `align` of 0 to 16 has no effect. Any thread may
- * call. Threads cache blocks that they freed: at most 8 MiB each, and an eighth of the pool together. It is not detected for certain if two
- * threads free the same buffer at the same time. */
+ * call. Threads cache blocks that they freed: at most 8 MiB each, and an eighth of the pool together. If two threads free the same buffer
+ * at the same time, this error may go undetected. */
 int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *offset);
 /* The same without an alignment, and with `origin` added to the offset, so that the caller need not load and change the result. */
 int mem_alloc_from(struct mem_pool *pool, uint64_t bytes, uint64_t origin, uint64_t *out);

@@ -75,7 +75,8 @@ static int prefault(struct mem_pool *p)
     if (madvise(p->base, p->bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
     if (errno != EINVAL) /* EINVAL: a kernel before 5.14 */
-        return base_fail(-errno, "the pool: touching its %llu bytes at open: %s", (unsigned long long)p->bytes, base_strerror(errno));
+        return base_fail(-errno, "cannot touch the %llu bytes of the pool when the node opens (WEFT_POOL_PREFAULT): %s",
+                         (unsigned long long)p->bytes, base_strerror(errno));
 #endif
     long page = sysconf(_SC_PAGESIZE);
     for (uint64_t at = 0; at < p->bytes; at += (uint64_t)page)
@@ -104,7 +105,7 @@ static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
     static _Atomic uint64_t next_id = 1;
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p) {
-        base_fail(-ENOMEM, "the pool: no memory for its record");
+        base_fail(-ENOMEM, "no memory for the record of the pool");
         return NULL;
     }
     memset(p, 0, sizeof *p);
@@ -126,7 +127,7 @@ static int pool_start(struct mem_pool *p)
             munmap(p->extent, p->extents * sizeof *p->extent);
         if (p->kind)
             munmap(p->kind, p->extents);
-        return base_fail(-ENOMEM, "the pool: no memory to manage %llu extents", (unsigned long long)p->extents);
+        return base_fail(-ENOMEM, "no memory for the allocator's table of the pool's %llu extents", (unsigned long long)p->extents);
     }
     slab_init(p);
     run_init(p);
@@ -136,7 +137,7 @@ static int pool_start(struct mem_pool *p)
 int mem_pool_create_books(struct mem_pool **out, uint64_t bytes)
 {
     if (bytes < 2 * MEM_EXTENT_BYTES || bytes % MEM_EXTENT_BYTES || bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EINVAL, "cannot manage %llu bytes: expected a multiple of 64 KiB, from 128 KiB to 16 TiB",
+        return base_fail(-EINVAL, "cannot allocate from memory of %llu bytes: expected a multiple of 64 KiB, from 128 KiB to 16 TiB",
                          (unsigned long long)bytes);
     struct mem_pool *p = pool_new(bytes, MEM_EXTENT_BYTES);
     int rc = p ? pool_start(p) : -ENOMEM;
@@ -162,7 +163,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
         return rc;
     uint64_t least = heap + MEM_EXTENT_BYTES;
     if (o->heap_offset > o->bytes || bytes < least)
-        return base_fail(-EINVAL, "a pool of %llu bytes: weft itself uses the first %llu, so it needs at least %llu (WEFT_POOL)",
+        return base_fail(-EINVAL, "a pool of %llu bytes is too small: weft itself uses the first %llu, so set WEFT_POOL to at least %llu",
                          (unsigned long long)o->bytes, (unsigned long long)heap, (unsigned long long)least);
 
     struct mem_pool *p = pool_new(bytes, heap);

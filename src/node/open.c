@@ -73,7 +73,7 @@ static const char *const *devices_towards(const struct cluster_settings *s)
     return me && me->rdma && me->rdma_count == s->size && !s->join[0] ? (const char *const *)me->rdma : NULL;
 }
 
-/* *again: until when to try again after -ECONNRESET; 0: not at all. */
+/* *again: the time until which the caller should try again after -ECONNRESET; 0: it should not try again. */
 static int open_once(weft_node **out, const weft_config *config, int64_t *again)
 {
     struct cluster_settings s;
@@ -175,7 +175,7 @@ int weft_close(weft_node *w)
     cluster_door_close(w);
     gateway_leave(w);
     gpu_leave(w);
-    /* One deadline for all peers: many that do not answer must not delay the close longer than one. */
+    /* One deadline for all peers together, so that many peers that do not answer delay the close no longer than one does. */
     int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
     for (uint32_t i = 0; i < w->size; i++) {
         int64_t left = deadline - base_now_ns();

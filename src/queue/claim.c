@@ -143,7 +143,8 @@ static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct qu
     if (node == q->w->rank) {
         if (incarnation == q->incarnation)
             queue_accept(q, node, dones, count);
-        return true; /* without a view of its queue the submitter has closed it: the homes hear of that, and free the slots */
+        return true; /* this node has no view of the submitter's queue because the submitter has closed it: the homes learn of that, and
+                        free the slots */
     }
     if (queue_send(q, node, QUEUE_DONES, incarnation, dones, count, count * sizeof *dones) == 0)
         return true;
@@ -258,7 +259,9 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
 static BASE_COLD int claim_refused(struct weft_queue *q, const struct queue_view *v, int rc, const char *otherwise)
 {
     if (!v || rc == -ESTALE || rc == -ECONNRESET)
-        return base_fail(-ESTALE, "queue '%s': the claim is no longer this node's: its lease has ended", q->name);
+        return base_fail(-ESTALE,
+                         "queue '%s': this node does not hold the claim any more: its lease has ended; renew it in time (weft_renew())",
+                         q->name);
     return base_context(rc, "queue '%s', a task in the shard of node %u: %s", q->name, v->node, otherwise);
 }
 

@@ -72,7 +72,8 @@ static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct foun
     return submitted == completed;
 }
 
-/* One look at the counters of the nodes that are alive; true when all is complete. `*same`: nothing has changed since the look before. */
+/* One look at the counters of the nodes that are alive; true if all work is complete. `*same`: nothing has changed since the previous look.
+ */
 static bool drain_look(struct drain *d, bool *same)
 {
     *same = true;
@@ -110,11 +111,11 @@ static bool drained(struct drain *d)
     if (!d->asked || !same) {
         d->asked = true;
         d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) +
-                 1; /* the number is drawn after the look: an older answer does not count */
+                 1; /* the question's number is chosen after the look at the counters, so an answer to an older question does not count */
         d->ask_at = 0;
     }
-    /* Ask again where an answer no longer holds: a node that announced its shard may have closed the queue before the next look, and a node
-     * may have answered for a queue that it closed since. */
+    /* Ask a node again if its answer is out of date: a node that announced its shard may have closed the queue before the next look, and a
+     * node may have closed the queue for which it answered. */
     bool all = true, ask = base_now_ns() >= d->ask_at;
     for (uint32_t i = 0; i < q->w->size; i++)
         if (d->found[i].unknown && !none_open(q, i, d->ask)) {

@@ -23,7 +23,7 @@ static int make_watch(struct slot_watch *watch, uint32_t slots)
         return 0;
     watch->word = calloc(slots, sizeof *watch->word);
     watch->since = calloc(slots, sizeof *watch->since);
-    return watch->word && watch->since ? 0 : base_fail(-ENOMEM, "no memory to watch %u leases", slots);
+    return watch->word && watch->since ? 0 : base_fail(-ENOMEM, "no memory to watch the leases of a shard with %u slots", slots);
 }
 
 static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)

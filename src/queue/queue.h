@@ -60,10 +60,11 @@ struct queue_view {
     struct slot_shard shard;
     struct weft_queue *q;
     weft_gaddr at;
-    uint32_t node, incarnation;   /* the shard's node, and which opening of the queue there */
+    uint32_t node, incarnation;   /* the shard's node, and the incarnation of the queue there */
     _Atomic bool gone;            /* the node died, left or closed the queue; set under the table's lock */
     _Atomic uint32_t attempts;    /* number of attempts to take a slot */
-    _Atomic int64_t silent_until; /* the node did not answer: until this time other nodes are asked first; 0: it answers; relaxed, a hint */
+    _Atomic int64_t silent_until; /* the node did not answer: until this time other nodes are asked first; 0: the node answers. Only a hint,
+                                     so relaxed */
     uint32_t former;              /* number of older views of the same node, kept until this node closes the queue */
     struct queue_view *retired;
 };
@@ -93,8 +94,8 @@ struct weft_queue {
 
     struct queue_view *own;              /* this node's own shard; with submit_only a header without slots */
     _Atomic(struct queue_view *) *views; /* [size]; NULL: that node's shard is unknown */
-    /* Nodes with a shard, in the order they appeared, the dead included. Entries below the count do not change, but where the cluster
-     * grows: there a node takes the entry of one that is gone. */
+    /* Nodes with a shard, in the order they appeared, the dead included. Entries below the count do not change, except in a cluster that
+     * grows: there a new node may take the entry of a node that is gone. */
     _Atomic uint32_t *serving;
     _Atomic uint32_t serving_count;
     struct queue_view *retired; /* old views; used by the progress thread, and by the close */
@@ -133,8 +134,8 @@ enum queue_message_type {
     QUEUE_SHUTDOWN,
     QUEUE_DONES,  /* payload: struct queue_done_message[count] */
     QUEUE_SETTLE, /* payload: struct queue_settle_message[count], asks the receiver to settle slots of its shard */
-    QUEUE_ASK,    /* who has the queue open? One that has sends ANSWER, */
-    QUEUE_NONE,   /* one that has not sends NONE, with the `count` of the ASK */
+    QUEUE_ASK,    /* asks whether the receiver has the queue open. If so, it sends ANSWER, ... */
+    QUEUE_NONE,   /* ... otherwise NONE, with the `count` of the ASK */
 };
 /* A message names its queue by key and by the incarnations at both ends. It may be handled late, when one end or both have closed the queue
  * and opened it again; the incarnation tells the two queues apart. */
@@ -144,7 +145,7 @@ struct queue_message {
     uint8_t zero;
     uint32_t count;
     uint32_t incarnation; /* of the sender's queue */
-    uint32_t to;          /* of the receiver's queue; 0: whichever is open there (HELLO, CLOSE) */
+    uint32_t to;          /* incarnation of the receiver's queue; 0: any that is open there (HELLO, CLOSE) */
     uint64_t key;
     weft_gaddr shard;
     char name[QUEUE_NAME_BYTES];

@@ -2,9 +2,9 @@
  *
  * The queues of one node, and how those of the same name on different nodes find each other.
  *
- * A node that opens a queue sends HELLO to every other node. Each node that has the queue open replies with ANSWER. A node that has not
- * drops the HELLO; that does no harm, since it sends its own HELLO when it opens the queue. Both messages carry the address of the sender's
- * shard. One handler and one set of hooks serve all queues; they find the queue by its name.
+ * A node that opens a queue sends HELLO to every other node. Each node that has the queue open replies with ANSWER. A node that does not
+ * have the queue open drops the HELLO. That does no harm, because it sends its own HELLO when it opens the queue. Both messages carry the
+ * address of the sender's shard. One handler and one set of hooks serve all queues; they find the queue by its name.
  *
  * A queue may be closed and reopened while messages about the closed one are on their way. So each node numbers its openings; the number is
  * the queue's incarnation. A message names the incarnations that it is about (struct queue_message).
@@ -120,7 +120,8 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     atomic_store_explicit(&q->views[from], v, memory_order_release); /* pairs with queue_view_of() */
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_relaxed);
     bool listed = v->shard.slots == 0;
-    uint32_t at = n; /* in place of a node that is gone, if there is one: in a cluster that grows they would be more and more */
+    uint32_t at = n; /* use the entry of a node that is gone, if there is one: in a cluster that grows the list would otherwise become
+                        longer and longer */
     for (uint32_t i = 0; i < n; i++) {
         listed = listed || q->serving[i] == from;
         at = q->w->room > q->w->founders && !fab_alive(q->w, q->serving[i]) ? i : at;

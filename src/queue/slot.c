@@ -7,9 +7,9 @@
  *       sees them. A claimer's swap is also a release, so its loads of the fields cannot sink below it.
  *   (T) tail: raised with a release after READY; claimers acquire it. Raises are read-modify-writes, so a later
  *       raise by another submitter carries the earlier ones (release sequence).
- *   (H) head: rules 1 and 2 of slot.h need only the total order of its changes, and that a claimer which loads a
+ *   (H) head: rules 1 and 2 of slot.h need only the total order of the changes of head, and that a claimer which loads a
  *       maker's change sees the slot that was made ready before it: acq_rel and acquire.
- *   (I) idle: see queue.h; the raise of tail is seq_cst for its sake.
+ *   (I) idle: see queue.h; because of it the raise of tail is seq_cst.
  */
 #include "queue/slot.h"
 

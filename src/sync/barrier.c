@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Barrier by dissemination: in round k every node signals the one 2^k places on and waits for the one 2^k places
- * back; after log2(n) rounds everyone has heard of everyone.
+ * Barrier by dissemination: in round k each node signals the node 2^k places after it, and waits for the signal of the node 2^k places
+ * before it. After log2(n) rounds each node has heard, directly or through others, of every other node.
  *
- * Every node has one line of words in its pool for each node that may signal it, written by that node alone. A signal
- * is a word with the set of nodes the barrier is of, and how many barriers that set has had. A node is at one distance
- * from another, so one word is enough for all rounds, and a fast node that is one barrier ahead only raises it.
+ * Every node has one line of words in its pool for each node that may signal it, written by that node alone. A signal is a word that holds
+ * the set of nodes for which the barrier is, and how many barriers that set has had. For a given pair of nodes only one round has their
+ * distance, so one word is enough for all rounds. A fast node that is one barrier ahead only raises this word.
  *
  * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal for the old set stays
- * readable, since other nodes may still be in that barrier. No node waits for a signal that will not come: a node that cannot finish a
- * barrier tells all others which one it gave up, and a node that begins with a new set tells them so. Two words of the line are reserved
- * for these notices. All nodes that did not finish start again with the smaller set. So do two nodes that saw others leave in different
- * orders and began with different sets of the same size: neither was ever in the other's set. tests/model/barrier.pml checks this
+ * readable, since other nodes may still be in that barrier. No node waits for a signal that will not arrive: a node that cannot finish a
+ * barrier tells all others which barrier it gave up, and a node that begins with a new set tells all others. Two words of the line are
+ * reserved for these notices. All nodes that did not finish start again with the smaller set. So do two nodes that saw others leave in
+ * different orders and began with different sets of the same size: neither was ever in the other's set. tests/model/barrier.pml checks this
  * exhaustively. A line has fewer words than there are sizes of a set, so words are reused. A node reuses a word for a smaller set only when
  * the reader has begun with a newer set than the one the word was used for.
  *
@@ -121,7 +121,8 @@ static bool signalled(void *arg)
     if (BASE_LIKELY(has_signalled(b)))
         return true;
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
-        /* A death makes the barrier fail. A node that left had passed the barrier before, unless it is the one we wait for. */
+        /* A death makes the barrier fail. A node that left had passed the barrier before, unless it is the node for which this one waits.
+         */
         b->epoch = weft_epoch(b->w);
         if (fab_count_dead(b->w, b->w->founders) != b->dead) {
             b->failed = true;
@@ -368,7 +369,8 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);
-    /* A barrier that was entered by an earlier call keeps its set, whichever nodes have gone since: all may have arrived before. */
+    /* A barrier that an earlier call has entered keeps its set, whichever nodes are gone since then, because all nodes of the set may have
+     * arrived before. */
     int rc = s->entered ? 0 : barrier_enter(w, s);
     while (rc == 0 && s->untold) {
         rc = tell_newest(w, s);

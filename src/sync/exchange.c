@@ -129,7 +129,8 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
         if (x->gave)
             x->gave[from] = true;
         if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
-            return base_fail(-ECONNRESET, "exchange: a node is gone, and node %u is at the next exchange already", from);
+            return base_fail(-ECONNRESET, "this exchange has failed: a node is gone, and node %u has begun the next exchange already",
+                             from);
     }
     return 0;
 }

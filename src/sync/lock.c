@@ -349,7 +349,7 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
     if (refused && many)
         return base_fail(-ENOBUFS,
                          "lock %#llx: %u requests of this node wait for locks of node %u already, which keeps no more: "
-                         "let fewer threads wait at once",
+                         "let fewer threads wait at the same time",
                          (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)
         return base_fail(-ENOMEM, "lock %#llx: its home, node %u, has no memory for one more waiter", (unsigned long long)word, home);

@@ -47,8 +47,8 @@ static void drop_empty(struct lock_queue **at)
     }
 }
 
-/* Take the first living waiter off the queue and make it the owner; without one, free the lock; if it was inherited, it stays so
- * (LOCK_ORPHAN). Returns the new owner; the caller drops lock_lock and then tells it, by home_lock_tell(). */
+/* Take the first living waiter off the queue and make it the owner. If there is none, free the lock; a lock that was inherited from a dead
+ * holder is marked again (LOCK_ORPHAN). Returns the new owner; the caller drops lock_lock and then tells it, by home_lock_tell(). */
 static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct lock_queue **at, bool inherited)
 {
     struct lock_queue *q = *at;

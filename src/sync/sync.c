@@ -79,11 +79,11 @@ static int wait_for_counter(struct weft_node *w, struct fab_patience *p, weft_ga
             return rc;
         rc = fab_patience_check(p);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "counter %#llx: %llu at the deadline, %llu wanted", (unsigned long long)word, (unsigned long long)now,
-                             (unsigned long long)value);
+            return base_fail(rc, "counter %#llx was %llu at the deadline, and the call waited for at least %llu", (unsigned long long)word,
+                             (unsigned long long)now, (unsigned long long)value);
         if (rc)
-            return base_fail(rc, "counter %#llx: %llu, and %llu wanted: %s", (unsigned long long)word, (unsigned long long)now,
-                             (unsigned long long)value, fab_patience_loss(p));
+            return base_fail(rc, "counter %#llx is %llu, and the call waited for at least %llu: %s", (unsigned long long)word,
+                             (unsigned long long)now, (unsigned long long)value, fab_patience_loss(p));
         if (fab_patience_due(p))
             say_counter(p, word, unread, now, value);
         fab_progress(w);
@@ -101,7 +101,8 @@ int weft_counter_wait(weft_node *w, weft_gaddr word, uint64_t value, int64_t tim
     fab_patience_begin(&p, w, FAB_ANY, timeout_ns);
     int64_t look = base_deadline(SYNC_LOOK_NS);
     int64_t limit = fab_limit(p.deadline < look ? look : p.deadline);
-    atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed); /* counts as a waiter also while it sleeps between two polls */
+    atomic_fetch_add_explicit(&w->waiting, 1,
+                              memory_order_relaxed); /* this thread counts as a waiter also while it sleeps between two polls */
     int rc = wait_for_counter(w, &p, word, value);
     atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
     (void)fab_limit(limit);

@@ -306,7 +306,7 @@ int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gi
     } else if (found->usable) {
         rc = device_refused(found, found->usable);
     } else {
-        rc = base_fail(-ENOMEM, "no memory for a device");
+        rc = base_fail(-ENOMEM, "no memory for the chosen device");
     }
     verbs_devices_close(all, count);
     return rc;
@@ -332,7 +332,7 @@ int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out
             memset(d, 0, sizeof *d); /* the caller owns it now: it is not closed with the others */
             out[(*count)++] = own;
         } else {
-            rc = base_fail(-ENOMEM, "no memory for a device");
+            rc = base_fail(-ENOMEM, "no memory for one of the devices");
         }
     }
     verbs_devices_close(all, there);

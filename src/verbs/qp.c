@@ -38,8 +38,8 @@ static int cannot_create(const struct verbs_device *d, const struct verbs_qp_opt
         snprintf(text, sizeof text, ". The device has no %s queue pairs", type_text(o->type));
         meaning = text;
     }
-    return base_fail(code, "%s: no %s queue pair (%u sends, %u receives): errno %d (%s)%s", d->name, type_text(o->type), o->send_depth,
-                     o->recv_depth, raw, base_strerror(code), meaning);
+    return base_fail(code, "%s: cannot create a %s queue pair (%u sends, %u receives): errno %d (%s)%s", d->name, type_text(o->type),
+                     o->send_depth, o->recv_depth, raw, base_strerror(code), meaning);
 }
 
 static uint32_t qp_at_most(uint32_t n, uint32_t limit)
@@ -132,7 +132,8 @@ int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct v
     uint32_t psn;
     memset(out, 0, sizeof *out);
     if (!d->pd)
-        return base_fail(-EINVAL, "%s has no protection domain yet: verbs_device_use() comes first", d->name);
+        return base_fail(-EINVAL, "cannot create a queue pair on %s, which has no protection domain: call verbs_device_use() first",
+                         d->name);
     if ((options->type == IBV_QPT_RC && !d->traits.rc) || (options->type == IBV_QPT_UC && !d->traits.uc))
         return base_fail(-EOPNOTSUPP, "%s has no %s queue pairs", d->name, type_text(options->type));
     if (d->chosen.gid.index > UINT8_MAX)
@@ -230,7 +231,7 @@ static int to_rtr(struct verbs_qp *q, const struct verbs_address *peer, bool rel
     if (routed(&q->here, peer)) {
         attr.ah_attr.is_global = 1;
         memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
-        attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the GID entry that the peer was told of */
+        attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the entry whose GID this node has sent to the peer */
         attr.ah_attr.grh.hop_limit = qp_thunderbolt(q->device) ? 1 : 64;
     }
     if (reliable)

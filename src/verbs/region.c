@@ -89,16 +89,17 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
     char size[32], piece[32];
     memset(out, 0, sizeof *out);
     if (!d->pd)
-        return base_fail(-EINVAL, "%s has no protection domain yet: verbs_device_use() comes first", d->name);
+        return base_fail(-EINVAL, "cannot register memory with %s, which has no protection domain: call verbs_device_use() first", d->name);
     if (bytes == 0)
-        return base_fail(-EINVAL, "%s: nothing to register", d->name);
+        return base_fail(-EINVAL, "%s: cannot register memory of 0 bytes", d->name);
     if (budget == 0)
         budget = d->traits.regions;
     uint64_t needed = (bytes - 1) / r.segment_bytes + 1;
     if (needed > budget)
-        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and only %u are available: make the pool smaller (WEFT_POOL)", d->name,
+        return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and only %u are available: make %s smaller", d->name,
                          base_format_bytes(bytes, size, sizeof size), (unsigned long long)needed,
-                         base_format_bytes(r.segment_bytes, piece, sizeof piece), budget);
+                         base_format_bytes(r.segment_bytes, piece, sizeof piece), budget,
+                         s->fd < 0 ? "the pool (WEFT_POOL)" : "it, or the pool (WEFT_POOL),");
     r.mr = calloc(needed, sizeof(struct ibv_mr *));
     if (!r.mr)
         return base_fail(-ENOMEM, "no memory for %llu regions", (unsigned long long)needed);
@@ -129,9 +130,9 @@ int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int
         return base_fail(-EOPNOTSUPP, "%s has no ibv_reg_dmabuf_mr: a dmabuf cannot be registered (rdma-core has it from version 34 on)",
                          d->lib->path);
     if (!d->traits.dmabuf)
-        return base_fail(-EOPNOTSUPP, "%s registers no dmabufs", d->name);
+        return base_fail(-EOPNOTSUPP, "device %s cannot register dmabufs", d->name);
     if (fd < 0)
-        return base_fail(-EBADF, "%s: no descriptor of a dmabuf", d->name);
+        return base_fail(-EBADF, "%s: cannot register a dmabuf: its file descriptor is not valid", d->name);
     if (offset % PAGE != (uintptr_t)base % PAGE)
         return base_fail(-EINVAL, "%s: the dmabuf's offset %llu and the address %p for it must be at the same place in their pages",
                          d->name, (unsigned long long)offset, base);

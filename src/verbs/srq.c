@@ -11,7 +11,8 @@ int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t dept
     int raw;
     *out = NULL;
     if (!d->pd)
-        return base_fail(-EINVAL, "%s has no protection domain yet: verbs_device_use() comes first", d->name);
+        return base_fail(
+            -EINVAL, "cannot create a shared receive queue on %s, which has no protection domain: call verbs_device_use() first", d->name);
     if (!d->traits.srq || !d->lib->create_srq || !d->lib->destroy_srq)
         return base_fail(-EOPNOTSUPP, "%s has no shared receive queues", d->name);
     errno = 0;
@@ -19,7 +20,7 @@ int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t dept
     if (*out)
         return 0;
     int code = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
-    return base_fail(code, "%s: no shared receive queue of %u requests: errno %d (%s)", d->name, init.attr.max_wr, raw,
+    return base_fail(code, "%s: cannot create a shared receive queue of %u requests: errno %d (%s)", d->name, init.attr.max_wr, raw,
                      base_strerror(code));
 }
 

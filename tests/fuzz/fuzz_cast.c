@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * What nodes of a cast send each other, of any bytes. The first byte says what the rest is: a block, whose checksums are made right, so
- * that what is behind them is reached; a block as it is; settings; the header of a message. All is refused, or what was read is sane: a
- * list whose names stay below DEST, settings that are the same when they are written and read again.
+ * that what is behind them is reached; a block as it is; settings; the header of a message. Each input is either refused, or the result of
+ * reading it is sane: a list whose names stay below DEST, settings that are the same when they are written and read again.
  */
 #include <stdlib.h>
 #include <string.h>

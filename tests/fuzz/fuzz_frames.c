@@ -3,9 +3,9 @@
  * Everything that a peer of the tb transport can send. One end of a link, with operations and transfers of its own under way, executes the
  * input as a sequence of commands, each a byte and its arguments:
  *   a frame as it stands; a frame with a right header and checksum around records as they stand, or around one record of
- *   fixed fields with values at the edges; a completion of its devices; time; an operation; a cable that goes or comes; credit.
- * For every input: no byte outside the allowed part of the pool is written or read, every operation completes once, and memory is bounded.
- * A peer that violates the protocol is given up, and the next session begins.
+ *   fixed fields with values at the edges; a completion of its devices; time; an operation; a cable that is unplugged or plugged in;
+ * credit. For every input: no byte outside the allowed part of the pool is written or read, every operation completes once, and memory is
+ * bounded. A peer that violates the protocol is given up, and the next session begins.
  */
 #include <stdint.h>
 #include <stdlib.h>

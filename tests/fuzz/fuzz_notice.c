@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Any bytes as what nodes under mpirun tell each other, and as what the members of a running cluster tell each other about a node that
- * joins: refused, or all of it can be used.
+ * joins: each input is refused, or all of it can be used.
  */
 #include <stdint.h>
 #include <stdlib.h>

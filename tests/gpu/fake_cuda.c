@@ -3,7 +3,8 @@
  * A fake CUDA driver for tests: its GPUs use memory of this process, execute copies at once, and run no kernels. It is loaded like the real
  * driver, as libcuda.so.1 (LD_LIBRARY_PATH). A GPU's memory has addresses that the processor cannot access.
  *
- * FAKE_CUDA is a list of words: gpus=N (default 1), init=CODE (the result of cuInit()), full (no memory), no-dmabuf, deaf (writes nothing).
+ * FAKE_CUDA is a list of words: gpus=N (default 1), init=CODE (the result of cuInit()), full (no memory), no-dmabuf, no-rdma, ordered=N
+ * (an attribute), deaf (writes nothing).
  * Compiled with FAKE_CUDA_OLD it lacks the functions that drivers before CUDA 10.2 lack.
  */
 #include <pthread.h>
@@ -162,6 +163,20 @@ FAKE(cuDeviceGetPCIBusId(char *id, int room, int device))
 {
     snprintf(id, (size_t)room, "0000:%02X:00.0", 0xf0 + device);
     return OK;
+}
+/* As on an H100: writes of RDMA devices are in order for the GPU itself, and for others after a flush. */
+FAKE(cuDeviceGetAttribute(int *value, int attribute, int device))
+{
+    *value = attribute == 110   ? !word("no-rdma", 0)
+             : attribute == 117 ? 1
+             : attribute == 118 ? (int)word("ordered", 100)
+             : attribute == 124 ? !word("no-dmabuf", 0)
+                                : 0;
+    return device < word("gpus", 1) ? OK : INVALID;
+}
+FAKE(cuFlushGPUDirectRDMAWrites(int target, int scope))
+{
+    return target == 0 && (scope == 100 || scope == 200) ? OK : INVALID;
 }
 /* All GPUs are connected by NVLink, except the last one. */
 FAKE(cuDeviceGetP2PAttribute(int *value, int attribute, int a, int b))

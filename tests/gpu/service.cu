@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Services that kernels of a real GPU ask for: blocks start a program at node 0, read what it prints into an arena of their own GPU,
-// and add it up; names tell them where. weft run -n N -- service
+// and add it up; names tell them where. Records are in the pool and in the arena. weft run -n N -- service
 #include "check.cuh"
 #include "weft/device_service.h"
 
@@ -9,11 +9,11 @@
 #define LINES  2000u
 #define PART   777u
 
-__global__ void ask(const weft_device *d, uint64_t record, uint64_t texts, uint64_t text_bytes, uint64_t part, struct report *bad)
+__global__ void ask(const weft_device *d, uint64_t record, uint64_t in_arena, uint64_t texts, uint64_t text_bytes, uint64_t part, struct report *bad)
 {
     if (threadIdx.x)
         return;
-    uint64_t mine = record + blockIdx.x * WEFT_REQUEST_BYTES, to = part + blockIdx.x * 4096, p, n, addr, bytes, sum = 0, number = 0;
+    uint64_t mine = (blockIdx.x % 2 ? record : in_arena) + blockIdx.x * WEFT_REQUEST_BYTES, to = part + blockIdx.x * 4096, p, n, addr, bytes, sum = 0, number = 0;
     const char *at = (const char *)weft_device_ptr(d, to, PART);
     weft_device_exit end;
     KERNEL_CHECK(at != NULL);
@@ -43,15 +43,16 @@ int main(void)
     open_node();
     uint32_t space = 0;
     char texts[] = "seq\0\0seq\0002000"; /* program, directory, argv */
-    weft_gaddr sum = same_place(8), record = same_place(BLOCKS * WEFT_REQUEST_BYTES), text = same_place(sizeof texts), part;
+    weft_gaddr sum = same_place(8), record = same_place(BLOCKS * WEFT_REQUEST_BYTES), text = same_place(sizeof texts), part, in_arena;
     memcpy(weft_ptr(w, on_node(text, weft_rank(w)), sizeof texts), texts, sizeof texts);
     open_gpu(2, 256);
     OK(weft_gpu_arena(gpu, 16u << 20, &space));
     OK(weft_gpu_alloc(gpu, space, BLOCKS * 4096, &part));
+    OK(weft_gpu_alloc(gpu, space, BLOCKS * WEFT_REQUEST_BYTES, &in_arena));
     if (weft_rank(w) == 0)
         OK(weft_name_publish(w, 0, "sum", on_node(sum, 0), 8, 60 * WEFT_SECOND));
     all_here();
-    ask<<<BLOCKS, 32>>>(weft_gpu_device(gpu), on_node(record, weft_rank(w)), on_node(text, weft_rank(w)), sizeof texts, part, bad);
+    ask<<<BLOCKS, 32>>>(weft_gpu_device(gpu), on_node(record, weft_rank(w)), in_arena, on_node(text, weft_rank(w)), sizeof texts, part, bad);
     KERNEL_DONE();
     all_here();
     if (weft_rank(w) == 0)

@@ -29,6 +29,7 @@ class Gpus(unittest.TestCase):
         self.assertEqual((gpus["cuda:1"]["model"], gpus["cuda:1"]["pci"], gpus["cuda:1"]["usable"]), ("Fake GPU 1", "0000:f1:00.0", True))
         self.assertEqual(gpus["cuda:1"]["nvlink_peers"], ["cuda:0", "cuda:2"])
         self.assertEqual(gpus["cuda:3"]["nvlink_peers"], [])
+        self.assertEqual((gpus["cuda:0"]["no_rdma"], bool(gpus["host"]["no_rdma"])), ("", True))
         self.assertEqual((gpus["host"]["usable"], gpus["host"]["pci"], gpus["host"]["rdma"]), (True, "", ""))
 
     def test_table(self):
@@ -36,6 +37,10 @@ class Gpus(unittest.TestCase):
         self.assertRegex(lines[0], r"^gpu +model +memory +PCIe +most +NVLink +nearest RDMA +use$")
         self.assertRegex(lines[1], r"^cuda:0 +Fake GPU 0 +64 MiB .* yes$")
         self.assertRegex(lines[-1], r"^host .* yes$")
+
+    def test_no_rdma(self):
+        for words, why in ("no-dmabuf", "gives no dmabufs"), ("no-rdma", "no memory of the kind"):
+            self.assertIn(why, json.loads(weft("gpus", "--json", FAKE_CUDA=words))[0]["no_rdma"])
 
     def test_no_driver(self):
         names = [g["name"] for g in json.loads(weft("gpus", "--json", driver="old"))]

@@ -31,7 +31,7 @@ static uint32_t number_of(const char *variable, uint32_t otherwise)
 
 uint32_t repeats(uint32_t n)
 {
-    static _Atomic uint32_t known; /* several threads may ask at the same time */
+    static _Atomic uint32_t known; /* atomic, because several threads may call this at the same time */
     uint32_t divide = atomic_load_explicit(&known, memory_order_relaxed);
     if (!divide) {
         divide = number_of("TEST_DIVIDE", 1);
@@ -126,7 +126,7 @@ void stop_asleep(pid_t pid)
     CHECK(kill(pid, SIGSTOP) == 0);
 #if defined(__linux__)
     for (int64_t end = now_ns() + patience_ns(60);;) {
-        while (!all_threads(pid, "stat", is_stopped)) { /* the signal reaches the threads a little later */
+        while (!all_threads(pid, "stat", is_stopped)) { /* check the threads, because the signal reaches them a little later */
             CHECK(now_ns() < end);
             usleep(100);
         }
@@ -180,7 +180,7 @@ void enter_namespace(const char *path)
     close(fd);
 }
 
-/* Under over_network.py: the hosts in turn. */
+/* Under over_network.py, node after node goes to the hosts in turn. */
 static void enter_host(int rank)
 {
     char *paths[NODES_MAX], *rest = strdup(getenv("TEST_NAMESPACES"));

@@ -82,8 +82,9 @@ char *softverbs(const char *words);
 
 /* Waits until a word in shared memory is `at_least`. If it never is, nodes_run() ends the wait. */
 void wait_for(const _Atomic uint32_t *word, uint32_t at_least);
-/* Waits for all `n` nodes by a shared word, not by weft. A node that is killed after it then disturbs no barrier or exchange before it: a
-   barrier that one node has passed may still be under way at another, where the death would make it fail. */
+/* Waits for all `n` nodes by a shared word, not by weft. If a node is killed after meet(), no earlier barrier or exchange fails. After a
+ * barrier this would not be certain: when one node has passed the barrier, it may still be under way at another node, where the death would
+ * make it fail. */
 void meet(_Atomic uint32_t *word, uint32_t n);
 
 /* Sends SIGSTOP when all threads of the process sleep. A process that is stopped in the middle of a step of an emulated device would hold

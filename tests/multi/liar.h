@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that lies. Every node may write to every pool, and may send anything. So a record that another node reads from a pool, or gets by
- * message, may hold any bytes. lie_about() takes a correct record and hands it to the test with one field wrong at a time, for each field
- * and each of many values, and also truncated. The test's function `tell` puts it where others read it, or sends it.
+ * A node that lies: it writes wrong values into the memory of other nodes, or sends them. Every node may write to every pool, and may send
+ * anything. So a record that another node reads from a pool, or gets by message, may hold any bytes. lie_about() takes a correct record and
+ * hands it to the test with one field wrong at a time, for each field and each of many values, and also truncated. The test's function
+ * `tell` puts it where others read it, or sends it.
  *
  *     static const struct lie_field FIELDS[] = {LIE_FIELD(struct request, length), LIE_FIELD(struct request, name)};
  *     lie_about(&truth, sizeof truth, FIELDS, LIE_COUNT(FIELDS), tell, arg);
  *
- * The other nodes must stand all of it: no crash, no write outside their memory (the tests also run with the address sanitizer), no call
+ * The other nodes must withstand all lies: no crash, no write outside their memory (the tests also run with the address sanitizer), no call
  * that outlasts its time-out, no unbounded memory; and honest nodes can go on together after the liar has gone. test_liar.c is the example.
  *
  * At the end of this file: one liar and two honest nodes, and what they share.
@@ -171,7 +172,7 @@ static inline void run_with_liar(node_fn fn)
     assert_true(t->lies > 100);
 }
 
-/* A word that others read, and how the liar writes it. */
+/* A word that other nodes read, and the way in which the liar writes it. */
 struct word_to {
     weft_node *w;
     struct told *t;

@@ -3,7 +3,7 @@
  * One node of a cluster whose place comes from the environment, for tests that start each node on a machine of its own.
  *
  * Usage: multi_peer TIMES END
- * Does a little of everything with the others (peer_checks.h), TIMES over, and then ends: "leave" in order; or its last node
+ * Does all operations of peer_checks.h with the other nodes, TIMES times, and then ends: "leave" in order; or its last node
  * dies, and the others wait until they know: "kill" (SIGKILL), "stop" (SIGSTOP), or "cut", where something else ends it
  * after it has said "cut here".
  */

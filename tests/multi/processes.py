@@ -45,3 +45,12 @@ def until(what, condition, limit):
             return value
         time.sleep(0.005)
     raise AssertionError("waited in vain until " + what)
+
+
+def catches(pid, number):
+    """Whether a process has a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as f:
+            return any(line.startswith("SigCgt:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in f)
+    except OSError:
+        return False

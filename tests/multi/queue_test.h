@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Helpers of the queue's tests: tasks that carry a number in every field, work whose result depends on it, and reaping that checks both and
- * that nothing comes twice.
+ * Helpers of the queue's tests: tasks that carry a number in every field, work whose result depends on it, and reaping, which checks
+ * numbers and results, and that no task comes twice.
  */
 #ifndef WEFT_QUEUE_TEST_H
 #define WEFT_QUEUE_TEST_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Memory of GPUs in the address space, on the GPU `host`: operations from every node against a shadow, from processors and kernels, the
- * owner's death, and messages that lie. WEFT_TEST_GPU names another GPU: then all but the kernels.
+ * owner's death, and messages that lie. WEFT_TEST_GPU names another GPU: then everything but the kernels is tested.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -177,7 +177,7 @@ static void node_shadow(weft_node *w, void *arg)
     OK(weft_link_stat(w, weft_rank(w), &stats, sizeof stats));
     CHECK(!strcmp(stats.arena_way, "own") && stats.arena_why[0]);
     OK(weft_link_stat(w, (weft_rank(w) + 1) % weft_size(w), &stats, sizeof stats));
-    CHECK(!strcmp(stats.arena_way, maps(w) ? "mapped" : "staged") && stats.arena_why[0]);
+    CHECK(!strcmp(stats.arena_way, maps(w) ? "mapped" : !strcmp(stats.transport, "rc") ? "rdma" : "staged") && stats.arena_why[0]);
     mine_close(&m);
 }
 
@@ -377,7 +377,7 @@ static void node_late(weft_node *w, void *arg)
     bool shm = maps(w);
     weft_gpu *g = NULL;
     weft_gaddr at = weft_gaddr_make(0, SPACE, 65536) + 8 * me;
-    const char *way = shm ? "mapped" : "staged";
+    const char *way = shm ? "mapped" : !strcmp(stats(w, (me + 1) % 3).transport, "rc") ? "rdma" : "staged";
     const weft_gpu_config config = {.bytes = sizeof config, .name = "host", .rings = 1, .slots = 64};
     if (me == 1)
         OK(weft_gpu_open(w, &config, &g));
@@ -387,7 +387,7 @@ static void node_late(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 2) {
         is_there(w, at, 4);
-        way_is(w, 0, "staged", shm ? "no GPU was open here" : "");
+        way_is(w, 0, shm ? "staged" : way, shm ? "no GPU was open here" : "");
         OK(weft_gpu_open(w, &config, &g));
     }
     is_there(w, at, me + 5);
@@ -420,7 +420,7 @@ static void node_late(weft_node *w, void *arg)
     if (me == 1) { /* without a GPU of its own, node 1 asks the owner */
         OK(weft_gpu_close(g));
         is_there(w, at, 77);
-        way_is(w, 0, "staged", "");
+        way_is(w, 0, shm ? "staged" : way, "");
         OK(weft_gpu_open(w, &config, &g));
         CHECK(!weft_gpu_ptr(g, at, 8) == !shm);
     }
@@ -563,6 +563,7 @@ static const struct lie_field SPACES[] = {
     LIE_FIELD(struct arena_space, space),
     LIE_FIELD(struct arena_space, bytes),
     LIE_FIELD(struct arena_space, kind),
+    LIE_FIELD(struct arena_space, rdma),
 };
 static const struct lie_field SHARE[] = {
     LIE_FIELD(struct arena_share, space),

@@ -6,8 +6,6 @@ this host; {node} in DEST gives each a folder of its own.
 Usage: test_cast.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 4", or "--softverbs switch:4"
 """
 import fcntl
-import functools
-import hashlib
 import json
 import os
 import random
@@ -17,117 +15,14 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import unittest
 
 sys.dont_write_bytecode = True
-import processes  # noqa: E402
-from processes import alive, clean_env, patience  # noqa: E402
+from cast_test import LIMIT, WEFT, Cast, tree, until  # noqa: E402
 
-WEFT = os.path.abspath(sys.argv[1])
-CLUSTER = sys.argv[2].split()
-LIMIT = patience(60)
-MARK = f"weft-cast-test-{os.getpid()}"
-NOBODY = 65534
 ODD = [b"two words", b"new\nline", b"\xff\xfe", b"-x", b"*", "häuser".encode(), b"'quoted\" $HOME `id` \\", b"x" * 255, b"..x", b" "]
-until = functools.partial(processes.until, limit=LIMIT)
-
-
-def tree(root):
-    """All that should be the same in two trees: kinds, modes, times, contents, what is linked to what."""
-    root = os.fsencode(root)
-    found, inodes = {}, {}
-    for folder, folders, files in os.walk(root):
-        for name in [b"."] * (folder == root) + folders + files:
-            path = os.path.join(folder, name)
-            st = os.lstat(path)
-            below = os.path.relpath(path, root)
-            what = [stat.S_IFMT(st.st_mode), st.st_mtime_ns]
-            if stat.S_ISLNK(st.st_mode):
-                what.append(os.readlink(path))
-            else:
-                what.append(stat.S_IMODE(st.st_mode))
-            if stat.S_ISREG(st.st_mode):
-                with open(path, "rb") as f:
-                    what += [st.st_size, hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else
-                             hashlib.sha256(f.read()).hexdigest()]
-                if st.st_nlink > 1:
-                    inodes.setdefault(st.st_ino, []).append(below)
-            found[below] = what
-    return found, sorted(sorted(names) for names in inodes.values())
-
-
-class Cast(unittest.TestCase):
-    maxDiff = 4000
-
-    @classmethod
-    def setUpClass(cls):
-        cls.tmp = tempfile.TemporaryDirectory(prefix="weft-cast-")
-        cls.addClassCleanup(cls.tmp.cleanup)
-        os.chmod(cls.tmp.name, 0o755)
-        cls.env = clean_env(XDG_RUNTIME_DIR=cls.tmp.name, WEFT_LIVENESS="30s", WEFT_POOL="64M", HOME=cls.tmp.name, MARK=MARK)
-        subprocess.run([WEFT, "up", *CLUSTER], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
-
-    @classmethod
-    def tearDownClass(cls):
-        subprocess.run([WEFT, "down"], env=cls.env, check=True, timeout=LIMIT)
-
-    def setUp(self):
-        self.here = tempfile.mkdtemp(prefix="case-", dir=self.tmp.name)
-        os.chmod(self.here, 0o755)
-        self.src = os.path.join(self.here, "src")
-        self.dest = os.path.join(self.here, "d{node}")
-
-    def weft(self, *args, code=0, **more):
-        more.setdefault("env", self.env)
-        p = subprocess.run([WEFT, *args], capture_output=True, timeout=LIMIT, check=False, stdin=subprocess.DEVNULL, **more)
-        p.stdout, p.stderr = os.fsdecode(p.stdout), os.fsdecode(p.stderr)
-        if code is not None and p.returncode != code:
-            raise AssertionError(f"weft {args}: {p.returncode}\n{p.stdout[-3000:]}\n{p.stderr[-3000:]}")
-        return p
-
-    def cast(self, *args, **more):
-        return self.weft("cast", *args, **more)
-
-    def summary(self, *args, **more):
-        return json.loads(self.cast("--json", *args, **more).stdout)
-
-    def at(self, node, *names):
-        return os.path.join(self.here, f"d{node}", *names)
-
-    def file(self, name, content, mode=0o644):
-        path = os.path.join(self.here, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as f:
-            f.write(content)
-        os.chmod(path, mode)
-        return path
-
-    def same(self, node, name="src", source=None):
-        self.assertEqual(tree(self.at(node, name)), tree(source or self.src), node)
-
-    def no_parts(self):
-        for folder, _, files in os.walk(self.here):
-            self.assertEqual([f for f in files if f.startswith(".weft-cast-")], [], folder)
-
-    def nodes_of_cast(self):
-        """Process numbers of the running cast's nodes, by rank."""
-        found = {}
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/cmdline", "rb") as f:
-                    words = f.read().split(b"\0")
-                with open(f"/proc/{pid}/environ", "rb") as f:
-                    env = f.read().split(b"\0")
-            except OSError:
-                continue
-            if words[1:3] == [b"cast", b"--as-node"] and MARK.encode() in b"\0".join(env) and alive(int(pid)):
-                rank = [int(e[10:]) for e in env if e.startswith(b"WEFT_RANK=")]
-                if rank:
-                    found[rank[0]] = int(pid)
-        return found
 
 
 class Trees(Cast):

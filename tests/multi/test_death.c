@@ -284,13 +284,13 @@ static void given_up(weft_node *w, void *arg)
             usleep(100);
         uint8_t bytes[LEN], back[LEN];
         uint64_t old = 99;
-        weft_op op; /* the first operation makes the connection, where connections are made when they are needed */
+        weft_op op; /* on transports that connect when a link is first used, the first operation connects */
         OK(weft_put(w, there + 1024, &old, sizeof old, &op));
         OK(weft_wait(w, &op, LONG));
         for (int i = 0; i < LEN; i++)
             bytes[i] = (uint8_t)i;
         memset(back, 0x55, sizeof back);
-        stop_asleep(stage->pid); /* operations that need its help do not get it; over shm none does, over rc only some */
+        stop_asleep(stage->pid); /* operations that need the stopped node's help time out: over shm no operation does, over rc only some */
         const int64_t deadline_ns = w->options.deadline_ns;
         w->options.deadline_ns = 500 * WEFT_MS; /* for the operations that time out; all others may take as long as before */
         int added = weft_fetch_add_blocking(w, on_node(area, 1) + 64, 5, &old);
@@ -346,7 +346,8 @@ static void scribbled(weft_node *w, void *arg)
             }
         }
         (void)weft_send(w, 0, 1, NULL, 0, NULL, 0, NULL);
-        wait_for(&scribble->given_up, 1); /* node 0 gives us up for what we did; node 2 because we are gone */
+        wait_for(&scribble->given_up,
+                 1); /* node 0 treats this node as dead because of what it wrote; node 2 does so because this node is gone then */
         _exit(7);
     }
     uint8_t payload[WEFT_PAYLOAD_MAX] = {0};
@@ -381,7 +382,8 @@ static void test_scribbled(void **state)
     }
 }
 
-/* --- a node that leaves while a peer is not reading, and its socket is full: it has left all the same, and is not dead --- */
+/* --- a node leaves while a peer does not read and the socket to it is full: nevertheless the node has left, and does not count as dead ---
+ */
 
 struct leaving {
     _Atomic uint32_t here, seen;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations between nodes: what they move, in what order, what they refuse. This suite asks nothing of a
- * transport by name: WEFT_TRANSPORT chooses the one it runs on.
+ * The operations between nodes: what they move, in what order, what they refuse. No test here depends on the transport; WEFT_TRANSPORT
+ * chooses it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -112,7 +112,7 @@ static void test_atomics(void **state)
     assert_int_equal(nodes_failed(3, atomics, NULL), 0);
 }
 
-/* --- questions after a fence, in both directions: no answer waits for one --- */
+/* --- operations with answers, after a fence, in both directions: no answer waits for another answer --- */
 
 static void questions(weft_node *w, void *arg)
 {
@@ -235,7 +235,7 @@ static void test_messages(void **state)
     assert_int_equal(nodes_failed(4, messages, NULL), 0);
 }
 
-/* --- handlers: they answer, and nobody else need poll --- */
+/* --- handlers answer although no thread of the program polls --- */
 
 static _Atomic uint64_t answers;
 
@@ -494,7 +494,7 @@ static void test_threads(void **state)
     assert_int_equal(nodes_failed(3, threads, NULL), 0);
 }
 
-/* --- a receiver that takes nothing: the sender is told at its deadline, and others are not disturbed --- */
+/* --- a receiver that does not accept work: the sender's call fails at its deadline, and other nodes are not disturbed --- */
 
 static void slow_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                          void *arg)

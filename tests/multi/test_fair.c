@@ -96,7 +96,7 @@ static void go_on(weft_node *w)
     OK(rc);
 }
 
-/* --- two threads of node 0 look for messages: while one delivers, the other brings in what comes --- */
+/* --- two threads of node 0 poll for messages: while one delivers, the other receives what arrives --- */
 
 struct looker {
     weft_node *w;
@@ -144,7 +144,7 @@ static void test_two_threads(void **state)
     assert_int_equal(nodes_failed_with(NODES, two_threads, shared_words(4096), SPINNING), 0);
 }
 
-/* --- a node closes its side connection, by which the others know that it is alive, and goes on sending --- */
+/* --- a node closes its side connection, which shows the other nodes that it is alive, and goes on sending --- */
 
 static void sends_on(weft_node *w, void *arg)
 {

@@ -336,7 +336,7 @@ static void test_wrong(void **state)
     assert_int_equal(nodes_failed_with(1, node_wrong, NULL, environment), 0);
 }
 
-/* Answers that are not read: a request that needs such an answer's place waits for it, or fails; other requests do not. */
+/* Answers that the kernel does not read keep their places. A request that needs such a place waits or fails; other requests do not. */
 static void full(const weft_device *d, void *arg)
 {
     const struct job *j = arg;

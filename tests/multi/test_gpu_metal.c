@@ -27,10 +27,10 @@ metal_kernel metal_start, metal_look, metal_read, metal_flood, metal_wrong;
 struct launch {
     metal_kernel *kernel;
     struct metal_argument a[BLOCKS];
-    _Atomic uint32_t again; /* a flood that found room in a ring that was full, while the kernel ran */
+    _Atomic uint32_t again; /* counts requests that found room in a full ring while the kernel ran, which must not happen */
 };
 
-/* As the GPU gives it to all threads of a kernel: the block is an argument. */
+/* Runs the kernel as a GPU of Apple does, which passes the number of the block to all threads as an argument. */
 static void play(const weft_device *d, void *arg)
 {
     struct launch *l = arg;
@@ -113,7 +113,7 @@ static void test_all(void **state)
     assert_int_equal(nodes_failed(3, node_all, NULL), 0);
 }
 
-/* Nothing is taken out of a ring while a kernel runs; what found no room is told of. */
+/* The node takes no request out of a ring while a kernel runs. A request that finds no room fails. */
 static void node_full(weft_node *w, void *arg)
 {
     struct launch l = {0};

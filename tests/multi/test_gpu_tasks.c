@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Kernels of the GPU `host` submit, claim and complete themselves: each task is done once, whichever nodes' blocks take it, with rings of a
- * few slots that blocks share; a block that waits holds up no other; and what a kernel makes up is refused.
+ * few slots that blocks share; a block that waits does not delay other blocks; and the queue refuses claims that a kernel has invented.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -152,7 +152,7 @@ static void node_farm(weft_node *w, void *arg)
 static void test_farm(void **state)
 {
     (void)state;
-    uint32_t near = 0, far = QUEUE_REMOTE | QUEUE_SPREAD; /* far: uses other nodes' shards through the fabric, which takes waiting */
+    uint32_t near = 0, far = QUEUE_REMOTE | QUEUE_SPREAD; /* far: uses other nodes' shards through the fabric, so that calls have to wait */
     assert_int_equal(nodes_failed(2, node_farm, &near), 0);
     assert_int_equal(nodes_failed(2, node_farm, &far), 0);
 }

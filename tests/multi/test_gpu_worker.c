@@ -26,7 +26,7 @@ struct farm {
     weft_gpu *g;
     weft_gpu_worker *k;
     weft_gaddr counts; /* at node 0: how often each task was done */
-    uint64_t *first;   /* points to `counts`: blocks begin when blocks of another node have done a task; or NULL */
+    uint64_t *first;   /* if not NULL, points to a word of `counts`: blocks begin when blocks of another node have done a task */
     const weft_device_worker *there;
     _Atomic bool hang; /* the first block that sees this flag hangs */
     _Atomic bool over;
@@ -436,10 +436,54 @@ static void ask(const weft_device *d, void *arg)
     CHECK(weft_device_ask(d, 3, record + 1, NULL) == -EINVAL);
     CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank, 0, 1ull << 43), NULL) == -EFAULT);
     CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank + 1, 0, 4096), NULL) == -EFAULT);
-    /* The processor reads the record, so it must be in the pool: an arena's memory may be accessible to the GPU only. */
-    CHECK(weft_device_ask(d, 3, all->arena, NULL) == -EFAULT);
+    CHECK(weft_device_ask(d, 3, weft_gaddr_make(d->rank, 9, 65536), NULL) == -EFAULT);
+    /* The processor reads the payload, so it must be in the pool: an arena's memory may be accessible to the GPU only. */
     CHECK(weft_device_send(d, d->rank, 1, 0, all->arena, 64, &op) == 0 && weft_device_wait(d, &op) == -EFAULT);
     CHECK(weft_device_ask_start(d, 6, record, NULL) == 0);
+}
+
+/* The same with a record in an arena. While the first service has not answered, the second one is called: its request is behind the first
+   one in the ring. */
+static void ask_arena(const weft_device *d, void *arg)
+{
+    const struct records *all = arg;
+    uint64_t *words = weft_device_ptr(d, all->arena, 2 * WEFT_DEVICE_RECORD_BYTES), *more = words + 32, value;
+    weft_device_op op, next;
+    for (uint64_t i = 0; i < 100; i++) {
+        words[0] = i;
+        words[31] = 0;
+        CHECK(weft_device_ask(d, 3, all->arena, &value) == (i == 13 ? -ENOSPC : 0));
+        CHECK(words[0] == i && words[31] == i + 1 && (i == 13 || value == 2 * i));
+    }
+    words[1] = more[1] = 0;
+    CHECK(weft_device_ask_start(d, 7, all->arena, &op) == 0);
+    CHECK(weft_device_ask_start(d, 8, all->arena + WEFT_DEVICE_RECORD_BYTES, &next) == 0);
+    CHECK(weft_device_wait(d, &op) == 0 && op.value == 5 && words[1] == 77 && more[1] == 0);
+    CHECK(weft_device_wait(d, &next) == 0 && next.value == 6);
+    CHECK(weft_device_ask(d, 5, all->arena, NULL) == -ENOENT);
+    CHECK(weft_device_ask(d, 3, all->arena + 4, NULL) == -EINVAL);
+    CHECK(weft_device_ask(d, 3, all->arena + (1u << 20), NULL) == -EFAULT);
+    CHECK(weft_device_ask_start(d, 6, all->arena, NULL) == 0);
+}
+
+/* Answers the first call when the second has come. */
+static struct pair {
+    weft_gpu_call *first;
+    uint64_t *record;
+} pair;
+
+static void of_pair(weft_node *w, void *record, weft_gpu_call *call, void *arg)
+{
+    (void)w;
+    if (!arg) {
+        pair.first = call;
+        pair.record = record;
+        return;
+    }
+    CHECK(pair.first);
+    pair.record[1] = 77;
+    OK(weft_gpu_answer(pair.first, 0, 5));
+    OK(weft_gpu_answer(call, 0, 6));
 }
 
 static void node_services(weft_node *w, void *arg)
@@ -447,6 +491,8 @@ static void node_services(weft_node *w, void *arg)
     (void)arg;
     static struct later one, never;
     struct records record;
+    OK(weft_gpu_service(w, 7, of_pair, NULL));
+    OK(weft_gpu_service(w, 8, of_pair, w));
     OK(weft_alloc_aligned(w, WEFT_DEVICE_RECORD_BYTES, 64, &record.pool));
     OK(weft_gpu_service(w, 3, at_once, w));
     OK(weft_gpu_service(w, 4, later, &one));
@@ -459,11 +505,20 @@ static void node_services(weft_node *w, void *arg)
     uint32_t space;
     OK(weft_gpu_open(w, &gc, &g));
     OK(weft_gpu_arena(g, 4096, &space));
-    OK(weft_gpu_alloc(g, space, WEFT_DEVICE_RECORD_BYTES, &record.arena));
+    OK(weft_gpu_alloc(g, space, 2 * WEFT_DEVICE_RECORD_BYTES, &record.arena));
     OK(weft_gpu_run(g, ask, 1, &record));
     pthread_join(thread, NULL);
     OK(weft_gpu_close(g)); /* ends within the deadline */
     CHECK(never.call);
+    OK(weft_gpu_open(w, &gc, &g));
+    OK(weft_gpu_arena(g, 4096, &space));
+    OK(weft_gpu_alloc(g, space, 2 * WEFT_DEVICE_RECORD_BYTES, &record.arena));
+    never.call = NULL;
+    OK(weft_gpu_run(g, ask_arena, 1, &record));
+    OK(weft_gpu_close(g));
+    CHECK(never.call);
+    never.record[1] = 1; /* the copy is there as long as the node */
+    OK(weft_gpu_answer(never.call, 0, 0));
 }
 
 static void test_services(void **state)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes on different hosts: side connections over TCP, shm to some peers and rc to others, heartbeats, and what is said when
- * a host cannot be reached. A host of its own is an IPC namespace of its own (see base_host_id()); the network is shared.
- * Started by over_softverbs.py.
+ * Nodes on different hosts: side connections over TCP, shm to some peers and rc to others, heartbeats, and the errors when a host cannot be
+ * reached. In these tests, a host is an IPC namespace of its own (see base_host_id()); all hosts share the network. Started by
+ * over_softverbs.py.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -189,7 +189,8 @@ static int ends(int rank, void *arg)
             p->shared->stopped = 1;
         }
         int64_t end = now_ns() + patience_ns(40);
-        /* Nothing is sent to it: only its silence shows its death. The epoch is raised last, when its operations have failed. */
+        /* No node sends anything to node 2, so only its silence shows its death. The epoch is raised last, after the operations to it have
+         * failed. */
         while (weft_alive(w, 2) || weft_epoch(w) == 1) {
             CHECK(now_ns() < end);
             usleep(1000);

@@ -227,7 +227,7 @@ static void test_dropped(void **state)
     assert_int_equal(processes_failed(3, dropped, NULL), 0);
 }
 
-/* When it dies, all other nodes report that, including those that had connected with it. */
+/* A node dies while the nodes connect: all other nodes report its death, including those that had connected with it. */
 static void test_dies_connecting(void **state)
 {
     (void)state;
@@ -241,7 +241,7 @@ static void test_dies_connecting(void **state)
 }
 #endif
 
-/* Too few descriptors for all nodes that connect: node 0 reports that at once, and does not report nodes as missing. */
+/* Node 0 has too few descriptors for all nodes that connect: it reports this at once, and does not report nodes as missing. */
 static int few_files(int rank, void *arg)
 {
     _Atomic uint32_t *failed = arg;
@@ -519,7 +519,7 @@ static void test_silent_at_the_side(void **state)
 /* Another user listens at the address: a node that connects sends it nothing. */
 static int other_user(int rank, void *arg)
 {
-    _Atomic uint32_t *step = arg; /* 1: it listens, 2: the node has been there */
+    _Atomic uint32_t *step = arg; /* 1: the other user listens; 2: the node has connected to that listener */
     char bound[128], byte;
     if (rank == 1) {
         wait_for(step, 1);
@@ -654,7 +654,7 @@ static void test_alone(void **state)
     weft_config c = {.bytes = sizeof c, .transport = "pigeon"};
     assert_int_equal(weft_open(&w, &c), -EINVAL);
     assert_null(w);
-    /* many times, so that anything left behind would run out */
+    /* many times, so that a leak would use up descriptors or memory */
     for (int i = 0; i < 300; i++) {
         assert_int_equal(weft_open(&w, NULL), 0);
         assert_int_equal(weft_close(w), 0);

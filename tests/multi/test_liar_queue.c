@@ -150,7 +150,7 @@ static void tell_header(const void *record, size_t bytes, const char *what, void
     CHECK(sent(fab_send(to->w, to->node, QUEUE_HANDLER, record, bytes, none, to->header.type == QUEUE_DONES ? sizeof none : 0, NULL)));
 }
 
-/* Of a queue that it has just opened: of one that is known nothing is learned. */
+/* Lies about a queue that it has just opened, because the other nodes ignore announcements of a queue that they know already. */
 static void tell_opening(const void *record, size_t bytes, const char *what, void *arg)
 {
     struct message_to *to = arg;
@@ -207,12 +207,12 @@ static void lie_by_message(weft_node *w, struct told *t, weft_queue *q)
         for (size_t i = 0; i < LIE_COUNT(openings); i++) {
             to.header.type = openings[i];
             lie_about(&to.header, sizeof to.header, SHARD, LIE_COUNT(SHARD), tell_opening, &to);
-            for (size_t k = 0; k < LIE_COUNT(LIE_VALUES); k++) { /* somewhere else in the liar's pool, or past it */
+            for (size_t k = 0; k < LIE_COUNT(LIE_VALUES); k++) { /* an address elsewhere in the liar's pool, or beyond its end */
                 struct queue_message m = to.header;
                 m.shard += (LIE_VALUES[k] & ((UINT64_C(1) << 44) - 1)) - weft_gaddr_offset(m.shard);
                 tell_opening(&m, sizeof m, "offset of the shard", &to);
             }
-            struct queue_message m = to.header; /* it begins in the pool, and does not end there */
+            struct queue_message m = to.header; /* a shard that begins in the pool and ends beyond it */
             m.shard += w->links[node].pool_bytes - 2 * BASE_CACHE_LINE - weft_gaddr_offset(m.shard);
             tell_opening(&m, sizeof m, "a shard past the end", &to);
         }
@@ -329,7 +329,7 @@ static void opened_anew(weft_node *w, void *arg)
         for (uint32_t i = 0; i < 1000; i++)
             queue_keep(q, 1, QUEUE_ANSWER, 0, NULL, 0, 0);
         base_spin_lock(&q->unsent_lock);
-        CHECK(queue_unsent_count(q) <= 2); /* one waits, and one is being sent, which stays in the list meanwhile */
+        CHECK(queue_unsent_count(q) <= 2); /* one message waits, and another is being sent; it stays in the list meanwhile */
         base_spin_unlock(&q->unsent_lock);
     }
     OK(weft_queue_close(q));

@@ -58,7 +58,7 @@ static void say(const void *record, size_t bytes, const char *what, void *arg)
     int rc = s->about_payload ? fab_send(s->w, s->node, GATEWAY_HANDLER, &s->header, sizeof s->header, record, bytes, NULL)
                               : fab_send(s->w, s->node, GATEWAY_HANDLER, record, bytes, s->payload, s->len, NULL);
     CHECK(rc == 0);
-    if (s->t->lies % 64 == 0) /* so that the server gets no more at a time than it keeps */
+    if (s->t->lies % 64 == 0) /* pause, so that the server gets no more messages at a time than it keeps */
         OK(weft_flush(s->w, s->node, WEFT_TIMEOUT_DEFAULT));
 }
 
@@ -82,7 +82,7 @@ static void lie_to(weft_node *w, struct told *t, uint32_t node)
     static const uint8_t types[] = {GATEWAY_ANSWER, GATEWAY_CANCEL, GATEWAY_DATA, GATEWAY_CREDIT, GATEWAY_SHUT, GATEWAY_END};
     const struct gateway_end end = {.status = 5};
     struct saying s = {.w = w, .t = t, .node = node};
-    /* With the numbers that processes, streams and requests of the honest nodes have. */
+    /* Lies with the numbers of existing processes, streams and requests of the honest nodes. */
     for (uint64_t place = 0; place < 4; place++)
         for (size_t i = 0; i < sizeof types; i++) {
             s.header =

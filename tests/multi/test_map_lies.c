@@ -34,8 +34,8 @@ enum record {           /* the record with the wrong value, and the node that wr
               ASK,      /* either node: struct map_ask */
               ANSWER,   /* node 0: the value that it adds to the word of an ask */
               SPILL,    /* node 1: the same, in answers about the spill file */
-              ORDER_AT, /* node 0: address and length of the order */
-              ORDER,    /* node 0: the head of the order (order.c) */
+              ORDER_AT, /* node 0: address and length of the job's description */
+              ORDER,    /* node 0: the head of the job's description (order.c) */
               RELEASE,  /* node 0: addresses that node 1 may free */
               PRINTS,   /* node 0 */
               TALLY,    /* node 1: struct map_tally */

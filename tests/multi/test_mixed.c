@@ -54,7 +54,7 @@ static int mixed_node(int rank, void *arg)
     check_everything(w, 4);
     weft_gaddr word = symmetric_alloc(w, 64);
     OK(weft_barrier(w, patience_ns(60)));
-    /* Not before all have left the barrier, which would fail. */
+    /* Wait until all nodes have left the barrier: otherwise the death would make it fail. */
     if (p->victim >= 0 && rank != p->victim)
         OK(weft_fetch_add(w, on_node(word, (uint32_t)p->victim), 1, NULL, NULL));
     if (rank == p->victim) {

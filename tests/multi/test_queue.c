@@ -53,7 +53,7 @@ static void all_to_all(weft_node *w, void *arg)
     CHECK(s.submitted == a->count && s.completed == a->count && s.outstanding == 0);
     CHECK(s.duplicates == 0 && s.refused == 0 && s.requeued == 0 && s.resubmitted == 0);
     CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);
-    /* Not earlier, because tasks of other nodes may have been in this node's shard until now. */
+    /* Check this only now, because until now tasks of other nodes may have been in this node's shard. */
     CHECK(weft_queue_stat(q, &s, sizeof s) == 0 && s.ready == 0);
     CHECK(weft_queue_close(q) == 0);
     free(seen);

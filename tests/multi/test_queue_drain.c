@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * A drain while the queue changes: between its reads of other nodes' counters, tasks run that submit further tasks, and a node closes the
- * queue and opens it again. Node 0 drains; the others act when its drain has come to a certain read.
+ * queue and opens it again. Node 0 drains. The other nodes act when the drain has reached a certain read.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -24,7 +24,7 @@ struct late {
 enum { BLOCK = 5, MARK = 6 };
 static _Atomic uint32_t marks; /* messages of mark() handled by this process */
 
-/* No message of anybody is handled here until `go_on`. */
+/* This handler keeps the node from handling any message until `go_on` is set. */
 static void block(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct late *l = arg;
@@ -45,7 +45,7 @@ static void handlers(weft_node *w, struct late *l)
     OK(weft_handle(w, BLOCK, block, l));
     OK(weft_handle(w, MARK, mark, l));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
-    meet(&l->met[15], 2); /* so that no thread is still in the barrier, where it might run block() */
+    meet(&l->met[15], 2); /* wait until no thread is in the barrier any more, because a thread there might run block() */
 }
 
 static weft_queue *open_slots(weft_node *w, uint32_t slots)

@@ -31,8 +31,8 @@ static void outside(weft_node *w, void *arg)
 {
     static const size_t lengths[] = {1, 7, 219, 220, 221, 4096, 65535, 65536, 65537, 300001, 9000000};
     (void)arg;
-    weft_gaddr there,
-        here; /* only this node writes and reads `there` at the peer; `here` is this node's memory, which no other node names */
+    weft_gaddr there, here; /* `there` is memory of the peer that only this node reads and writes; `here` is memory of this node that no
+                               other node accesses */
     OK(weft_alloc(w, 16 << 20, &there));
     OK(weft_alloc(w, 9000, &here));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -277,7 +277,7 @@ static void many_asks(weft_node *w, void *arg)
         for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
             base_spin_lock(&l->lock);
             CHECK(l->asked == l->answered);
-            l->asked = l->answered = l->asked + steps[i]; /* as if so many requests had been answered since the fence */
+            l->asked = l->answered = l->asked + steps[i]; /* sets the counters as if this many requests had been answered since the fence */
             base_spin_unlock(&l->lock);
             for (uint64_t k = 0; k < 3; k++, done++) {
                 OK(weft_fetch_add_blocking(w, on_node(words, 1), 1, &old));

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A standing cluster: weft up, status, exec, ps, kill, logs, down; what its commands refuse, and what is left when its processes are
-killed.
+"""A standing cluster: weft up, status, exec, ps, kill, logs, down, and what its commands refuse. test_standing_returns.py kills its processes.
 
 Usage: test_standing.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 3", or "--softverbs switch:3"
 """
@@ -102,6 +101,26 @@ class Standing(unittest.TestCase):
     def status(self):
         return json.loads(self.weft("status", "--json").stdout)
 
+    def control(self):
+        """The control node, as the status shows it."""
+        got = self.status()
+        return [n for n in got["nodes"] if n["node"] == got["control_node"]][0]
+
+    def control_pid(self):
+        return self.control()["pid"]
+
+    def at(self, place):
+        """The newest node at a place. A control node that joined later may not know the one that is gone."""
+        return ([{"node": None, "state": "unknown"}] + [n for n in self.status()["nodes"] if n["place"] == place])[-1]
+
+    def node_beside(self):
+        """A node that is not the control node."""
+        got = self.status()
+        return [n for n in got["nodes"] if n["node"] != got["control_node"]][0]
+
+    def all_up(self, count=3):
+        until(f"{count} nodes are up", lambda: [n["state"] for n in self.status()["nodes"]] == ["up"] * count)
+
     def launcher(self):
         with open(f"/proc/{self.status()['nodes'][1]['pid']}/stat", encoding="ascii", errors="replace") as f:
             pid = int(f.read().rsplit(")", 1)[1].split()[1])
@@ -142,7 +161,7 @@ class UpAndDown(Standing):
         self.assertEqual([(l["from"], l["to"], l["state"], l["transport"]) for l in got["links"]],
                          [(a, b, "up", transport) for a in range(3) for b in range(3) if a != b])
         text = self.weft("status").stdout
-        self.assertRegex(text, r"(?m)^ *0  \S+ +up +\d+ +64 MiB")
+        self.assertRegex(text, r"(?m)^ *0  \S+ +0 +up +\d+ +64 MiB")
         pids = [n["pid"] for n in got["nodes"]]
         self.weft("down")
         self.assertFalse([pid for pid in pids if alive(pid)])
@@ -193,19 +212,9 @@ class UpAndDown(Standing):
         self.assertIn("could not be started", p.stderr)
         until("no process is left", lambda: not marked())
 
-    def test_it_does_not_grow(self):
-        """Nodes that join later would be unknown to its status and its jobs: they are refused, and a hostfile's `grow` is not used."""
-        for name in ("WEFT_GROW", "WEFT_JOIN"):
-            p = self.weft("up", "-n", "1", code=1, env={**self.env, name: f"unix:{self.tmp.name}/door"})
-            self.assertIn(f"{name}='unix:{self.tmp.name}/door': no node can join a standing cluster", p.stderr)
-        door = f"{self.tmp.name}/door"
-        path = os.path.join(self.tmp.name, "hosts.json")
-        with open(path, "w", encoding="ascii") as f:
-            json.dump({"weft": 1, "hosts": [{"ssh": "localhost"}], "settings": {"grow": f"unix:{door}"}}, f)
-        self.weft("up", "--hostfile", path)
-        self.addCleanup(self.down)
-        self.assertEqual(len(self.status()["nodes"]), 1)
-        self.assertFalse(os.path.exists(door))
+    def test_joining_is_not_for_up(self):
+        p = self.weft("up", "-n", "1", code=1, env={**self.env, "WEFT_JOIN": f"unix:{self.tmp.name}/door"})
+        self.assertIn("unset WEFT_JOIN", p.stderr)
 
     def test_folder_of_others(self):
         """Without a folder for this user alone there is no cluster; XDG_RUNTIME_DIR of another user is not used."""
@@ -469,7 +478,7 @@ class Exec(Standing):
     def test_what_jobs_keep(self):
         """Detached jobs that have ended keep their output, and neither pool nor descriptors; at most 64 of them."""
         def used():
-            node = self.status()["nodes"][0]
+            node = self.control()
             return node["pool_live_bytes"], len(os.listdir(f"/proc/{node['pid']}/fd"))
         time.sleep(1.1)  # the pool's figures are of the last second
         before = used()
@@ -551,7 +560,7 @@ class Exec(Standing):
         p = self.weft("run", "--cluster", "default", "-n", "5", "-t", "--", "sh", "-c", "echo $WEFT_RANK; exit $WEFT_RANK", env=env, code=None)
         self.assertIn(p.returncode, (1, 2, 3, 4))
         self.assertEqual(sorted(p.stdout.splitlines()), [f"[{k}] {k}" for k in range(5)])
-        self.assertRegex(p.stderr, r"node 1 \(on standing node 1\) exited with 1")
+        self.assertRegex(p.stderr, r"node 1 \(on standing node [012]\) exited with 1")
         if CLUSTER[0] == "-n":
             path = os.path.join(self.tmp.name, "lines")
             with open(path, "w", encoding="ascii") as f:
@@ -570,7 +579,7 @@ class Exec(Standing):
 
     def metrics_address(self):
         """Where it listens: what was asked for was any port."""
-        pid = self.status()["nodes"][0]["pid"]
+        pid = self.control_pid()
         inodes = set()
         for fd in os.listdir(f"/proc/{pid}/fd"):
             try:
@@ -613,9 +622,10 @@ class Log(Standing):
         os.kill(nodes[1]["pid"], signal.SIGKILL)
         until("the log begins anew", lambda: os.path.exists(self.path("log.1")))
         self.assertEqual(os.stat(self.path("log")).st_mode & 0o777, 0o600)
-        until("the launcher has said it", lambda: "node 1 (pid" in self.weft("logs").stdout)
+        until("the launcher has said it", lambda: "place 1: its node (pid" in self.weft("logs").stdout)
         self.assertLess(os.path.getsize(self.path("log")), 1 << 20)
         self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
+        until("it catches the signal", lambda: processes.catches(follow.pid, signal.SIGINT))
         follow.send_signal(signal.SIGINT)
         out, _ = follow.communicate(timeout=LIMIT)
         self.assertEqual(follow.returncode, 128 + signal.SIGINT)
@@ -637,7 +647,7 @@ class Log(Standing):
         time.sleep(0.2)  # and, usually, has tried to write it
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
         os.kill(nodes[2]["pid"], signal.SIGKILL)
-        until("the log goes on", lambda: "node 2 (pid" in self.log())
+        until("the log goes on", lambda: "place 2: its node (pid" in self.log())
         self.exec("--on", "0", "--", "true")
 
     def test_watch(self):
@@ -649,49 +659,6 @@ class Log(Standing):
         watch.send_signal(signal.SIGTERM)
         watch.communicate(timeout=LIMIT)
         self.assertEqual(watch.returncode, 0)
-
-
-class Killed(Standing):
-    def test_a_node(self):
-        """The others go on, and are told apart from the one that is gone."""
-        self.up()
-        os.kill(self.status()["nodes"][1]["pid"], signal.SIGKILL)
-        until("the status says so", lambda: self.status()["nodes"][1]["state"] == "gone")
-        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 2)
-        self.assertIn("node 1", self.exec("--on", "1", "--", "true", code=255).stderr)
-        self.weft("down")
-        self.assertEqual(marked(), [])
-
-    def test_the_node_that_runs_it(self):
-        self.up()
-        p = self.start("exec", "--on", "1", "--", "sleep", "611")
-        until("it runs", lambda: self.sleepers("611"))
-        os.kill(self.status()["nodes"][1]["pid"], signal.SIGKILL)
-        _, err = p.communicate(timeout=LIMIT)
-        self.assertEqual(p.returncode, 255, err)
-        self.assertIn(b"node 1", err)
-        until("its process has ended", lambda: not self.sleepers("611"))
-
-    def killed(self, victim):
-        """One process of the cluster is killed: the others end, with all that they ran; then it can be started again."""
-        self.up()
-        p = self.start("exec", "--", "sh", "-c", "trap '' TERM; sleep 612; sleep 612")
-        job = self.exec("-d", "--", "sleep", "613")
-        self.assertTrue(job.stdout.strip())
-        until("all run", lambda: len(self.sleepers("612")) == 3 and len(self.sleepers("613")) == 3)
-        os.kill(victim(), signal.SIGKILL)
-        p.communicate(timeout=LIMIT)
-        self.assertEqual(p.returncode, 255)
-        until("no process is left", lambda: not marked())
-        self.assertIn("is not up", self.weft("status", code=1).stderr)
-        self.weft("up", *CLUSTER)
-        self.exec("--", "true")
-
-    def test_the_control_node(self):
-        self.killed(lambda: self.status()["nodes"][0]["pid"])
-
-    def test_the_launcher(self):
-        self.killed(self.launcher)
 
 
 if __name__ == "__main__":

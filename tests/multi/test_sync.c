@@ -103,8 +103,8 @@ static void test_leave_slow(void **state)
     assert_int_equal(nodes_failed(8, leave_slow, shared_words(64)), 0);
 }
 
-/* Node 0 notices the death of node 2, and enters a barrier of the remaining nodes. Node 1 learns of the death by that barrier before it
- * notices it itself, because its progress thread is held in a handler. Still only one of its barriers fails. */
+/* Node 0 notices the death of node 2, and enters a barrier of the remaining nodes. Node 1 learns of the death from that barrier before it
+ * notices the death itself, because its progress thread is held in a handler. Still only one of its barriers fails. */
 static void hold(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;

@@ -185,9 +185,9 @@ void work_begin(struct world *w, struct end *e); /* begins one operation, or a c
 void work_complete(void *ctx, weft_op *op, int status);
 bool work_message(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
 void work_look(struct world *w, uint32_t node); /* call it after something was written to this node */
-void work_flush(struct end *e);                 /* begins a flush of what has begun; tb_endpoint_flushed() is called from now on */
-void work_flushed(struct end *e);               /* call it when tb_endpoint_flushed() has become true */
-void work_settle(struct end *e);                /* handles completed operations */
+void work_flush(struct end *e);   /* begins a flush of the operations that have begun; tb_endpoint_flushed() is called from now on */
+void work_flushed(struct end *e); /* call it when tb_endpoint_flushed() has become true */
+void work_settle(struct end *e);  /* handles completed operations */
 /* after tb_endpoint_fail(): all operations must be complete, with any result, and may still take effect */
 void work_failed(struct end *e);
 void work_ended(struct end *e); /* after tb_endpoint_end(): all operations must be complete, with any result */

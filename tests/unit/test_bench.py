@@ -107,7 +107,22 @@ class Rounds(unittest.TestCase):
                  Recorded("broken", [1.0, None, 1.0], order)]
         absent = Recorded("absent", [], order)
         absent.missing = lambda: "it is not installed"
-        return rig.measure(Recordings(sides + [absent]), None, 3, 1, lambda text: None), order
+        unable = Recorded("unable", [], order)
+        unable.prepare = self.cannot_start
+        return rig.measure(Recordings([*sides, absent, unable]), None, 3, 1, lambda text: None)[0], order
+
+    def cannot_start(self):
+        raise rig.Missing("its server did not start")
+
+    def test_ended_early(self):
+        order = []
+
+        def second_round(text):
+            if text.startswith("round 2"):
+                raise KeyboardInterrupt
+        report, ended = rig.measure(Recordings([Recorded("weft", [1.0, 3.0], order)]), None, 2, 1, second_round)
+        self.assertIsInstance(ended, KeyboardInterrupt)
+        self.assertEqual([r["ours"] for r in report["rows"]], [1.0])
 
     def test_sides_take_turns(self):
         _, order = self.report()
@@ -118,7 +133,7 @@ class Rounds(unittest.TestCase):
         rows = {r["peer"]: r for r in report["rows"]}
         self.assertEqual((rows["other"]["ours"], rows["other"]["theirs"], rows["other"]["ratio"]), (2.0, 4.0, 0.5))
         self.assertEqual([(m["peer"], m["why"]) for m in report["missing"]],
-                         [("absent", "it is not installed"), ("broken", "it did not work")])
+                         [("absent", "it is not installed"), ("unable", "its server did not start"), ("broken", "it did not work")])
         self.assertNotIn("absent", rows)
         for key in ("cpu", "cores", "memory_bytes", "kernel"):
             self.assertTrue(report["machine"][key], key)

@@ -123,17 +123,19 @@ static void the_fastest_is_chosen(void **state)
     uint64_t stream_faster[COPY_WAYS_MAX] = {1000, 1000, [2] = 0};
     stream_faster[s] = 700;
     assert_int_equal(copy_choose(stream_faster), s);
-    stream_faster[s] = 965; /* the gain is less than readers lose */
+    stream_faster[s] = 965; /* streaming gains less than readers of the destination lose */
     assert_int_equal(copy_choose(stream_faster), 0);
     stream_faster[s] = 950;
     assert_int_equal(copy_choose(stream_faster), s);
-    stream_faster[1] = 980; /* the second is within the margin of the stream, the first is not */
+    stream_faster[1] = 980; /* the second way is within the margin of the streaming way, the first is not */
     assert_int_equal(copy_choose(stream_faster), 1);
 
     if (!copy_ways[s + 1].name)
         return;
     uint64_t streams[COPY_WAYS_MAX] = {1000, 1000};
-    streams[s] = 820, streams[s + 1] = 700; /* the first streaming way, which gains with size */
+    streams[s] = 820,
+    streams[s + 1] =
+        700; /* the first streaming way is preferred to the second if it is at most a fifth slower, because its lead grows with the size */
     assert_int_equal(copy_choose(streams), s);
     streams[s] = 850;
     assert_int_equal(copy_choose(streams), s + 1);

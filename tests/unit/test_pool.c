@@ -136,12 +136,12 @@ static void wrong_frees(void **state)
         /* A small block is now in this thread's cache. */
         base_error_clear();
         assert_int_equal(mem_free(p, at), -EALREADY);
-        assert_says("freed before");
-        assert_refused(p, at, -EALREADY, "freed before"); /* it is back in its slab now: mem_stat() emptied the cache */
+        assert_says("freed already");
+        assert_refused(p, at, -EALREADY, "freed already"); /* it is back in its slab now: mem_stat() emptied the cache */
         if (size > 16)
             assert_refused(p, at + 16, -EALREADY, "no buffer starts there");
         put_back(p, keep);
-        assert_refused(p, keep, -EALREADY, "freed before");
+        assert_refused(p, keep, -EALREADY, "freed already");
         /* After a refused free, no block is allocated twice. */
         uint64_t one = get(p, sizes[i]), two = get(p, sizes[i]);
         assert_int_not_equal(one, two);

@@ -31,7 +31,7 @@ static const char *const variables[] = {"WEFT_RANK",         "WEFT_SIZE",       
                                         "MLX_RANK",          "JACCL_RANK",         "MLX_HOSTFILE",
                                         "MLX_IBV_DEVICES",   "JACCL_IBV_DEVICES",  "MLX_JACCL_COORDINATOR",
                                         "JACCL_COORDINATOR", "PMIX_RANK",          "PMIX_NAMESPACE",
-                                        "WEFT_PMIX_LIBRARY"};
+                                        "WEFT_PMIX_LIBRARY", "WEFT_GPU_RDMA"};
 
 static int setup(void **state)
 {

@@ -160,7 +160,8 @@ static void read_and_atomics(struct ibv_qp_ex *qp)
           (unsigned long long)result[2], (unsigned long long)result[0], (unsigned long long)result[1], (unsigned long long)word[0]);
 }
 
-/* All or nothing: a mistake in the middle, more than fits, an abort. None leaves a completion. */
+/* A batch is posted completely or not at all. Three batches that fail (a mistake in the middle, more requests than fit, an abort) leave no
+ * completion. */
 static void mistakes(struct ibv_qp_ex *qp)
 {
     struct ibv_sge three[3] = {{.length = 0}};
@@ -208,7 +209,7 @@ int main(void)
     PAIR_FUNCTIONS(X)
 #undef X
     pair_open(&pair);
-    /* In the place of the plain one, and a region for atomics in that of the one without. */
+    /* Replace the plain completion queue by an extended one, and the region by one that allows atomics. */
     CHECK(!ibv_destroy_cq(pair.cq) && !ibv_dereg_mr(pair.mr), "%s", strerror(errno));
     cq = ibv_create_cq_ex(pair.context, &attr);
     CHECK(cq, "%s", strerror(errno));

@@ -36,7 +36,7 @@ static void close_pair(struct pair *of)
     pair_close(of);
 }
 
-/* What all processes have on the first device of this host. */
+/* How many objects all processes have on the first device of this host. */
 static unsigned in_use(void)
 {
     struct sf_device *device = &sv_lib.fabric->devices[sv_lib.fabric->model.topology.hosts[sv_lib.host].first_device];

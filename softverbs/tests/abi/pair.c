@@ -10,7 +10,7 @@
 
 static const uint8_t nothing[16];
 
-/* Not a link-local address if there is another: those are the ones that a Mac's links may not reach. */
+/* Prefer an address that is not link-local, because a Mac's links may not reach link-local addresses. */
 static int choose_gid(struct pair *pair)
 {
     int chosen = -1;

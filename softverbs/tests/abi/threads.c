@@ -22,7 +22,7 @@ static void fill_table(struct pair *of)
 #undef X
 }
 
-/* Everything anew each time, while the others do so too. */
+/* Makes and destroys all objects in each round, while other threads do the same. */
 static void *comes_and_goes(void *argument)
 {
     (void)argument;
@@ -79,7 +79,7 @@ static void poll_shared(void)
     atomic_fetch_add(&completed, got);
 }
 
-/* Words of its own, over what all use. A full queue is no mistake: someone polls. */
+/* Writes words of its own over the pair that all threads use. If the send queue is full it tries again, because other threads poll. */
 static void *writes_shared(void *argument)
 {
     const uint64_t me = (uintptr_t)argument;

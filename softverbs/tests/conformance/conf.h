@@ -29,7 +29,7 @@ enum need {
     NEED_SGE4 = 1 << 5, /* at least four scatter/gather elements */
     NEED_CQ_EX = 1 << 6,
     NEED_QP_EX = 1 << 7,
-    NEED_RC = 1 << 8, /* the kit itself asks for these when a check makes such a QP */
+    NEED_RC = 1 << 8, /* the kit itself tests for these when a check makes such a QP */
 };
 
 struct t;

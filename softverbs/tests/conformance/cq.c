@@ -206,8 +206,8 @@ static void self_send(struct t *t, struct ibv_qp *qp, uint64_t wr_id)
     send_ok(t, qp, &wr);
 }
 
-/* Of two QPs that share a CQ one is reset or destroyed, in the midst of what was polled: its completions are gone, the other's are
- * there, each once and in order. Often enough for the CQ's ring to have gone round. */
+/* Of two QPs that share a CQ one is reset or destroyed, while some of its completions are unpolled. Its completions are removed; those of
+ * the other QP stay, each once and in order. Repeated until the CQ's ring has wrapped around. */
 static void cleaned(struct t *t, long destroy)
 {
     struct ibv_cq *cq = cq_new(t, 24, NULL);

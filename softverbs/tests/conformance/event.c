@@ -22,8 +22,7 @@ static void *destroy(void *arg)
     return NULL;
 }
 
-/* An event that every device with shared receive queues has: the last receive is used, and one was to be
- * left. */
+/* An event that every device with shared receive queues has: the last receive is used, although the limit demands that one is left. */
 static struct ibv_srq *cause(struct t *t, struct pair *p)
 {
     struct ibv_pd *pd = pd_new(t);

@@ -11,7 +11,7 @@
      IBV_QP_EX_WITH_RDMA_READ)
 #define ATOMIC_OPS (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
 
-struct ex { /* a QP connected to itself; its first half of the buffer sends, the second receives */
+struct ex { /* a QP connected to itself; it sends from the first half of its buffer and receives into the second */
     struct end e;
     struct ibv_qp_ex *x;
     struct ibv_pd *pd;

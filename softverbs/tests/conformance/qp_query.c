@@ -122,7 +122,7 @@ static void field(struct t *t, long arg)
         want_eq(t, s.got.ah_attr.port_num, t->port);
         want_eq(t, s.got.ah_attr.grh.flow_label, 0x54321);
         want_eq(t, s.got.ah_attr.grh.traffic_class, 0x20);
-        /* Not the hop limit: over Ethernet the route has it. */
+        /* The hop limit is not compared, because over Ethernet it comes from the route. */
         break;
     default: want(t, s.got.cap.max_send_wr >= 4 && s.got.cap.max_recv_wr >= 4);
     }

@@ -7,7 +7,7 @@
 
 #define STEP(type, from, to) ((type) << 8 | (from) << 4 | (to))
 
-/* A new QP, connected to itself, in this state. */
+/* Makes a new QP that is connected to itself, and brings it to this state. */
 static struct ibv_qp *qp_in(struct t *t, enum ibv_qp_type type, enum ibv_qp_state state)
 {
     struct ibv_qp *qp = qp_simple(t, pd_new(t), cq_new(t, 16, NULL), type);

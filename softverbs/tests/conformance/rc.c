@@ -8,8 +8,7 @@
 
 #define MIB (1u << 20)
 
-/* One operation of one length between two buffers; its data is checked byte by byte, and so is what is beside
- * it. */
+/* One operation of one length between two buffers; checks its data byte by byte, and that the bytes beside it have not changed. */
 static void move(struct t *t, enum ibv_wr_opcode op, uint32_t len)
 {
     struct pair p;

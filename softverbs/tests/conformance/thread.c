@@ -45,7 +45,7 @@ static void join_all(struct t *t, pthread_t *threads, struct job *jobs, int n)
         want_ok(t, jobs[i].err);
 }
 
-/* All threads post to one QP. Requests of each complete in its order, all of them once. */
+/* All threads post to one QP. The requests of each thread complete in the order in which it posted them, each once. */
 static void one_qp(struct t *t, long arg)
 {
     static struct pair p;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of the data path, and of the end of processes and objects. The comment at each check is the line it shows.
+ * Checks of the data path, and of the end of processes and objects. The comment at each check states the property of the device that the
+ * check proves.
  */
 #include "tb5.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library, the device, its port, link and addresses. The comment at each check is the line it shows.
+ * The library, the device, its port, link and addresses. The comment at each check states the property of the device that the check proves.
  */
 #include "tb5.h"
 

@@ -5,12 +5,14 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
+#include "base/process.h"
 #include "fabric/ofi/provider.h"
 
 #if defined(__APPLE__)
@@ -77,6 +79,17 @@ static int library_open(struct ofi_library *l, void **handle)
     return base_fail(-ENOENT, "no libfabric (%s); " WHO_HAS_IT, first);
 }
 
+/* libinfinipath, which Debian's libfabric needs, takes signals when it is loaded: at SIGTERM it calls exit(). They are the program's. */
+static int library_open_quietly(struct ofi_library *l, void **handle)
+{
+    static const int taken[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+    struct base_dispositions before;
+    base_dispositions_save(&before, taken, sizeof taken / sizeof taken[0]);
+    int rc = library_open(l, handle);
+    base_dispositions_restore(&before);
+    return rc;
+}
+
 int ofi_load(const struct ofi_library **out)
 {
     struct ofi_library l = {0};
@@ -84,7 +97,7 @@ int ofi_load(const struct ofi_library **out)
     int rc = 0;
     pthread_mutex_lock(&lock);
     if (!loaded) {
-        rc = library_open(&l, &handle);
+        rc = library_open_quietly(&l, &handle);
         if (!rc)
             rc = library_fill(&l, handle);
         if (!rc)

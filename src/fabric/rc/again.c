@@ -2,9 +2,10 @@
  *
  * Requests that a broken queue pair left undone are posted again on the next one, in the same order.
  *
- * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. The call for
- * a new queue pair says how many frames were received. By then its sender has no old queue pair any more, so no more frames arrive by it.
- * So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's processor does.
+ * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. The call for a
+ * new queue pair says how many frames its sender has received. The sender has destroyed its old queue pair by then, so no more frames
+ * arrive over that one. So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's
+ * processor does.
  *
  * Puts and gets that were not complete are repeated: a put may be written twice before it completes. A put before a frame that was
  * received is not repeated: it has arrived, and its target may have been used since. An atomic that a device does cannot be repeated, and
@@ -69,7 +70,7 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     uint32_t window = (uint32_t)(l->posted - l->done), rest = l->again ? l->again_count - l->again_at : 0;
     struct rc_slot *list = malloc((window + rest + RC_LANES * RC_WINDOW + 1) * sizeof *list);
     if (!list)
-        return base_fail(-ENOMEM, "no memory for the list of requests to repeat");
+        return base_fail(-ENOMEM, "rc: no memory for the list of requests to repeat on a new queue pair");
     uint32_t first[RC_LANES], executed = 0, n = 0;
     for (int i = 0; i < RC_LANES; i++)
         first[i] = l->lane[i].sent;

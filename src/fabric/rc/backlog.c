@@ -106,7 +106,7 @@ bool rc_push_locked(struct rc_link *l)
     if (BASE_UNLIKELY(l->flush_wanted)) /* first, because other threads' requests could otherwise take the room for ever */
         rc_flush_locked(l);
     bool any = push_answers(l), again = l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
-    while (again) { /* progress of one lane may open a fence for the other */
+    while (again) { /* when one lane makes progress, a fence of the other lane may have passed */
         again = push_lane(l, RC_MAIN);
         again = push_lane(l, RC_MESSAGES) || again;
         any = any || again;
@@ -162,7 +162,7 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     struct room r = {l, lane, limit};
     if (backlog_has_room(&r))
         return 0;
-    r.limit = limit / 2; /* wait for half, so that the next call need not sleep again */
+    r.limit = limit / 2; /* wait until only half of the limit is in use, so that the next call need not sleep again */
     if (fab_in_handler())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0

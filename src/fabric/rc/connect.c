@@ -97,7 +97,7 @@ static int connect_make(struct rc_link *l)
     }
     if (!l->depth) {
         verbs_qp_destroy(&qp);
-        return base_fail(-ENOMEM, "no memory for a queue of %u requests", RC_SEND_DEPTH);
+        return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests", RC_SEND_DEPTH);
     }
     base_spin_lock(&rc->receiving); /* completions are handled under it, and look at qp */
     base_spin_lock(&l->lock);
@@ -125,8 +125,8 @@ static bool connect_has_ended(struct rc_link *l)
     return atomic_load_explicit(&l->ended, memory_order_relaxed);
 }
 
-/* The completions of a destroyed queue pair are lost, and with them receives of the shared queue that it had used. So it is stopped first,
-   and its completions are handled. */
+/* When a queue pair is destroyed, its completions are lost, and with them the receives that it had taken from the shared queue. So stop the
+ * queue pair first, and handle its completions. */
 void rc_leave(struct rc_link *l)
 {
     struct rc *rc = l->rc;
@@ -141,7 +141,7 @@ void rc_leave(struct rc_link *l)
         ended = connect_has_ended(l);
     }
     rc_take_all(rc);
-    if (!ended) { /* some receives may be lost: add as many as can be */
+    if (!ended) { /* some receives may be lost: add as many new ones as can be lost */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO, "device %s does not report the end of a queue pair: receives may be lost%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
@@ -306,7 +306,9 @@ static void called(struct rc_link *l, const struct rc_call *m)
 {
     int32_t ahead = (int32_t)(m->generation - l->generation);
     bool fits = ahead == 0 && (l->state == RC_COLD || l->state == RC_CALLING);
-    if (ahead < 0 && l->state == RC_COLD) { /* the call belongs to an attempt that has failed here; the peer wants a queue pair */
+    if (ahead < 0 &&
+        l->state ==
+            RC_COLD) { /* the call belongs to an attempt that has failed at this end, but it shows that the peer wants a queue pair */
         base_spin_lock(&l->lock);
         rc_want_locked(l);
         base_spin_unlock(&l->lock);
@@ -372,7 +374,9 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        (void)connect_say(l, RC_REPLY, NULL); /* if there is no room, the peer does not read, and does not judge either */
+        (void)connect_say(
+            l, RC_REPLY,
+            NULL); /* if there is no room, the peer does not read its side connection, and so does not declare this node dead either */
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {

@@ -27,9 +27,9 @@ void rc_put_back(struct rc *rc, void *stage, bool frame)
     atomic_store_explicit(&rc->left[frame], stages_left(rc, frame) + 1, memory_order_relaxed);
 }
 
-/* A link whose peer cannot be reached keeps its stages until the peer is reached again. So a link may hold no more than it leaves free: one
-   link alone can take half of all, and the next still finds some. There is an exception for the requests that a broken queue pair left:
-   they go first, and the operations behind them hold their stages already. */
+/* A link whose peer cannot be reached keeps its stages until it reaches the peer again. So a link may hold at most as many stages as are
+ * free: one link alone can take half of all stages, and the next link still finds some. Requests of a broken queue pair that are posted
+ * again are an exception. They must be posted first, while the operations behind them hold stages already. */
 void *rc_take_stage(struct rc_link *l, bool frame)
 {
     struct rc *rc = l->rc;

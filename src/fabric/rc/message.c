@@ -166,8 +166,9 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     }
 }
 
-/* At most `most`, because another thread may add messages meanwhile, and other peers wait. While too many messages wait for a handler that
-   is not installed, deliveries are not acknowledged, so the peer runs out of credit. A message of a peer that is gone is dropped. */
+/* Runs the handlers of at most `most` messages, because another thread may keep adding messages while other peers wait. While too many
+   messages wait for a handler that is not installed, deliveries are not acknowledged, so the peer runs out of credit. A message of a peer
+   that is gone is dropped. */
 int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;

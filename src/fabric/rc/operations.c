@@ -13,7 +13,8 @@
 
 /* --- puts and gets --- */
 
-BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, uint64_t remote, uint8_t *local, size_t len, weft_op *op)
+BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, uint64_t remote, uint8_t *local,
+                         const struct verbs_regions *memory, size_t len, weft_op *op)
 {
     struct rc_link *l = link->impl;
     if (len == 0) {
@@ -37,13 +38,14 @@ BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, u
         base_spin_unlock(&l->lock);
         return rc_gone(l);
     }
-    if (len < l->stripe && rc_clear_way(l, RC_MAIN) && rc_post_whole(l, put, remote, local, len, op)) {
+    if (len < l->stripe && rc_clear_way(l, RC_MAIN) && rc_post_whole(l, put, remote, local, memory, len, op)) {
         if (op) /* rc_done() completes the op under this lock, so not before this line. An op whose start failed must stay unchanged. */
             fab_pending(op, link->node);
         base_spin_unlock(&l->lock);
         return 0;
     }
-    struct rc_work what = {.kind = put ? RC_WORK_PUT : RC_WORK_GET, .op = op, .remote = remote, .local = local, .len = len};
+    struct rc_work what = {
+        .kind = put ? RC_WORK_PUT : RC_WORK_GET, .op = op, .remote = remote, .local = local, .memory = memory, .len = len};
     err = rc_keep(l, RC_MAIN, &what);
     base_spin_unlock(&l->lock);
     return err;
@@ -51,12 +53,18 @@ BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, u
 
 int rc_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)
 {
-    return transfer(w, link, true, to, (uint8_t *)(uintptr_t)src, len, op);
+    return transfer(w, link, true, to, (uint8_t *)(uintptr_t)src, NULL, len, op);
 }
 
 int rc_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op)
 {
-    return transfer(w, link, false, from, dst, len, op);
+    return transfer(w, link, false, from, dst, NULL, len, op);
+}
+
+int rc_transfer_memory(struct weft_node *w, struct fab_link *link, bool put, const struct verbs_regions *memory, uint64_t remote,
+                       uint8_t *local, size_t len, weft_op *op)
+{
+    return transfer(w, link, put, remote, local, memory, len, op);
 }
 
 /* --- frames --- */
@@ -101,7 +109,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
     if (bytes > sizeof little) {
         k = rc_work_make(RC_WORK_FRAME, bytes);
         if (!k)
-            return base_fail(-ENOMEM, "no memory for a message to node %u", l->link->node);
+            return base_fail(-ENOMEM, "rc: no memory to build a message to node %u", l->link->node);
         body = k->body;
     }
     err = lock_for(l, ask);
@@ -113,7 +121,8 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
         memcpy(body + at, header, head->header_len);
     if (head->payload_len)
         memcpy(body + payload_at, payload, head->payload_len);
-    /* The data that it signals may be striped over rails that the first rail is not ordered with. */
+    /* A signal must not arrive before the data that it announces. That data may be striped over further rails, which are not ordered with
+     * the first rail. */
     uint64_t stripes = head->kind == RC_SIGNAL ? l->lane[RC_MAIN].begun : l->fence_stripes;
     if (stripes > l->stripes_done || !rc_clear_way(l, lane) || !rc_post_frame(l, body, bytes, l->fences, &k)) {
         if (!k && (k = rc_work_make(RC_WORK_FRAME, bytes)) != NULL)
@@ -123,7 +132,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
             rc_push_locked(l);
             k = NULL;
         } else {
-            err = base_fail(-ENOMEM, "no memory for a message to node %u", l->link->node);
+            err = base_fail(-ENOMEM, "rc: no memory to queue a message to node %u", l->link->node);
         }
     }
     if (!err && ask) {
@@ -153,7 +162,8 @@ int rc_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const
 {
     struct rc_frame f = {.kind = RC_SIGNAL, .offset = signal, .a = add};
     if (len) {
-        int err = rc_put(w, link, to, src, len, NULL); /* it precedes the frame in the same queue pair */
+        int err =
+            rc_put(w, link, to, src, len, NULL); /* the put is ahead of the signal's frame on the same queue pair, so it arrives first */
         if (err)
             return err;
     }

@@ -7,7 +7,7 @@
 
 #define BATCH 32
 
-/* Handles a completion. True: it was that of a receive. */
+/* Handles a completion. True: it was the completion of a receive. */
 static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = rc_wr_link(wc->wr_id);
@@ -117,7 +117,8 @@ bool rc_idle(struct weft_node *w)
 
 void rc_take_all(struct rc *rc)
 {
-    uint64_t most = (uint64_t)rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE; /* as many as can have been there at the beginning */
+    uint64_t most = (uint64_t)rc->peers_max * RC_CQ_ENTRIES +
+                    RC_CQ_SPARE; /* at most as many as can have been there at the beginning: the peer may go on sending */
     int n;
     do {
         base_spin_lock(&rc->receiving);

@@ -2,8 +2,8 @@
  *
  * Posts requests to the send queue: pieces of puts and gets, frames, atomics, and the reads of flushes.
  *
- * Local memory outside the pool goes through stages. A request asks for a completion if an operation waits for it, if stages are scarce,
- * and every RC_SIGNAL_EVERY requests. Completions come in order, so one completion reports all requests before it.
+ * Local memory that is not registered goes through stages. A request asks for a completion if an operation waits for it, if stages are
+ * scarce, and every RC_SIGNAL_EVERY requests. Completions come in order, so one completion reports all requests before it.
  */
 #include "fabric/rc/rc.h"
 
@@ -12,7 +12,7 @@
 
 /* --- one request --- */
 
-/* `slot` is the one from rc_slot_next(), and describes the request. */
+/* Posts the request that `slot` describes, which rc_slot_next() has returned. */
 BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_send_wr *wr, bool prompt)
 {
     struct ibv_send_wr *bad;
@@ -44,8 +44,8 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
     return 0;
 }
 
-/* NULL: none now. The stages that the link holds may belong to requests that asked for no completion, because stages were plentiful. Then a
-   flush's read is posted, whose completion gives them back. */
+/* NULL: no stage is free now. The stages that the link holds may belong to requests that asked for no completion. Then a read is posted
+ * behind them, as for a flush; its completion gives the stages back. */
 static void *stage_for(struct rc_link *l, bool frame)
 {
     void *stage = rc_take_stage(l, frame);
@@ -56,20 +56,27 @@ static void *stage_for(struct rc_link *l, bool frame)
 
 /* --- pieces of puts and gets --- */
 
-/* The next piece of [remote, remote + len). It ends at the end of the peer's segment, and, if the local memory is in the pool, of ours. */
+/* The next piece of [remote, remote + len). It ends at the end of the peer's segment, and, if the local memory is registered, of ours. */
 struct piece {
     uint64_t bytes;
-    uint64_t at; /* offset in our pool, if `ours` */
-    bool ours;
+    uint64_t at; /* offset in our pool or memory, if `ours` */
+    bool ours;   /* the local memory is registered */
 };
 
-BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, const uint8_t *local, uint64_t len)
+/* What the local memory of a piece is registered as, unless it goes through a stage. */
+static inline const struct verbs_regions *regions_of(const struct rc *rc, const struct verbs_regions *memory)
 {
-    const struct weft_node *w = l->w;
+    return BASE_UNLIKELY(memory != NULL) ? memory : &rc->pool;
+}
+
+BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, const uint8_t *local, const struct verbs_regions *memory,
+                                    uint64_t len)
+{
     const struct rc *rc = l->rc;
-    struct piece p = {.at = (uintptr_t)local - (uintptr_t)w->pool_base}; /* an address before the pool becomes a huge offset */
-    p.ours = p.at <= w->pool_bytes && len <= w->pool_bytes - p.at;
-    uint64_t here = p.ours ? rc->pool.segment_bytes - (p.at & (rc->pool.segment_bytes - 1)) : RC_STAGE_BYTES;
+    const struct verbs_regions *own = regions_of(rc, memory);
+    struct piece p = {.at = (uintptr_t)local - (uintptr_t)own->base}; /* an address before the pool becomes a huge offset */
+    p.ours = p.at <= own->bytes && len <= own->bytes - p.at;
+    uint64_t here = p.ours ? own->segment_bytes - (p.at & (own->segment_bytes - 1)) : RC_STAGE_BYTES;
     uint64_t segment = UINT64_C(1) << l->peer_shift, there = segment - (remote & (segment - 1));
     p.bytes = rc_least(rc_least(len, here), rc_least(there, rc->device->traits.message_bytes));
     return p;
@@ -79,13 +86,14 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
 BASE_INLINE int post_transfer(struct rc_link *l, const struct rc_slot *slot, bool put, bool prompt)
 {
     const struct rc *rc = l->rc;
-    bool small = put && !slot->stage && slot->len <= l->inline_bytes;
+    bool small = put && !slot->stage && !slot->memory && slot->len <= l->inline_bytes;
     struct ibv_sge sge = {.addr = (uintptr_t)slot->local, .length = slot->len};
     if (slot->stage) {
         sge.addr = (uintptr_t)slot->stage;
         sge.lkey = verbs_lkey(&rc->private, (uint64_t)((uint8_t *)slot->stage - rc->memory));
     } else if (!small) { /* small: the data is copied when posting, and needs no key */
-        sge.lkey = verbs_lkey(&rc->pool, (uint64_t)(slot->local - l->w->pool_base));
+        const struct verbs_regions *own = regions_of(rc, slot->memory);
+        sge.lkey = verbs_lkey(own, (uint64_t)(slot->local - own->base));
     }
     struct ibv_send_wr wr = {
         .sg_list = &sge,
@@ -110,8 +118,8 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
 }
 
 /* Posts one piece. False: no room now. `op` completes with it. */
-BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct piece *p, weft_op *op,
-                            struct rc_work *work, uint32_t fences, bool prompt)
+BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory,
+                            const struct piece *p, weft_op *op, struct rc_work *work, uint32_t fences, bool prompt)
 {
     if (!rc_has_slot(l))
         return false;
@@ -124,6 +132,7 @@ BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_
                              .work = work,
                              .stage = stage,
                              .local = local,
+                             .memory = memory,
                              .remote = remote,
                              .len = (uint32_t)p->bytes,
                              .kind = put ? RC_SLOT_PUT : RC_SLOT_GET,
@@ -147,24 +156,25 @@ bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remo
 {
     const struct piece p = {.bytes = bytes, .ours = true};
     k->pieces++;
-    bool posted = post_piece(l, put, remote, local, &p, NULL, k, k->fences, true);
+    bool posted = post_piece(l, put, remote, local, NULL, &p, NULL, k, k->fences, true);
     k->pieces -= !posted;
     return posted;
 }
 
-bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, uint64_t len, weft_op *op)
+bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
+                   weft_op *op)
 {
-    struct piece p = next_piece(l, remote, local, len);
-    return p.bytes == len && post_piece(l, put, remote, local, &p, op, NULL, l->fences, op || !put);
+    struct piece p = next_piece(l, remote, local, memory, len);
+    return p.bytes == len && post_piece(l, put, remote, local, memory, &p, op, NULL, l->fences, op || !put);
 }
 
 bool rc_post_next(struct rc_link *l, struct rc_work *k)
 {
     uint8_t *local = k->local + k->posted;
-    struct piece p = next_piece(l, k->remote + k->posted, local, k->len - k->posted);
+    struct piece p = next_piece(l, k->remote + k->posted, local, k->memory, k->len - k->posted);
     bool last = p.bytes == k->len - k->posted;
     k->pieces++;
-    if (!post_piece(l, k->kind == RC_WORK_PUT, k->remote + k->posted, local, &p, NULL, k, k->fences,
+    if (!post_piece(l, k->kind == RC_WORK_PUT, k->remote + k->posted, local, k->memory, &p, NULL, k, k->fences,
                     last && (k->op || k->kind == RC_WORK_GET || k->striped))) {
         k->pieces--;
         return false;

@@ -73,7 +73,8 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
     r->landing_bytes = base_round_up((uint64_t)w->room * BASE_CACHE_LINE, BASE_PAGE);
     void *p = mmap(NULL, r->landing_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "mapping %llu bytes: %s", (unsigned long long)r->landing_bytes, base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes for the receives of a further device: %s", (unsigned long long)r->landing_bytes,
+                         base_strerror(errno));
     r->landing_memory = p;
     err = verbs_register(&r->landing, d, p, r->landing_bytes, 0);
     return err ? err : verbs_register(&r->pool, d, w->pool_base, w->pool_bytes, d->traits.regions - r->landing.count);
@@ -103,7 +104,7 @@ int rc_rails_open(struct rc *rc)
         return 0;
     rc->rails = calloc(1, sizeof *rc->rails);
     if (!rc->rails)
-        return base_fail(-ENOMEM, "no memory for further devices");
+        return base_fail(-ENOMEM, "rc: no memory for further devices (WEFT_RAILS)");
     if (!named && verbs_devices_like(rc->device, found, most - 1, &n, w->options.gid_index))
         base_log(BASE_LOG_WARN, "only device %s is used: %s", rc->device->name, base_error());
     for (uint32_t i = 1; named && i < most; i++) {
@@ -229,7 +230,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
     tracks->remote_bytes = UINT64_C(1) << l->peer_shift;
     tracks->local_bytes = rc->pool.segment_bytes;
     tracks->message_bytes = rc->device->traits.message_bytes;
-    for (uint32_t i = 0; i < RC_TRACKS; i++) /* this is the leader's choice; the follower learns it from the offer */
+    for (uint32_t i = 0; i < RC_TRACKS; i++) /* only the leader chooses a rail of the peer; the follower learns it from the offer */
         tracks->track[i].rail = i;
     l->tracks = tracks;
     for (uint32_t i = 0; i < count && !err; i++) {

@@ -29,11 +29,11 @@ struct rc_rail {
     struct verbs_device *device;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
-    /* landing: the memory that proving reads read into, a cache line for each peer */
+    /* landing: the memory for reads that prove the arrival of writes, a cache line for each peer */
     struct verbs_regions pool, landing;
     uint8_t *landing_memory;
     uint64_t landing_bytes;
-    /* how many queue pairs there are, and how many the device and the completion queue have room for */
+    /* how many queue pairs exist, and how many the device and the completion queue have room for */
     uint32_t tracks, tracks_max;
     bool full_said;
     _Atomic uint32_t out; /* pieces under way on this rail */
@@ -118,7 +118,7 @@ void rc_stripe_look(struct rc_link *l); /* counts the tracks that are up */
 void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
 /* whether no piece of the track has to be repeated; repeats as many as possible */
 bool rc_stripe_drained(struct rc_link *l, struct rc_track *t);
-/* of a track whose queue pair is gone: pieces that were refused end with an error, the others are counted for repeating */
+/* for a track whose queue pair is gone: ends the refused pieces with an error, and counts the other pieces, which are to be repeated */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t);
 void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status);
 void rc_tracks_fail_locked(struct rc_link *l, int status); /* fails the pieces of all tracks */

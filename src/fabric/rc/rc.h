@@ -12,6 +12,7 @@
  *   complete.c    handles completions of requests
  *   operations.c  puts, gets, atomics, messages
  *   order.c       flush and fence
+ *   memory.c      memory outside the pool that the device accesses directly
  *   receive.c     memory for received frames
  *   message.c     handles received frames: messages, and operations that peers request
  *   rails.c       the further devices
@@ -39,23 +40,24 @@
 #include "fabric/stash.h"
 #include "verbs/verbs.h"
 
-#define RC_FRAME_BYTES  4096u
-#define RC_WINDOW       32u /* frames of a lane that may be sent without an acknowledgement */
-#define RC_TELL         8u  /* after this many frames an acknowledgement is sent, if no other frame has carried it */
-#define RC_RESERVE      16u /* receives beyond the windows, for frames that only acknowledge: these need no credit */
-#define RC_RECEIVES     (2 * RC_WINDOW + RC_RESERVE)
-#define RC_SPARE        16u /* chunks that replace receives which were lost with queue pairs */
-#define RC_GIVE_BATCH   8u  /* receives that are posted to the shared receive queue in one call */
-#define RC_SEND_DEPTH   128u
-#define RC_CQ_ENTRIES   (RC_SEND_DEPTH + RC_RECEIVES) /* for each peer: every request may ask for a completion */
-#define RC_PEERS_GROWN  128u                          /* peers at once in a cluster that grows, if it did not begin with more */
+#define RC_FRAME_BYTES 4096u
+#define RC_WINDOW      32u /* how many frames of a lane may be sent before the peer acknowledges one */
+#define RC_TELL        8u  /* after this many frames an acknowledgement is sent, if no other frame has carried it */
+#define RC_RESERVE     16u /* receives beyond the windows, for frames that only acknowledge: these need no credit */
+#define RC_RECEIVES    (2 * RC_WINDOW + RC_RESERVE)
+#define RC_SPARE       16u /* chunks that replace receives which were lost with queue pairs */
+#define RC_GIVE_BATCH  8u  /* receives that are posted to the shared receive queue in one call */
+#define RC_SEND_DEPTH  128u
+#define RC_CQ_ENTRIES \
+    (RC_SEND_DEPTH + RC_RECEIVES) /* entries of the completion queue for each peer: every request may ask for a completion */
+#define RC_PEERS_GROWN  128u      /* peers at once in a cluster that grows, if it did not begin with more */
 #define RC_CQ_SPARE     (RC_SPARE * RC_RECEIVES + 16u)
 #define RC_SIGNAL_EVERY 16u
 #define RC_INLINE_MAX   220u        /* the most bytes that are sent inline, if the device allows as many */
 #define RC_STAGE_BYTES  (64u << 10) /* a stage: a buffer for a piece of a transfer whose local memory is outside the pool */
 #define RC_STAGES       64u
 #define RC_TX_FRAMES    256u /* frames to send from; all links of the node share them */
-/* where the words begin that flushes read into, one for each peer */
+/* offset of the words that flushes read into, one for each peer */
 #define RC_FLUSHES_AT   ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES)
 #define RC_BACKLOG_WAIT (1u << 20)  /* bytes in a lane's backlog from which on frames wait in the call */
 #define RC_BACKLOG_PUTS (16u << 10) /* the same for puts and gets: smaller, because their data is not copied */
@@ -75,7 +77,7 @@ struct rc_frame {
     uint16_t header_len, payload_len;
     uint32_t taken[RC_LANES]; /* acknowledgement: how many of the receiver's frames the sender has processed, modulo 2^32 */
     uint32_t token;           /* index into the asks of the node that asked, or RC_NO_ASK */
-    uint32_t from;            /* the sender's rank; the receiver compares it with the queue pair that the frame came by */
+    uint32_t from;            /* the sender's rank; the receiver compares it with the peer of the queue pair over which the frame arrived */
     uint64_t offset, a, b;    /* offset in the receiver's pool; operands (RC_ANSWER: `a` is the former value) */
 };
 
@@ -84,10 +86,11 @@ enum rc_slot_kind { RC_SLOT_PUT, RC_SLOT_GET, RC_SLOT_ATOMIC, RC_SLOT_FRAME, RC_
 /* A request in the send queue, from posting to completion, with all that is needed to post it again. */
 struct rc_slot {
     weft_op *op;
-    struct rc_work *work; /* the work that the request is a piece of; NULL: a whole operation */
-    void *stage;          /* the stage or frame that the request uses; NULL: none */
-    void *copy_to;        /* a read into a stage, or an atomic: copy the result here on completion */
-    uint8_t *local;       /* put, get: the local memory; not accessed if there is a stage */
+    struct rc_work *work;               /* the work that the request is a piece of; NULL: a whole operation */
+    void *stage;                        /* the stage or frame that the request uses; NULL: none */
+    void *copy_to;                      /* a read into a stage, or an atomic: copy the result here on completion */
+    uint8_t *local;                     /* put, get: the local memory; not accessed if there is a stage */
+    const struct verbs_regions *memory; /* put, get: what the local memory is registered as; NULL: in the pool, or not at all */
     uint64_t remote;
     uint32_t len;
     uint32_t number; /* RC_SLOT_FRAME: the frame's number in its lane */
@@ -120,8 +123,9 @@ struct rc_work {
     /* how many fences precede it */
     uint32_t fences;
     uint64_t remote, len, posted;
-    uint8_t *local;       /* RC_WORK_ATOMIC: receives the former value; NULL */
-    enum fab_atomic what; /* RC_WORK_ATOMIC: the kind, with operands `a` and `b` */
+    uint8_t *local;                     /* RC_WORK_ATOMIC: receives the former value; NULL */
+    const struct verbs_regions *memory; /* put, get: as in struct rc_slot */
+    enum fab_atomic what;               /* RC_WORK_ATOMIC: the kind, with operands `a` and `b` */
     uint64_t a, b;
     /* pieces that are posted and not complete */
     uint32_t pieces;
@@ -151,7 +155,7 @@ struct rc_ask { /* an operation that was sent to the home node, whose processor 
 struct rc_stand {
     uint64_t done;
     int64_t looked_ns, still_ns;
-    bool asked;          /* the peer was asked whether it still receives */
+    bool asked;          /* the peer was asked whether it still posts receives */
     int64_t answered_ns; /* when it answered that it does; 0: not yet */
 };
 
@@ -220,7 +224,7 @@ struct rc_link {
     uint64_t flush_read;   /* the position of the read of a flush under way, plus 1; 0: none */
     uint64_t flush_covers; /* last_change when that read was posted */
     bool flush_wanted;     /* a flush's read found no room: it is posted before the backlogs */
-    /* How often rc_gather_locked() has run. Each time it gives up the positions of all requests that are not done. */
+    /* How often rc_gather_locked() has run. Each run invalidates the positions of all requests that are not done. */
     uint32_t gathered;
     uint32_t fences; /* how many fences this node has set */
     /* How many fences precede the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE: the queue pair
@@ -274,13 +278,15 @@ struct rc {
     struct ibv_cq *cq;
     struct verbs_regions pool;    /* the pool */
     struct verbs_regions private; /* stages and frames, which no peer may access */
+    pthread_mutex_t memory_lock;  /* protects the next one */
+    struct rc_memory *memories;   /* memory outside the pool: memory.c */
     uint8_t *memory;              /* stages, frames, and a word for each peer that flushes read into */
     uint64_t memory_bytes;
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
     _Atomic uint32_t left[2]; /* their lengths; written under the lock */
-    bool refused[2];          /* a link got none, and none has been given back since */
-    _Atomic bool freed;       /* one was given back after that: rc_progress() must look at all links */
+    bool refused[2];          /* for stages and for frames: a link found none, and none has been given back since */
+    _Atomic bool freed;       /* a stage or frame was given back after a link had found none: rc_progress() must look at all links */
     struct rc_receives receives;
     uint32_t peers, peers_max; /* peers that have had a queue pair and live; peers that the completion queue has room for */
     _Atomic bool attention;    /* a link needs the progress thread */
@@ -328,7 +334,8 @@ void rc_finish(struct rc_link *l, struct rc_slot *s, int status);     /* a reque
 
 /* --- post.c, with the link's lock; false: no room now --- */
 /* Posts a put or get that fits into one request. `op` completes with it. */
-bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, uint64_t len, weft_op *op);
+bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
+                   weft_op *op);
 bool rc_post_next(struct rc_link *l, struct rc_work *k); /* posts the next piece of a put or get */
 /* posts the first rail's piece of a striped work, in one request */
 bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remote, uint8_t *local, uint64_t bytes);
@@ -345,7 +352,7 @@ void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if
 void rc_flush_locked(struct rc_link *l);
 
 /* --- again.c: repeats the requests of a broken queue pair on the next one; with the lock --- */
-/* sets them aside; `received`: how many frames of each lane the peer has received */
+/* sets the requests of the broken queue pair aside; `received`: how many frames of each lane the peer has received */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]);
 void rc_resume_locked(struct rc_link *l);                 /* posts as many as there is room for */
 void rc_drop_again_locked(struct rc_link *l, int status); /* ends all of them with this status */
@@ -376,6 +383,9 @@ void rc_fail_all(struct rc_link *l, int status);
 int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old, weft_op *op);
 int rc_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
 int rc_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
+/* The same, with local memory that is registered as `memory`. */
+int rc_transfer_memory(struct weft_node *w, struct fab_link *l, bool put, const struct verbs_regions *memory, uint64_t remote,
+                       uint8_t *local, size_t len, weft_op *op);
 int rc_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
               weft_op *op);
 int rc_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
@@ -386,6 +396,18 @@ int rc_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *he
 bool rc_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f);
 void rc_fence(struct weft_node *w, struct fab_link *l);
 
+/* --- memory.c --- */
+struct rc_memory {
+    struct fab_memory memory;
+    struct rc_memory *next;
+    struct verbs_regions regions;
+};
+int rc_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
+void rc_memory_remove(struct weft_node *w, struct fab_memory *m);
+void rc_memory_close(struct rc *rc); /* removes all that is left */
+int rc_put_from(struct weft_node *w, struct fab_link *l, struct fab_memory *m, uint64_t to, const void *src, size_t len, weft_op *op);
+int rc_get_into(struct weft_node *w, struct fab_link *l, struct fab_memory *m, void *dst, uint64_t from, size_t len, weft_op *op);
+
 /* --- receive.c --- */
 int rc_receives_open(struct rc *rc); /* after verbs_device_use() */
 void rc_receives_close(struct rc *rc);
@@ -393,9 +415,10 @@ int rc_receives_add(struct rc *rc);                          /* adds one chunk *
 int rc_receives_for(struct rc_link *l);                      /* allocates the receives of a queue pair that is about to be made, ... */
 int rc_receives_post_locked(struct rc_link *l);              /* ... and posts them when it has been made */
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
-void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks it in use: data has arrived in it */
+void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks the frame as in use: data has arrived in it */
 void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts it again */
-void rc_receive_unused(struct rc *rc, uint32_t frame);       /* posts it again; no data of an existing queue pair is in it */
+void rc_receive_unused(struct rc *rc,
+                       uint32_t frame); /* posts the frame as a receive again; it must contain no data of an existing queue pair */
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
 
 /* --- message.c --- */

@@ -2,12 +2,12 @@
  *
  * Memory for received frames, in chunks. A chunk is what one peer may send without acknowledgement.
  *
- * If the device has shared receive queues, all links use one. A node begins with one chunk. It adds another when a look at the completion
- * queue finds that most receives may have been used at once, up to one chunk for each peer; then there is a receive for every frame that
- * credits allow. So memory grows with the traffic at a time, not with the number of peers. A frame that finds no receive waits in its
- * sender's device, which tries again (receiver not ready). Used receives are posted again in batches.
+ * If the device has shared receive queues, all links use one. A node begins with one chunk. It adds another chunk when a poll of the
+ * completion queue finds that most receives were used at the same time, up to one chunk for each peer. With that many there is a receive
+ * for every frame that credits allow. So memory grows with the traffic at one time, not with the number of peers. A frame that finds no
+ * receive waits in its sender's device, which tries again (receiver not ready). Used receives are posted again in batches.
  *
- * Otherwise each queue pair has a chunk of its own, and a frame is posted again to the queue pair that it came by.
+ * Otherwise each queue pair has a chunk of its own, and a frame is posted again to the queue pair over which it arrived.
  */
 #include "fabric/rc/rc.h"
 
@@ -88,7 +88,7 @@ static int add_chunk(struct rc *rc)
     struct rc_chunk *c = &r->chunks[n];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "rc: mapping %llu bytes for receive frames: %s", (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "rc: cannot map %llu bytes for receive frames: %s", (unsigned long long)bytes, base_strerror(errno));
     int err = verbs_register(&c->region, rc->device, p, bytes, 0);
     if (err) {
         munmap(p, bytes);
@@ -146,8 +146,8 @@ static int post_own_locked(struct rc_link *l, uint32_t frame)
     return err ? base_fail(-err, "its queue pair accepts no receives: %s", base_strerror(err)) : 0;
 }
 
-/* The bits of the frames that are in use outlive a queue pair: the next one gets the other frames at once, and these when they are given
-   back. */
+/* The bits of the frames in use stay when a queue pair is replaced. The new queue pair gets the other frames at once, and the frames in use
+ * when they are given back. */
 static _Atomic uint64_t *held(struct rc_link *l, uint32_t frame)
 {
     return &l->own_held[(frame - l->own_first) / 64];
@@ -238,7 +238,7 @@ int rc_receives_open(struct rc *rc)
     r->room = peers + RC_SPARE;
     r->chunks = calloc(r->room, sizeof *r->chunks);
     if (!r->chunks)
-        return base_fail(-ENOMEM, "no memory for %u chunks of frames", r->room);
+        return base_fail(-ENOMEM, "rc: no memory for the table of %u chunks of receive frames", r->room);
     if (rc->device->traits.srq_depth < RC_RECEIVES)
         return 0; /* no shared queue: each queue pair gets its own receives */
     uint32_t fit = rc->device->traits.srq_depth / RC_RECEIVES;

@@ -119,8 +119,8 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t)
 
 /* --- a span --- */
 
-/* Whether everything before the work's fence has arrived at the peer, as the first rail has proved. The works of both lanes before it are
-   posted by now. */
+/* Whether the first rail has proved that everything before the work's fence has arrived at the peer. When this is called, all works of both
+ * lanes before the fence have been posted. */
 static bool behind_fence(struct rc_link *l, struct rc_work *k)
 {
     if (BASE_LIKELY(k->fences == l->fence_proved))
@@ -139,7 +139,7 @@ static bool behind_fence(struct rc_link *l, struct rc_work *k)
     return true;
 }
 
-/* The bytes from here on that can go in one piece for each rail. */
+/* How many bytes from `at` on can be sent with one piece for each rail. */
 static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint64_t len)
 {
     const struct rc_tracks *tracks = l->tracks;
@@ -156,8 +156,10 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
     const struct weft_node *w = l->w;
     uint8_t *local = k->local + k->posted;
     uint64_t remote = k->remote + k->posted, len = k->len - k->posted, at = (uintptr_t)local - (uintptr_t)w->pool_base;
+    if (k->memory)
+        return -1; /* it is registered with the first device only */
     if (at > w->pool_bytes || len > w->pool_bytes - at)
-        return -1; /* it would go through stages, and this processor's copying is the bottleneck: further rails do not help */
+        return -1; /* a get or put through stages is as slow as this processor copies, so further rails do not help */
     uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;
     if (bytes < l->stripe)
         return -1; /* the rest of a segment */
@@ -232,7 +234,8 @@ static bool repeat(struct rc_link *l, struct rc_track *t)
             if (!rc_has_slot(l) || !rc_post_share(l, p->work, p->put, p->remote, p->local, p->len))
                 return false;
             atomic_fetch_add_explicit(&l->tracks->bytes[0], p->len, memory_order_relaxed);
-            p->work->pieces--; /* it was counted already when it was posted to the track */
+            p->work->pieces--; /* the piece was counted when it was posted to the track, and is counted again when it is posted to the first
+                                  rail */
             p->work = NULL;
             l->repeats--;
         }

@@ -133,7 +133,7 @@ static void later(struct rc_link *l, struct rc_track *t, const char *why)
     uint32_t choices = l->tracks->peer_count;
     if (t->was_up && l->w->options.reconnect_ns == 0)
         t->retry_ns = INT64_MAX;
-    else /* at once, while there is another rail to choose */
+    else /* without a pause, while there is another rail of the peer to choose */
         t->retry_ns =
             base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));
     t->tries++;
@@ -225,8 +225,8 @@ static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
     return n > 0;
 }
 
-/* When the next attempt is due. INT64_MAX: not before some event, whose handler calls this again. Only one track at a time is negotiated:
-   two tracks that each need the other's rail would otherwise block each other. */
+/* When the next attempt is due. INT64_MAX: not before some event; the event's handler calls this function again. Only one track at a time
+   is negotiated: two tracks that each need the other's rail would otherwise block each other. */
 static int64_t due(const struct rc_link *l, struct rc_track *t, int64_t now)
 {
     bool may = leads(l) && l->state == RC_UP && t->state == RC_TRACK_OFF;
@@ -311,7 +311,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
     base_spin_unlock(&l->lock);
     if (err)
-        base_fail(err, "pieces of the former queue pair are not repeated yet");
+        base_fail(err, "requests of the former queue pair have not been repeated yet");
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
         err = base_fail(-EBUSY, "that rail is in use");
     if (!err)

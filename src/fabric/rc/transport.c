@@ -23,6 +23,7 @@ static int rc_open(struct weft_node *w)
         return base_fail(-ENOMEM, "no memory for the rc transport");
     rc->w = w;
     rc->transport = &fab_rc;
+    pthread_mutex_init(&rc->memory_lock, NULL);
     rc->links = calloc(w->room, sizeof *rc->links);
     w->rc = rc;
     return rc->links ? 0 : base_fail(-ENOMEM, "rc: no memory for %u links", w->room);
@@ -35,7 +36,7 @@ static int make_memory(struct rc *rc)
     rc->memory_bytes = base_round_up(RC_FLUSHES_AT + (uint64_t)rc->w->room * 8, BASE_PAGE);
     void *p = mmap(NULL, rc->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "rc: mapping %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
+        return base_fail(-errno, "rc: cannot map %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
     rc->memory = p;
     uint8_t *at = rc->memory;
     for (unsigned i = 0; i < RC_STAGES; i++, at += RC_STAGE_BYTES)
@@ -56,7 +57,8 @@ static int look_for_device(struct weft_node *w)
     if (!d->traits.rc || !d->traits.write || !d->traits.read)
         return base_fail(-EOPNOTSUPP,
                          "device %s does not support reliable connections with RDMA write and read, which the rc transport needs", d->name);
-    /* Room for as many peers as possible: the node may not talk to all of them. */
+    /* Makes room for as many peers as the completion queue allows. This may be enough even if there are more peers, because a queue pair is
+     * made only for peers that are used. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
     uint32_t peers = rc_peers_expected(w);
     rc->peers_max = room < peers ? room : peers;
@@ -99,6 +101,7 @@ static void rc_close(struct weft_node *w)
         return;
     rc_rails_close(rc);
     if (rc->device) {
+        rc_memory_close(rc);
         verbs_unregister(&rc->pool);
         verbs_unregister(&rc->private);
         rc_receives_close(rc);
@@ -107,6 +110,7 @@ static void rc_close(struct weft_node *w)
     }
     if (rc->memory)
         munmap(rc->memory, rc->memory_bytes);
+    pthread_mutex_destroy(&rc->memory_lock);
     free(rc->links);
     free(rc);
     w->rc = NULL;
@@ -329,6 +333,10 @@ const struct fab_transport fab_rc = {
     .wake = rc_wake,
     .stat = rc_stat,
     .regions = rc_regions,
+    .memory_add = rc_memory_add,
+    .memory_remove = rc_memory_remove,
+    .put_from = rc_put_from,
+    .get_into = rc_get_into,
     .fd = rc_fd,
     .woken = rc_woken,
     .side = rc_side,

@@ -13,7 +13,7 @@
 void tb_bulk_init(struct tb_bulk *b, struct tb_stream *s, const struct tb_bulk_env *env, uint8_t *pool, uint64_t pool_bytes,
                   uint64_t first_byte, uint64_t segment, enum tb_check check)
 {
-    base_clear(b, sizeof *b); /* without lanes most of it is never written */
+    base_clear(b, sizeof *b); /* most of the memory is never written if there are no lanes, and then needs no pages */
     b->stream = s;
     b->env = *env;
     b->pool = pool;
@@ -93,8 +93,8 @@ static bool bulk_within(const struct tb_bulk *b, uint64_t offset, uint64_t lengt
            length <= b->pool_bytes - offset && offset / b->segment == (offset + length - 1) / b->segment;
 }
 
-/* TB_DROP: the peer has given up a transfer. If it was incoming, its receives are gone already, because a transfer is given up only
-   while no lane is up at the other end, and none comes up there before TB_DROP was sent. */
+/* TB_DROP: the peer has given up a transfer. An incoming transfer has no receives any more: the peer gives up a transfer only while no lane
+ * is up at its end, and no lane comes up there before the peer has sent TB_DROP. */
 static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
 {
     if (m->token) {
@@ -133,7 +133,7 @@ static void bulk_on_dropped(struct tb_bulk *b, uint32_t id, const struct tb_word
 
 static void bulk_drop(struct tb_bulk *b, uint32_t id, uint16_t generation, bool fetched)
 {
-    /* each direction uses a number once, so there is room */
+    /* each direction uses a number only once at a time, so there is room */
     b->drops[b->drop_count++] = (struct tb_drop){(uint16_t)id, generation, fetched};
 }
 

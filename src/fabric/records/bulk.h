@@ -9,8 +9,9 @@
  * exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm: memory is only ever written
  * through a posted receive, and each piece is checked after its own.
  *
- * All pieces of a lane have its size, also the last of a transfer: it is the last bytes, and overlaps the piece before. That needs no care:
- * when both have been found right no receive for either is left, and the one found right last was whole then.
+ * All pieces of a lane have its size, also the last of a transfer: it is the last bytes, and overlaps the piece before. The overlap is
+ * harmless: when both pieces have been verified, no receive for either is posted any more, and the piece that was verified last has
+ * overwritten the common bytes with the right ones.
  *
  * A pure state machine, as stream.c; its records travel in the stream.
  */
@@ -47,12 +48,12 @@ enum tb_check { TB_CHECK_FULL, TB_CHECK_FRAMES }; /* verify every byte; or 64 by
 
 struct tb_transfer {     /* an incoming transfer */
     uint16_t generation; /* counts the transfers that have used this number */
-    bool used, own;      /* own: a get that this node began; else a put of the peer */
+    bool used, own;      /* own: the transfer is a get that this node began; otherwise it is a put that the peer began */
     uint32_t message;    /* bytes of a piece: the message size of the lanes it uses */
     uint64_t offset, length;
     uint32_t pieces, left, cursor;     /* left: pieces not verified yet; cursor: no piece before it needs a receive */
     uint64_t *wanted;                  /* bitmap: pieces that need a receive */
-    uint64_t from;                     /* of a get of this node: the offset in the peer's pool */
+    uint64_t from;                     /* for a get of this node: the offset in the peer's pool */
     uint32_t repairs_without_progress; /* lane repairs that this transfer caused since its last correct piece */
     bool use_records;                  /* repairs have failed too often: the remaining pieces are requested as records */
     uint32_t fetching, asked, asks;    /* the piece being requested as records; how many of its bytes were requested; requests under way */
@@ -67,7 +68,7 @@ struct tb_outgoing {
     uint32_t message;
     uint64_t offset, length;
     bool dropping; /* TB_DROP was sent or is to be sent, and TB_DROPPED has not come */
-    void *cookie;  /* of a put; NULL: the peer began the transfer, as a get */
+    void *cookie;  /* passed to done() for a put of this node; NULL: the peer began the transfer, as a get */
 };
 
 struct tb_posted { /* a receive that is posted on a lane */
@@ -80,7 +81,7 @@ struct tb_posted { /* a receive that is posted on a lane */
 struct tb_lane {
     /* `generation` counts how often the lane's queue pair was made. Records about another than the present queue pair have no effect. */
     bool up, say_up;                      /* say_up: TB_LANE is to be sent */
-    uint16_t generation, peer_generation; /* ours; the one that the peer has announced */
+    uint16_t generation, peer_generation; /* the generation of this end's queue pair; and that which the peer has announced */
     uint32_t message;                     /* bytes of a message */
     uint32_t depth;                       /* the most messages under way */
     /* Receiving: the receives with numbers [in_first, in_next) are posted; those before in_landed have completed. */
@@ -88,8 +89,8 @@ struct tb_lane {
     struct tb_posted in[TB_LANE_DEPTH];
     int64_t last;           /* when the lane last made progress */
     int64_t patience;       /* how long a receive may stay incomplete after its checksum has come */
-    int64_t asked_at, rest; /* when TB_QUIESCE was sent; how long bytes that were sent may still be on the wire */
-    enum { TB_LANE_RUNS, TB_LANE_ASKS, TB_LANE_RESENDS } repair; /* asks: TB_QUIESCE was sent, TB_QUIET has not come */
+    int64_t asked_at, rest; /* when TB_QUIESCE was sent; how long sent bytes may still be on the wire */
+    enum { TB_LANE_RUNS, TB_LANE_ASKS, TB_LANE_RESENDS } repair; /* TB_LANE_ASKS: TB_QUIESCE was sent, and TB_QUIET has not arrived */
     bool ask;                                                    /* TB_QUIESCE is to be sent */
     bool quiet;                                                  /* the TB_QUIET of this lane has come */
     uint32_t good;                                               /* correct pieces since the last repair */
@@ -142,8 +143,8 @@ void tb_bulk_init(struct tb_bulk *b, struct tb_stream *s, const struct tb_bulk_e
 void tb_bulk_end(struct tb_bulk *b);
 /* Adds a lane. Both nodes add the same lanes, in the same order. */
 int tb_bulk_add_lane(struct tb_bulk *b, uint32_t message_bytes, uint32_t depth);
-/* down: the lane's queue pair is gone with everything posted on it; the pieces that were to come by it are requested anew. up: the lane
-   has a new queue pair, whose generation both nodes have agreed on. */
+/* down: the lane's queue pair is gone with everything posted on it; the pieces that were to arrive over it are requested again. up: the
+   lane has a new queue pair, whose generation both nodes have agreed on. */
 void tb_bulk_lane_down(struct tb_bulk *b, uint32_t lane);
 void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation);
 /* The smallest size of a put or get that uses lanes now; UINT64_MAX if no lane is up. */

@@ -50,13 +50,13 @@ struct tb_work;
 struct tb_ask {
     weft_op *op;
     struct tb_work *work; /* the work that this ask is a piece of; NULL: none */
-    uint64_t *old;        /* of an atomic: where the former value goes */
-    uint8_t *to;          /* of a get: where the bytes go */
+    uint64_t *old;        /* for an atomic: where to store the former value */
+    uint8_t *to;          /* for a get: where to store the bytes */
     uint32_t left;
     bool used, get, bulk; /* bulk: the ask belongs to a bulk transfer */
     uint8_t turn;         /* the turn of flushes in which it began, as in struct tb_work */
     uint16_t transfer, generation;
-    uint16_t next_free; /* 1 + the next free ask; 0: this one was never used, and the one behind it is the next */
+    uint16_t next_free; /* 1 + the index of the next free ask; 0: this ask was never used, and the next free ask is the one behind it */
 };
 
 struct tb_endpoint_counts {
@@ -86,7 +86,7 @@ struct tb_endpoint {
     uint16_t free_ask; /* the first free ask; TB_ASKS: none is free */
     int64_t now;
     struct tb_endpoint_counts counts;
-    char broken[96]; /* how the peer violated the protocol; "": it did not */
+    char broken[96]; /* how the peer has violated the protocol; empty if it has not */
 };
 
 /* `e` is large; its address must not change. */

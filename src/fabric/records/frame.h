@@ -32,7 +32,7 @@ struct tb_frame {
     uint32_t sequence; /* TB_SEQUENCED */
     uint32_t ack;      /* the next sequence number expected: all frames before it have been executed */
     uint64_t early;    /* bit i: frame ack + 1 + i has arrived and waits for those before it */
-    uint32_t grant;    /* how many messages may be sent in all, counted from the beginning */
+    uint32_t grant;    /* how many messages the receiver of this frame may send in all, counted from the beginning */
     uint16_t length;   /* of the payload */
     uint8_t type, flags;
 };
@@ -41,7 +41,7 @@ _Static_assert(sizeof(struct tb_frame) == TB_HEADER_BYTES, "the frame's header")
 enum tb_record_kind {
     TB_PUT = 1, /* offset; then the bytes */
     TB_GET,     /* token, offset, a: length. Answered by TB_DATA */
-    TB_DATA,    /* token; then bytes: the next of those asked for */
+    TB_DATA,    /* token; then bytes: the next of those that TB_GET asked for */
     TB_ATOMIC,  /* token, detail: which, offset, a, b. Answered by TB_ANSWER */
     TB_ANSWER,  /* token, a: the former value */
     TB_SIGNAL,  /* offset, a: to be added. No answer */
@@ -51,11 +51,11 @@ enum tb_record_kind {
     TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
     TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
     TB_SUM,     /* lane, token: number, a: checksum of the piece that was sent for it */
-    TB_QUIESCE, /* lane: tell me when all you have sent there has left */
+    TB_QUIESCE, /* lane: asks the receiver of this record to answer with TB_QUIET when all that it has sent on the lane has left */
     TB_QUIET,   /* lane, a: sends that do not leave (0: all have) */
     TB_RESEND,  /* lane, token: number of the first, a: how many: send their pieces again */
-    TB_DONE,    /* detail: transfer: all of it has come and is right */
-    TB_DROP,    /* detail: transfer; token 1: a get of this record's sender, 0: a put of it. Its sender has given it up */
+    TB_DONE,    /* detail: transfer: all of the transfer has arrived and is verified */
+    TB_DROP,    /* detail: transfer; token 1: a get, 0: a put, which the sender of this record had begun and has given up */
     TB_DROPPED, /* detail: transfer; the answer to TB_DROP for a put. If the put was complete by then, TB_DONE came before */
     TB_LANE,    /* lane, detail: generation: this side has made the lane's queue pair */
 };

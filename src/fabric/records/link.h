@@ -35,7 +35,7 @@ struct records_link {
     bool closed;
     _Atomic bool no_room; /* a frame or a piece could not be posted */
     _Atomic int64_t due;  /* when a timer of the endpoint expires next */
-    _Atomic bool cut;     /* there is no route; or there never was one, and that is known for certain */
+    _Atomic bool cut;     /* no route leads to the peer now, or it is certain that there has never been one */
     /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
     struct records_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
@@ -61,8 +61,9 @@ static inline void records_pump_locked(struct records_link *l, int64_t now)
 /* The function `message` of struct tb_endpoint_env; its context is the link. */
 bool records_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
 int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_t most); /* returns how many it delivered */
-int records_progress(struct weft_node *w, struct records_link *l); /* the same, and what waited for its handler to be installed */
-bool records_message_none(const struct records_link *l);           /* whether no message waits to be delivered */
+int records_progress(struct weft_node *w,
+                     struct records_link *l);            /* also delivers messages that waited until their handler was installed */
+bool records_message_none(const struct records_link *l); /* whether no message waits to be delivered */
 /* Marks the peer as one to be given up. Only the first reason counts. */
 void records_break(struct records_link *l, const char *why, ...) BASE_PRINTF(2, 3);
 

@@ -9,7 +9,7 @@
 
 struct room {
     struct records_link *l;
-    bool message; /* which backlog: of messages, or of everything else */
+    bool message; /* which backlog is meant: that of messages, or that of everything else */
 };
 
 static uint64_t operation_backlog(struct records_link *l, bool message)
@@ -20,7 +20,7 @@ static uint64_t operation_backlog(struct records_link *l, bool message)
 static bool operation_has_room(void *arg)
 {
     struct room *r = arg;
-    /* Half, so that the caller need not sleep again after its next operation. */
+    /* Wait until only half of the limit is in use, so that the caller need not sleep again after its next operation. */
     return operation_backlog(r->l, r->message) < RECORDS_BACKLOG_WAIT / 2 || !fab_alive(r->l->w, r->l->link->node);
 }
 
@@ -69,7 +69,7 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     return closed ? base_fail(-ECONNRESET, "node %u is gone", l->link->node) : operation_no_way(l);
 }
 
-/* Not inlined: most operations only add to a frame, and need not save the registers that this uses. */
+/* Not inlined: most operations only add to a frame, and need not save the registers that this function uses. */
 static __attribute__((noinline)) void operation_pump(struct records_link *l)
 {
     records_pump_locked(l, base_recent_ns());

@@ -15,7 +15,7 @@
 #define MS         (1000 * US)
 #define BUSY       2u /* with this many sends (or frames, see `paced`) under way, records wait to share a frame */
 #define SAY_EVERY  (TB_WINDOW / 4)
-#define SAY_WITHIN (1 * MS) /* how long an acknowledgement that nobody asked for may wait */
+#define SAY_WITHIN (1 * MS) /* how long an acknowledgement may wait if the peer has not asked for it */
 #define RTO_FIRST  (5 * MS)
 /* The shortest retransmission time-out: the peer's thread may wait this long for a processor, and retransmitting then is useless. */
 #define RTO_LEAST (2 * MS)
@@ -120,7 +120,7 @@ static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type typ
     return true;
 }
 
-/* How much is under way, as far as that decides whether records wait to share a frame. */
+/* How many sends (or frames, see `paced`) are under way. This decides whether records wait to share a frame. */
 static uint32_t stream_busy(const struct tb_stream *s)
 {
     return s->paced ? s->next - s->first : s->unleft;
@@ -131,7 +131,7 @@ static void stream_seal(struct tb_stream *s)
 {
     struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
     if (s->paced && s->first != s->next && (int32_t)(s->asked - s->first) <= 0)
-        slot->asks = true; /* what gathers waits for an acknowledgement, and none has been asked for */
+        slot->asks = true; /* records that gather in the open frame wait for an acknowledgement, and none has been asked for */
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
     slot->lost = s->unsent = true; /* marked as lost so that the next pump sends it */
     slot->retransmitted = false;

@@ -36,11 +36,12 @@ struct tb_slot {
     uint16_t posted;    /* how many of its sends have not completed */
     bool arrived;       /* the peer has received it, perhaps before earlier ones */
     bool lost;          /* it must be sent again */
-    bool retransmitted; /* retransmitted: its acknowledgement does not tell the round-trip time */
+    bool retransmitted; /* the frame was sent again, so its acknowledgement does not tell the round-trip time */
     bool asks;          /* it asks for an acknowledgement at once */
-    uint32_t order;     /* the order of sending: a frame that was sent before one that arrived, and has not arrived itself, is lost */
-    int64_t at;         /* when it was sent last */
-    weft_op *ops;       /* ops that complete when the frame is acknowledged */
+    uint32_t order; /* when the frame was sent, counted in sends. If a frame has not arrived, but a frame that was sent after it has, the
+                       first one is lost */
+    int64_t at;     /* when it was sent last */
+    weft_op *ops;   /* ops that complete when the frame is acknowledged */
 };
 
 struct tb_stream_counts {
@@ -53,8 +54,9 @@ struct tb_stream {
     uint16_t here, peer;
     uint32_t session;
     uint8_t hops; /* the initial hop count of a frame */
-    /* For a route that says that a send is done long before the peer has it: records share a frame while frames are not acknowledged,
-       instead of while sends are not done, and such frames ask for an acknowledgement. Set after tb_stream_init(), as the next two. */
+    /* For routes on which a send completes long before the peer has the frame. Records then share a frame while frames are unacknowledged,
+     * instead of while sends are incomplete, and such frames ask for an acknowledgement. Set this field and the next two after
+     * tb_stream_init(). */
     bool paced;
     int64_t rto_least, rto_most; /* bounds of the retransmission time-out `rto`, which is to be set with them */
     uint8_t *frames;             /* [TB_SLOTS] of TB_FRAME_BYTES: the caller's memory, registered */
@@ -68,7 +70,8 @@ struct tb_stream {
     uint32_t asked;  /* the peer was asked to acknowledge frames before this at once */
     int64_t rtt, rto;
     uint32_t backoff;
-    int64_t pumped;      /* when pump last ran; a timer that had expired by then and is still set waits for room, not for time */
+    int64_t pumped; /* when tb_stream_pump() last ran. A timer that had expired by then and is still set waits for room in the send queue,
+                       so it does not determine the next call */
     int64_t quiet_since; /* when a frame was last acknowledged, or sent while none was under way */
     struct tb_slot slots[TB_SLOTS];
 

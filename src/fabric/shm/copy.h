@@ -13,8 +13,8 @@
 void copy_large(void *dst, const void *src, size_t len);
 
 /* Threads of a node that help with its largest copies. The first such copy starts them. They sleep between copies, and end with
-   copy_team_free(). Any thread may call copy_by_team(). One copy at a time has the helpers; others are done by their caller alone
-   meanwhile. When the call returns the whole copy is done, with the same effect on memory order as if the caller had made it. */
+   copy_team_free(). Any thread may call copy_by_team(). Only one copy at a time has the help of these threads; meanwhile, other callers
+   copy alone. When the call returns, the whole copy is done, with the same effect on memory order as if the caller had made it alone. */
 #define COPY_TEAM_LEAST (UINT64_C(4) << 20) /* bytes; for smaller copies, waking helpers costs more than it saves */
 #define COPY_TEAM_MAX   16u
 struct copy_team;

@@ -41,7 +41,7 @@ void shm_forget_stash(struct shm_link *s)
     stash_clear(&s->stash);
 }
 
-/* Wakes the peer's progress thread, if it naps and no other thread of the peer looks at the rings. */
+/* Wakes the peer's progress thread, if that thread sleeps and no other thread of the peer polls the rings. */
 static inline void nudge(struct weft_node *w, struct shm_link *s)
 {
     struct fab_bell *bell = &s->control->bell;
@@ -71,7 +71,7 @@ static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header,
         return base_fail(-ENOBUFS, "node %u is not accepting work (stopped?): %u MiB are queued for it", s->link->node, BACKLOG_MAX >> 20);
     struct kept *k = malloc(bytes);
     if (!k)
-        return base_fail(-ENOMEM, "no memory to keep a message to node %u", s->link->node);
+        return base_fail(-ENOMEM, "shm: no memory to queue a message to node %u", s->link->node);
     *k = (struct kept){.op = op, .id = id, .header_len = (uint32_t)header_len, .payload_len = (uint32_t)payload_len};
     if (header_len)
         memcpy(k->body, header, header_len);
@@ -100,7 +100,7 @@ static int shm_message_drain(struct shm_link *s)
         if (rc == -EAGAIN) {
             ask_for_room(s);
             asked = true;
-            continue; /* there may have been room just before asking */
+            continue; /* try once more: the receiver may have made room just before this node asked */
         }
         if (rc)
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
@@ -156,7 +156,8 @@ int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *h
         if (rc == -EPROTO) {
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
             fab_kick(w);
-            return base_fail(-ECONNRESET, "node %u has corrupted its message ring", l->node);
+            return base_fail(-ECONNRESET, "node %u has written an invalid message into its ring of shared memory: it counts as dead",
+                             l->node);
         }
         rc = send_slow(w, s, id, header, header_len, payload, payload_len, op);
     } else {
@@ -258,8 +259,8 @@ bool shm_idle(struct weft_node *w)
     return true;
 }
 
-/* Takes the messages of a peer that is gone. No more than one ring holds, because the peer may be alive and send for ever. Messages that
-   wait for a handler go on waiting. */
+/* Takes the messages of a peer that is gone, at most as many as one ring holds, because the peer may be alive and go on sending. Messages
+   that wait for a handler go on waiting. */
 void shm_last_words(struct weft_node *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;

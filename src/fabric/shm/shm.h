@@ -19,7 +19,8 @@
 struct control {
     uint64_t magic;
     struct fab_bell bell;
-    struct ring rings[]; /* [founders]: rings[i] has the messages from node i. In the region of a node that joined later: its own only */
+    struct ring
+        rings[]; /* [founders]: rings[i] has the messages from node i. A node that joined later has only one ring, for messages to itself */
 };
 
 struct kept { /* a message that found no room in the ring */
@@ -34,7 +35,7 @@ struct shm_link {
     uint8_t *pool;           /* the peer's pool, mapped into this process */
     struct control *control; /* the peer's control region, mapped too */
     size_t control_bytes;
-    struct ring *late[2]; /* if one of the two joined later: the rings that this pair has for itself, to the peer and from it */
+    struct ring *late[2]; /* if one of the two nodes joined later: the pair's own rings, to the peer and from the peer */
 
     base_spin send_lock; /* protects the members from here to `in` */
     struct ring_sender out;

@@ -44,7 +44,7 @@ static int shm_open_transport(struct weft_node *w)
         return s->control_fd;
     void *p = mmap(NULL, s->control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->control_fd, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "mapping %zu bytes of shared memory: %s", s->control_bytes, base_strerror(errno));
+        return base_fail(-errno, "shm: cannot map %zu bytes of shared memory: %s", s->control_bytes, base_strerror(errno));
     s->control = p;
     s->control->magic = CONTROL_MAGIC;
     w->bell = &s->control->bell;
@@ -98,7 +98,8 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
     size_t want = control_size(rings_of(w, s->link->node));
     if (h->magic != CONTROL_MAGIC || h->rank != s->link->node || h->size != w->founders || h->control_bytes != want ||
         h->pool_bytes < w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EPROTO, "node %u: its shared memory is not what this version of weft expects", s->link->node);
+        return base_fail(-EPROTO, "node %u passed shared memory of another layout: run the same version of weft on all nodes",
+                         s->link->node);
     int rc = base_memory_fd_check(fds[0], h->pool_bytes);
     if (!rc)
         rc = base_memory_fd_check(fds[1], h->control_bytes);
@@ -106,11 +107,11 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
         return base_context(rc, "node %u", s->link->node);
     void *pool = mmap(NULL, h->pool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fds[0], 0);
     if (pool == MAP_FAILED)
-        return base_fail(-errno, "mapping the pool of node %u (%llu bytes): %s", s->link->node, (unsigned long long)h->pool_bytes,
+        return base_fail(-errno, "shm: cannot map the pool of node %u (%llu bytes): %s", s->link->node, (unsigned long long)h->pool_bytes,
                          base_strerror(errno));
     void *control = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
     if (control == MAP_FAILED) {
-        rc = base_fail(-errno, "mapping the rings of node %u: %s", s->link->node, base_strerror(errno));
+        rc = base_fail(-errno, "shm: cannot map the message rings of node %u: %s", s->link->node, base_strerror(errno));
         munmap(pool, h->pool_bytes);
         return rc;
     }
@@ -121,8 +122,8 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
     return 0;
 }
 
-/* A ring of its own for the messages from a peer, and the peer's for those to it: where one of the two joined later, the control regions
-   have none for this pair. */
+/* Makes the rings of a pair of which one node joined later, because the control regions have no rings for this pair: this node makes the
+ * ring for messages from the peer, and gets the ring for messages to the peer. */
 static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
 {
     struct hello mine = {.magic = CONTROL_MAGIC, .control_bytes = base_round_up(sizeof(struct ring), BASE_PAGE)}, theirs = {0};
@@ -135,12 +136,12 @@ static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
     theirs_fd = fds[0];
     if (!rc && (theirs_fd < 0 || theirs.magic != CONTROL_MAGIC || theirs.control_bytes != mine.control_bytes))
         rc = -EPROTO;
-    rc = rc ? base_fail(rc, "exchange of rings with node %u: %s", s->link->node, base_strerror(rc))
+    rc = rc ? base_fail(rc, "shm: cannot exchange message rings with node %u: %s", s->link->node, base_strerror(rc))
             : base_memory_fd_check(theirs_fd, theirs.control_bytes);
     for (int i = 0; i < 2 && !rc; i++) {
         void *p = mmap(NULL, mine.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, i ? fd : theirs_fd, 0);
         if (p == MAP_FAILED)
-            rc = base_fail(-errno, "mapping a ring of node %u: %s", s->link->node, base_strerror(errno));
+            rc = base_fail(-errno, "shm: cannot map a message ring of node %u: %s", s->link->node, base_strerror(errno));
         else
             s->late[i] = p;
     }
@@ -156,7 +157,7 @@ static bool shm_is_done(const struct shm_link *s)
     return (state == FAB_LEFT || state == FAB_DEAD) && !s->stash.count && !atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed);
 }
 
-/* Adds a link to those that are looked at for messages. Links of nodes that are gone make room. */
+/* Adds a link to the list of links that are polled for messages. Removes links of nodes that are gone, to make room. */
 static void shm_add(struct weft_node *w, struct shm *shm, struct shm_link *s)
 {
     uint32_t n = 0;

@@ -35,7 +35,8 @@ static int cable_make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t send
     return verbs_qp_create(qp, d->d, &options);
 }
 
-/* Reads how many frames the control queue pair takes: another device, or the same one at another time, may grant less. */
+/* Reads how many frames the device has granted to the control queue pair: another device, or the same device at another time, may grant
+ * fewer. */
 static void cable_take_grant(struct tb_cable *c)
 {
     c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;
@@ -48,12 +49,12 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
     while (index < tb->cable_count && tb->cables[index])
         index++;
     if (index == tb->cable_max) {
-        base_fail(-ENOSPC, "no room for another cable: %u are connected", tb->cable_max);
+        base_fail(-ENOSPC, "tb: no room for another cable: %u cables are connected", tb->cable_max);
         return NULL;
     }
     struct tb_cable *c = calloc(1, sizeof *c);
     if (!c) {
-        base_fail(-ENOMEM, "no memory for a cable to node %u", node);
+        base_fail(-ENOMEM, "tb: no memory for the cable to node %u", node);
         return NULL;
     }
     *c = (struct tb_cable){.tb = tb,
@@ -86,7 +87,7 @@ int tb_cable_add_lane(struct tb_cable *c)
     int err = cable_make_qp(qp, c->device, o->depth, o->depth, o->message);
     if (err)
         return err;
-    c->lane_count++; /* counted even if it fails, so that it is closed with the cable */
+    c->lane_count++; /* counted even if it fails, so that it is closed together with the cable */
     if (qp->send_depth < need || qp->recv_depth < need)
         return base_fail(
             -ENOSPC,

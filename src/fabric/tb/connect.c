@@ -15,7 +15,7 @@
 
 struct offer {
     uint8_t gid[16];
-    uint8_t thunderbolt, busy; /* busy: a Thunderbolt port whose cable leads to another node */
+    uint8_t thunderbolt, busy; /* busy: the port's cable leads to another node, and a Thunderbolt port has only one cable */
     char device[38];
 };
 
@@ -130,10 +130,14 @@ static void connect_addresses(struct step *s, const struct verbs_qp *qps, uint32
 
 static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struct step *theirs)
 {
-    int err = theirs->count == count ? 0 : base_fail(-EPROTO, "that node made %u queue pairs, and this node %u", theirs->count, count);
+    int err = theirs->count == count
+                  ? 0
+                  : base_fail(-EPROTO, "the other node made %u queue pairs, and this node %u: WEFT_TB_LANES must be the same on all nodes",
+                              theirs->count, count);
     for (uint32_t i = 0; i < count && !err; i++)
-        err = verbs_address_valid(&theirs->address[i]) ? verbs_qp_connect(&qps[i], &theirs->address[i])
-                                                       : base_fail(-EPROTO, "that node sent an invalid address of its queue pair");
+        err = verbs_address_valid(&theirs->address[i])
+                  ? verbs_qp_connect(&qps[i], &theirs->address[i])
+                  : base_fail(-EPROTO, "the other node sent an invalid address of its queue pair: do both run the same version of weft?");
     return err;
 }
 
@@ -206,7 +210,7 @@ static bool connect_meant(const struct hello *h, uint32_t i)
     return h->told == TOLD_NOTHING || (h->told == TOLD_DEVICE && strncmp(h->towards, h->offer[i].device, sizeof h->offer[i].device) == 0);
 }
 
-/* What is wrong with the devices that the hostfiles name, seen from both sides; 0: nothing. */
+/* Checks the devices that the hostfiles of both nodes name for this pair. 0: nothing is wrong. */
 static int check_told_of(const struct hello *h, const struct hello *other)
 {
     char there[400] = "";
@@ -217,13 +221,13 @@ static int check_told_of(const struct hello *h, const struct hello *other)
         found = memchr(o->device, 0, sizeof o->device) && strcmp(o->device, h->towards) == 0;
         if (found && o->busy)
             return base_fail(
-                -EINVAL, "the hostfile names device %s of node %u towards node %u, and that is taken by the cable to another node: " REMEDY,
+                -EINVAL, "the hostfile names device %s of node %u towards node %u, but this device has the cable to another node: " REMEDY,
                 h->towards, h->rank, other->rank);
         snprintf(there + n, sizeof there - n, "%s%.*s", n ? ", " : "", (int)sizeof o->device, o->device);
     }
     if (!found)
         return base_fail(
-            -ENODEV, "the hostfile names device %s of node %u towards node %u, and that node has no such device for tb, only %s: " REMEDY,
+            -ENODEV, "the hostfile names device %s of node %u towards node %u, but that node has no such device for tb, only %s: " REMEDY,
             h->towards, h->rank, other->rank, there[0] ? there : "none");
     if ((h->told == TOLD_DEVICE || h->told == TOLD_DOWN) && other->told == TOLD_NONE)
         return base_fail(-EINVAL,

@@ -25,7 +25,7 @@ static int device_make_memory(struct tb *tb)
         return fd;
     void *p = mmap(NULL, tb->memory_bytes, PROT_READ | PROT_WRITE, tb->guard ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
     if (p == MAP_FAILED)
-        rc = base_fail(-errno, "tb: mapping %llu bytes for frames: %s", (unsigned long long)tb->memory_bytes, base_strerror(errno));
+        rc = base_fail(-errno, "tb: cannot map %llu bytes for frames: %s", (unsigned long long)tb->memory_bytes, base_strerror(errno));
     else
         tb->memory = tb->link_frames = p;
     if (!rc && tb->guard)
@@ -114,7 +114,7 @@ int tb_devices_find(struct tb *tb, bool *thunderbolt)
     tb->cable_max = tb->w->founders - 1 + (n < TB_DEVICES ? n : TB_DEVICES);
     tb->cables = calloc(tb->cable_max, sizeof(struct tb_cable *));
     if (!tb->cables)
-        return base_fail(-ENOMEM, "no memory for %u cables", tb->cable_max);
+        return base_fail(-ENOMEM, "tb: no memory for the table of %u cables", tb->cable_max);
     tb->segment = VERBS_SEGMENT;
     return device_make_memory(tb);
 }
@@ -139,8 +139,8 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
     return err;
 }
 
-/* relaxed: nothing else is read depending on these words. One query too many does no harm, and the link's lock keeps threads that post
-   apart from the thread that takes the cable down. */
+/* relaxed: no other memory is read depending on these words. An unnecessary query does no harm. A thread that posts and the thread that
+ * takes the cable down exclude each other by the link's lock. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
 {
     if (atomic_load_explicit(&d->down, memory_order_relaxed))

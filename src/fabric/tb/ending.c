@@ -4,8 +4,8 @@
  * protection domain is left. So while a node uses such devices, the signals of `fatal`, if the program has left them at their default, free
  * everything and then end the process as they would have done. So does exit() without weft_close(), after all that the program has
  * registered with atexit(), because that may be weft_close(). A program that handles these signals itself closes its node itself, and so
- * does one that replaces itself by exec(). A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a moment later. Against
- * SIGKILL and crashes only a process of its own helps that owns the device: WEFT_GUARD (verbs/guard.c).
+ * does one that replaces itself by exec(). A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a moment later. After
+ * SIGKILL and crashes, only a separate process that owns the device can free its objects: WEFT_GUARD (verbs/guard.c).
  *
  * Only the process that opened the node does this. A forked child inherits the handler, the pipe and what is to be done at its end. For the
  * child the signals do what they do by default, and its exit() leaves the parent's devices alone.
@@ -23,7 +23,9 @@
 
 static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
 #define FATAL (sizeof fatal / sizeof fatal[0])
-#define FIRST 3u /* also for the first process of a container, which no signal ends by default: these ask it to end */
+/* How many of the signals in `fatal`, from the first on, end also the first process of a container, which no signal ends by default: these
+ * three ask a process to end. */
+#define FIRST 3u
 /* How long this thread waits for a lock that another thread holds: a thread that joins or closes may be in a slow call of the provider.
    After that, the node's devices are not given back. `weft run` kills the process after 5 s. */
 #define PATIENCE (4 * WEFT_SECOND)
@@ -38,9 +40,8 @@ static void ending_on_signal(int number)
 {
     int was = errno;
     /* acquire: pairs with the release in ending_prepare(), so `told` is valid */
-    if (getpid() !=
-        atomic_load_explicit(
-            &owner, memory_order_acquire)) { /* a child, forked meanwhile or made without the handlers of fork(): ended once this returns */
+    if (getpid() != atomic_load_explicit(&owner, memory_order_acquire)) { /* this is a forked child, which has inherited the handler: when
+                                                                             the handler returns, the signal ends the child */
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(number, &plain, NULL);
         raise(number);
@@ -94,7 +95,7 @@ static void *ending_thread(void *arg)
         ending_give_back(tb);
     struct sigaction plain = {.sa_handler = SIG_DFL};
     sigaction(number, &plain, NULL);
-    /* Sent to this thread, where base_thread() has blocked it so far. Other threads may receive it by now too. */
+    /* The signal is sent to this thread, where base_thread() had blocked it. By now, other threads may receive it, too. */
     sigset_t this;
     sigemptyset(&this);
     sigaddset(&this, number);
@@ -162,7 +163,7 @@ static int ending_prepare(void)
         close(told[0]);
         close(told[1]);
         told[0] = told[1] = -1;
-        return base_fail(rc, "starting the thread that gives devices back: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that frees the Thunderbolt devices at the end: %s", base_strerror(rc));
     }
     pthread_detach(thread);
     atomic_store_explicit(&owner, getpid(), memory_order_release);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * Leaving, one node after another. A node that others need between them stays (routes.c). But two neighbours of a third node may each see
- * that the other is enough, and both leave. So a node that others might pass through asks all of them first, and leaves when all have
- * answered. If two ask at once, the lower number leaves first: it holds back its answer to the other, which gets it with the goodbye at the
- * latest, and then looks again whether it is needed. A node that finds that it is needed gives the answers it has held back, and asks anew
- * later. An answer names its question, so an answer to an earlier question is ignored.
+ * that the other is enough, and both leave. So a node through which others may send frames first asks all other nodes, and leaves when all
+ * have answered. If two ask at once, the lower number leaves first: it holds back its answer to the other, which gets it with the goodbye
+ * at the latest, and then looks again whether it is needed. A node that finds that it is needed gives the answers it has held back, and
+ * asks anew later. An answer names its question, so an answer to an earlier question is ignored.
  *
  * No wait is long: a node that has no answer within ASK_WAIT leaves without it.
  */
@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINGER   WEFT_SECOND /* how long no frame was forwarded, before the node may leave: then the others have none to send */
+#define LINGER \
+    WEFT_SECOND /* the node may leave when it has forwarded no frame for this long: the others then have no frames to send through it */
 #define ASK_WAIT WEFT_SECOND
 
 enum leave_word { LEAVE_ASK = 1, LEAVE_YES };
@@ -25,10 +26,10 @@ struct leave_message {
 };
 
 struct peer {
-    uint32_t told;   /* the question of ours that the peer was sent */
+    uint32_t told;   /* the number of this node's question that was sent to the peer */
     bool yes;        /* the peer has agreed to that question */
     uint32_t theirs; /* the peer's own last question; 0: none */
-    bool kept;       /* our answer to that question is held back */
+    bool kept;       /* this node holds back its answer to the peer's question */
     uint32_t answer; /* the question that must be answered now; 0: none */
 };
 
@@ -42,7 +43,7 @@ struct tb_leave {
 int tb_leave_open(struct tb *tb)
 {
     tb->leave = calloc(1, sizeof *tb->leave + tb->w->founders * sizeof tb->leave->peer[0]);
-    return tb->leave ? 0 : base_fail(-ENOMEM, "no memory for the answers of %u nodes when this node leaves", tb->w->founders);
+    return tb->leave ? 0 : base_fail(-ENOMEM, "tb: no memory for the answers of %u nodes when this node leaves", tb->w->founders);
 }
 
 void tb_leave_close(struct tb *tb)

@@ -8,7 +8,7 @@
 
 #define BATCH           32
 #define LOOK            (5 * WEFT_MS)  /* the least time between two queries of a port, which may be system calls ... */
-#define LOOK_BUSY       (WEFT_MS / 20) /* ... and of a port on which something has come, so that receives are about to be posted */
+#define LOOK_BUSY       (WEFT_MS / 20) /* ... and of a port on which something has arrived, so that receives are about to be posted */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED         512u
 #define FETCHED_EARLY   128u
@@ -16,7 +16,7 @@
 #define BUSY_MOST       4u              /* rounds in a row that found something, before the completions of sends are polled */
 #define WATCH           (100 * WEFT_MS) /* how often a port is queried at least */
 
-/* Handles a frame. True: it is forwarded, and its receive stays in use. A frame that came alone is answered at once. */
+/* Handles a frame. True: the frame is being forwarded, so its receive stays in use. A frame that arrived alone is answered at once. */
 static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
@@ -55,7 +55,7 @@ static void poll_receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
         records_break(&l->r, "%s", base_error());
 }
 
-/* A forwarded frame has left: the receive that it came in is free. */
+/* A forwarded frame has left, so the receive in which it had arrived is free. */
 static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
 {
     struct tb_cable *from = cable < tb->cable_count ? tb->cables[cable] : NULL;
@@ -196,7 +196,7 @@ static int poll_take_completions(struct tb *tb, struct tb_device *d, struct tb_c
         poll_handle(tb, &c->early, *now, false);
         n++;
     }
-    if (d->cables == 0) /* a port without a cable: nothing can come */
+    if (d->cables == 0) /* a port without a cable: nothing can arrive there */
         return n;
     do {
         got = ibv_poll_cq(c->cq, BATCH, wc);

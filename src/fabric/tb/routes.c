@@ -28,7 +28,7 @@ struct tb_routes {
     uint32_t *told;   /* [size]: the version that was sent to each peer */
     uint32_t *queue;  /* [size]: for the breadth-first search */
     uint32_t *first;  /* [size]: the first node on the route to each; size: no route */
-    bool *heard;      /* [size]: whether its list of neighbours has come */
+    bool *heard;      /* [size]: whether each node's list of neighbours has arrived */
     uint8_t *near;    /* [size][size]: row a, column b: node a says that it has a cable to b */
 };
 
@@ -46,7 +46,7 @@ int tb_routes_open(struct tb *tb)
     r->first = calloc(n, sizeof *r->first);
     r->heard = calloc(n, sizeof *r->heard);
     r->near = calloc(n, n);
-    return r->told && r->queue && r->first && r->heard && r->near ? 0 : base_fail(-ENOMEM, "no memory for routes between %zu nodes", n);
+    return r->told && r->queue && r->first && r->heard && r->near ? 0 : base_fail(-ENOMEM, "tb: no memory for routes between %zu nodes", n);
 }
 
 void tb_routes_close(struct tb *tb)
@@ -67,15 +67,16 @@ void tb_routes_cable(struct tb *tb, uint32_t node, bool there)
 {
     struct tb_routes *r = tb->routes;
     uint8_t *mine = &r->near[(size_t)tb->w->rank * r->size + node];
-    /* Also if another cable to the node is left: frames use one cable, and it may have been this. And routes_all_heard() no longer waits
-       for a node that is gone. */
+    /* Compute the routes again, even if another cable to the node is left: frames use one cable, which may have been this one. Also,
+     * routes_all_heard() no longer waits for a node that is gone. */
     r->changed = true;
     if (*mine == there)
         return;
     *mine = there;
     r->version++;
     if (there)
-        tb->passed_at = base_now_ns(); /* a node that has just learned of a route through this one has sent nothing by it yet */
+        tb->passed_at =
+            base_now_ns(); /* count from now: a node that has just learned of a route through this node has sent nothing over it yet */
 }
 
 void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
@@ -135,8 +136,8 @@ static bool routes_all_heard(const struct tb *tb)
     return true;
 }
 
-/* When a node dies, its neighbours often notice and report it first. Then the node is gone, not its route. The side connection will report
-   the same. */
+/* When a node dies, its neighbours often report that they lost their cables to it before its side connection closes. This checks the side
+ * connection, so that a dead node is not taken for a living node without a route. */
 static bool routes_has_hung_up(const struct fab_link *link)
 {
     struct pollfd side = {.fd = link->side_fd};

@@ -28,7 +28,7 @@
 #define TB_CABLE_LANES 8u /* the most lanes of a cable */
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
 #define TB_RECEIVES 128u /* control frames posted on a cable, for all links that use it */
-#define TB_OWED     8u   /* how many of them may wait to be posted again with one call */
+#define TB_OWED     8u   /* how many of these receives may wait until they are posted again in one call */
 #define TB_SENDS    128u
 
 enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
@@ -77,7 +77,7 @@ struct tb_cable {
     bool ready;                     /* both nodes are ready: frames may be sent */
     uint32_t flight_in, flight_out; /* control sends that have not completed, oldest first */
     struct {
-        /* whose: a node, and slot: its link's frame. Of a forwarded frame: the cable and the receive that it came in */
+        /* whose: a node, and slot: a frame of its link. For a forwarded frame, the cable over which it arrived, and its receive */
         uint16_t whose, slot;
         bool passed_on;
     } flight[TB_SENDS];
@@ -126,7 +126,7 @@ struct tb {
     struct tb_link **links; /* [size]; NULL for peers that use another transport */
     struct tb *next_ending; /* the list of ending.c */
     bool watched;
-    int64_t ports_at;         /* when the ports were last queried that lead to no known node */
+    int64_t ports_at;         /* when the ports without a known node at the other end were last queried */
     struct tb_routes *routes; /* routes.c; under `receiving` */
     struct tb_leave *leave;   /* leave.c; likewise */
     base_spin receiving;
@@ -134,9 +134,9 @@ struct tb {
     int64_t passed_at;           /* when the last frame was forwarded, or a route through this node may have appeared */
     _Atomic int64_t due;         /* the earliest timer of all links; may be too early */
     bool owes_receives;          /* some cable has receives to be posted again; under `receiving` */
-    bool answered;               /* the last frame that came has been answered; under `receiving` */
-    bool paused;                 /* nothing came, or nobody polled, for long before this round; under `receiving` */
-    int64_t looked_at;           /* when something last came; under `receiving` */
+    bool answered;               /* the last frame that arrived has been answered; under `receiving` */
+    bool paused;                 /* for long before this round, nothing arrived or no thread polled; under `receiving` */
+    int64_t looked_at;           /* when something last arrived; under `receiving` */
     uint32_t looks, busy;        /* rounds in a row that found nothing; that found something. Under `receiving` */
 };
 
@@ -168,8 +168,8 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device,
 int tb_cable_add_lane(struct tb_cable *c);
 int tb_cable_start(struct tb_cable *c);  /* the cable is connected: posts the receives */
 void tb_cable_close(struct tb_cable *c); /* closes and frees the cable */
-/* Sends a frame. TB_REQUEST_FRAME: `whose` is the node to whose link the slot belongs. TB_REQUEST_FORWARD: `whose` is the cable that the
-   frame came by, and `slot` its receive. False: no room now. */
+/* Sends a frame. TB_REQUEST_FRAME: `whose` is the node to whose link the slot belongs. TB_REQUEST_FORWARD: `whose` is the cable over which
+ * the frame arrived, and `slot` its receive. False: no room now. */
 bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes);
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at);
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);

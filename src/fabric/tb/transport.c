@@ -61,7 +61,7 @@ static void tb_close(struct weft_node *w)
     base_spin_lock(&tb->receiving); /* never released if a signal has begun to give the devices back (ending.c) */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
-    tb_ending_forget(tb); /* last: a signal that comes before must still find its handler */
+    tb_ending_forget(tb); /* call it last: a signal that arrives before must still find its handler */
     tb_routes_close(tb);
     tb_leave_close(tb);
     free(tb->links);
@@ -98,7 +98,7 @@ static int tb_settle(struct weft_node *w, int64_t deadline)
     return 0;
 }
 
-/* A node that others need as a route stays until they have nothing more to send to each other. */
+/* Whether this node must stay, because other nodes still send frames through it. */
 static bool tb_needed(struct weft_node *w)
 {
     struct tb *tb = w->tb;

@@ -22,7 +22,7 @@ enum cable_word { CABLE_DOWN = 1, CABLE_ADDRESS, CABLE_READY };
 
 struct cable_message {
     uint16_t kind;                     /* TB_SIDE_CABLE */
-    uint8_t word, cable, queue, count; /* of CABLE_ADDRESS: which queue pair of how many; the control queue pair comes first */
+    uint8_t word, cable, queue, count; /* for CABLE_ADDRESS: the index and the number of queue pairs; the control queue pair comes first */
     uint16_t generation;
     struct verbs_address address;
 };
@@ -60,8 +60,8 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         base_spin_lock(&c->lock);
         c->ready = false;
         base_spin_unlock(&c->lock);
-        /* First destroy the lanes' queue pairs, under the lock that all threads hold which post on them: nothing may be written any more
-           into memory that is requested anew. */
+        /* First destroy the lanes' queue pairs, under the lock that every thread holds while it posts on them. Afterwards the device writes
+         * nothing more into memory whose bytes are requested again. */
         tb_cable_lanes_down(c);
         for (uint32_t i = 0; i < tb->lane_count && had && !l->r.closed; i++)
             tb_endpoint_lane_down(&l->r.endpoint, c->lane_base + i);
@@ -74,7 +74,7 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
     c->building = c->connected = c->peer_ready = false;
     c->got = 0;
     tb_routes_release(tb, c);
-    memset(c->held, 0, sizeof c->held); /* frames that came by it are still being forwarded, but their receives are gone */
+    memset(c->held, 0, sizeof c->held); /* frames that arrived over this cable are still being forwarded, but their receives are gone */
     c->held_count = 0;
     for (; c->flight_out != c->flight_in; c->flight_out++) {
         struct tb_link *of = tb_link_of(tb, c->flight[c->flight_out % TB_SENDS].whose);
@@ -119,7 +119,7 @@ void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
             base_fail(-ENETDOWN, "its port is down");
             watch_fail(c, now);
         } else {
-            joins = joins || c->open; /* connect.c is building it: it is taken down as soon as it is ready */
+            joins = joins || c->open; /* connect.c is still making this cable: it is taken down as soon as it is ready */
         }
     }
     atomic_store_explicit(&d->down, joins, memory_order_relaxed);
@@ -136,7 +136,7 @@ static void watch_later(struct tb_cable *c, int64_t now)
 static void watch_fail(struct tb_cable *c, int64_t now)
 {
     base_log(BASE_LOG_INFO, "the cable on %s to node %u does not connect yet: %s", c->device->d->name, c->node, base_error());
-    tb_watch_abandon(c->tb, c); /* frames that came by it may still be being forwarded */
+    tb_watch_abandon(c->tb, c); /* frames that arrived over this cable may still be on their way to other nodes */
     c->say_down = true;
     watch_later(c, now);
 }

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The source: --follow, one file that another program still writes, a download say. It is sent as it grows. It is complete when it gets its
+ * name (SRC.part becomes SRC), or, if it had its name from the start, when it has not grown for the time that the user gave.
+ *
+ * What was read may have been changed since, at the same size: so all is read once more at the end, and compared by a checksum.
+ * The size is looked at every 50 ms, which costs nothing, and also shows what other hosts write to a shared file system.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cast/cast.h"
+#include "cast/source.h"
+
+#define LOOK_NS (50 * WEFT_MS)
+#define TELL_NS (100 * WEFT_MS)
+
+static const char *const suffixes[] = {".part", ".partial", ".crdownload", ".download", ".incomplete", ".tmp"};
+#define SUFFIXES (sizeof suffixes / sizeof suffixes[0])
+
+/* --- which file it is --- */
+
+/* The length of SRC without such a suffix. */
+static size_t bare_length(const char *source)
+{
+    size_t n = strlen(source);
+    for (size_t i = 0; i < SUFFIXES; i++) {
+        size_t m = strlen(suffixes[i]);
+        if (n > m && source[n - m - 1] != '/' && strcmp(source + n - m, suffixes[i]) == 0)
+            return n - m;
+    }
+    return n;
+}
+
+/* Open the file: SRC, or SRC and a suffix. Returns 0, or a negative errno with base_error(). */
+static int open_file(struct cast_follow *f, const char *source, size_t bare)
+{
+    for (size_t i = 0; i <= SUFFIXES; i++) {
+        int n = snprintf(f->path, sizeof f->path, "%.*s%s", (int)bare, source, i ? suffixes[i - 1] : "");
+        if (n < 0 || (size_t)n >= sizeof f->path)
+            return base_fail(-ENAMETOOLONG, "%s: the path is too long", source);
+        f->fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        f->unnamed = i > 0;
+        if (f->fd >= 0)
+            return 0;
+        if (errno != ENOENT)
+            return base_fail(-errno, "%s: %s", f->path, base_strerror(errno));
+    }
+    return base_fail(-ENOENT, "%.*s: there is no such file, nor one with .part or another suffix of a download: see weft-cast(1)",
+                     (int)bare, source);
+}
+
+int cast_follow_open(struct cast_source *s)
+{
+    struct cast_follow *f = &s->follow;
+    const char *source = s->c->config.sources[0];
+    size_t bare = bare_length(source), at = bare;
+    struct cast_line n = {.type = CAST_FILE, .parent = CAST_ROOT};
+    struct stat st;
+    char name[CAST_NAME_MAX + 1];
+    int rc = open_file(f, source, bare);
+    if (rc)
+        return rc;
+    if (fstat(f->fd, &st) || !S_ISREG(st.st_mode))
+        return base_fail(-EINVAL, "%s: is no plain file: --follow takes one file", f->path);
+    while (at && source[at - 1] != '/')
+        at--;
+    if (bare - at > CAST_NAME_MAX)
+        return base_fail(-ENAMETOOLONG, "%s: the name is too long", source);
+    memcpy(name, source + at, bare - at);
+    name[bare - at] = '\0';
+    n.name_bytes = (uint32_t)(bare - at);
+    n.size = (uint64_t)st.st_size;
+    n.mode = (uint32_t)st.st_mode & 07777;
+    cast_walk_times(&n, &st);
+    return cast_list_add(&s->c->list, &n, name, "");
+}
+
+void cast_follow_close(struct cast_source *s)
+{
+    if (s->follow.fd >= 0)
+        close(s->follow.fd);
+    s->follow.fd = -1;
+}
+
+/* --- its growth --- */
+
+/* Whether its path does not lead to the open file any more: it was renamed. */
+static bool is_renamed(const struct cast_follow *f, const struct stat *open)
+{
+    struct stat st;
+    return stat(f->path, &st) ? errno == ENOENT : st.st_ino != open->st_ino || st.st_dev != open->st_dev;
+}
+
+static void tell_size(struct cast_source *s, uint64_t size)
+{
+    struct cast *c = s->c;
+    c->list.bytes = size;
+    if (base_now_ns() - s->follow.told_ns < TELL_NS)
+        return;
+    s->follow.told_ns = base_now_ns();
+    cast_send(c, 0, CAST_TOTAL, 0, c->list.files, size, NULL, 0);
+}
+
+/* Whether the bytes from `from` to `to` are still those that were sent. Returns 0 if so, or a negative errno with base_error(). */
+static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
+{
+    struct cast_follow *f = &s->follow;
+    XXH3_state_t *again = XXH3_createState();
+    uint8_t *piece = malloc(CAST_PIECE);
+    int rc = again && piece ? 0 : base_fail(-ENOMEM, "no memory to read the file again");
+    if (!rc)
+        XXH3_128bits_reset(again);
+    for (uint64_t at = from; at < to && !rc && !cast_source_aborted(s);) {
+        uint64_t n = to - at < CAST_PIECE ? to - at : CAST_PIECE;
+        if ((rc = cast_read_all(f->fd, piece, n, at))) {
+            base_fail(rc, "cannot read it again: %s", base_strerror(rc));
+            break;
+        }
+        XXH3_128bits_update(again, piece, n);
+        cast_tell_state(s->c, CAST_COMPARING, false);
+        at += n;
+    }
+    if (!rc && !s->aborted) {
+        const XXH128_hash_t a = XXH3_128bits_digest(f->hash), b = XXH3_128bits_digest(again);
+        if (a.low64 != b.low64 || a.high64 != b.high64)
+            rc = base_fail(-ESTALE,
+                           "was written elsewhere than at its end while it was followed: not sent; give the same command again when "
+                           "it is complete");
+    }
+    XXH3_freeState(again);
+    free(piece);
+    return rc;
+}
+
+/* The file has `st` for good. */
+static void complete(struct cast_source *s, uint32_t file, const struct stat *st)
+{
+    struct cast_entry *e = &s->c->list.entry[file];
+    struct cast_line n;
+    cast_walk_times(&n, st);
+    e->size = (uint64_t)st->st_size;
+    e->mode = (uint32_t)st->st_mode & 0777;
+    e->seconds = n.seconds;
+    e->nanoseconds = n.nanoseconds;
+    s->follow.complete = true;
+    s->follow.told_ns = 0;
+    tell_size(s, e->size);
+}
+
+/* The file does not grow now: whether it is complete. Returns 1 if so, 0, or a negative errno with base_error(). */
+static int is_complete(struct cast_source *s, const struct stat *st, bool renamed, int64_t grown)
+{
+    const struct cast_follow *f = &s->follow;
+    const uint32_t limit = s->c->config.head.follow;
+    if (st->st_nlink == 0)
+        return base_fail(-ENOENT, "was removed while it was followed: not sent");
+    if (renamed)
+        return 1;
+    if (base_now_ns() - grown < (int64_t)limit * WEFT_SECOND)
+        return 0;
+    return f->unnamed ? base_fail(-ETIMEDOUT,
+                                  "%s has not grown for %u s and has not got its name: not sent; give the same command again when it "
+                                  "grows again, which sends what is missing",
+                                  f->path, limit)
+                      : 1;
+}
+
+static bool same_stat(const struct stat *a, const struct stat *b)
+{
+    struct cast_line x, y;
+    cast_walk_times(&x, a);
+    cast_walk_times(&y, b);
+    return a->st_size == b->st_size && x.seconds == y.seconds && x.nanoseconds == y.nanoseconds;
+}
+
+/* Until it is complete. `from`: what is before it is right at all targets. */
+static int follow(struct cast_source *s, uint32_t file, uint64_t from, uint64_t have)
+{
+    struct cast_follow *f = &s->follow;
+    uint64_t at = from;
+    int64_t grown = base_now_ns();
+    struct stat st, then;
+    int rc = 0;
+    while (!rc && !cast_source_aborted(s)) {
+        if (fstat(f->fd, &st))
+            return base_fail(-errno, "%s", base_strerror(errno));
+        bool renamed = st.st_nlink && is_renamed(f, &st);
+        if (renamed && fstat(f->fd, &st)) /* what was written before the rename is there now */
+            return base_fail(-errno, "%s", base_strerror(errno));
+        uint64_t size = (uint64_t)st.st_size;
+        if (size < at)
+            return base_fail(-ESTALE, "was cut off while it was followed: not sent; give the same command again");
+        if (size > at) {
+            tell_size(s, size);
+            rc = cast_send_content(s, f->fd, file, at, have, size);
+            if (rc)
+                return base_fail(
+                    rc, "%s", rc == -ESTALE ? "was cut off while it was read: not sent; give the same command again" : base_strerror(rc));
+            bool much = size - at >= CAST_PIECE;
+            at = size;
+            grown = base_now_ns();
+            if (much)
+                continue;
+        }
+        cast_send_flush(s);
+        rc = is_complete(s, &st, renamed, grown);
+        if (rc == 1) {
+            rc = compare_again(s, from, at);
+            if (!rc && !fstat(f->fd, &then) && same_stat(&st, &then)) {
+                complete(s, file, &st);
+                return 0;
+            }
+            continue;
+        }
+        cast_tell_state(s->c, CAST_WAITING, false);
+        base_sleep_ns(LOOK_NS);
+    }
+    return rc;
+}
+
+int cast_follow_send(struct cast_source *s, uint32_t file, uint64_t at, uint64_t have)
+{
+    struct cast_follow *f = &s->follow;
+    if (!f->hash && !(f->hash = XXH3_createState()))
+        return base_fail(-ENOMEM, "no memory to follow a file");
+    XXH3_128bits_reset(f->hash);
+    int rc = follow(s, file, at, have);
+    XXH3_freeState(f->hash);
+    f->hash = NULL;
+    return rc;
+}

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The launcher of a standing cluster starts a node again that has ended. The new one joins the running cluster, under a new number. Places
+ * stay: the third node that was started here is at place 2, and so are those that come after it.
+ *
+ * A node that ends soon after its start is started again later each time, since each start uses up a number.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/launcher.h"
+
+#define HASTY_NS  (2 * WEFT_SECOND) /* a node that ended earlier has ended soon */
+#define AGAIN_MIN (100 * WEFT_MS)
+#define AGAIN_MAX (30 * WEFT_SECOND)
+#define TRIES     3u /* in which a node must have joined */
+#define LOOK_NS   (500 * WEFT_MS) /* between two looks whether the cluster is to end */
+
+static void forget(struct launcher *s)
+{
+    for (uint32_t i = 0; i < s->l->nodes; i++)
+        s->nodes[i].waits = false;
+    s->waiting = 0;
+}
+
+static void start_later(struct launcher *s, struct node *node)
+{
+    int64_t now = base_now_ns(), delay = AGAIN_MIN;
+    node->hasty = now - node->began < HASTY_NS ? node->hasty + 1 : node->hasty / 2;
+    for (uint32_t i = 1; i < node->hasty && delay < AGAIN_MAX; i++)
+        delay *= 2;
+    node->again = now + (delay < AGAIN_MAX ? delay : AGAIN_MAX);
+    node->waits = true;
+    s->waiting++;
+}
+
+/* The node cannot come back. When none is left, the launcher ends. */
+static void give_up(struct launcher *s, uint32_t place, const char *why)
+{
+    launch_say(s, "place %u: no node is started there any more: %s", place, why);
+    s->status = s->status ? s->status : 1;
+}
+
+bool revive_ended(struct launcher *s, uint32_t rank, int how)
+{
+    struct node *node = &s->nodes[rank];
+    uint32_t place = launch_place(s, rank);
+    int status = base_process_status(how);
+    char name[32], what[96];
+    s->up = s->up || access(s->l->revive->up, F_OK) == 0;
+    if (status == 0) { /* the cluster was asked to end; a node that just joins may not have heard of it */
+        launch_end_nodes(s, SIGTERM);
+        return true;
+    }
+    if (!s->up)
+        return false;
+    if (status == LAUNCH_CANNOT_JOIN) {
+        give_up(s, place, "it cannot join; its message says why");
+        return true;
+    }
+    node->tries = status == LAUNCH_NOT_JOINED ? node->tries + 1 : 0;
+    if (node->tries == TRIES) {
+        give_up(s, place, "no member of the cluster has let it in. Either the cluster has ended, or this host does not reach the others");
+        return true;
+    }
+    start_later(s, node);
+    if (WIFSIGNALED(how))
+        snprintf(what, sizeof what, "was killed by %s", launch_signal_name(WTERMSIG(how), name, sizeof name));
+    else
+        snprintf(what, sizeof what, "exited with %d", status);
+    launch_say(s, "place %u: its node (pid %d) %s; another one is started in %.1f s", place, (int)node->pid, what,
+               (double)(node->again - base_now_ns()) / 1e9);
+    return true;
+}
+
+/* The members to join by: as the nodes of this host last wrote them down, since the cluster may have changed, else those of the start. */
+static void read_members(struct launcher *s)
+{
+    const struct launch_revive *r = s->l->revive;
+    char line[sizeof s->join - 16] = "";
+    FILE *f = r->join_file ? fopen(r->join_file, "re") : NULL;
+    if (f && fgets(line, sizeof line, f))
+        line[strcspn(line, "\n")] = '\0';
+    if (f)
+        fclose(f);
+    snprintf(s->join, sizeof s->join, "WEFT_JOIN=%s", line[0] ? line : r->join);
+}
+
+static void start_again(struct launcher *s, uint32_t rank)
+{
+    struct node *node = &s->nodes[rank];
+    node->waits = false;
+    s->waiting--;
+    for (uint32_t i = 2 * rank; s->in && i < 2 * rank + 2; i++) { /* what the one before it has written */
+        while (s->in[i].fd >= 0 && s->in[i].drained <= (1u << 20) && relay_read(&s->in[i]) > 0)
+            ;
+        relay_close(&s->in[i]);
+    }
+    read_members(s);
+    if (launch_start_node(s, rank))
+        start_later(s, node);
+}
+
+void revive_round(struct launcher *s)
+{
+    if (!s->ending && access(s->l->revive->down, F_OK) == 0)
+        launch_end_nodes(s, SIGTERM);
+    if (s->ending)
+        forget(s);
+    for (uint32_t i = 0; i < s->l->nodes && s->waiting; i++)
+        if (s->nodes[i].waits && base_now_ns() >= s->nodes[i].again)
+            start_again(s, i);
+}
+
+int64_t revive_due(const struct launcher *s)
+{
+    int64_t due = base_now_ns() + LOOK_NS;
+    for (uint32_t i = 0; i < s->l->nodes && s->waiting; i++)
+        if (s->nodes[i].waits && s->nodes[i].again < due)
+            due = s->nodes[i].again;
+    return due;
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a node needs to join the standing cluster: addresses of members, the secret, settings. `weft up --add` asks the control node for it.
+ * The launcher of this host reads the addresses in a file, since it may start a node again when no node of this host is left to be asked.
+ */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/standing.h"
+#include "cluster/cluster.h"
+
+#define MEMBERS_MAX 16u  /* addresses: some of these hosts will be alive */
+#define MEMBERS_LEN 480u /* of the list, which becomes WEFT_JOIN */
+
+static bool has_address(const char *list, const char *address)
+{
+    size_t n = strlen(address);
+    for (const char *p = strstr(list, address); p; p = strstr(p + 1, address))
+        if ((p == list || p[-1] == ',') && (p[n] == ',' || p[n] == '\0'))
+            return true;
+    return false;
+}
+
+static void add_address(char *list, size_t len, const char *address)
+{
+    size_t n = strlen(list);
+    if (address[0] && !has_address(list, address) && n + strlen(address) + 2 < len)
+        snprintf(list + n, len - n, "%s%s", n ? "," : "", address);
+}
+
+/* The addresses of this node and of some others, with commas between. Returns whether all living ones were asked with success. */
+static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len)
+{
+    const char *own = getenv("WEFT_GROW");
+    uint32_t size = weft_size(w), found = 0;
+    bool all = true;
+    list[0] = '\0';
+    add_address(list, len, own ? own : "");
+    if (strncmp(list, "unix:", 5) == 0)
+        return true; /* the nodes of this host share it, and others could not reach it */
+    for (uint32_t i = size; i-- > 0 && found < MEMBERS_MAX;) {
+        struct desk_page *p;
+        if (i == weft_rank(w) || !weft_alive(w, i))
+            continue;
+        if (jobs_desk(jobs, i, &p)) {
+            all = false;
+            continue;
+        }
+        if (cluster_address_check(p->door) == 0) {
+            add_address(list, len, p->door);
+            found++;
+        }
+        free(p);
+    }
+    return all;
+}
+
+bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place)
+{
+    char list[MEMBERS_LEN], temporary[STANDING_PATH + 8];
+    bool all = members_list(w, jobs, list, sizeof list);
+    snprintf(temporary, sizeof temporary, "%s.new", place->members);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+    bool written = f && fprintf(f, "%s\n", list) > 0;
+    if (f)
+        written = fclose(f) == 0 && written;
+    else if (fd >= 0)
+        close(fd);
+    return written && rename(temporary, place->members) == 0 && all;
+}
+
+json_t *members_answer(weft_node *w, struct jobs *jobs)
+{
+    struct cluster_settings s;
+    char list[MEMBERS_LEN];
+    const char *coord = getenv("WEFT_COORD"), *hostfile = getenv("WEFT_HOSTFILE"), *pool = getenv("WEFT_POOL"), *door = getenv("WEFT_GROW");
+    if (cluster_settings_resolve(&s, NULL))
+        return NULL;
+    members_list(w, jobs, list, sizeof list);
+    json_t *secret = s.secret ? json_stringn((const char *)s.secret, s.secret_len) : json_null();
+    bool fits = secret && !(s.secret && memchr(s.secret, 0, s.secret_len));
+    cluster_settings_clear(&s);
+    if (!fits) {
+        json_decref(secret);
+        base_fail(-EINVAL, "the cluster's secret is not a text of UTF-8 without zero bytes, so it cannot be passed on: use WEFT_JOIN and "
+                           "`weft up --here` on the other host");
+        return NULL;
+    }
+    return json_pack("{so ss ss ss ss ss sI sb so}", "secret", secret, "members", list, "door", door ? door : "", "coord", coord ? coord : "",
+                     "hostfile", hostfile ? hostfile : "", "pool", pool ? pool : "", "numbers", (json_int_t)weft_size(w), "emulated",
+                     getenv("SOFTVERBS_HOST") != NULL, "settings", standing_settings());
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft up: what its files share. up.c: the command line, the launcher of this host, one node. up_hosts.c: several hosts, nodes that are added,
+ * and nodes that are started without a launcher (--here).
+ */
+#ifndef WEFT_CLI_UP_H
+#define WEFT_CLI_UP_H
+
+#include "cli/hosts.h"
+#include "cli/launch.h"
+#include "cli/standing.h"
+
+struct up {
+    const char *cluster, *metrics, *add;
+    const char *on_host; /* as in "2,1,1": how many nodes each host has. This one is that of WEFT_RANK */
+    bool foreground, here, as_node, end; /* end: weft down, but quiet if there is no cluster */
+    bool joins; /* the nodes join a cluster that is up */
+    bool more;  /* and this host has nodes of it already, with another launcher */
+    uint32_t first;  /* --first: WEFT_RANK of the first node of this host */
+    uint32_t place;  /* of the first node that is started */
+    char door[160];  /* WEFT_GROW */
+    char join[4096]; /* WEFT_JOIN of nodes that are started again */
+};
+
+/* --- up.c --- */
+/* Start the launcher of this host in the background, and wait until its nodes are up. With the cluster's lock, which the launcher keeps. */
+int up_background(struct up *u, struct launch *l, const struct standing_place *p);
+/* The launcher itself, in this process: until all its nodes have ended. */
+int up_launch(struct up *u, struct launch *l, const struct standing_place *p);
+/* weft down. `quiet`: a cluster that is not up is no error. */
+int up_end(const char *sub, const char *cluster, bool quiet);
+
+/* --- up_hosts.c: all return the exit status, after an error was printed --- */
+/* Start a cluster of several hosts: the launcher of each, over ssh. */
+int up_hosts(struct up *u, struct launch *l, const struct standing_place *p);
+/* On one of those hosts: start the launcher there. */
+int up_on_host(struct up *u, struct launch *l);
+int up_add(struct up *u, struct launch *l);  /* --add */
+int up_here(struct up *u, const struct launch *l); /* --here: this process is the node */
+/* Where a node of this host lets others join, when node 0 is at `coord`: the address of this host from which it reaches `other`, with the
+ * port above that of `coord`. Returns 0, or a negative errno with base_error(). */
+int up_door_beside(char *door, size_t len, const char *coord, const char *other);
+
+#endif

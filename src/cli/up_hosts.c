@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft up on several hosts. The launcher of `weft run` starts `weft up --on-host` on each of them, over ssh. That command starts the launcher
+ * of that host in the background and returns when its nodes are up; so ssh is needed only until then. It has the cluster's secret and settings
+ * from its environment, and keeps them for nodes that it starts later.
+ */
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/process.h"
+#include "cli/command.h"
+#include "cli/up.h"
+#include "cluster/cluster.h"
+
+#define COUNTS_MAX  (WEFT_MAX_NODES * 5u) /* bytes of the list of --on-host */
+#define PROBE_NS    (300 * WEFT_MS)       /* for a member of a running cluster to accept a connection */
+#define PROBES_NS   (3 * WEFT_SECOND)     /* for all of them together */
+#define PROBE_AGAIN (5 * WEFT_SECOND)    /* between two looks whether the cluster runs */
+
+/* --- addresses --- */
+
+static const char *port_of(const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    return colon ? colon + 1 : "";
+}
+
+static bool is_unix(const char *address)
+{
+    return strncmp(address, "unix:", 5) == 0;
+}
+
+int up_door_beside(char *door, size_t len, const char *coord, const char *other)
+{
+    char host[96];
+    int port = atoi(port_of(coord)), rc = cluster_address_towards(other, host, sizeof host);
+    if (!rc)
+        snprintf(door, len, "%s:%d", host, port < 65535 ? port + 1 : port - 1);
+    return rc;
+}
+
+/* WEFT_GROW of the nodes of this host: what is set, but with this host's own address, which others can be told. `other`: an address of
+ * another host, or of node 0. */
+static int choose_own_door(struct up *u, const char *coord, const char *other)
+{
+    char host[96], set[sizeof u->door];
+    const char *given = getenv("WEFT_GROW");
+    int rc = 0;
+    snprintf(set, sizeof set, "%s", given ? given : "");
+    if (!set[0]) {
+        rc = up_door_beside(u->door, sizeof u->door, coord, other);
+    } else if (strncmp(set, "0.0.0.0:", 8) == 0 || strncmp(set, "[::]:", 5) == 0) {
+        rc = cluster_address_towards(other, host, sizeof host);
+        snprintf(u->door, sizeof u->door, "%s:%s", host, port_of(set));
+    } else {
+        snprintf(u->door, sizeof u->door, "%s", set);
+    }
+    setenv("WEFT_GROW", u->door, 1);
+    return rc;
+}
+
+/* --- starting the launchers of hosts --- */
+
+static int launch_on_hosts(const struct up *u, struct launch *l, char *counts)
+{
+    char *argv[] = {(char *)(uintptr_t)l->self, (char *)(uintptr_t) "up", (char *)(uintptr_t) "--on-host", counts,
+                    (char *)(uintptr_t) "--cluster", (char *)(uintptr_t)u->cluster,
+                    u->metrics ? (char *)(uintptr_t) "--metrics" : NULL, (char *)(uintptr_t)u->metrics, NULL};
+    char *others[] = {argv[0], argv[1], argv[2], argv[3], argv[4], argv[5], NULL};
+    l->argv = argv;
+    l->others = others;
+    l->kill_on_failure = true;
+    int status = launch_cluster(l);
+    l->argv = l->others = NULL;
+    return status;
+}
+
+/* After a failure: end what has been started, on all hosts. */
+static void end_on_hosts(const struct up *u, struct launch *l)
+{
+    char *argv[] = {(char *)(uintptr_t)l->self, (char *)(uintptr_t) "up", (char *)(uintptr_t) "--end", (char *)(uintptr_t) "--cluster",
+                    (char *)(uintptr_t)u->cluster, NULL};
+    l->argv = l->others = argv;
+    l->kill_on_failure = false;
+    launch_cluster(l);
+    l->argv = l->others = NULL;
+}
+
+/* From a list of nodes make one of hosts: `counts` says how many nodes each has. `ssh` gets a name for each host, NULL: this one. */
+static int list_hosts(const struct launch *l, const char **ssh, char *counts, uint32_t *hosts)
+{
+    size_t n = 0;
+    *hosts = 0;
+    for (uint32_t i = 0; i < l->nodes;) {
+        uint32_t first = i;
+        const char *name = l->ssh[i];
+        for (uint32_t k = 0; k < *hosts; k++)
+            if (name ? ssh[k] && strcmp(ssh[k], name) == 0 : !ssh[k])
+                return cli_error("up", "the hostfile names host %s twice, with others between: put its entries together", name ? name : "localhost");
+        while (i < l->nodes && (name ? l->ssh[i] && strcmp(l->ssh[i], name) == 0 : !l->ssh[i]))
+            i++;
+        n += (size_t)snprintf(counts + n, COUNTS_MAX - n, "%s%u", n ? "," : "", i - first);
+        ssh[(*hosts)++] = name;
+    }
+    return 0;
+}
+
+static int start_on_hosts(struct up *u, struct launch *l, char *counts)
+{
+    int status = launch_on_hosts(u, l, counts);
+    if (status)
+        end_on_hosts(u, l);
+    return status;
+}
+
+int up_hosts(struct up *u, struct launch *l, const struct standing_place *p)
+{
+    static char counts[COUNTS_MAX];
+    const char **ssh = calloc(l->nodes, sizeof *ssh);
+    uint32_t hosts;
+    (void)p;
+    if (!ssh)
+        return cli_error("up", "no memory for %u hosts", l->nodes);
+    if (u->foreground) {
+        free(ssh);
+        return cli_usage("up", "--foreground is for nodes on this host; for several hosts start `weft up --here` on each of them");
+    }
+    int status = list_hosts(l, ssh, counts, &hosts);
+    struct launch all = *l;
+    all.nodes = hosts;
+    all.ssh = ssh;
+    if (!status)
+        status = start_on_hosts(u, &all, counts);
+    free(ssh);
+    return status;
+}
+
+/* The part of --on-host that is this host's. */
+static int take_count(struct up *u, struct launch *l, uint32_t host, uint32_t hosts)
+{
+    int64_t n;
+    char one[16];
+    uint32_t i = 0, total = 0;
+    for (const char *at = u->on_host; *at; i++) {
+        size_t len = strcspn(at, ",");
+        snprintf(one, sizeof one, "%.*s", (int)(len < sizeof one ? len : 0), at);
+        if (base_parse_number(one, 1, WEFT_MAX_NODES, &n))
+            return -EINVAL;
+        if (i < host)
+            l->first += (uint32_t)n;
+        if (i == host)
+            l->nodes = (uint32_t)n;
+        total += (uint32_t)n;
+        at += len + (at[len] == ',');
+    }
+    l->size = total;
+    return i == hosts && host < hosts && total <= WEFT_MAX_NODES ? 0 : -EINVAL;
+}
+
+int up_on_host(struct up *u, struct launch *l)
+{
+    static char self[4096], coord[160], join[4096];
+    struct standing_place place;
+    const char *rank = getenv("WEFT_RANK"), *size = getenv("WEFT_SIZE"), *at = getenv("WEFT_COORD"), *members = getenv("WEFT_JOIN");
+    int64_t host, hosts;
+    int lock;
+    if (!rank || !size || !at || base_parse_number(rank, 0, WEFT_MAX_NODES, &host) || base_parse_number(size, 1, WEFT_MAX_NODES, &hosts) ||
+        take_count(u, l, (uint32_t)host, (uint32_t)hosts))
+        return cli_usage("up", "only the launcher may use --on-host");
+    snprintf(coord, sizeof coord, "%s", at);
+    snprintf(join, sizeof join, "%s", members ? members : "");
+    u->joins = join[0];
+    unsetenv("WEFT_RANK");
+    unsetenv("WEFT_SIZE");
+    unsetenv("WEFT_JOIN");
+    l->coord = coord;
+    l->self = hosts_own_path(self, sizeof self);
+    char other[160];
+    snprintf(other, sizeof other, "%.*s", (int)strcspn(join, ","), join);
+    if (choose_own_door(u, coord, u->joins ? other : coord))
+        return cli_error("up", "%s", base_error());
+    if (u->joins)
+        snprintf(u->join, sizeof u->join, "%s", join);
+    else /* node 0's, until others are known */
+        snprintf(u->join, sizeof u->join, "%.*s:%s", (int)(strrchr(coord, ':') - coord), coord, port_of(u->door));
+    if (standing_find(&place, u->cluster, true) || (lock = standing_lock(&place, false)) < 0)
+        return cli_error("up", "%s", base_error());
+    u->cluster = place.name;
+    int status = up_background(u, l, &place);
+    close(lock);
+    return status;
+}
+
+/* --- --add --- */
+
+/* Ask the cluster for what a node needs to join, and put it into this environment. */
+static json_t *ask_cluster(struct up *u, struct launch *l)
+{
+    static char hostfile[4096];
+    struct control_request r = {.head = {.what = CONTROL_JOIN}};
+    struct cluster_hostfile *h = NULL;
+    char *text = NULL;
+    json_t *o = standing_text("up", u->cluster, &r, &text) ? NULL : json_loads(text, 0, NULL);
+    if (text)
+        sodium_memzero(text, strlen(text));
+    free(text);
+    static const char *const needed[] = {"members", "door", "coord", "hostfile", "pool"};
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0] && o; i++)
+        if (!json_is_string(json_object_get(o, needed[i]))) {
+            json_decref(o);
+            o = NULL;
+            cli_error("up", "the standing cluster's answer is invalid: do all hosts run the same version of weft?");
+        }
+    if (!o)
+        return NULL;
+    const char *secret = json_string_value(json_object_get(o, "secret")), *path = json_string_value(json_object_get(o, "hostfile"));
+    const char *pool = json_string_value(json_object_get(o, "pool"));
+    if (path[0] && strncmp(path, "/dev/fd/", 8) != 0 && cluster_hostfile_read(&h, path)) {
+        cli_error("up", "%s", base_error());
+        json_decref(o);
+        return NULL;
+    }
+    hosts_set_settings(json_object_get(o, "settings"), h);
+    if (h)
+        cluster_hostfile_free(h);
+    snprintf(hostfile, sizeof hostfile, "%s", path);
+    l->hostfile = hostfile[0] ? hostfile : NULL;
+    if (secret) {
+        setenv("WEFT_SECRET", secret, 1);
+        unsetenv("WEFT_SECRET_FILE");
+    }
+    if (pool[0] && !l->pool)
+        setenv("WEFT_POOL", pool, 1);
+    setenv("WEFT_SERVE", "process,name", 1);
+    return o;
+}
+
+static int add_here(struct up *u, struct launch *l, const json_t *o, uint32_t count)
+{
+    static char self[4096], coord[160];
+    static struct standing_place place; /* u->cluster points into it */
+    int lock;
+    if (json_is_true(json_object_get(o, "emulated")))
+        return cli_error("up", "--add: the cluster runs on emulated hosts, whose number is fixed");
+    snprintf(u->door, sizeof u->door, "%s", json_string_value(json_object_get(o, "door")));
+    snprintf(u->join, sizeof u->join, "%s", json_string_value(json_object_get(o, "members")));
+    snprintf(coord, sizeof coord, "%s", json_string_value(json_object_get(o, "coord")));
+    setenv("WEFT_GROW", u->door, 1);
+    l->coord = coord;
+    l->nodes = count;
+    l->self = hosts_own_path(self, sizeof self);
+    u->joins = u->more = true;
+    u->place = (uint32_t)json_integer_value(json_object_get(o, "numbers")); /* no node has had this place */
+    if (standing_find(&place, u->cluster, false) || (lock = standing_lock(&place, true)) < 0)
+        return cli_error("up", "%s", base_error());
+    u->cluster = place.name;
+    int status = up_background(u, l, &place);
+    close(lock);
+    return status;
+}
+
+static int add_hosts(struct up *u, struct launch *l, const json_t *o, char *names)
+{
+    static char counts[COUNTS_MAX], coord[160];
+    char *list[WEFT_MAX_NODES], *save = NULL, wildcard[32];
+    struct hosts hosts = {.count = 0};
+    static struct standing_place place;
+    const char *door = json_string_value(json_object_get(o, "door"));
+    uint32_t count = 0;
+    size_t n = 0;
+    if (is_unix(door))
+        return cli_error("up", "--add: the cluster's nodes let others join at %s, which other hosts do not reach: start the cluster with a "
+                               "hostfile, or with WEFT_GROW=HOST:PORT",
+                         door);
+    for (char *name = strtok_r(names, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
+        if (name[0] == '-' || count == WEFT_MAX_NODES)
+            return cli_usage("up", "--add: '%s' is not the name of a host, or there are too many", name);
+        list[count++] = name;
+        n += (size_t)snprintf(counts + n, sizeof counts - n, n ? ",1" : "1");
+    }
+    if (!count)
+        return cli_usage("up", "--add: expected a number of nodes, or names of hosts with commas between");
+    if (standing_find(&place, u->cluster, false))
+        return cli_error("up", "%s", base_error());
+    u->cluster = place.name;
+    snprintf(coord, sizeof coord, "%s", json_string_value(json_object_get(o, "coord")));
+    snprintf(wildcard, sizeof wildcard, "%s:%s", door[0] == '[' ? "[::]" : "0.0.0.0", port_of(door));
+    setenv("WEFT_GROW", wildcard, 1);
+    setenv("WEFT_JOIN", json_string_value(json_object_get(o, "members")), 1);
+    l->hostfile = NULL;
+    int status = hosts_apply_list(l, &hosts, list, count);
+    l->coord = coord[0] && !is_unix(coord) ? coord : door;
+    if (!status)
+        status = launch_on_hosts(u, l, counts);
+    hosts_free(&hosts, count);
+    return status;
+}
+
+int up_add(struct up *u, struct launch *l)
+{
+    int64_t n = 0;
+    if (l->nodes || l->hostfile || l->softverbs || u->foreground || u->metrics)
+        return cli_usage("up", "--add takes the cluster's settings: leave out all but --cluster, --pool and --remote-weft");
+    char *names = strdup(u->add);
+    json_t *o = names ? ask_cluster(u, l) : NULL;
+    bool number = base_parse_number(u->add, 1, WEFT_MAX_NODES, &n) == 0;
+    int status = !o ? CLI_FAILED : number ? add_here(u, l, o, (uint32_t)n) : add_hosts(u, l, o, names);
+    if (!status)
+        fprintf(stderr, "weft up: cluster '%s' has grown: see `weft status`\n", u->cluster);
+    json_decref(o);
+    free(names);
+    return status;
+}
+
+/* --- --here --- */
+
+/* Whether somebody accepts a connection at one of these addresses: then a cluster runs there. */
+static bool somebody_listens(const char *list)
+{
+    char one[128];
+    int64_t until = base_deadline(PROBES_NS);
+    for (const char *p = list; *p && base_now_ns() < until;) {
+        size_t n = strcspn(p, ",");
+        snprintf(one, sizeof one, "%.*s", (int)(n < sizeof one ? n : 0), p);
+        int fd = one[0] ? cluster_connect(one, base_deadline(PROBE_NS)) : -1;
+        if (fd >= 0) {
+            close(fd);
+            return true;
+        }
+        p += n + (p[n] == ',');
+    }
+    base_error_clear();
+    return false;
+}
+
+/* Where members of this cluster would let this node join: node 0's host, and all of the hostfile. */
+static void guess_members(struct up *u, const struct cluster_settings *s)
+{
+    const char *port = port_of(u->door);
+    size_t n = (size_t)snprintf(u->join, sizeof u->join, "%.*s:%s", (int)(strrchr(s->coord, ':') - s->coord), s->coord, port);
+    for (uint32_t i = 0; s->hosts && i < s->hosts->count; i++) {
+        const struct cluster_host *h = &s->hosts->hosts[i];
+        const char *at = h->ssh ? strchr(h->ssh, '@') : NULL, *name = h->ip_count ? h->ips[0] : at ? at + 1 : h->ssh;
+        bool v6 = name && strchr(name, ':');
+        if (name && n + strlen(name) + 12 < 500) /* the most that WEFT_JOIN may have */
+            n += (size_t)snprintf(u->join + n, sizeof u->join - n, v6 ? ",[%s]:%s" : ",%s:%s", name, port);
+    }
+}
+
+static const char *members; /* where this cluster would be reached, if it runs */
+
+/* While this node waits to begin the cluster with the others: it may run without this host, which did not reach the others before. */
+static int runs_meanwhile(void)
+{
+    static int64_t next;
+    static bool probing; /* connecting asks again whether to stop */
+    if (probing || base_now_ns() < next)
+        return 0;
+    probing = true;
+    bool runs = next && somebody_listens(members);
+    next = base_deadline(PROBE_AGAIN);
+    probing = false;
+    return runs;
+}
+
+static void join_the_running_one(void)
+{
+    setenv("WEFT_JOIN", members, 1);
+    unsetenv("WEFT_RANK");
+    unsetenv("WEFT_SIZE");
+}
+
+/* Choose WEFT_GROW, and join the cluster if it runs already. */
+static int here_settings(struct up *u)
+{
+    struct cluster_settings s;
+    const char *join = getenv("WEFT_JOIN"), *grow;
+    bool set = join && join[0];
+    if (cluster_settings_resolve(&s, NULL))
+        return cli_error("up", "%s", base_error());
+    if (s.grow[0])
+        setenv("WEFT_GROW", s.grow, 1); /* perhaps the hostfile's */
+    int status = 0;
+    if (set || !s.coord[0]) {
+        grow = getenv("WEFT_GROW");
+        if (!grow || !grow[0])
+            status = cli_error("up", "WEFT_GROW is not set: set it to HOST:PORT of this host, where other nodes are to join");
+    } else if (is_unix(s.coord)) { /* nodes of one host */
+        snprintf(u->door, sizeof u->door, "%.150s.grow", s.coord);
+        setenv("WEFT_GROW", u->door, 0);
+        snprintf(u->join, sizeof u->join, "%s", getenv("WEFT_GROW"));
+    } else if (choose_own_door(u, s.coord, s.coord)) {
+        status = cli_error("up", "%s", base_error());
+    } else {
+        guess_members(u, &s);
+    }
+    cluster_settings_clear(&s);
+    members = !set && u->join[0] ? u->join : NULL;
+    if (!status && members && somebody_listens(members)) {
+        join_the_running_one();
+        members = NULL;
+    }
+    return status;
+}
+
+int up_here(struct up *u, const struct launch *l)
+{
+    struct standing_place place;
+    if (l->nodes || l->softverbs)
+        return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
+    if (standing_find(&place, u->cluster, true) || standing_lock(&place, false) < 0)
+        return cli_error("up", "%s", base_error());
+    const char *rank = getenv("WEFT_RANK");
+    int64_t slot;
+    if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* nodes that come back here have the same */
+        slot = 0;
+    if (l->hostfile)
+        setenv("WEFT_HOSTFILE", l->hostfile, 1);
+    if (l->pool)
+        setenv("WEFT_POOL", l->pool, 1);
+    int status = here_settings(u);
+    if (!status)
+        status = standing_node(&place, (uint32_t)slot, u->metrics, members ? runs_meanwhile : NULL);
+    if (status == STANDING_INSTEAD) {
+        join_the_running_one();
+        status = standing_node(&place, (uint32_t)slot, u->metrics, NULL);
+    }
+    return status > 128 ? 0 : status; /* a signal asked it to end */
+}

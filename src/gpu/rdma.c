@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Arenas that are registered with the RDMA device, by a dmabuf. Then the device moves data between an arena and the pool of another node,
+ * and nothing is copied through this node's pool. An arena that cannot be registered is staged; its node logs the reason, and tells it to
+ * the others in short.
+ */
+#include "gpu/arena.h"
+
+#include <unistd.h>
+
+static int rdma_register(struct arenas *c, struct gpu_arena *a)
+{
+    const struct gpu_backend *b = a->place.backend;
+    if (!c->w->options.gpu_rdma)
+        return base_fail(-ECANCELED, "WEFT_GPU_RDMA is no");
+    if (!b->memory_dmabuf)
+        return base_fail(-EOPNOTSUPP, "memory of GPUs of the kind %s cannot be given to RDMA devices", b->name);
+    int fd = b->memory_dmabuf(a->place.device, &a->memory);
+    if (fd < 0)
+        return fd;
+    int rc = fab_memory_add(c->w, fd, a->memory.base, a->memory.bytes, &a->rdma);
+    close(fd);
+    return rc;
+}
+
+void rdma_open(struct arenas *c, struct gpu_arena *a)
+{
+    a->rdma_why = rdma_register(c, a);
+    if (a->rdma_why)
+        base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is not registered with an RDMA device: %s; other hosts reach it through the pool",
+                 (unsigned long long)a->memory.bytes, base_error());
+    else
+        base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is registered with the RDMA device", (unsigned long long)a->memory.bytes);
+}
+
+void rdma_close(struct arenas *c, struct gpu_arena *a)
+{
+    fab_memory_remove(c->w, a->rdma);
+    a->rdma = NULL;
+}
+
+bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node)
+{
+    return a && !atomic_load_explicit(&a->rdma_refused, memory_order_relaxed) && fab_memory_leads(c->w, a->rdma, node);
+}
+
+int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started)
+{
+    int rc = 0;
+    if (!*started) {
+        rc = in ? fab_memory_get(c->w, a->rdma, at, far, bytes, op) : fab_memory_put(c->w, a->rdma, far, at, bytes, op);
+        *started = rc == 0;
+    }
+    if (*started)
+        rc = weft_test(c->w, op);
+    if (rc == -EAGAIN || rc == -EINPROGRESS)
+        return rc;
+    *started = false;
+    if (rc == -ECONNABORTED && !atomic_exchange_explicit(&a->rdma_refused, true, memory_order_relaxed))
+        base_log(BASE_LOG_WARN,
+                 "the RDMA device does not access the GPU's memory, although it was registered: from now on data goes through "
+                 "the pool (WEFT_GPU_RDMA=no does so from the beginning)");
+    if (!rc)
+        atomic_fetch_add_explicit(&c->direct, 1, memory_order_relaxed);
+    if (!rc && in && a->place.backend->memory_settle)
+        rc = a->place.backend->memory_settle(a->place.device, atomic_load_explicit(&a->given, memory_order_relaxed));
+    return rc;
+}
+
+const char *rdma_reason(int why)
+{
+    switch (why) {
+    case -ECANCELED: return "WEFT_GPU_RDMA is no there";
+    case -ENODEV: return "its node uses no RDMA device";
+    case -ENOSPC: return "its RDMA device has too few regions for it";
+    case -EOPNOTSUPP: return "its GPU gives, or its RDMA device takes, no dmabuf";
+    default: return base_strerror(why);
+    }
+}
