@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The ofi transport over TCP beside bare libfabric, UCX and iperf3: over loopback, and between two network namespaces."""
+import filecmp
 import json
 import os
 import shutil
 import subprocess
+import time
 
-from rig import Missing, Row, Side, ask, free_port, run, scaled, start, together, values
+from rig import OUT, Missing, Row, Side, ask, free_port, run, scaled, start, together, values
 
 NAME = "ofi"
 TITLE = "operations over TCP by libfabric, one process on each core, beside libfabric itself"
@@ -22,7 +24,8 @@ TWO_WAYS = ("message", "add")  # there and back; the peers' programs print half 
 PROVIDERS = ("tcp;ofi_rxm", "net")  # those of libfabric 1.17 for reliable datagrams over TCP
 NODES = (2, 16, 64)
 UCX_MOST = 1 << 20  # of larger ones its TCP moves 30 MB/s here: they would take most of the time
-LATENCY, RATE, BANDWIDTH, IDLE_KIB = 1.15, 8, 0.95, 64
+MAP_BYTES, LINK_BITS = 10**9, 10**10  # a job of weft map, and the link between its two hosts
+LATENCY, RATE, BANDWIDTH, IDLE_KIB, MAP = 1.15, 8, 0.95, 64, 1.1
 
 
 def rows(context):
@@ -39,18 +42,22 @@ def rows(context):
     found += [Row(f"{what} {n}", text.format(n), unit, "lower") for n in NODES
               for what, text, unit in (("memory", "memory of one of {} nodes, all connected", "MiB"),
                                        ("join", "{} nodes: joining", "ms"), ("meet", "{} nodes: the first message of each to each", "ms"))]
+    found += [Row("map", "weft map of 1 GB, all pieces on the other host, without its start, link of 10 Gb/s", "s", "lower", MAP, against=(Link.peer,)),
+              Row("map start", "weft map on two hosts: its start", "s", "lower"),
+              Row("map moved", "bytes that the link carried for it, each way", "GB", "lower")]
     return found
 
 
 def groups(context):
-    return [f"{place} {test}" for place in PLACES for test in TESTS] + ["memory"]
+    return [f"{place} {test}" for place in PLACES for test in TESTS] + ["memory", "map"]
 
 
 class Hosts:
     """Two network namespaces and a pair of interfaces between them, for as long as any side needs them."""
     addresses = ("10.78.0.1", "10.78.0.2")
 
-    def __init__(self):
+    def __init__(self, bits=None):
+        self.bits = bits  # a second, each way; None: as fast as it goes
         self.held = []
         self.user = [] if os.geteuid() == 0 else ["-U", "--preserve-credentials"]
 
@@ -66,6 +73,9 @@ class Hosts:
                 self.ip(i, "addr", "add", f"{self.addresses[i]}/24", "dev", "bench0")
                 self.ip(i, "link", "set", "bench0", "up")
                 self.ip(i, "link", "set", "lo", "up")
+                if self.bits:
+                    subprocess.run(self.on(i, ["tc", "qdisc", "add", "dev", "bench0", "root", "tbf", "rate", f"{self.bits}bit", "burst", "256k",
+                                               "latency", "5ms"]), check=True)
         except (OSError, subprocess.CalledProcessError) as why:
             self.close()
             raise Missing(f"no network namespaces can be made here ({why})") from why
@@ -78,6 +88,10 @@ class Hosts:
 
     def ip(self, host, *words):
         subprocess.run(self.on(host, ["ip", *words]), check=True)
+
+    def sent(self, host):
+        """Bytes that a host has sent to the other."""
+        return int(run(self.on(host, ["cat", "/sys/class/net/bench0/statistics/tx_bytes"])))
 
     def on(self, host, argv):
         return ["nsenter", "-t", str(self.held[host].pid), *self.user, "-m", "-n", "--", *argv]
@@ -92,12 +106,14 @@ class Hosts:
 
 class OnNetwork(Side):
     hosts = Hosts()  # one pair for all sides
+    slow = Hosts(LINK_BITS)
 
     def __init__(self, context):
         self.context = context
 
     def finish(self):
         self.hosts.close()
+        self.slow.close()
 
     def place(self, group):
         """How to start something on host i, the hosts' addresses, and the test."""
@@ -134,6 +150,8 @@ class Weft(OnNetwork):
     def measure(self, group, scale):
         if group == "memory":
             return self.measure_memory()
+        if group == "map":
+            return Map(self).measure(scale) if not self.provider else {}
         on, addresses, test = self.place(group)
         name, size, iterations = TESTS[test]
         count = scaled(iterations, scale, 10)
@@ -156,6 +174,79 @@ class Weft(OnNetwork):
         return {"memory": found["peer_memory"] / 1024, "join": found["join"], "meet": found["meet"]}
 
 
+class Map:
+    """A job of weft map on two hosts. The pieces are on the first one's disk, and their command fails there, so all run on the other."""
+    START_BYTES = 1000
+    ONLY_THERE = "[ {node} = 1 ] || { sleep 0.05; exit 9; }; exec "
+    SSH = """#!/bin/sh
+# In place of ssh: a shell on the other host.
+while [ "$1" != -- ]; do shift; done
+shift 2
+exec %s sh -c "$*"
+"""
+
+    def __init__(self, side):
+        self.weft, self.hosts = side.weft, side.slow
+
+    def prepare(self):
+        self.hosts.open()
+        os.makedirs(OUT, exist_ok=True)
+        self.ssh, self.hostfile = os.path.join(OUT, "ofi-ssh"), os.path.join(OUT, "ofi-hosts.json")
+        with open(self.ssh, "w", encoding="utf-8") as f:
+            f.write(self.SSH % " ".join(self.hosts.on(1, [])))
+        os.chmod(self.ssh, 0o755)
+        with open(self.hostfile, "w", encoding="utf-8") as f:
+            json.dump({"weft": 1, "hosts": [{"ssh": "localhost", "ips": [self.hosts.addresses[0]]}, {"ssh": "other", "ips": [self.hosts.addresses[1]]}]}, f)
+
+    @staticmethod
+    def file(size):
+        path = os.path.join(OUT, f"ofi-{size}")
+        if not os.path.exists(path) or os.path.getsize(path) != size:
+            with open(path, "wb") as f:
+                part = os.urandom(1 << 20)
+                for at in range(0, size, len(part)):
+                    f.write((at.to_bytes(8, "little") + part[8:])[:size - at])
+        return path
+
+    def job(self, size, command, out=None):
+        """Seconds; what it printed, unless that goes to the file `out`."""
+        argv = [self.weft, "map", "--hostfile", self.hostfile, "--block", "4M", "--retries", "1000", self.file(size), "--", "sh", "-c",
+                self.ONLY_THERE + command]
+        began = time.monotonic()
+        if out:
+            with open(out, "wb") as f:
+                said = together([start(self.hosts.on(0, argv), env={"WEFT_SSH": self.ssh, "WEFT_TRANSPORT": "ofi"}, stdout=f)], 300)
+        else:
+            said = run(self.hosts.on(0, argv), env={"WEFT_SSH": self.ssh, "WEFT_TRANSPORT": "ofi"}, timeout=300)
+        return time.monotonic() - began, said
+
+    def measure(self, scale):
+        size = max(10**7, int(MAP_BYTES * scale))
+        self.prepare()
+        copy = os.path.join(OUT, "ofi-map.part")
+        try:
+            self.job(size, "cat", copy)
+            if not filecmp.cmp(self.file(size), copy, shallow=False):
+                raise Missing("its output is not the input")
+        finally:
+            if os.path.exists(copy):
+                os.unlink(copy)
+        begun, _ = self.job(self.START_BYTES, "wc -c")
+        before = [self.hosts.sent(i) for i in (0, 1)]
+        took, said = self.job(size, "wc -c")
+        moved = [self.hosts.sent(i) - b for i, b in enumerate(before)]
+        if sum(map(int, said.split())) != size:
+            raise Missing("its pieces are not the whole input")
+        return {"map": (took - begun) * MAP_BYTES / size, "map start": begun, "map moved": max(moved) * MAP_BYTES / size / 1e9}
+
+
+class Link(Side):
+    peer = "the link"
+
+    def measure(self, group, scale):
+        return {"map": MAP_BYTES * 8 / LINK_BITS} if group == "map" else {}
+
+
 class Other(Weft):
     """The providers that weft does not choose by itself, or does."""
 
@@ -175,7 +266,7 @@ class Pingpong(OnNetwork):
         return None if shutil.which("fi_pingpong") else "fi_pingpong is not installed (Debian: libfabric-bin)"
 
     def measure(self, group, scale):
-        test = group.split(" ", 1)[1] if group != "memory" else ""
+        test = group.partition(" ")[2]
         if test not in ("put", *TWO_WAYS):
             return {}
         argv = ["fi_pingpong", "-p", self.provider, "-e", "rdm", "-S", "64", "-I", str(scaled(20000, scale, 100))]
@@ -199,7 +290,7 @@ class UCX(OnNetwork):
                 "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "error"}
 
     def measure(self, group, scale):
-        test = group.split(" ", 1)[1] if group != "memory" else ""
+        test = group.partition(" ")[2]
         if test in self.NAMES:
             name, size, iterations = self.NAMES[test], 8, 20000
         elif test in TESTS and test != "rate" and TESTS[test][1] <= UCX_MOST:
@@ -233,7 +324,7 @@ class Libfabric(OnNetwork):
         return why and why + " (needs libfabric; Debian: libfabric-dev)"
 
     def measure(self, group, scale):
-        if group == "memory":
+        if group in ("memory", "map"):
             return {}
         on, addresses, test = self.place(group)
         name, size, iterations = TESTS[test]
@@ -254,7 +345,7 @@ class Iperf(OnNetwork):
         return None if shutil.which("iperf3") else "iperf3 is not installed (Debian: iperf3)"
 
     def measure(self, group, scale):
-        test = group.split(" ", 1)[1] if group != "memory" else ""
+        test = group.partition(" ")[2]
         if not test.startswith("put "):
             return {}
         out = self.served(group, lambda port, address: ["iperf3", "-s", "-1", "-p", str(port)],
@@ -264,4 +355,4 @@ class Iperf(OnNetwork):
 
 def sides(context):
     return [Weft(context), *(Other(context, p) for p in PROVIDERS), *(Pingpong(context, p) for p in PROVIDERS), UCX(context),
-            *(Libfabric(context, p) for p in PROVIDERS), Iperf(context)]
+            *(Libfabric(context, p) for p in PROVIDERS), Iperf(context), Link()]

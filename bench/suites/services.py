@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: MIT
 """Services of nodes beside what a program does without them, and `weft exec` beside ssh."""
-import getpass
 import os
 import shutil
 import subprocess
 import tempfile
 import time
 
-from rig import Missing, Ours, Row, Side, end, free_port, nodes, run, scaled, start, values, wait_listening
+from rig import Missing, Ours, Row, end, nodes, run, scaled, start, values
+from suites import copies
+from suites.ssh import Server
 
 NAME = "services"
 TITLE = "programs that a node starts for others"
 
 # group: (test, nodes, iterations, warm-up)
 EXEC, EXECS = "exec", 200  # whole commands, one after the other
-CASTS = {f"cast {n}": n for n in (1, 2, 3)}  # group: receivers
-CAST_BYTES = 256 << 20
 TESTS = {"spawn own": ("spawn", 1, 500, 50), "spawn": ("spawn", 2, 500, 50), "1,000 spawns": ("many", 2, 1000, 10)}
 
 
@@ -25,12 +24,11 @@ def rows(context):
             Row("1,000 spawns", "1,000 of them at once", "programs/s", "higher"),
             Row("exec", "a whole command that runs `true`, beside ssh", "ms", "lower", 1 / 50, ["ssh"]),
             Row("exec again", "the same beside ssh with a connection that is open", "ms", "lower", 1 / 5, ["ssh, ControlMaster"]),
-            *(Row(group, f"a file of 256 MiB to {n} host{'s'[:n > 1]} whose disks are one", "MB/s", "higher", 5 if n == 3 else None, ["rsync"])
-              for group, n in CASTS.items())]
+            *copies.rows(context)]
 
 
 def groups(context):
-    return [*TESTS, EXEC, *CASTS]
+    return [*TESTS, EXEC, *copies.GROUPS]
 
 
 class Weft(Ours):
@@ -44,16 +42,20 @@ class Weft(Ours):
         return values(nodes(count, [self.program, word]), lambda line: group)
 
     def measure(self, group, scale):
-        return self.exec(scale) if group == EXEC else self.cast(group, scale) if group in CASTS else self.test(group, scale)
+        return self.exec(scale) if group == EXEC else self.cast(group, scale) if group in copies.GROUPS else self.test(group, scale)
 
     def cast(self, group, scale):
         if not self.is_up:
             raise Missing("weft up failed")
-        hosts = ",".join(str(n + 1) for n in range(CASTS[group]))
-        return copy(group, scale, lambda source, folder, n: [[self.weft, "cast", source, f"{hosts}:{folder}/{{node}}/"]], self.env)
+        return copies.measure(self, group, scale, self.env)
+
+    def commands(self, place):
+        hosts = ",".join(str(n + 1) for n in range(place.receivers))
+        return [[[self.weft, "cast", place.source, f"{hosts}:{place.top}/copy-{{node}}/"]]]
 
     def prepare(self):
         """A standing cluster of four nodes."""
+        self.seconds = {}
         self.folder = tempfile.mkdtemp(prefix="weft-bench-")
         self.env = {**os.environ, "XDG_RUNTIME_DIR": self.folder}
         self.weft = os.path.join(self.context.build, "src", "cli", "weft")
@@ -78,7 +80,7 @@ class Posix(Ours):
     test = Weft.test
 
     def measure(self, group, scale):
-        if group in CASTS:
+        if group in copies.GROUPS:
             return {}
         if group == EXEC:
             value = each(["/bin/true"], scale)  # what a whole command costs at the least
@@ -89,44 +91,15 @@ class Posix(Ours):
         return got
 
 
-class Ssh(Side):
+class Ssh(Server):
     """ssh to this host, to a server of its own; a connection for each command."""
-    peer, row, options = "ssh", "exec", []
-
-    def missing(self):
-        self.sshd = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-        return None if self.sshd and shutil.which("ssh") and shutil.which("ssh-keygen") else "ssh or sshd is not installed"
-
-    def prepare(self):
-        self.server, self.port = None, free_port()
-        self.folder = tempfile.mkdtemp(prefix="weft-bench-")
-        for key in ("host", "user"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", os.path.join(self.folder, key)], check=True)
-        self.made = os.getuid() == 0 and not os.path.exists("/run/sshd")
-        if self.made:
-            os.mkdir("/run/sshd", 0o755)  # without it root's sshd does not start
-        self.server = start([self.sshd, "-D", "-e", "-f", "/dev/null", "-p", str(self.port), "-h", os.path.join(self.folder, "host"),
-                             *(word for o in ("ListenAddress=127.0.0.1", "UsePAM=no", "StrictModes=no", "PidFile=none",
-                                              f"AuthorizedKeysFile={self.folder}/user.pub") for word in ("-o", o))])
-        wait_listening(self.port, self.server)
-        self.command = ["ssh", "-F", "/dev/null", "-p", str(self.port), "-i", os.path.join(self.folder, "user"), "-oBatchMode=yes",
-                        "-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null", "-oLogLevel=ERROR", *self.options,
-                        f"{getpass.getuser()}@127.0.0.1"]
+    peer, row = "ssh", "exec"
+    share = 0.2  # of the commands: one takes long
 
     def measure(self, group, scale):
         if group != EXEC:
             return {}
         return {self.row: each([*self.command, "true"], scale * self.share)}
-
-    share = 0.2  # of the commands: one takes long
-
-    def finish(self):
-        if self.server:
-            end(self.server)
-            self.server.communicate()
-        if self.made:
-            os.rmdir("/run/sshd")
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class SshMaster(Ssh):
@@ -161,38 +134,5 @@ def each(argv, scale, env=None):
     return (time.monotonic() - began) / count * 1e3
 
 
-def copy(group, scale, commands, env=None):
-    """MB/s that each receiver gets: the commands of `commands(source, folder, receiver's number)`, then sync."""
-    size = scaled(CAST_BYTES, scale, 1 << 20)
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        source = os.path.join(folder, "source")
-        with open(source, "wb") as f:
-            for at in range(0, size, 1 << 20):
-                f.write(os.urandom(min(1 << 20, size - at)))
-        os.sync()
-        began = time.monotonic()
-        for argv in commands(source, folder, CASTS[group]):
-            if (status := subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode):
-                raise Missing(f"'{os.path.basename(argv[0])}' ended with {status}")
-        os.sync()
-        return {group: size / 1e6 / (time.monotonic() - began)}
-
-
-class Copier(Side):
-    """A program that copies to one place at a time, without a network."""
-
-    def __init__(self, peer, argv, limit=False):
-        self.peer, self.argv, self.limit = peer, argv, limit
-
-    def missing(self):
-        return None if shutil.which(self.argv[0]) else f"{self.argv[0]} is not installed"
-
-    def measure(self, group, scale):
-        if group not in CASTS:
-            return {}
-        return copy(group, scale, lambda source, folder, n: [[*self.argv, source, f"{folder}/copy {i}"] for i in range(n)])
-
-
 def sides(context):
-    return [Weft(context), Posix(context), Ssh(), SshMaster(), Copier("cp", ["cp"], limit=True),
-            Copier("rsync", ["rsync", "--whole-file", "--inplace"])]
+    return [Weft(context), Posix(context), Ssh(), SshMaster(), *copies.sides()]

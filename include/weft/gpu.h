@@ -64,8 +64,8 @@ typedef struct weft_gpu_config {
 
 /* Open a GPU for this node. `config` may be NULL. weft_gpu_close() or weft_close() closes it.
    Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENODEV there is
-   no such GPU, or the GPU is not usable; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's driver has failed; -EAGAIN no thread
-   can be started to serve the GPU; -EDEADLK called from a handler. */
+   no such GPU, or the GPU is not usable; -ENOSPC the node has 64 GPUs open; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's
+   driver has failed; -EAGAIN no thread can be started to serve the GPU; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
 /* Close the GPU. The call closes the GPU's workers, ends the waits inside kernels of weft_gpu_run(), waits for these kernels, and carries
@@ -88,10 +88,11 @@ WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
    Closing the GPU closes the arena. Before that, weft waits until operations of other nodes on the arena have ended, for up to the node's
    deadline.
 
-   If another node of the same host has opened a GPU of the same kind, that node maps the arena for its first such GPU. It then copies
-   directly, and kernels of its GPU load and store in the arena (weft_device_ptr()). Because kernels may still use the mapping, it remains
-   when the owner closes the arena or dies. It ends when the owner opens another arena in the same space, or the GPU of the mapping node is
-   closed. Only then is the arena's memory free again.
+   If another node of the same host has opened a GPU of the same kind, that node maps the arena. It then copies directly, and kernels of its
+   GPU load and store in the arena (weft_device_ptr()). Kernels of further GPUs of both nodes can do so, too, if the driver gives these GPUs
+   access to the memory, for example over NVLink. Because kernels may still use the mapping, it remains when the owner closes the arena or
+   dies. It ends when the owner opens another arena in the same space, or the GPUs of the mapping node are closed. Only then is the arena's
+   memory free again.
 
    Every other node sends messages to the owner. Over rc, the owner's RDMA device then moves large data between the arena and the other
    node's pool, if the device registers the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data goes through both

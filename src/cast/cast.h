@@ -15,6 +15,7 @@
  *   finish.c   a target: links, modes and times of folders, --delete
  *   send.c     the source: sends the list and the files
  *   follow.c   the source: a file that still grows
+ *   order.c    the order of the chain
  *   source.c   the source: rounds
  *   target.c   a target: takes blocks and writes them
  *   show.c     node 0: progress, messages, the summary
@@ -58,7 +59,8 @@ enum cast_flag {
     CAST_VERIFY = 0x8,
     CAST_JSON = 0x10,
     CAST_PROGRESS = 0x20,
-    CAST_FLAGS = 0x3f
+    CAST_VERBOSE = 0x40,
+    CAST_FLAGS = 0x7f
 };
 
 /* Settings, from node 0 to all: this, and zero-terminated strings: DEST; for each node the name of its host in messages, and the number of
@@ -126,12 +128,14 @@ enum cast_kind {
     CAST_QUIT,
     /* from targets to the source */
     CAST_NEED,   /* payload: struct cast_need[] */
+    CAST_LINKS,  /* payload: how this target reaches each node: order.c, a byte each */
     CAST_READY,  /* the round may go on: it has begun (a = 0), the list has been compared (1), all has been written (2). b: files needed */
     CAST_BROKEN, /* a block was damaged: begin another round */
     CAST_FAILED, /* this target takes no more files */
     /* from all to node 0 */
     CAST_SAY,   /* payload: a sentence. a: 1: something failed, 0: a note */
     CAST_TOTAL, /* a: files, b: bytes */
+    CAST_CHAIN, /* of this round; payload: for each target, in order, uint32_t: its rank, and above 24 bits how the one before reaches it */
     CAST_STATE, /* payload: struct cast_state */
     CAST_OVER,  /* the source has ended. a: 0 all is right */
 };
@@ -188,7 +192,7 @@ struct cast {
     uint32_t rank;
     struct cast_config config;
     void *config_data;                    /* what the settings' strings point into */
-    weft_gaddr *rings, *filled, *credits; /* of each node: CAST_SLOTS * CAST_BLOCK; CAST_ROUNDS words each */
+    weft_gaddr *rings, *filled, *credits; /* of each node: CAST_SLOTS * CAST_BLOCK; CAST_ROUNDS * CAST_SLOTS words; CAST_ROUNDS words */
     struct cast_list list;
     /* What messages have told; under the lock. */
     pthread_mutex_t lock;
@@ -236,9 +240,10 @@ struct cast_relay {
 };
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* of this node's own pool */
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
-uint64_t cast_filled(struct cast *c, uint64_t round); /* blocks of a round that are in this node's slots, or were */
-/* The source: the next block is in its slot. */
-void cast_fill(struct cast *c, uint64_t round);
+bool cast_arrived(struct cast *c, uint64_t round, uint64_t number); /* whether the block is in its slot at this node, or was */
+void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns);
+/* The source: the block is in its slot. */
+void cast_fill(struct cast *c, uint64_t round, uint64_t number);
 /* Begin to put the blocks of a round to node `to`, as they come and as that node has room. The blocks of the round before have been put.
  * Returns 0, or a negative errno with base_error(). */
 int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t round);
@@ -251,6 +256,13 @@ bool cast_relay_done(struct cast_relay *r, uint64_t number, int *rc);
 void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Give a slot back to the node before. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
+
+/* --- order.c --- */
+void cast_order_tell(struct cast *c); /* a target: tell the source how it reaches the others */
+/* Put the nodes of `chain` in an order that begins behind node `from`. cost[i]: a row, how node i reaches each node, less is better; NULL:
+ * it is not known. */
+void cast_order(const uint8_t *const *cost, uint32_t from, uint32_t *chain, uint32_t count);
+const char *cast_order_link(uint32_t cost); /* the kind of link, for messages */
 
 /* --- walk.c --- */
 /* Make the list of the sources. What cannot be read or sent is said, and counted in `*failed`. */

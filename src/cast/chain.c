@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Blocks from a node to the next one of the chain. Every node has a ring of CAST_SLOTS blocks. Block K of a round is in slot K % CAST_SLOTS
- * of every node, so it is put from slot to slot and never copied. For each round a node has two words: `filled` grows with each block that
- * has arrived, `credits` with each slot that the next node has given back. Words of an old round are not used again.
+ * of every node, so it is put from slot to slot and never copied. For each round a node has a word for each slot, `filled`, which grows
+ * with each block that has arrived there: blocks on their way together may arrive in any order. And it has a word `credits`, which grows
+ * with each slot that the next node has given back. Words of an old round are not used again.
  *
  * A thread puts the blocks, while the one that called reads or writes files: so a disk and a link are busy at the same time. The ring is
  * the queue between the two.
@@ -19,9 +20,9 @@ uint64_t cast_word_at(struct cast *c, weft_gaddr word)
     return atomic_load_explicit((_Atomic uint64_t *)weft_ptr(c->w, word, sizeof(uint64_t)), memory_order_acquire);
 }
 
-static weft_gaddr filled_word(const struct cast *c, uint64_t round)
+static weft_gaddr filled_word(const struct cast *c, uint32_t node, uint64_t round, uint64_t number)
 {
-    return c->filled[c->rank] + 8 * round;
+    return c->filled[node] + 8 * (round * CAST_SLOTS + number % CAST_SLOTS);
 }
 
 static weft_gaddr credit_word(const struct cast *c, uint64_t round)
@@ -39,9 +40,14 @@ struct cast_block *cast_slot(struct cast *c, uint64_t number)
     return weft_ptr(c->w, slot_at(c, c->rank, number), CAST_BLOCK);
 }
 
-uint64_t cast_filled(struct cast *c, uint64_t round)
+bool cast_arrived(struct cast *c, uint64_t round, uint64_t number)
 {
-    return cast_word_at(c, filled_word(c, round));
+    return cast_word_at(c, filled_word(c, c->rank, round, number)) > number / CAST_SLOTS;
+}
+
+void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns)
+{
+    weft_wait_until(c->w, filled_word(c, c->rank, round, number), WEFT_GT, number / CAST_SLOTS, NULL, ns);
 }
 
 static void add_one(struct cast *c, weft_gaddr word)
@@ -49,9 +55,9 @@ static void add_one(struct cast *c, weft_gaddr word)
     weft_put_signal(c->w, WEFT_NULL, NULL, 0, word, 1, NULL); /* fails only when that node is gone */
 }
 
-void cast_fill(struct cast *c, uint64_t round)
+void cast_fill(struct cast *c, uint64_t round, uint64_t number)
 {
-    add_one(c, filled_word(c, round));
+    add_one(c, filled_word(c, c->rank, round, number));
 }
 
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round)
@@ -69,7 +75,7 @@ static int put_block(struct cast_relay *r, uint64_t number, weft_op *op)
     const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node may write here */
     if (!cast_block_fits(b, r->round, number, CAST_BLOCK) || bytes > CAST_BLOCK - sizeof *b)
         return -EPROTO;
-    return weft_put_signal(c->w, slot_at(c, r->to, number), b, sizeof *b + bytes, c->filled[r->to] + 8 * (uint64_t)r->round, 1, op);
+    return weft_put_signal(c->w, slot_at(c, r->to, number), b, sizeof *b + bytes, filled_word(c, r->to, r->round, number), 1, op);
 }
 
 static void *relay_thread(void *arg)
@@ -77,17 +83,17 @@ static void *relay_thread(void *arg)
     struct cast_relay *r = arg;
     struct cast *c = r->c;
     while (!r->stop && cast_relay_has_next(r)) {
-        uint64_t put = r->put, filled = cast_filled(c, r->round), most = r->given + CAST_SLOTS;
-        filled = filled < most ? filled : most; /* else it cannot be, which the caller notices */
-        if (put >= filled) {
-            weft_wait_until(c->w, filled_word(c, r->round), WEFT_GT, put, NULL, LOOK_NS);
+        uint64_t put = r->put;
+        if (!cast_arrived(c, r->round, put)) {
+            cast_wait_block(c, r->round, put, LOOK_NS);
             continue;
         }
         if (put >= cast_word_at(c, credit_word(c, r->round)) + CAST_SLOTS) {
             weft_wait_until(c->w, credit_word(c, r->round), WEFT_GT, put - CAST_SLOTS, NULL, LOOK_NS);
             continue;
         }
-        int rc = put_block(r, put, &r->op[put % CAST_SLOTS]);
+        /* Before its slot was given back, no node may fill it again: `op` is in use. */
+        int rc = put >= r->given + CAST_SLOTS ? -EPROTO : put_block(r, put, &r->op[put % CAST_SLOTS]);
         if (rc == -EPROTO) {
             r->damaged = true;
             break;
@@ -119,7 +125,8 @@ void cast_relay_stop(struct cast_relay *r)
         return;
     r->running = false;
     r->stop = true;
-    add_one(r->c, filled_word(r->c, r->round)); /* these words are not used again: it only ends a wait */
+    for (uint64_t i = 0; i < CAST_SLOTS; i++)
+        cast_fill(r->c, r->round, i); /* these words are not used again: it only ends a wait */
     add_one(r->c, credit_word(r->c, r->round));
     pthread_join(r->thread, NULL);
     for (uint64_t i = 0; i < CAST_SLOTS; i++) {

@@ -75,9 +75,11 @@ static void on_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, vo
 static int take_memory(struct cast *c, weft_gaddr mine[3])
 {
     int rc = weft_alloc_aligned(c->w, CAST_SLOTS * (size_t)CAST_BLOCK, 4096, &mine[0]);
-    for (int i = 1; i < 3 && !rc; i++)
-        if (!(rc = weft_alloc(c->w, CAST_ROUNDS * sizeof(uint64_t), &mine[i])))
-            memset(weft_ptr(c->w, mine[i], CAST_ROUNDS * sizeof(uint64_t)), 0, CAST_ROUNDS * sizeof(uint64_t));
+    for (int i = 1; i < 3 && !rc; i++) {
+        size_t bytes = CAST_ROUNDS * (i == 1 ? CAST_SLOTS : 1u) * sizeof(uint64_t);
+        if (!(rc = weft_alloc(c->w, bytes, &mine[i])))
+            memset(weft_ptr(c->w, mine[i], bytes), 0, bytes);
+    }
     return rc;
 }
 

@@ -56,7 +56,7 @@ void cast_send_flush(struct cast_source *s)
     pace(s, s->used);
     if (s->aborted)
         return;
-    cast_fill(c, s->round);
+    cast_fill(c, s->round, s->number);
     s->number++;
     s->used = 0;
     wait_slot(s, s->number);

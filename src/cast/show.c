@@ -28,6 +28,8 @@ struct cast_show {
     struct sentence *first, **last;
     struct cast_state *state; /* [size] */
     uint64_t files, bytes, result;
+    uint32_t chain[WEFT_MAX_NODES], chain_count; /* as CAST_CHAIN has it */
+    bool chain_new;                              /* it was not printed yet */
     _Atomic bool over;
     bool progress;
     int64_t began, shown;
@@ -91,6 +93,10 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
     } else if (w->kind == CAST_TOTAL) {
         s->files = w->a;
         s->bytes = w->b;
+    } else if (w->kind == CAST_CHAIN) {
+        memcpy(s->chain, payload, bytes);
+        s->chain_count = (uint32_t)(bytes / sizeof *s->chain);
+        s->chain_new = true;
     } else if (w->kind == CAST_OVER) {
         s->over = true;
         s->result = w->a;
@@ -115,9 +121,44 @@ static void make_printable(char *text)
             *p = '?';
 }
 
+/* The chain as JSON: an object for each target, in order. */
+static json_t *chain_of(struct cast *c)
+{
+    struct cast_show *s = c->show;
+    json_t *list = json_array();
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->chain_count; i++) {
+        const uint32_t node = s->chain[i] & 0xffffff;
+        if (node < c->config.head.size)
+            json_array_append_new(list, json_pack("{ss* ss ss}", "host", c->config.hosts[node], "node", c->config.numbers[node], "link",
+                                                  cast_order_link(s->chain[i] >> 24)));
+    }
+    pthread_mutex_unlock(&s->lock);
+    return list;
+}
+
+static void print_chain(struct cast *c)
+{
+    struct cast_show *s = c->show;
+    erase(s);
+    fprintf(stderr, "weft cast: chain: %s", c->config.hosts[c->config.head.source]);
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->chain_count; i++)
+        if ((s->chain[i] & 0xffffff) < c->config.head.size)
+            fprintf(stderr, ", %s (%s)", c->config.hosts[s->chain[i] & 0xffffff], cast_order_link(s->chain[i] >> 24));
+    s->chain_new = false;
+    pthread_mutex_unlock(&s->lock);
+    fputc('\n', stderr);
+}
+
 static void print_sentences(struct cast *c)
 {
     struct cast_show *s = c->show;
+    pthread_mutex_lock(&s->lock);
+    bool chain = s->chain_new && c->config.head.flags & CAST_VERBOSE;
+    pthread_mutex_unlock(&s->lock);
+    if (chain)
+        print_chain(c);
     for (;;) {
         pthread_mutex_lock(&s->lock);
         struct sentence *one = s->first;
@@ -257,9 +298,9 @@ static void sum_up(struct cast *c, bool right)
                                               (json_int_t)t->discarded));
     }
     if (c->config.head.flags & CAST_JSON) {
-        json_t *o = json_pack("{sb sI sI sI sI sf so sO}", "ok", right, "files", (json_int_t)s->files, "bytes", (json_int_t)s->bytes,
-                              "sent_bytes", (json_int_t)sent, "discarded_bytes", (json_int_t)discarded, "seconds", seconds, "hosts", list,
-                              "messages", s->messages);
+        json_t *o = json_pack("{sb sI sI sI sI sf so so sO}", "ok", right, "files", (json_int_t)s->files, "bytes", (json_int_t)s->bytes,
+                              "sent_bytes", (json_int_t)sent, "discarded_bytes", (json_int_t)discarded, "seconds", seconds, "chain",
+                              chain_of(c), "hosts", list, "messages", s->messages);
         json_dumpf(o, stdout, JSON_INDENT(2));
         putchar('\n');
         json_decref(o);

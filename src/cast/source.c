@@ -36,8 +36,10 @@ void cast_source_close(struct cast *c)
     if (!s)
         return;
     cast_follow_close(s);
-    for (uint32_t i = 0; i < c->config.head.size; i++)
+    for (uint32_t i = 0; i < c->config.head.size; i++) {
         free(s->receiver[i].need);
+        free(s->receiver[i].cost);
+    }
     free(s->receiver);
     free(s->least);
     free(s);
@@ -65,7 +67,9 @@ void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, 
     struct cast_source *s = c->source;
     struct receiver *t = &s->receiver[from];
     pthread_mutex_lock(&c->lock);
-    if (!t->chosen || (w->round != s->round && w->kind != CAST_FAILED)) {
+    if (w->kind == CAST_LINKS) {
+        cast_order_take(s, from, payload, bytes);
+    } else if (!t->chosen || (w->round != s->round && w->kind != CAST_FAILED)) {
         /* of a former round */
     } else if (w->kind == CAST_NEED) {
         take_needs(s, t, payload, bytes);
@@ -202,6 +206,7 @@ static int run_rounds(struct cast_source *s)
         int rc = choose_chain(s, &list);
         if (rc || !s->count || c->quit || c->stopped())
             return rc;
+        cast_order_chain(s);
         if (s->round == CAST_ROUNDS - 1)
             return base_fail(-EIO, "%u rounds, and not all has arrived: give the same command again", s->round);
         if ((rc = cast_relay_start(&s->relay, c, s->chain[0], s->round)))
@@ -233,6 +238,8 @@ void cast_source_run(struct cast *c)
     cast_send(c, 0, CAST_TOTAL, 0, c->list.files, c->list.bytes, NULL, 0);
     if (!rc && !c->list.count && s->failed) /* none of the sources is there */
         rc = base_fail(-ENOENT, "there is nothing to send");
+    if (!rc)
+        cast_order_wait(s);
     if (!rc)
         rc = run_rounds(s);
     if (c->stopped())

@@ -14,6 +14,7 @@ struct receiver {
     bool chosen, failed, listed;
     uint32_t stage; /* that it has reached in this round: 1 to 3, as `a` of CAST_READY tells; 0: none */
     uint64_t needed;
+    uint8_t *cost; /* [size]: how it reaches each node (order.c); NULL: not known. Set once */
     uint8_t *need; /* a bit for each entry of the list: it needs that file */
 };
 struct cast_follow { /* --follow */
@@ -46,6 +47,11 @@ struct cast_source {
 /* --- source.c --- */
 /* Whether this round must be given up: a node of the chain is gone, a block was damaged, or the cast is to end. */
 bool cast_source_aborted(struct cast_source *s);
+
+/* --- order.c --- */
+void cast_order_take(struct cast_source *s, uint32_t from, const void *payload, size_t bytes); /* a CAST_LINKS; under the lock */
+void cast_order_wait(struct cast_source *s);  /* until the targets have sent theirs, for a second */
+void cast_order_chain(struct cast_source *s); /* put s->chain in order, and tell node 0 */
 
 /* --- send.c. After the round was given up, they do nothing --- */
 void cast_send_flush(struct cast_source *s); /* send the block that is being filled */

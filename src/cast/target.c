@@ -181,11 +181,10 @@ static bool give_back(struct target *t)
 
 static void wait_for_more(struct target *t)
 {
-    struct cast *c = t->c;
     if (t->given < t->taken) /* the next node is slower: it sets the pace, and a look at what has arrived may come late */
         cast_relay_wait(&t->relay, t->given, BEHIND_NS);
     else
-        weft_wait_until(c->w, c->filled[c->rank] + 8 * (uint64_t)t->round, WEFT_GT, t->taken, NULL, LOOK_NS);
+        cast_wait_block(t->c, t->round, t->taken, LOOK_NS);
 }
 
 static void run_chain(struct target *t)
@@ -198,16 +197,12 @@ static void run_chain(struct target *t)
         break_round(t);
     }
     while (!given_up(t)) {
-        uint64_t filled = cast_filled(c, t->round);
-        bool any = false;
-        if (filled > t->given + CAST_SLOTS || t->relay.damaged) { /* it cannot be */
+        bool any = cast_arrived(c, t->round, t->taken);
+        if (t->relay.damaged)
             break_round(t);
-            filled = filled < t->given + CAST_SLOTS ? filled : t->given + CAST_SLOTS;
-        }
-        if (t->taken < filled) {
+        if (any) {
             take_block(t, t->taken);
             t->taken++;
-            any = true;
         }
         any = give_back(t) || any;
         if (!any) {
@@ -281,6 +276,7 @@ int cast_target_run(struct cast *c)
         cast_say(c, true, "%s", base_error());
         return 1;
     }
+    cast_order_tell(c);
     while (!to_end(c)) {
         pthread_mutex_lock(&c->lock);
         bool begun = c->wanted_round != t.round;

@@ -163,6 +163,8 @@ bool cast_word_fits(const struct cast_word *w, size_t header_bytes, size_t paylo
     case CAST_BEGIN:
         return payload_bytes % sizeof(uint32_t) == 0 && payload_bytes <= WEFT_PAYLOAD_MAX && w->round >= 1 && w->round < CAST_ROUNDS;
     case CAST_NEED: return payload_bytes && payload_bytes % sizeof(struct cast_need) == 0;
+    case CAST_LINKS: return payload_bytes > 0 && w->round == 0;
+    case CAST_CHAIN: return payload_bytes % sizeof(uint32_t) == 0 && payload_bytes <= WEFT_PAYLOAD_MAX;
     case CAST_STATE: return payload_bytes == sizeof(struct cast_state);
     case CAST_SAY: return payload_bytes > 0;
     case CAST_READY: return payload_bytes == 0 && w->a <= 2;

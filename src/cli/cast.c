@@ -28,6 +28,7 @@
     "      --follow[=SEC]     SRC is one file that still grows: send it while it does (60 s)\n"                                         \
     "      --verify           read all files again at the end, and compare them with the source\n"                                      \
     "      --json             a summary as JSON on standard output\n"                                                                   \
+    "      --verbose          say in which order the hosts pass the files on\n"                                                         \
     "      --progress         show progress even when standard error is no terminal; --no-progress: never\n"                            \
     "  -h, --help             this text\n"                                                                                              \
     "\n"                                                                                                                                \
@@ -374,6 +375,7 @@ static int take_option(struct cast_command *k, int c)
     case 'N': k->config.head.flags |= CAST_DRY_RUN; return 0;
     case 'V': k->config.head.flags |= CAST_VERIFY; return 0;
     case 'J': k->config.head.flags |= CAST_JSON; return 0;
+    case 'v': k->config.head.flags |= CAST_VERBOSE; return 0;
     case 'P': k->progress_always = true; return 0;
     case 'Q': k->progress_never = true; return 0;
     case 'X': k->excludes[k->config.head.excludes++] = optarg; return 0;
@@ -393,13 +395,12 @@ static int take_option(struct cast_command *k, int c)
 
 static int run_command(struct cast_command *k, int argc, char **argv, const char *help)
 {
-    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'}, {"to", required_argument, NULL, 'T'},
-                                          {"checksum", no_argument, NULL, 'S'},      {"delete", no_argument, NULL, 'D'},
-                                          {"exclude", required_argument, NULL, 'X'}, {"dry-run", no_argument, NULL, 'N'},
-                                          {"follow", optional_argument, NULL, 'F'},  {"bwlimit", required_argument, NULL, 'B'},
-                                          {"verify", no_argument, NULL, 'V'},        {"json", no_argument, NULL, 'J'},
-                                          {"progress", no_argument, NULL, 'P'},      {"no-progress", no_argument, NULL, 'Q'},
-                                          {"help", no_argument, NULL, 'h'},          {0}};
+    static const struct option longs[] = {
+        {"cluster", required_argument, NULL, 'C'}, {"to", required_argument, NULL, 'T'},      {"checksum", no_argument, NULL, 'S'},
+        {"delete", no_argument, NULL, 'D'},        {"exclude", required_argument, NULL, 'X'}, {"dry-run", no_argument, NULL, 'N'},
+        {"follow", optional_argument, NULL, 'F'},  {"bwlimit", required_argument, NULL, 'B'}, {"verify", no_argument, NULL, 'V'},
+        {"json", no_argument, NULL, 'J'},          {"verbose", no_argument, NULL, 'v'},       {"progress", no_argument, NULL, 'P'},
+        {"no-progress", no_argument, NULL, 'Q'},   {"help", no_argument, NULL, 'h'},          {0}};
     bool started = false;
     int c, status = 0;
     while (!status && (c = cli_option(k->sub, argc, argv, "h", longs, &started)) != -1) {

@@ -120,8 +120,18 @@ static void stay(struct standing *s)
     }
 }
 
-/* The node owns its host's Thunderbolt devices by a guard, and so do all programs that it starts: they inherit the address. Nothing is
- * started before a device is used. WEFT_GUARD= (empty): no guard. */
+/* The exit status for the launcher, when the node could not join: whether it is of use to try again. */
+static int cannot_join(int rc)
+{
+    const char *join = getenv("WEFT_JOIN");
+    cli_error("up", "%s", base_error());
+    if (!join || !join[0])
+        return CLI_FAILED;
+    return rc == -ENOSPC || rc == -EACCES || rc == -EINVAL || rc == -EPROTO ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
+}
+
+/* The node owns its host's Thunderbolt devices by a guard, and so do all programs that it starts: they inherit the address. A node that
+ * comes back finds the guard of the one before it. Nothing is started before a device is used. WEFT_GUARD= (empty): no guard. */
 static int share_guard(const struct standing_place *p, uint32_t slot)
 {
     const char *command = getenv("WEFT_GUARD");
@@ -136,16 +146,6 @@ static int share_guard(const struct standing_place *p, uint32_t slot)
     if (!command)
         setenv("WEFT_GUARD", hosts_own_path(self, sizeof self), 1);
     return 0;
-}
-
-/* The exit status for the launcher, when the node could not join: whether it is of use to try again. */
-static int cannot_join(int rc)
-{
-    const char *join = getenv("WEFT_JOIN");
-    cli_error("up", "%s", base_error());
-    if (!join || !join[0])
-        return CLI_FAILED;
-    return rc == -ENOSPC || rc == -EACCES || rc == -EINVAL || rc == -EPROTO ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
 }
 
 int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void))

@@ -22,6 +22,8 @@
 
 #define RETRY_FIRST_NS (2 * WEFT_MS)
 #define RETRY_LAST_NS  (100 * WEFT_MS)
+#define EACH_FIRST_NS  WEFT_SECOND /* how long one of several addresses may take to answer: at first, and at most */
+#define EACH_LAST_NS   (8 * WEFT_SECOND)
 
 struct address {
     bool local; /* a Unix socket: `name` is its path, or its abstract name without the '@' */
@@ -183,34 +185,69 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     return fd;
 }
 
+/* A listener, or a negative errno without base_fail(). */
+static int listen_at(const struct sockaddr *at, socklen_t len)
+{
+    int fd = new_socket(at->sa_family), one = 1, zero = 0;
+    if (fd < 0)
+        return fd;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (at->sa_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+    if (bind(fd, at, len) || listen(fd, SOMAXCONN)) {
+        int error = errno;
+        close(fd);
+        return -error;
+    }
+    return fd;
+}
+
+static bool is_loopback(const struct sockaddr *at)
+{
+    const struct sockaddr_in6 *six = (const void *)at;
+    const struct sockaddr_in *four = (const void *)at;
+    return at->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) : ntohl(four->sin_addr.s_addr) >> 24 == 127;
+}
+
+/* Listens at the first address of the list that is one of this host. If others of the list are, of another family, it listens at all
+ * addresses of this host: a node that has only one family must reach it, too. */
+static int listen_first(const struct addrinfo *list)
+{
+    int fd = -EADDRNOTAVAIL;
+    const struct addrinfo *i = list;
+    while (i && (fd = listen_at(i->ai_addr, i->ai_addrlen)) < 0 && fd != -EADDRINUSE) /* nodes would reach whoever listens there */
+        i = i->ai_next;
+    for (const struct addrinfo *k = fd < 0 ? NULL : i->ai_next; k; k = k->ai_next) {
+        if (k->ai_family == i->ai_family || is_loopback(i->ai_addr) || is_loopback(k->ai_addr))
+            continue;
+        int other = listen_at(k->ai_addr, k->ai_addrlen);
+        if (other < 0 && other != -EADDRINUSE)
+            continue;
+        const struct sockaddr_in *four = (const void *)(k->ai_family == AF_INET ? k->ai_addr : i->ai_addr);
+        struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = four->sin_port, .sin6_addr = in6addr_any};
+        close(fd);
+        if (other < 0)
+            return other;
+        close(other);
+        fd = listen_at((const struct sockaddr *)&any, sizeof any);
+        return fd < 0 ? listen_at(i->ai_addr, i->ai_addrlen) : fd;
+    }
+    return fd;
+}
+
 static int listen_tcp(const char *text, const struct address *a, char *bound, size_t bound_len)
 {
     struct addrinfo *list;
     int fd = lookup(text, a, AI_PASSIVE, &list);
     if (fd)
         return fd;
-    int error = 0;
-    fd = -1;
-    for (struct addrinfo *i = list; i && fd < 0; i = i->ai_next) {
-        fd = new_socket(i->ai_family);
-        if (fd < 0) {
-            error = -fd;
-            continue;
-        }
-        int one = 1;
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-        if (bind(fd, i->ai_addr, i->ai_addrlen) || listen(fd, SOMAXCONN)) {
-            error = errno;
-            close(fd);
-            fd = -1;
-        }
-    }
+    fd = listen_first(list);
     freeaddrinfo(list);
     if (fd < 0)
-        return base_fail(-error, "cannot listen at '%s': %s%s", text, base_strerror(error),
-                         error == EADDRNOTAVAIL ? " (node 0 listens there, so it must be an address of its host)"
-                         : error == EADDRINUSE  ? " (another program listens there: choose another port)"
-                                                : "");
+        return base_fail(fd, "cannot listen at '%s': %s%s", text, base_strerror(fd),
+                         fd == -EADDRNOTAVAIL ? " (node 0 listens there, so it must be an address of its host)"
+                         : fd == -EADDRINUSE  ? " (another program listens there: choose another port)"
+                                              : "");
     struct sockaddr_storage at;
     socklen_t len = sizeof at;
     char port[8] = "";
@@ -275,6 +312,13 @@ int cluster_socket_host(int fd, bool far, char *out, size_t len)
         return -errno;
     if (at.ss_family != AF_INET && at.ss_family != AF_INET6)
         return -ENOTSUP;
+    const struct sockaddr_in6 six = *(const struct sockaddr_in6 *)(const void *)&at;
+    if (at.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) { /* IPv4 over a socket for both families */
+        struct sockaddr_in *four = (void *)&at;
+        *four = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = six.sin6_port};
+        memcpy(&four->sin_addr, (const uint8_t *)&six.sin6_addr + 12, sizeof four->sin_addr);
+        size = sizeof *four;
+    }
     if (getnameinfo((struct sockaddr *)&at, size, host, sizeof host, NULL, 0, NI_NUMERICHOST))
         return -EIO;
     int n = snprintf(out, len, at.ss_family == AF_INET6 ? "[%s]" : "%s", host);
@@ -366,10 +410,13 @@ int cluster_connect(const char *address, int64_t deadline)
     } else if ((fd = lookup(address, &a, 0, &list))) {
         return fd;
     }
+    bool several = list && list->ai_next; /* one that never answers must not hide one that would */
+    int64_t each = EACH_FIRST_NS;
     for (int64_t pause = RETRY_FIRST_NS;; pause = pause * 3 / 2 < RETRY_LAST_NS ? pause * 3 / 2 : RETRY_LAST_NS) {
         bool again = false;
         for (const struct addrinfo *i = a.local ? &local : list; i; i = i->ai_next) {
-            fd = attempt(i->ai_addr, i->ai_addrlen, deadline);
+            int64_t until = several ? base_deadline(each) : deadline;
+            fd = attempt(i->ai_addr, i->ai_addrlen, until < deadline ? until : deadline);
             if (fd >= 0)
                 goto out;
             again = again || may_pass(fd);
@@ -390,6 +437,7 @@ int cluster_connect(const char *address, int64_t deadline)
             break;
         }
         base_sleep_ns(pause < left ? pause : left);
+        each = each < EACH_LAST_NS ? 2 * each : each;
     }
 out:
     if (list)

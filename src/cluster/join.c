@@ -130,6 +130,7 @@ static bool admit(struct join *j, struct guest *g, struct turned_away *t)
         snprintf(t->text, sizeof t->text, "node %u has WEFT_GROW %s, unlike node 0", rank, g->proof.card.grows ? "set" : "not set");
     } else {
         j->cards[rank] = g->proof.card;
+        join_adopt_address(j, &g->proof.card, g->fd);
         g->stage = SEATED;
         return true;
     }

@@ -94,6 +94,8 @@ int join_listen_for(struct join *j, const char *grow);
 void join_unlisten(struct join *j);
 /* Replace the host in `address` ("HOST:PORT") by the peer's address of `fd`. Does nothing if `fd` is no TCP socket. */
 void join_correct_host(char address[WIRE_ADDRESS], int fd);
+/* Node 0 may listen at a wildcard address. Then it uses the one at which the first node of another host has reached it. */
+void join_adopt_address(struct join *j, const struct wire_card *from, int fd);
 int join_pairs(struct join *j);
 /* A newcomer: connects to all members in j->cards. */
 int join_pairs_late(struct join *j);

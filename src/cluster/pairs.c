@@ -36,6 +36,21 @@ int join_listen_here(struct join *j)
     return j->here.fd < 0 ? j->here.fd : 0;
 }
 
+/* "[fe80::1%eth0]" without its brackets. */
+static void without_brackets(char *out, size_t len, const char *host)
+{
+    bool six = host[0] == '[';
+    snprintf(out, len, "%.*s", (int)strcspn(host + six, "]"), host + six);
+}
+
+void join_adopt_address(struct join *j, const struct wire_card *from, int fd)
+{
+    char host[WIRE_ADDRESS - 16];
+    bool here = memcmp(from->host_id, j->w->host_id, sizeof from->host_id) == 0;
+    if (!j->w->address[0] && !here && cluster_socket_host(fd, false, host, sizeof host) == 0)
+        without_brackets(j->w->address, sizeof j->w->address, host);
+}
+
 int join_listen_away(struct join *j, int fd)
 {
     char host[WIRE_ADDRESS - 16], address[WIRE_ADDRESS];
@@ -44,9 +59,8 @@ int join_listen_away(struct join *j, int fd)
     size_t n = strcspn(host, "%");
     snprintf(j->scope, sizeof j->scope, "%.*s", (int)strcspn(host + n, "]"), host + n);
     snprintf(address, sizeof address, "%s:0", host);
-    bool six = host[0] == '['; /* "[fe80::1%eth0]" */
-    snprintf(j->address, sizeof j->address, "%.*s", (int)strcspn(host + six, "]"), host + six);
-    if (j->w)
+    without_brackets(j->address, sizeof j->address, host);
+    if (j->w && strcmp(j->address, "::") != 0 && strcmp(j->address, "0.0.0.0") != 0)
         snprintf(j->w->address, sizeof j->w->address, "%s", j->address);
     j->away.fd = cluster_listen(address, j->away.bound, sizeof j->away.bound);
     return j->away.fd < 0 ? j->away.fd : 0;

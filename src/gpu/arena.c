@@ -19,25 +19,6 @@ int arena_start(struct arenas *c)
     return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
 }
 
-/* Kernels read the length first (weft_device_ptr()): it is written last, and cleared first. */
-static void show(const struct gpu_arena *a, uint64_t base, uint64_t bytes)
-{
-    uint64_t *entry = a->place.table + 2 * ((size_t)a->node * ARENA_SPACES + a->space);
-    if (base)
-        (void)a->place.backend->fill(a->place.device, entry, &base, sizeof base);
-    (void)a->place.backend->fill(a->place.device, entry + 1, &bytes, sizeof bytes);
-}
-
-void arena_show(const struct gpu_arena *a)
-{
-    show(a, a->memory.there, a->memory.bytes);
-}
-
-void arena_hide(const struct gpu_arena *a)
-{
-    show(a, 0, 0);
-}
-
 uint64_t arena_kind(const struct gpu_place *p)
 {
     uint64_t kind = 0;
@@ -143,7 +124,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
         dispose(a);
         return rc;
     }
-    arena_show(a);
+    view_show(c, a, NULL);
     tell_all(c, a, whole, fab_timeout(c->w, WEFT_TIMEOUT_DEFAULT));
     *space = s;
     return 0;
@@ -224,6 +205,39 @@ int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_ar
     return rc;
 }
 
+/* An arena of this node, or another node's that this process reaches; counts a user. NULL: there is none. */
+static struct gpu_arena *arena_hold(struct arenas *c, uint32_t node, uint32_t space)
+{
+    pthread_rwlock_rdlock(&c->table_lock);
+    struct gpu_arena *a = node == c->w->rank ? own_open(c, space) : other_open(c, node, space);
+    if (a)
+        atomic_fetch_add_explicit(&a->users, 1, memory_order_relaxed);
+    pthread_rwlock_unlock(&c->table_lock);
+    return a;
+}
+
+static void for_all_arenas(struct arenas *c, const struct gpu_place *place,
+                           void (*what)(struct arenas *, struct gpu_arena *, const struct gpu_place *))
+{
+    for (uint32_t node = 0; node < c->w->size; node++)
+        for (uint32_t s = 1; s < ARENA_SPACES && (node == c->w->rank || node < c->w->founders); s++) {
+            struct gpu_arena *a = arena_hold(c, node, s);
+            if (a)
+                what(c, a, place);
+            arena_leave(a);
+        }
+}
+
+void arena_gpu_opened(struct arenas *c, const struct gpu_place *place)
+{
+    for_all_arenas(c, place, view_show);
+}
+
+void arena_gpu_closed(struct arenas *c, const struct gpu_place *place)
+{
+    for_all_arenas(c, place, view_drop);
+}
+
 /* relaxed: a thread that has an address of an arena knows that it was opened */
 static bool may_be_own(const struct arenas *c, const void *p)
 {
@@ -295,7 +309,7 @@ static bool close_own(struct arenas *c, struct gpu_arena *a, int64_t deadline)
         base_log(BASE_LOG_WARN, "an arena is closed while operations on it are under way: its memory stays until the node is closed");
         return false;
     }
-    arena_hide(a);
+    view_hide(c, a);
     pthread_rwlock_wrlock(&c->table_lock);
     c->own[a->space] = NULL;
     pthread_rwlock_unlock(&c->table_lock);

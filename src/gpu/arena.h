@@ -13,6 +13,7 @@
  * Only the owner's steps change a word, one at a time. Each file calls only those before it:
  *
  *   rdma.c    arenas registered with the RDMA device
+ *   views.c   which GPUs of this node reach which arenas
  *   arena.c   the arenas of this node and their allocators; arenas of others that this process reaches
  *   share.c   giving memory of GPUs to other processes of the host, and taking it
  *   stage.c   buffers in the pool through which pieces are copied
@@ -32,6 +33,7 @@
 #define ARENA_PIECES   64u              /* the most pieces under way */
 #define ARENA_REQUESTS 64u              /* requests of one node at an owner: no node has more pieces under way */
 #define STAGE_SLOTS    8u
+#define ARENA_GPUS     64u /* open GPUs of a node */
 #define SHARE_NAME     48u /* length of the name of the socket where memory is handed over (base_place_open()) */
 
 enum { ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2), ARENA_HANDLER_ANSWER, ARENA_HANDLER_SPACE, ARENA_HANDLER_TOLD, ARENA_HANDLER_SHARE };
@@ -82,6 +84,7 @@ struct gpu_arena {
     uint32_t node, space;
     _Atomic bool closing;    /* nothing new may begin */
     _Atomic uint32_t users;  /* jobs and requests that use it */
+    _Atomic uint64_t gpus;   /* a bit for each open GPU whose kernels reach it */
     struct fab_memory *rdma; /* NULL: it is not registered with the RDMA device, for the reason `rdma_why` */
     int rdma_why;
     _Atomic bool rdma_refused; /* the device has refused to access it: do not ask it again */
@@ -150,9 +153,11 @@ struct arenas {
     _Atomic uint64_t low, high; /* the memory of all own arenas is in this range, which only grows: most local memory is outside of it */
     _Atomic(struct arena_other *) other; /* [size * ARENA_SPACES]; NULL until there are a GPU and another node on this host */
     _Atomic uint32_t news;               /* something about them must be checked */
+    pthread_mutex_t gpus_lock;           /* protects the next two; taken with share_lock or without */
+    struct gpu_place gpus[ARENA_GPUS];   /* the open GPUs; no back end: none */
+    bool gpu_ends[ARENA_GPUS];           /* it is being closed */
+    _Atomic bool leaving;                /* the node is being closed */
     pthread_mutex_t share_lock;          /* protects the following members and `other` */
-    struct gpu_place sharer;             /* the GPU that maps them; no back end: none */
-    bool share_ends;                     /* that GPU is being closed */
     bool sharing;                        /* there is more to do */
     /* the socket where owners hand over memory, or a negative errno; the connection of an owner that has not sent yet, or -1 */
     int share_place, share_came;
@@ -182,6 +187,20 @@ bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);
 
+/* --- views.c --- */
+int view_list(struct arenas *c, struct gpu_place *place);          /* adds an open GPU, and sets its number; -ENOSPC */
+void view_end(struct arenas *c, const struct gpu_place *place);    /* it is being closed: no arena is shown to it any more */
+void view_unlist(struct arenas *c, const struct gpu_place *place); /* when no arena names it any more */
+/* The first open GPU of that kind; no back end: there is none. False: there is no GPU of any kind. */
+bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out);
+/* Lets kernels of all open GPUs, or only of one, find the arena, as far as they reach it. The arena stays open meanwhile. */
+void view_show(struct arenas *c, struct gpu_arena *a, const struct gpu_place *only);
+void view_hide(struct arenas *c, struct gpu_arena *a);                              /* hides it from all */
+void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* that GPU is closed, with its table */
+bool view_reaches(const struct gpu_arena *a, const struct gpu_place *gpu);
+/* The GPU that copies between two arenas, of which one may be NULL. NULL: no GPU reaches both. */
+const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_arena *b);
+
 /* --- arena.c --- */
 void arena_ring(struct arenas *c); /* wakes the thread */
 int arena_start(struct arenas *c); /* starts the thread, once */
@@ -198,8 +217,8 @@ int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_ar
 struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes);
 void arena_leave(struct gpu_arena *a);
 bool arena_owns(struct arenas *c, const void *p);
-void arena_show(const struct gpu_arena *a); /* lets kernels of its GPU find it */
-void arena_hide(const struct gpu_arena *a); /* and hides it again */
+void arena_gpu_opened(struct arenas *c, const struct gpu_place *place); /* shows its kernels all arenas */
+void arena_gpu_closed(struct arenas *c, const struct gpu_place *place); /* forgets it at all arenas */
 /* Closes the arenas of a GPU, named by its table. False: operations are under way at the deadline; their arenas stay until
    arena_free_all(). */
 bool arena_close_all(struct arenas *c, const void *table, int64_t deadline);
@@ -215,8 +234,8 @@ int arena_copied(struct arena_copy *c); /* -EINPROGRESS, or the result */
 void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len); /* handles a message about an arena of that node */
 void share_asked(struct arenas *c, uint32_t from, const void *header, size_t len); /* handles a request to hand over one of ours */
 bool share_step(struct arenas *c);                                                 /* takes a step, on the thread; true: something moved */
-/* A GPU was opened: maps arenas of other nodes of this host for it, unless another GPU has them. Waits for that. */
-void share_open(struct arenas *c, const struct gpu_place *place);
+/* A GPU was opened, or one was closed and another one is there: maps the arenas of other nodes of this host that are not mapped yet. */
+void share_open(struct arenas *c, bool wait);
 bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* false: as arena_close_all() */
 /* How memory of that node's GPUs is reached, and why. */
 const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room);

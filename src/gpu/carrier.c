@@ -245,6 +245,7 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
     c->arrived_end = &c->arrived;
     pthread_rwlock_init(&c->table_lock, NULL);
     pthread_mutex_init(&c->start_lock, NULL);
+    pthread_mutex_init(&c->gpus_lock, NULL);
     pthread_mutex_init(&c->share_lock, NULL);
     c->share_place = c->share_came = -1;
     atomic_init(&c->low, UINT64_MAX);
@@ -271,40 +272,60 @@ int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr
     return arena_alloc(c, space, bytes, out);
 }
 
-/* `place` (may be NULL): finds only memory that this GPU reaches. */
-static void *find(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes)
+void *gpu_arena_hold(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **held)
 {
-    struct gpu_arena *a = NULL;
     void *at = NULL;
-    if (weft_gaddr_node(addr) >= c->w->size || weft_gaddr_space(addr) == 0 || arena_enter(c, addr, bytes, &a, &at))
+    *held = NULL;
+    if (weft_gaddr_node(addr) >= c->w->size || weft_gaddr_space(addr) == 0 || arena_enter(c, addr, bytes, held, &at))
         return NULL;
-    bool reached = a && (!place || a->place.table == place->table);
-    arena_leave(a);
-    return reached ? at : NULL;
+    return at;
 }
 
-void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes)
+void gpu_arena_release(struct gpu_arena *held)
 {
-    return find(c, NULL, addr, bytes);
+    arena_leave(held);
 }
 
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes)
 {
-    return find(c, place, addr, bytes);
+    struct gpu_arena *a;
+    void *at = gpu_arena_hold(c, addr, bytes, &a);
+    bool reached = a && view_reaches(a, place);
+    arena_leave(a);
+    return reached ? at : NULL;
 }
 
-int gpu_arenas_share(struct arenas *c, const struct gpu_place *place)
+int gpu_arenas_share(struct arenas *c, struct gpu_place *place)
 {
     int rc = c->w->size_here > 1 ? arena_start(c) : 0;
-    if (!rc && c->w->size_here > 1)
-        share_open(c, place);
-    return rc;
+    if (!rc)
+        rc = view_list(c, place);
+    if (rc)
+        return rc;
+    place->listed = true;
+    arena_gpu_opened(c, place);
+    if (c->w->size_here > 1)
+        share_open(c, true);
+    return 0;
+}
+
+void gpu_arenas_leave(struct arenas *c)
+{
+    atomic_store_explicit(&c->leaving, true, memory_order_relaxed);
 }
 
 bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
 {
-    bool others = share_close(c, place, deadline);
-    return arena_close_all(c, place->table, deadline) && others;
+    if (!place->listed)
+        return true; /* it was not opened completely, and has no arenas */
+    view_end(c, place);
+    bool all = share_close(c, place, deadline);
+    all &= arena_close_all(c, place->table, deadline);
+    arena_gpu_closed(c, place);
+    view_unlist(c, place);
+    if (!atomic_load_explicit(&c->leaving, memory_order_relaxed) && atomic_load_explicit(&c->other, memory_order_relaxed))
+        share_open(c, false);
+    return all;
 }
 
 void gpu_arenas_end(struct arenas *c)
@@ -329,6 +350,7 @@ void gpu_arenas_free(struct arenas *c)
     arena_free_all(c);
     pthread_rwlock_destroy(&c->table_lock);
     pthread_mutex_destroy(&c->start_lock);
+    pthread_mutex_destroy(&c->gpus_lock);
     pthread_mutex_destroy(&c->share_lock);
     free(c->peer);
     free(c);

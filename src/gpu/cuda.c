@@ -317,6 +317,15 @@ static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_m
     return cuda_failed(code, "mapping another node's arena");
 }
 
+/* The memory has the same addresses in all contexts of the process. Without a way between the two GPUs the driver refuses. */
+static int cuda_memory_allow(void *device, const struct gpu_memory *m)
+{
+    struct cuda_device *d = device;
+    struct cuda_access may = {.where = {CUDA_AT_DEVICE, d->device}, .flags = CUDA_READ_WRITE};
+    int code = WITHIN(d, cuda->cuMemSetAccess((cuda_ptr)(uintptr_t)m->base, m->bytes, &may, 1));
+    return cuda_failed(code, "access of a GPU to another GPU's memory");
+}
+
 static int cuda_memory_dmabuf(void *device, const struct gpu_memory *m)
 {
     struct cuda_device *d = device;
@@ -420,6 +429,7 @@ const struct gpu_backend gpu_cuda = {
     .memory_open = cuda_memory_open,
     .memory_import = cuda_memory_import,
     .memory_close = cuda_memory_close,
+    .memory_allow = cuda_memory_allow,
     .memory_dmabuf = cuda_memory_dmabuf,
     .memory_settle = cuda_memory_settle,
     .copy = cuda_copy,

@@ -190,6 +190,8 @@ int weft_gpu_close(weft_gpu *g)
 
 void gpu_leave(struct weft_node *w)
 {
+    if (w->gpus)
+        gpu_arenas_leave(gpu_arenas_of(w));
     for (weft_gpu *g; (g = gpu_take(w));)
         close_one(g, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
 }
@@ -338,7 +340,7 @@ static int fill_device(weft_gpu *g, uint32_t slots)
         };
         memcpy(image, &g->here, sizeof g->here);
         g->there = g->own;
-        g->place = (struct gpu_place){g->backend, g->device, (uint64_t *)(void *)(own + l.arenas)};
+        g->place = (struct gpu_place){.backend = g->backend, .device = g->device, .table = (uint64_t *)(void *)(own + l.arenas)};
         rc = g->backend->fill(g->device, own, image, l.words);
     }
     free(image);

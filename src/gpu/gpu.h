@@ -8,7 +8,7 @@
  *   metal.c  the back end over Metal, which metal_driver.c loads; compiled, never run
  *   pci.c    what the system reports about GPUs on PCI; unusable.c lists GPUs on PCI that no back end offers
  *   look.c   lists the GPUs of all back ends
- *   arena.c  memory of GPUs in the address space, with rdma.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
+ *   arena.c  memory of GPUs in the address space, with rdma.c, views.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
  *   tasks.c  requests of kernels to queues: submit, claim, renew, complete
@@ -73,6 +73,8 @@ struct gpu_backend {
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
+    /* May be NULL: never. Lets kernels of another GPU of this process access the memory, at the same address; an error: they cannot. */
+    int (*memory_allow)(void *device, const struct gpu_memory *m);
     /* May be NULL: an arena's memory as a dmabuf, for RDMA devices. Returns a descriptor, which the caller closes, or an error. */
     int (*memory_dmabuf)(void *device, const struct gpu_memory *m);
     /* May be NULL: nothing has to be done. Makes what an RDMA device has written to the GPU's memory visible to its kernels and copies;
@@ -113,6 +115,8 @@ struct gpu_place {
     const struct gpu_backend *backend;
     void *device;
     uint64_t *table; /* the kernels' weft_device.arena, in the device's memory */
+    uint32_t number; /* among the node's open GPUs (views.c) */
+    bool listed;     /* it is one of them */
 };
 
 /* A service of the program that kernels call by number; all GPUs of a node share the services. */
@@ -138,10 +142,15 @@ static inline struct arenas *gpu_arenas_of(const struct weft_node *w)
 int gpu_arenas_new(struct weft_node *w, struct arenas **out);
 int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
-void *gpu_arena_pointer(struct arenas *c, weft_gaddr addr, uint64_t bytes); /* the address in this process; NULL: not reached */
+/* The address in this process; NULL: not reached. The arena stays open until gpu_arena_release(held), which takes NULL, too. */
+struct gpu_arena;
+void *gpu_arena_hold(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **held);
+void gpu_arena_release(struct gpu_arena *held);
 /* the same for kernels of that GPU */
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes);
-int gpu_arenas_share(struct arenas *c, const struct gpu_place *place); /* a GPU was opened: maps arenas of other nodes of this host */
+/* A GPU was opened: its kernels reach the arenas of this node, and of other nodes of this host, as far as possible. Sets place->number. */
+int gpu_arenas_share(struct arenas *c, struct gpu_place *place);
+void gpu_arenas_leave(struct arenas *c); /* the node is being closed: all its GPUs are closed now */
 /* Closes the arenas of that GPU. False: operations on some are under way; they need the GPU until gpu_arenas_free(). */
 bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
 void gpu_arenas_end(struct arenas *c);  /* ends the thread */
@@ -163,13 +172,15 @@ struct gpu_workers {
     uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node, where the serving thread stays; all 0: not known */
     pthread_mutex_t lock;          /* held for opening and closing */
     uint32_t count;
+    struct weft_gpu_worker *done_in; /* the worker with completed tasks that are not published yet; used by the serving thread */
     _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];
     _Atomic(struct gpu_tasks *) tasks;       /* NULL: no queue was made available to kernels */
     _Atomic(weft_queue *) queue[GPU_QUEUES]; /* each is set once, and stays valid until the node closes */
 };
 int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
-/* Called by the serving thread: a block has completed a task. */
+/* Called by the serving thread: a block has completed a task; then, after some of them: the worker's threads may see them. */
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
+void gpu_work_publish(struct gpu_workers *all);
 void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still run */
 void gpu_work_free(struct gpu_workers *all); /* frees them when neither runs any more */
 

@@ -127,6 +127,12 @@ static void host_memory_close(void *device, struct gpu_memory *m)
         close(m->fd);
 }
 
+static int host_memory_allow(void *device, const struct gpu_memory *m)
+{
+    (void)device, (void)m;
+    return 0;
+}
+
 /* A memfd is no dmabuf for a kernel's driver, which refuses it. The emulated devices of softverbs take it as one. */
 static int host_memory_dmabuf(void *device, const struct gpu_memory *m)
 {
@@ -282,6 +288,7 @@ const struct gpu_backend gpu_host = {
     .memory_open = host_memory_open,
     .memory_import = host_memory_import,
     .memory_close = host_memory_close,
+    .memory_allow = host_memory_allow,
     .memory_dmabuf = host_memory_dmabuf,
     .copy = host_copy,
     .copied = host_copied,

@@ -143,9 +143,7 @@ static void piece_fill(struct arena_job *j, struct arena_piece *p)
 
 static void piece_direct(struct arena_job *j, struct arena_piece *p)
 {
-    const struct gpu_place *near = j->near_arena ? &j->near_arena->place : NULL, *far = j->far_arena ? &j->far_arena->place : NULL;
-    /* the processor cannot reach the memory of other GPUs */
-    const struct gpu_place *place = !near || (far && near->backend == &gpu_host) ? far : near;
+    const struct gpu_place *place = view_copier(j->near_arena, j->far_arena);
     bool in = j->kind == JOB_GET;
     p->from = 0;
     p->length = j->length;
@@ -468,7 +466,9 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
         rc = arena_enter(c, j->far, j->length, &j->far_arena, &at);
     else if (j->length && j->near_arena)
         at = weft_ptr(c->w, j->far, j->length);
-    j->far_at = at;
+    /* between two GPUs of which neither reaches the other's memory: as between two nodes */
+    bool apart = !rc && j->near_arena && j->far_arena && !view_copier(j->near_arena, j->far_arena);
+    j->far_at = apart ? NULL : at;
     if (!rc && j->length && weft_gaddr_space(j->far) && !own(c, j->far))
         rc = arena_known(c, j->far, j->length);
     if (!rc && j->word_left && weft_gaddr_space(j->word) && !own(c, j->word))

@@ -44,6 +44,13 @@ bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node
     return a && !atomic_load_explicit(&a->rdma_refused, memory_order_relaxed) && fab_memory_leads(c->w, a->rdma, node);
 }
 
+/* Whether kernels of other GPUs may read the arena, in this process or in others. */
+static bool others_reach(const struct gpu_arena *a)
+{
+    uint64_t gpus = atomic_load_explicit(&a->gpus, memory_order_relaxed);
+    return (gpus & (gpus - 1)) || atomic_load_explicit(&a->given, memory_order_relaxed);
+}
+
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started)
 {
     int rc = 0;
@@ -63,7 +70,7 @@ int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gad
     if (!rc)
         atomic_fetch_add_explicit(&c->direct, 1, memory_order_relaxed);
     if (!rc && in && a->place.backend->memory_settle)
-        rc = a->place.backend->memory_settle(a->place.device, atomic_load_explicit(&a->given, memory_order_relaxed));
+        rc = a->place.backend->memory_settle(a->place.device, others_reach(a));
     return rc;
 }
 

@@ -58,6 +58,14 @@ static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32
     return true;
 }
 
+/* Whether nothing is under way and nothing has arrived: one load of memory that a device writes. */
+static inline bool gpu_ring_quiet(const struct gpu_ring *r)
+{
+    /* relaxed: gpu_ring_next() reads it again before anything is used */
+    uint64_t high = __atomic_load_n(&r->slots[r->head & r->mask].cell[0].high, __ATOMIC_RELAXED);
+    return r->done == r->head && (high & WEFT_DEVICE_ROUND) != weft_device_round(r->head, r->mask);
+}
+
 /* The next request, if it has arrived completely; NULL: not yet, or too many are under way. It stays the next one until gpu_ring_keep() or
    gpu_ring_end(). -EPROTO in `*why`: what has arrived is not a valid request. */
 static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)

@@ -14,7 +14,8 @@
 #define NAP_BUSY_NS  (100 * WEFT_US) /* the longest sleep while the last request was recent */
 #define NAP_MOST_NS  WEFT_MS
 #define LATELY_NS    WEFT_SECOND
-#define LOOKS        32u /* looks at all rings between two readings of the clock */
+#define LOOKS        128u /* looks at all rings between two readings of the clock */
+#define RELAX        4u   /* looks between two pauses, of which each takes as long as a look at all rings */
 #define CHECK_NS     WEFT_SECOND
 #define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
 #define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn: a wake-up may come before the sleep begins */
@@ -43,12 +44,14 @@ static void server_count(_Atomic uint64_t *n, uint64_t more)
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* Memory of this node that a kernel names by its address. 0 bytes need no particular memory, but some address. */
-static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
+/* Memory of this node that a kernel names by its address. 0 bytes need no particular memory, but some address. An arena is held: another
+   thread may be closing its GPU. */
+static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out, struct gpu_arena **held)
 {
     static uint64_t nothing;
     bool own = weft_gaddr_node(addr) == w->rank;
-    *out = !own ? NULL : weft_gaddr_space(addr) ? gpu_arena_pointer(gpu_arenas_of(w), addr, bytes) : weft_ptr(w, addr, bytes);
+    *held = NULL;
+    *out = !own ? NULL : weft_gaddr_space(addr) ? gpu_arena_hold(gpu_arenas_of(w), addr, bytes, held) : weft_ptr(w, addr, bytes);
     if (!bytes)
         *out = &nothing;
     return *out ? 0
@@ -56,13 +59,9 @@ static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out)
                             (unsigned long long)addr, (unsigned long long)bytes);
 }
 
-static int start_copy(struct weft_node *w, struct gpu_request *q)
+static int start_transfer(struct weft_node *w, struct gpu_request *q, void *here)
 {
-    void *here;
     uint64_t len = q->high[0];
-    int rc = local(w, q->low[1], len, &here);
-    if (rc)
-        return rc;
     if (q->kind == WEFT_DEVICE_PUT)
         return weft_put(w, q->low[0], here, len, &q->op);
     if (q->kind == WEFT_DEVICE_GET)
@@ -70,6 +69,17 @@ static int start_copy(struct weft_node *w, struct gpu_request *q)
     uint64_t place = q->high[1] & ((1ull << (WEFT_OFFSET_BITS + WEFT_SPACE_BITS)) - 1);
     weft_gaddr signal = weft_gaddr_make(weft_gaddr_node(q->low[0]), 0, 0) | place;
     return weft_put_signal(w, q->low[0], here, len, signal, q->low[2], &q->op);
+}
+
+static int start_copy(struct weft_node *w, struct gpu_request *q)
+{
+    void *here;
+    struct gpu_arena *held;
+    int rc = local(w, q->low[1], q->high[0], &here, &held);
+    if (!rc)
+        rc = start_transfer(w, q, here); /* from here on the operation holds the arena itself */
+    gpu_arena_release(held);
+    return rc;
 }
 
 static int start_send(struct weft_node *w, struct gpu_request *q)
@@ -211,8 +221,10 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
             break;
         }
     }
-    if (n)
+    if (n) {
         gpu_ring_publish(r);
+        gpu_work_publish(s->workers);
+    }
     return n;
 }
 
@@ -243,6 +255,8 @@ static bool server_round(struct gpu_server *s)
 {
     uint32_t taken = 0, ended = 0;
     for (uint32_t i = 0; i < s->count; i++) {
+        if (BASE_LIKELY(gpu_ring_quiet(&s->rings[i])))
+            continue;
         taken += server_take(s, &s->rings[i]);
         ended += server_end(s, &s->rings[i]);
     }
@@ -264,7 +278,8 @@ static bool server_spin(struct gpu_server *s)
             return true;
         if (!all_done(s) && fab_service(s->w) > 0)
             return true;
-        base_relax();
+        if (i % RELAX == 0)
+            base_relax();
     }
     return false;
 }

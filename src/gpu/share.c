@@ -116,11 +116,6 @@ static void share_give(struct arenas *c, struct arena_other *o)
 
 /* --- taking; under share_lock --- */
 
-static bool may_map(const struct arenas *c)
-{
-    return c->sharer.backend && !c->share_ends;
-}
-
 static void share_end(struct arenas *c, struct arena_other *o, uint32_t node, int rc)
 {
     o->until = 0;
@@ -146,19 +141,18 @@ static void share_begin(struct arenas *c, struct arena_other *o, uint32_t node, 
     const struct arena_peer *p = &c->peer[node];
     uint64_t bytes = atomic_load_explicit(&p->bytes[space], memory_order_seq_cst);
     bool mapped = atomic_load_explicit(&o->mapped, memory_order_relaxed);
+    struct gpu_place gpu;
+    bool any = view_find(c, atomic_load_explicit(&p->kind[space], memory_order_relaxed), &gpu);
     o->until = 0;
-    if (!may_map(c) || o->lost) {
+    if (!any || o->lost) {
         share_end(c, o, node, bytes ? o->lost ? -EBUSY : -ENODEV : 0);
         return;
     }
     if (mapped) {
         arena_refuse(c, &o->arena);
-        arena_hide(&o->arena);
+        view_hide(c, &o->arena);
     }
-    int rc = bytes == 0                                                                              ? -ENOENT
-             : atomic_load_explicit(&p->kind[space], memory_order_relaxed) != arena_kind(&c->sharer) ? -EXDEV
-             : c->share_place < 0                                                                    ? c->share_place
-                                  : base_random(&o->secret, sizeof o->secret);
+    int rc = bytes == 0 ? -ENOENT : !gpu.backend ? -EXDEV : c->share_place < 0 ? c->share_place : base_random(&o->secret, sizeof o->secret);
     if (rc) {
         share_end(c, o, node, rc == -ENOENT ? 0 : rc);
         return;
@@ -196,19 +190,22 @@ static void share_await(struct arenas *c, struct arena_other *o, uint32_t node, 
 
 static int share_map(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space, const struct arena_gift *gift, int fd)
 {
-    const struct gpu_place *place = &c->sharer;
+    struct gpu_place place;
     uint64_t told = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
     if (gift->status || fd < 0 || gift->bytes < told || gift->bytes > WEFT_MAX_POOL_BYTES)
         return gift->status < 0 && gift->status >= -4095 ? (int)gift->status : -EPROTO;
     struct gpu_memory memory;
-    int rc = place->backend->memory_import(place->device, fd, gift->bytes, &memory);
+    (void)view_find(c, atomic_load_explicit(&c->peer[node].kind[space], memory_order_relaxed), &place);
+    if (!place.backend)
+        return -ENODEV; /* it has been closed meanwhile */
+    int rc = place.backend->memory_import(place.device, fd, gift->bytes, &memory);
     if (rc)
         return rc;
     pthread_rwlock_wrlock(&c->table_lock);
-    o->arena = (struct gpu_arena){.place = *place, .memory = memory, .node = node, .space = space};
+    o->arena = (struct gpu_arena){.place = place, .memory = memory, .node = node, .space = space};
     atomic_store_explicit(&o->mapped, true, memory_order_release); /* pairs with the acquire in other_open() */
     pthread_rwlock_unlock(&c->table_lock);
-    arena_show(&o->arena);
+    view_show(c, &o->arena, NULL);
     return 0;
 }
 
@@ -219,7 +216,7 @@ static void share_take(struct arenas *c, const struct arena_gift *gift, int fd)
     for (uint32_t i = 0; i < c->w->founders * ARENA_SPACES; i++) {
         struct arena_other *o = &all[i];
         uint32_t node = i / ARENA_SPACES;
-        if (o->until && !o->ask && o->secret == gift->secret && may_map(c)) {
+        if (o->until && !o->ask && o->secret == gift->secret) {
             share_end(c, o, node, share_map(c, o, node, i % ARENA_SPACES, gift, fd));
             return;
         }
@@ -318,57 +315,76 @@ static bool share_prepare(struct arenas *c)
     return true;
 }
 
-void share_open(struct arenas *c, const struct gpu_place *place)
+/* Whether the arena is not mapped, and a GPU of this node could map it. Under share_lock. */
+static bool share_lacks(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
+{
+    const struct arena_peer *p = &c->peer[node];
+    struct gpu_place gpu;
+    if (!atomic_load_explicit(&p->bytes[space], memory_order_seq_cst) || !is_here(c, node) || o->until ||
+        atomic_load_explicit(&o->mapped, memory_order_relaxed))
+        return false;
+    (void)view_find(c, atomic_load_explicit(&p->kind[space], memory_order_relaxed), &gpu);
+    return gpu.backend;
+}
+
+void share_open(struct arenas *c, bool wait)
+{
+    bool lacks = false;
+    pthread_mutex_lock(&c->share_lock);
+    bool can = share_prepare(c);
+    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
+    for (uint32_t i = 0; can && i < c->w->founders * ARENA_SPACES; i++)
+        if (share_lacks(c, &all[i], i / ARENA_SPACES, i % ARENA_SPACES)) {
+            look_at(c, &all[i]);
+            lacks = true;
+        }
+    pthread_mutex_unlock(&c->share_lock);
+    if (lacks)
+        arena_ring(c);
+    if (wait && can)
+        (void)fab_wait(c->w, all_looked_at, c, base_deadline(2 * patience(c)));
+}
+
+/* Whether it is mapped by that GPU. From now on no other mapping replaces it. */
+static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu_place *place)
 {
     pthread_mutex_lock(&c->share_lock);
-    bool first = !c->sharer.backend && share_prepare(c);
-    struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
-    if (first)
-        c->sharer = *place;
-    for (uint32_t i = 0; first && i < c->w->founders * ARENA_SPACES; i++)
-        if (atomic_load_explicit(&c->peer[i / ARENA_SPACES].bytes[i % ARENA_SPACES], memory_order_seq_cst) && is_here(c, i / ARENA_SPACES))
-            look_at(c, &all[i]);
+    bool held = atomic_load_explicit(&o->mapped, memory_order_relaxed) && !o->lost && o->arena.place.table == place->table;
+    o->lost |= held;
     pthread_mutex_unlock(&c->share_lock);
-    if (first) {
-        arena_ring(c);
-        (void)fab_wait(c->w, all_looked_at, c, base_deadline(2 * patience(c)));
-    }
+    return held;
 }
 
 /* False: it is in use. */
-static bool share_leave(struct arenas *c, struct arena_other *o, int64_t deadline)
+static bool share_leave(struct arenas *c, struct arena_other *o, const struct gpu_place *place, int64_t deadline)
 {
-    if (!atomic_load_explicit(&o->mapped, memory_order_acquire) || o->lost)
+    if (!share_hold(c, o, place))
         return true;
-    o->lost = !arena_unused(c, &o->arena, deadline);
-    arena_hide(&o->arena);
-    if (o->lost)
-        base_log(BASE_LOG_WARN, "a GPU is closed while operations on another node's arena are under way: it stays mapped");
-    else
+    bool unused = arena_unused(c, &o->arena, deadline);
+    view_hide(c, &o->arena);
+    pthread_mutex_lock(&c->share_lock);
+    if (unused)
         share_unmap(c, o);
-    return !o->lost;
+    o->lost = !unused;
+    pthread_mutex_unlock(&c->share_lock);
+    if (!unused)
+        base_log(BASE_LOG_WARN, "a GPU is closed while operations on another node's arena are under way: it stays mapped");
+    return unused;
 }
 
 bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
 {
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_acquire);
+    struct gpu_place other;
+    bool free = true, more = view_find(c, 0, &other);
     pthread_mutex_lock(&c->share_lock);
-    bool is = c->sharer.backend && c->sharer.table == place->table;
-    c->share_ends |= is;
-    for (uint32_t i = 0; is && i < c->w->founders * ARENA_SPACES; i++)
+    for (uint32_t i = 0; all && !more && i < c->w->founders * ARENA_SPACES; i++)
         if (all[i].until)
             share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
     pthread_mutex_unlock(&c->share_lock);
-    if (!is)
-        return true;
-    bool free = true;
-    /* release the lock first: others that wait for a step must not wait for this thread */
-    for (uint32_t i = 0; i < c->w->founders * ARENA_SPACES; i++)
-        free &= share_leave(c, &all[i], deadline);
-    pthread_mutex_lock(&c->share_lock);
-    c->sharer = (struct gpu_place){0};
-    c->share_ends = false;
-    pthread_mutex_unlock(&c->share_lock);
+    /* without the lock: others that wait for a step must not wait for this thread */
+    for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
+        free &= share_leave(c, &all[i], place, deadline);
     return free;
 }
 

@@ -31,15 +31,17 @@
 #define CHECK_NS      WEFT_SECOND
 #define LINE          128u
 
-/* A task in the ring. Only the worker's thread uses it, except `held` and `result`. */
+/* A task in the ring. Only the worker's thread uses it, except `held` and `result`: these are on one cache line, the only one that moves to
+   the serving thread and back. */
 struct work_task {
-    _Atomic uint64_t held; /* number + 1 while no block has done it; the thread that sets it to 0 decides how the task ends */
-    uint64_t number;
-    bool used;
-    bool taken;    /* a block has taken it, as far as is known */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t held; /* number + 1 while no block has done it; the thread that sets it to 0 decides how the
+                                                        task ends */
+    weft_result result;                              /* written by the serving thread, until `held` is 0 and the slot is in `done` */
+    _Alignas(BASE_CACHE_LINE) uint64_t number;
     int64_t since; /* since when a block is known to have been able to do it */
+    bool used;
+    bool taken; /* a block has taken it, as far as is known */
     weft_lease lease;
-    weft_result result; /* written by the serving thread, until `held` is 0 and the slot is in `done` */
 };
 
 struct weft_gpu_worker {
@@ -51,9 +53,11 @@ struct weft_gpu_worker {
     uint64_t mask;
     struct work_task *tasks;
     uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
-    _Atomic uint64_t done_tail;
-    _Atomic uint64_t stale; /* how many results were for tasks that had been taken back */
-    uint64_t done_head;
+    /* Entries of `done` that the worker's thread may read. It polls this, so the serving thread writes it once for many entries. */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t done_tail;
+    _Alignas(BASE_CACHE_LINE) uint64_t done_new; /* the serving thread's own: entries that it has written */
+    _Atomic uint64_t stale;                      /* how many results were for tasks that had been taken back */
+    _Alignas(BASE_CACHE_LINE) uint64_t done_head;
     uint64_t next;         /* number of the next task to put into the ring */
     uint64_t reached;      /* blocks have taken all tasks before this one, as far as is known */
     uint32_t used;         /* slots in use */
@@ -77,6 +81,15 @@ struct weft_gpu_worker {
     void *own; /* memory that only kernels write */
 };
 
+/* Zeroed memory that begins at a cache line; `bytes` is a multiple of one. */
+static void *lines_alloc(size_t bytes)
+{
+    void *p = aligned_alloc(BASE_CACHE_LINE, bytes);
+    if (p)
+        memset(p, 0, bytes);
+    return p;
+}
+
 static void work_count(_Atomic uint64_t *n, uint64_t more)
 {
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
@@ -84,18 +97,19 @@ static void work_count(_Atomic uint64_t *n, uint64_t more)
 
 /* --- the ring --- */
 
-/* Blocks that read the slot meanwhile see by `number` that it changed: each store is a release, so a block that reads a new word also reads
-   the 0. */
-static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
+_Static_assert(sizeof(weft_task) == 64 && sizeof(weft_task) <= 12 * WEFT_DEVICE_TASK_CELLS, "a slot's cells hold a task");
+
+/* Blocks that read a cell meanwhile see by its tag that it changes: the release of `low` puts the 0 before it. */
+static void fill_slot(weft_device_task_slot *s, uint32_t tag, const weft_task *task)
 {
-    uint64_t words[8];
-    memcpy(words, task, sizeof words);
-    __atomic_store_n(&s->number, 0, __ATOMIC_RELAXED);
-    for (uint32_t i = 0; i < 4; i++) {
-        __atomic_store_n(&s->task[i].low, words[2 * i], __ATOMIC_RELEASE);
-        __atomic_store_n(&s->task[i].high, words[2 * i + 1], __ATOMIC_RELEASE);
+    uint32_t parts[3 * WEFT_DEVICE_TASK_CELLS] = {0};
+    memcpy(parts, task, sizeof *task);
+    for (uint32_t i = 0; i < WEFT_DEVICE_TASK_CELLS; i++) {
+        const uint32_t *p = &parts[3 * i];
+        __atomic_store_n(&s->cell[i].high, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&s->cell[i].low, p[0] | (uint64_t)p[1] << 32, __ATOMIC_RELEASE);
+        __atomic_store_n(&s->cell[i].high, p[2] | (uint64_t)tag << 32, __ATOMIC_RELEASE); /* pairs with weft_device_load_cells() */
     }
-    __atomic_store_n(&s->number, number + 1, __ATOMIC_RELEASE); /* pairs with weft_device_read_task() */
 }
 
 static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
@@ -110,7 +124,7 @@ static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
     t->lease = *lease;
     k->used++;
     atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take it */
-    fill_slot(&k->slots[k->next & k->mask], k->next, &lease->task);
+    fill_slot(&k->slots[k->next & k->mask], weft_device_task_tag(k->next, k->mask), &lease->task);
     k->next++;
 }
 
@@ -120,6 +134,8 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     struct weft_gpu_worker *k = number < GPU_WORKERS_MAX ? atomic_load_explicit(&all->worker[number], memory_order_acquire) : NULL;
     if (!k || task == UINT64_MAX)
         return -EINVAL;
+    if (all->done_in != k)
+        gpu_work_publish(all);
     struct work_task *t = &k->tasks[task & k->mask];
     if (atomic_load_explicit(&t->held, memory_order_acquire) != task + 1) {
         atomic_fetch_add_explicit(&k->stale, 1, memory_order_relaxed);
@@ -130,10 +146,17 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
         return -ESTALE; /* it has just been taken back */
     t->result = result; /* the slot stays in use until the worker's thread finds it in `done` */
-    uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_relaxed);
-    k->done[tail & k->mask] = (uint32_t)(task & k->mask);
-    atomic_store_explicit(&k->done_tail, tail + 1, memory_order_release); /* pairs with finish() */
+    k->done[k->done_new++ & k->mask] = (uint32_t)(task & k->mask);
+    all->done_in = k;
     return 0;
+}
+
+void gpu_work_publish(struct gpu_workers *all)
+{
+    struct weft_gpu_worker *k = all->done_in;
+    if (k)
+        atomic_store_explicit(&k->done_tail, k->done_new, memory_order_release); /* pairs with finish() */
+    all->done_in = NULL;
 }
 
 /* --- its thread --- */
@@ -197,7 +220,7 @@ static bool take_back(weft_gpu_worker *k, struct work_task *t)
     uint64_t held = t->number + 1;
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
         return false;
-    __atomic_store_n(&k->slots[t->number & k->mask].number, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&k->slots[t->number & k->mask].cell[0].high, 0, __ATOMIC_RELEASE); /* one wrong tag is enough */
     t->used = false;
     k->used--;
     (void)weft_release(k->q, &t->lease); /* if the lease has ended already, nothing needs to be done */
@@ -353,7 +376,7 @@ static int make_ring(weft_gpu_worker *k, uint64_t *there)
     size_t page = (size_t)sysconf(_SC_PAGESIZE), slots = k->mask + 1;
     k->bytes = base_round_up(slots * sizeof *k->slots + 2 * LINE + WEFT_DEVICE_BEATS * sizeof(uint64_t), page);
     k->memory = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    k->tasks = calloc(slots, sizeof *k->tasks);
+    k->tasks = lines_alloc(slots * sizeof *k->tasks);
     k->done = calloc(slots, sizeof *k->done);
     if (k->memory == MAP_FAILED || !k->tasks || !k->done) {
         k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
@@ -432,7 +455,7 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
     int rc = work_check(config, &c);
     if (rc)
         return rc;
-    weft_gpu_worker *k = calloc(1, sizeof *k);
+    weft_gpu_worker *k = lines_alloc(sizeof *k);
     if (!k)
         return base_fail(-ENOMEM, "no memory for a worker of a GPU");
     k->all = all;

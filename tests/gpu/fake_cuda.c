@@ -31,9 +31,13 @@ struct piece {
     size_t bytes;
     int fd; /* -1: memory of the host */
     bool used;
+    bool mapped;  /* by cuMemMap(): only GPUs that have been given access reach it */
+    int device;   /* whose memory it is then */
+    unsigned may; /* the GPUs with access, as bits */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local int current = -1; /* the device of the thread's context */
 static struct piece pieces[PIECES];
 static long word(const char *name, long otherwise)
 {
@@ -70,9 +74,29 @@ static uint8_t *seen(ptr p)
     return at;
 }
 
-static int backing(size_t bytes)
+/* Whether a GPU may copy to or from this memory. */
+static bool reaches(ptr p)
 {
-    int fd = word("full", 0) ? -1 : memfd_create("fake-cuda", MFD_CLOEXEC);
+    pthread_mutex_lock(&lock);
+    struct piece *m = piece_at((void *)(uintptr_t)p);
+    bool may = !m || !m->mapped || (current >= 0 && m->may >> current & 1);
+    pthread_mutex_unlock(&lock);
+    return may;
+}
+
+/* All GPUs are connected by NVLink, except the last one, and no others reach each other. */
+static bool connected(int a, int b)
+{
+    int last = (int)word("gpus", 1) - 1;
+    return a == b || (a != last && b != last);
+}
+
+/* The name of the memory says whose it is, also in another process. */
+static int backing(size_t bytes, int device)
+{
+    char name[32];
+    snprintf(name, sizeof name, "fake-cuda-%d", device);
+    int fd = word("full", 0) ? -1 : memfd_create(name, MFD_CLOEXEC);
     if (fd >= 0 && ftruncate(fd, (off_t)bytes)) {
         close(fd);
         fd = -1;
@@ -96,7 +120,7 @@ static int make(ptr *out, size_t bytes, bool managed)
     pthread_mutex_lock(&lock);
     struct piece *m = piece_new();
     size_t whole = (bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
-    int fd = m ? backing(whole) : -1, code = fd < 0 ? NO_MEMORY : map_piece(m, fd, whole, NULL, managed);
+    int fd = m ? backing(whole, 0) : -1, code = fd < 0 ? NO_MEMORY : map_piece(m, fd, whole, NULL, managed);
     if (code && m)
         m->used = false;
     *out = code ? 0 : (ptr)(uintptr_t)m->at;
@@ -178,11 +202,9 @@ FAKE(cuFlushGPUDirectRDMAWrites(int target, int scope))
 {
     return target == 0 && (scope == 100 || scope == 200) ? OK : INVALID;
 }
-/* All GPUs are connected by NVLink, except the last one. */
 FAKE(cuDeviceGetP2PAttribute(int *value, int attribute, int a, int b))
 {
-    int last = (int)word("gpus", 1) - 1;
-    *value = attribute == 3 && a != b && a != last && b != last;
+    *value = attribute == 3 && a != b && connected(a, b);
     return a == b ? INVALID : OK;
 }
 FAKE(cuDevicePrimaryCtxRetain(void **context, int device))
@@ -197,11 +219,13 @@ FAKE(cuDevicePrimaryCtxRelease_v2(int device))
 }
 FAKE(cuCtxPushCurrent_v2(void *context))
 {
+    current = (int)(uintptr_t)context - 1;
     return context ? OK : INVALID;
 }
 FAKE(cuCtxPopCurrent_v2(void **context))
 {
     *context = NULL;
+    current = -1;
     return OK;
 }
 FAKE(cuCtxSynchronize(void))
@@ -283,6 +307,8 @@ FAKE(cuMemsetD8Async(ptr at, unsigned char byte, size_t bytes, void *stream))
 FAKE(cuMemcpyAsync(ptr to, ptr from, size_t bytes, void *stream))
 {
     (void)stream;
+    if (!reaches(to) || !reaches(from))
+        return INVALID;
     if (bytes == 8) /* other threads may read the word meanwhile */
         __atomic_store_n((uint64_t *)(void *)seen(to), __atomic_load_n((uint64_t *)(void *)seen(from), __ATOMIC_RELAXED), __ATOMIC_RELAXED);
     else
@@ -389,6 +415,19 @@ FAKE(cuMemAddressFree(ptr at, size_t bytes))
     return munmap((void *)(uintptr_t)at, bytes) ? INVALID : OK;
 }
 
+/* CUmemAllocationProp and CUmemAccessDesc, as far as they are read here. */
+struct place {
+    int kind, device;
+};
+struct allocation {
+    int kind, handles;
+    struct place where;
+};
+struct access {
+    struct place where;
+    int flags;
+};
+
 static struct {
     size_t bytes;
     int fd;
@@ -412,8 +451,8 @@ static int handle_new(uint64_t *handle, int fd, size_t bytes)
 }
 FAKE(cuMemCreate(uint64_t *handle, size_t bytes, const void *kind, unsigned long long flags))
 {
-    (void)kind, (void)flags;
-    int fd = bytes > (size_t)64 << 20 ? -1 : backing(bytes);
+    (void)flags;
+    int fd = bytes > (size_t)64 << 20 ? -1 : backing(bytes, ((const struct allocation *)kind)->where.device);
     return fd < 0 ? NO_MEMORY : handle_new(handle, fd, bytes);
 }
 FAKE(cuMemRelease(unsigned long long handle))
@@ -431,6 +470,11 @@ FAKE(cuMemMap(ptr at, size_t bytes, size_t offset, unsigned long long handle, un
     pthread_mutex_lock(&lock);
     struct piece *m = offset ? NULL : piece_new();
     int code = m ? map_piece(m, dup(handles[handle - 1].fd), bytes, (void *)(uintptr_t)at, false) : INVALID;
+    char link[64], name[64] = "";
+    if (code == OK) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", m->fd);
+        m->mapped = readlink(link, name, sizeof name - 1) > 0 && sscanf(name, "/memfd:fake-cuda-%d", &m->device) == 1;
+    }
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -442,8 +486,14 @@ FAKE(cuMemUnmap(ptr at, size_t bytes))
 }
 FAKE(cuMemSetAccess(ptr at, size_t bytes, const void *may, size_t count))
 {
-    (void)bytes, (void)may, (void)count;
-    return piece_at((void *)(uintptr_t)at) ? OK : INVALID;
+    const struct access *a = may;
+    pthread_mutex_lock(&lock);
+    struct piece *m = piece_at((void *)(uintptr_t)at);
+    int code = m && m->bytes == bytes && count == 1 && connected(a->where.device, m->device) ? OK : INVALID;
+    if (code == OK)
+        m->may |= 1u << a->where.device;
+    pthread_mutex_unlock(&lock);
+    return code;
 }
 FAKE(cuMemExportToShareableHandle(void *out, unsigned long long handle, int kind, unsigned long long flags))
 {

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What tests of `weft cast` share: a standing cluster on this host, folders for its nodes, and what is compared. The program that imports
-it is called with PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 4", or "--softverbs switch:4"."""
+it is called with PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 4", or "--softverbs switch:4", or, under over_network.py, "network": a node in each of
+its four namespaces, whose commands are given in the first one."""
+import atexit
 import functools
 import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,8 +17,16 @@ import unittest
 import processes
 from processes import alive, clean_env, patience
 
-WEFT = os.path.abspath(sys.argv[1])
+REAL = os.path.abspath(sys.argv[1])
+WEFT = REAL  # the command as it is to be called
 CLUSTER = sys.argv[2].split()
+HOSTS = os.environ.get("TEST_NAMESPACES", "").split(":") if CLUSTER == ["network"] else []
+if HOSTS:
+    WEFT = os.path.join(tempfile.mkdtemp(prefix="weft-cast-"), "weft")
+    atexit.register(shutil.rmtree, os.path.dirname(WEFT))
+    with open(WEFT, "w", encoding="utf-8") as script:
+        script.write(f"#!/bin/sh\nexec nsenter --net={HOSTS[0]} {REAL} \"$@\"\n")
+    os.chmod(WEFT, 0o755)
 LIMIT = patience(60)
 MARK = f"weft-cast-test-{os.getpid()}"
 until = functools.partial(processes.until, limit=LIMIT)
@@ -54,7 +65,26 @@ class Cast(unittest.TestCase):
         cls.addClassCleanup(cls.tmp.cleanup)
         os.chmod(cls.tmp.name, 0o755)
         cls.env = clean_env(XDG_RUNTIME_DIR=cls.tmp.name, WEFT_LIVENESS="30s", WEFT_POOL="64M", HOME=cls.tmp.name, MARK=MARK)
-        subprocess.run([WEFT, "up", *CLUSTER], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
+        cls.env.update({name: os.environ[name] for name in ("WEFT_TRANSPORT", "WEFT_OFI_PROVIDER") if HOSTS}, **({"WEFT_CLUSTER": "c0"} if HOSTS else {}))
+        cls.start()
+
+    @classmethod
+    def start(cls):
+        """Start the standing cluster."""
+        if not HOSTS:
+            subprocess.run([WEFT, "up", *CLUSTER], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
+            return
+        for rank, host in enumerate(HOSTS):
+            env = {**cls.env, "WEFT_RANK": str(rank), "WEFT_SIZE": str(len(HOSTS)), "WEFT_COORD": os.environ["TEST_COORD"] + ":20000"}
+            p = subprocess.Popen(["nsenter", f"--net={host}", REAL, "up", "--here", "--cluster", f"c{rank}"], env=env, stdin=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+            cls.addClassCleanup(lambda p=p: p.poll() is None and p.kill())
+            cls.addClassCleanup(p.wait, LIMIT)
+
+        def up():
+            p = subprocess.run([WEFT, "status", "--json"], env=cls.env, check=False, timeout=LIMIT, capture_output=True)
+            return p.returncode == 0 and all(n["state"] == "up" for n in json.loads(p.stdout)["nodes"])
+        until("the nodes are up", up)
 
     @classmethod
     def tearDownClass(cls):

@@ -5,8 +5,8 @@ hosts and are joined by a bridge. All of these are in namespaces of this process
 
 Usage: over_network.py PROVIDER[,FAMILY[,HOSTS]] TEST...
 
-PROVIDER is a provider of libfabric ("tcp;ofi_rxm", "udp;ofi_rxd"), or "tcp": the one that weft chooses for TCP; FAMILY is the only IP version
-of the hosts, 4 or 6; HOSTS is their number (4). Each host has two interfaces, net0 and net1, in two networks. The test gets TEST_NAMESPACES,
+PROVIDER is a provider of libfabric ("tcp;ofi_rxm", "udp;ofi_rxd", "shm", whose nodes are on one host all the same), or "tcp": the one that weft chooses for TCP; FAMILY is the only IP version
+of the hosts, 4 or 6, or 46 for both; HOSTS is their number (4). Each host has two interfaces, net0 and net1, in two networks. The test gets TEST_NAMESPACES,
 one path for each host; TEST_COORD, the first host's address on net0; and TEST_BRIDGE, the namespace of the bridges br0 and br1, whose ports
 are net0-HOST and net1-HOST.
 """
@@ -28,7 +28,7 @@ def make_hosts(hosts, family):
     """The namespaces' paths, and the address of the first."""
     os.makedirs("/run/netns", exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "weft-netns", "/run/netns"], check=True)
-    def address(net, host):
+    def address(net, host, family):
         return f"10.77.{net}.{host + 1}" if family == "4" else f"fd77:{net}::{host + 1}"
     for net in (0, 1):
         ip("link", "add", f"br{net}", "type", "bridge")
@@ -39,13 +39,13 @@ def make_hosts(hosts, family):
         for net in (0, 1):
             ip("link", "add", f"net{net}-{host}", "type", "veth", "peer", "name", f"net{net}", "netns", f"h{host}")
             ip("link", "set", f"net{net}-{host}", "master", f"br{net}", "up")
-            if family == "6":
-                ip("-n", f"h{host}", "addr", "add", f"{address(net, host)}/64", "dev", f"net{net}", "nodad")
-            else:
-                ip("-n", f"h{host}", "addr", "add", f"{address(net, host)}/24", "dev", f"net{net}")
+            if "6" in family:
+                ip("-n", f"h{host}", "addr", "add", f"{address(net, host, '6')}/64", "dev", f"net{net}", "nodad")
+            if "4" in family:
+                ip("-n", f"h{host}", "addr", "add", f"{address(net, host, '4')}/24", "dev", f"net{net}")
             ip("-n", f"h{host}", "link", "set", f"net{net}", "up")
-    first = address(0, 0)
-    return [f"/run/netns/h{i}" for i in range(hosts)], first if family == "4" else f"[{first}]"
+    first = address(0, 0, family[0])
+    return [f"/run/netns/h{i}" for i in range(hosts)], first if family[0] == "4" else f"[{first}]"
 
 
 def main():
@@ -58,6 +58,8 @@ def main():
         os.environ["TEST_IN_NETWORK"] = "1"
         os.execvp(own[0], [*own, sys.executable, *sys.argv])
     provider, family, hosts = (what.split(",") + ["", ""])[:3]
+    if provider == "shm":  # a node that is killed leaves the provider's file there
+        subprocess.run(["mount", "-t", "tmpfs", "weft-shm", "/dev/shm"], check=True)
     paths, first = make_hosts(int(hosts or 4), family or "4")
     env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER="" if provider == "tcp" else provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
                TEST_BRIDGE=f"/proc/{os.getpid()}/ns/net")

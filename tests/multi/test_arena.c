@@ -611,6 +611,35 @@ static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
     }
 }
 
+/* An offset beyond the largest one is refused: without its upper bits it would name other memory. */
+static void node_offset(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_gpu *g = open_arena(w, 1 << 20);
+    weft_gaddr at;
+    uint64_t seven = 7, got = 1;
+    OK(weft_gpu_alloc(g, SPACE, 65536, &at));
+    at = on_node(at, 0);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (weft_rank(w) == 1) {
+        OK(weft_put_blocking(w, at, &seven, 8));
+        for (int high = 44; high < 64; high++) {
+            struct arena_message m = {
+                .id = 256, .kind = ASK_ATOMIC, .space = SPACE, .offset = weft_gaddr_offset(at) + (1ull << high), .length = 8, .a = 1};
+            OK(fab_send(w, 0, ARENA_HANDLER_ASK, &m, sizeof m, NULL, 0, NULL));
+        }
+        OK(weft_fetch_add_blocking(w, at, 0, &got)); /* its owner does it after the others, which have come before it */
+        CHECK(got == 7);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_offset(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, node_offset, NULL), 0);
+}
+
 /* Meanwhile the honest nodes use each other's arenas. The liar may write every byte of these. */
 static void node_liar(weft_node *w, void *arg)
 {
@@ -647,7 +676,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wrong), cmocka_unit_test(test_shadow), cmocka_unit_test(test_words), cmocka_unit_test(test_kernels),
-        cmocka_unit_test(test_late),  cmocka_unit_test(test_death),  cmocka_unit_test(test_liar),
+        cmocka_unit_test(test_late),  cmocka_unit_test(test_death),  cmocka_unit_test(test_liar),  cmocka_unit_test(test_offset),
     };
     return cmocka_run_group_tests_name("arena", tests, NULL, NULL);
 }

@@ -252,6 +252,29 @@ class Trees(Cast):
             self.assertEqual(a.read(), b.read())
 
 
+@unittest.skipUnless(sys.platform == "linux", "softverbs is for Linux")
+class Chain(Cast):
+    """The hosts pass the files on in an order in which each has a cable to the next one."""
+
+    @classmethod
+    def start(cls):
+        lab = os.path.join(cls.tmp.name, "lab.json")
+        cables = [(0, "en2", 2, "en2"), (2, "en3", 1, "en2"), (1, "en3", 3, "en2")]
+        with open(lab, "w", encoding="utf-8") as f:
+            json.dump({"hosts": [{"name": str(n), "devices": ["en2", "en3"]} for n in range(4)],
+                       "cables": [{"from": f"{a}/{x}", "to": f"{b}/{y}"} for a, x, b, y in cables]}, f)
+        subprocess.run([WEFT, "up", "--softverbs", lab], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
+
+    def test_order(self):
+        self.file("src/a", b"a" * 3_000_000)
+        got = self.summary(self.src, "all:" + self.dest)
+        self.assertEqual([(h["node"], h["link"]) for h in got["chain"]], [("2", "tb"), ("1", "tb"), ("3", "tb")])
+        for node in (1, 2, 3):
+            self.same(node)
+        p = self.cast("--verbose", self.src, "all:" + self.dest)
+        self.assertRegex(p.stderr, r"(?m)^weft cast: chain: \S+:0, \S+:2 \(tb\), \S+:1 \(tb\), \S+:3 \(tb\)$")
+
+
 class Refused(Cast):
     def test_wrong_words(self):
         for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),

@@ -3,8 +3,10 @@
  * A network that fails, run by over_network.py: an interface goes down and comes up again, or the network of libfabric fails for good while
  * the side connections still work. Bytes must be correct and in order; every failure must come in time and have a reason.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -112,12 +114,92 @@ static void test_cut(void **state)
     assert_int_equal(status[0], 0);
 }
 
+/* --- sleep --- */
+
+/* Whether a thread of the process runs, or waits for a processor. */
+static bool runs(uint32_t pid)
+{
+    char path[300], line[512];
+    bool found = false;
+    snprintf(path, sizeof path, "/proc/%u/task", pid);
+    DIR *tasks = opendir(path);
+    CHECK(tasks);
+    for (struct dirent *t; (t = readdir(tasks));) {
+        snprintf(path, sizeof path, "/proc/%u/task/%.20s/stat", pid, t->d_name);
+        FILE *f = t->d_name[0] == '.' ? NULL : fopen(path, "r");
+        const char *name_end = f && fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
+        found = found || (name_end && name_end[2] == 'R');
+        if (f)
+            fclose(f);
+    }
+    closedir(tasks);
+    return found;
+}
+
+/* Node 1 waits for a word, after operations of all kinds have completed. Meanwhile none of its threads runs, but now and then. */
+static void blocked(weft_node *w, void *arg)
+{
+    enum { LOOKS = 100 };
+    _Atomic uint32_t *pid = arg;
+    weft_gaddr a = symmetric_alloc(w, 64 << 10);
+    uint32_t other = 1 - weft_rank(w);
+    static uint8_t bytes[32 << 10];
+    uint64_t old, seen;
+    OK(weft_put_blocking(w, on_node(a, other) + 1024, bytes, sizeof bytes));
+    OK(weft_get_blocking(w, bytes, on_node(a, other) + 1024, sizeof bytes));
+    OK(weft_fetch_add_blocking(w, on_node(a, other) + 8, 1, &old));
+    OK(weft_barrier(w, patience_ns(60)));
+    if (weft_rank(w) == 1) {
+        atomic_store(pid, (uint32_t)getpid());
+        OK(weft_wait_until(w, a, WEFT_EQ, 1, &seen, patience_ns(60)));
+        return;
+    }
+    wait_for(pid, 1);
+    usleep(300000); /* it spins at first */
+    int running = 0;
+    for (int i = 0; i < LOOKS; i++) {
+        running += runs(*pid);
+        usleep(10000);
+    }
+    CHECK(running < LOOKS / 2);
+    OK(weft_fetch_add_blocking(w, on_node(a, 1), 1, NULL));
+}
+
+static void test_blocked(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, blocked, shared_words(64)), 0);
+}
+
+/* --- signals --- */
+
+static const int signals[] = {SIGINT, SIGTERM, SIGABRT, SIGILL, SIGBUS, SIGSEGV};
+enum { SIGNALS = sizeof signals / sizeof signals[0] };
+
+static void same_signals(weft_node *w, void *arg)
+{
+    const struct sigaction *was = arg;
+    struct sigaction is;
+    (void)w;
+    for (int i = 0; i < SIGNALS; i++)
+        CHECK(sigaction(signals[i], NULL, &is) == 0 && is.sa_handler == was[i].sa_handler);
+}
+
+/* libfabric and the libraries that it needs may not take over the program's signals. */
+static void test_signals(void **state)
+{
+    (void)state;
+    struct sigaction was[SIGNALS];
+    for (int i = 0; i < SIGNALS; i++)
+        assert_int_equal(sigaction(signals[i], NULL, &was[i]), 0);
+    assert_int_equal(nodes_failed(2, same_signals, was), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_away_for_a_second),
-        cmocka_unit_test(test_data_away),
-        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_blocked),   cmocka_unit_test(test_signals), cmocka_unit_test(test_away_for_a_second),
+        cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -185,9 +185,8 @@ class Pmix(unittest.TestCase):
             launcher.stdout.close()
         until("the nodes have ended", lambda: not any(map(alive, nodes)), patience(10))
 
-    @unittest.skipUnless(can_unshare(), "no network namespaces")
-    def test_hosts(self):
-        """Three hosts, on which mpirun starts nodes with AGENT instead of ssh, and a fabric of RDMA devices between them."""
+    def on_hosts(self, **more):
+        """Three hosts, on which mpirun starts nodes with AGENT instead of ssh."""
         def path(name, text, mode=0o644):
             with open(f"{self.tmp.name}/{name}", "w", encoding="utf-8") as file:
                 file.write(text)
@@ -195,19 +194,29 @@ class Pmix(unittest.TestCase):
             return file.name
         agent = path("agent", AGENT, 0o755)
         hosts = path("hosts", "h1 slots=1\nh2 slots=1\nh3 slots=1\n")
-        env = self.environment(OMPI_MCA_plm_rsh_agent=agent, OMPI_MCA_oob_tcp_if_include="eth0", SOFTVERBS_DIR=self.tmp.name, SOFTVERBS_FABRIC="test",
-                               WEFT_VERBS_LIBRARY=VERBS, WEFT_TRANSPORT="rc", WEFT_LIVENESS=f"{patience(30):.0f}s")
+        env = self.environment(OMPI_MCA_plm_rsh_agent=agent, OMPI_MCA_oob_tcp_if_include="eth0", WEFT_LIVENESS=f"{patience(30):.0f}s", **more)
         env["OMPI_MCA_plm"] = "rsh"
-        made = [SOFTVERBS, "up", "--fabric", "test", "--profile", "generic", "switch", "3"]
-        subprocess.run(made, env=env, stdout=subprocess.DEVNULL, check=True)
-        try:
-            done = subprocess.run(["unshare", "-r", "-n", "-m", "sh", "-c", HOSTS, "sh", "mpirun", "--hostfile", hosts, "-n", "3", "sh", "-c",
-                                   f"SOFTVERBS_HOST=$PMIX_RANK exec {PEER} 3 leave"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.PIPE, text=True, timeout=2 * LIMIT, check=False)
-        finally:
-            subprocess.run([SOFTVERBS, "down", "--fabric", "test"], env=env, stdout=subprocess.DEVNULL, check=False)
+        done = subprocess.run(["unshare", "-r", "-n", "-m", "sh", "-c", HOSTS, "sh", "mpirun", "--hostfile", hosts, "-n", "3", "sh", "-c",
+                               f"SOFTVERBS_HOST=$PMIX_RANK exec {PEER} 3 leave"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=2 * LIMIT, check=False)
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         self.assertEqual(sorted(done.stdout.splitlines()), [f"node {k} of 3: all is well" for k in range(3)])
+
+    @unittest.skipUnless(can_unshare(), "no network namespaces")
+    def test_hosts(self):
+        """With a fabric of RDMA devices between the hosts."""
+        env = dict(SOFTVERBS_DIR=self.tmp.name, SOFTVERBS_FABRIC="test", WEFT_VERBS_LIBRARY=VERBS, WEFT_TRANSPORT="rc")
+        made = [SOFTVERBS, "up", "--fabric", "test", "--profile", "generic", "switch", "3"]
+        subprocess.run(made, env=dict(os.environ, **env), stdout=subprocess.DEVNULL, check=True)
+        try:
+            self.on_hosts(**env)
+        finally:
+            subprocess.run([SOFTVERBS, "down", "--fabric", "test"], env=dict(os.environ, **env), stdout=subprocess.DEVNULL, check=False)
+
+    @unittest.skipUnless(can_unshare(), "no network namespaces")
+    def test_hosts_without_devices(self):
+        """Over TCP. Node 0 listens at all its addresses, and takes for libfabric the one that the others use."""
+        self.on_hosts(WEFT_TRANSPORT="ofi", LD_LIBRARY_PATH="")  # softverbs would say that it has no fabric
 
 
 # A private Slurm with one host, this one; all its files are in the test's folder.

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """weft over the kernel's own software RDMA (rdma_rxe): two virtual machines, each with a kernel of its own, as one cluster;
-and the tests of several nodes inside one machine.
+and the tests of several nodes inside one machine, also over libfabric's provider for such devices.
 
 Emulated processors are slow: without WEFT_TEST_LONG=1 it is two machines of which one is killed, and one of the programs in
 one machine; with it, everything, in five to nine minutes.
 
-Usage: test_rc.py Between|Inside RUN PEER TEST...    (tests/vm/run; multi_peer; programs of tests/multi)
+Usage: test_rc.py Between|Inside|Libfabric RUN PEER TEST...    (tests/vm/run; multi_peer; programs of tests/multi)
 """
 import os
 import subprocess
@@ -101,6 +101,25 @@ class Inside(unittest.TestCase):
         done = vm("sh", "-c", loop, "sh", *tests, timeout=900,
                   env=("WEFT_TRANSPORT=rc", "WEFT_DEADLINE=120s", "TEST_DIVIDE=100", "TEST_HANG=200"))
         self.assertEqual([test for test in tests if f"{test} passed\n" not in done.stdout], [], done.stdout)
+
+
+class Libfabric(unittest.TestCase):
+    def test_verbs(self):
+        """The provider verbs;ofi_rxm of libfabric: what the fabric does, a node that is killed; and that it is refused where it would crash."""
+        script = """
+            pair() { WEFT_SIZE=2 WEFT_COORD=unix:@vm WEFT_RANK=1 "$peer" 1 $1 & WEFT_SIZE=2 WEFT_COORD=unix:@vm WEFT_RANK=0 "$peer" 1 $1; wait; }
+            peer=$0
+            WEFT_POOL=64M $1 && echo fabric passed
+            pair kill
+            unset FI_OFI_RXM_USE_SRX
+            pair leave"""
+        fabric = next(test for test in TESTS if test.endswith("_fabric"))
+        # The device has 32767 entries a completion queue at most, and ofi_rxm asks for 256 for each node of FI_UNIVERSE_SIZE (256).
+        done = vm("sh", "-c", script, PEER, fabric, modules="rdma_rxe,rdma_ucm",
+                  env=("WEFT_TRANSPORT=ofi", "WEFT_OFI_PROVIDER=verbs;ofi_rxm", "WEFT_OFI_INTERFACE=eth0", "FI_OFI_RXM_USE_SRX=1",
+                       "FI_UNIVERSE_SIZE=16", "WEFT_POOL=16M", "WEFT_DEADLINE=120s", "TEST_DIVIDE=400", "TEST_HANG=200"))
+        for said in ("fabric passed\n", "node 0: node 1 is dead after", "set FI_OFI_RXM_USE_SRX=1 on all nodes"):
+            self.assertIn(said, done.stdout)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,24 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#define VERBS_RXM "verbs;ofi_rxm"
+
+/* What the user can do about it, for errors whose reason libfabric does not tell. */
+static const char *device_remedy(const char *provider, int error)
+{
+    if (error == EINVAL && strcmp(provider, VERBS_RXM) == 0)
+        return " (a device with few entries in a completion queue needs FI_UNIVERSE_SIZE, the number of nodes)";
+    if (error == EADDRINUSE || error == EADDRNOTAVAIL)
+        return " (no port is free; libfabric's settings FI_NET_PORT_LOW_RANGE and FI_NET_PORT_HIGH_RANGE, or FI_TCP_... for tcp, bound the "
+               "ports)";
+    return "";
+}
+
 static int device_failed(const struct ofi *o, int rc, const char *what)
 {
-    return base_fail(rc < 0 ? rc : -rc, "%s of libfabric: %s fails: %s", o->info->fabric_attr->prov_name, what,
-                     o->lib->strerror(rc < 0 ? -rc : rc));
+    const char *provider = o->info->fabric_attr->prov_name;
+    rc = rc < 0 ? -rc : rc;
+    return base_fail(-rc, "%s of libfabric: %s fails: %s%s", provider, what, o->lib->strerror(rc), device_remedy(provider, rc));
 }
 
 /* --- memory regions --- */
@@ -117,19 +131,39 @@ void ofi_receive_owed_locked(struct ofi *o)
     }
 }
 
+/* In libfabric 1.17 fi_trywait() of `net` does nothing, so the signal of the first completion stays for ever, and its descriptor is always
+ * readable. fi_wait() on a wait set takes the signal back. Later versions have no `net`. */
+static void device_wait_set(struct ofi *o)
+{
+    struct fi_wait_attr attr = {.wait_obj = FI_WAIT_FD};
+    if (!o->wait && strcmp(o->info->fabric_attr->prov_name, "net") == 0 && fi_wait_open(o->fabric, &attr, &o->wait))
+        o->wait = NULL;
+}
+
 static int device_queue(struct ofi *o)
 {
-    struct fi_cq_attr attr = {.size = o->receives_count + o->requests_count + 16, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD};
+    device_wait_set(o);
+    struct fi_cq_attr attr = {.size = o->receives_count + o->requests_count + 16,
+                              .format = FI_CQ_FORMAT_MSG,
+                              .wait_obj = o->wait ? FI_WAIT_SET : FI_WAIT_FD,
+                              .wait_set = o->wait};
     o->fd = -1;
     int rc = fi_cq_open(o->domain, &attr, &o->cq, NULL);
-    if (rc == 0 && fi_control(&o->cq->fid, FI_GETWAIT, &o->fd) == 0)
+    if (rc == 0 && fi_control(o->wait ? &o->wait->fid : &o->cq->fid, FI_GETWAIT, &o->fd) == 0)
         return 0;
     if (rc == 0)
         fi_close(&o->cq->fid);
     o->cq = NULL;
     o->fd = -1;
     attr.wait_obj = FI_WAIT_NONE;
+    attr.wait_set = NULL;
     return fi_cq_open(o->domain, &attr, &o->cq, NULL);
+}
+
+bool ofi_queue_quiet_locked(struct ofi *o)
+{
+    struct fid *queue = &o->cq->fid;
+    return o->wait ? fi_wait(o->wait, 0) == -FI_ETIMEDOUT : o->fabric->ops->trywait(o->fabric, &queue, 1) == 0;
 }
 
 int ofi_queue_renew(struct ofi *o)
@@ -196,6 +230,24 @@ static int device_memory(struct ofi *o)
     return 0;
 }
 
+/* With a receive queue for each connection, ofi_rxm posts receives to connections that it has closed, and crashes (libfabric 1.17 to 2.4,
+ * issue 11828 of libfabric). The environment is the program's, which may have threads: it is not changed here. */
+static int device_refuse(const struct fi_info *info)
+{
+    const char *provider = info->fabric_attr->prov_name, *shared = getenv("FI_OFI_RXM_USE_SRX");
+    if (strcmp(provider, VERBS_RXM) == 0 && (!shared || strcmp(shared, "1") != 0))
+        return base_fail(-ENOTSUP,
+                         "%s of libfabric crashes when it is closed, unless its connections share one receive queue: set "
+                         "FI_OFI_RXM_USE_SRX=1 on all nodes",
+                         provider);
+    if (info->ep_attr->max_msg_size < TB_FRAME_BYTES)
+        return base_fail(
+            -EMSGSIZE,
+            "%s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
+            provider, info->ep_attr->max_msg_size, TB_FRAME_BYTES);
+    return 0;
+}
+
 int ofi_device_open(struct ofi *o)
 {
     struct fi_info *info = o->info;
@@ -204,16 +256,14 @@ int ofi_device_open(struct ofi *o)
     most = info->tx_attr->size;
     o->requests_count = most && most < OFI_REQUESTS ? (uint32_t)most : OFI_REQUESTS;
     o->shift = OFI_SEGMENT_SHIFT;
-    if (info->ep_attr->max_msg_size < TB_FRAME_BYTES)
-        return base_fail(
-            -EMSGSIZE,
-            "%s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
-            info->fabric_attr->prov_name, info->ep_attr->max_msg_size, TB_FRAME_BYTES);
+    int rc = device_refuse(info);
+    if (rc)
+        return rc;
     const char *what = "fi_fabric";
-    int rc = o->lib->fabric(info->fabric_attr, &o->fabric, NULL);
+    rc = o->lib->fabric(info->fabric_attr, &o->fabric, NULL);
     if (!rc && (what = "fi_domain"))
         rc = fi_domain(o->fabric, info, &o->domain, NULL);
-    struct fi_av_attr av = {.type = info->domain_attr->av_type, .count = o->w->size};
+    struct fi_av_attr av = {.type = info->domain_attr->av_type, .count = o->w->founders};
     if (!rc && (what = "fi_av_open"))
         rc = fi_av_open(o->domain, &av, &o->av, NULL);
     if (!rc && (what = "fi_cq_open"))
@@ -243,6 +293,7 @@ void ofi_device_close(struct ofi *o)
     ofi_unregister(&o->pool);
     device_close(o->memory_mr ? &o->memory_mr->fid : NULL);
     device_close(o->cq ? &o->cq->fid : NULL);
+    device_close(o->wait ? &o->wait->fid : NULL);
     device_close(o->av ? &o->av->fid : NULL);
     device_close(o->domain ? &o->domain->fid : NULL);
     device_close(o->fabric ? &o->fabric->fid : NULL);

@@ -33,7 +33,7 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES      256u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
 #define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
 #define OFI_MOVES         4u         /* RMA requests under way to a peer; few, because frames wait behind them */
 #define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
@@ -104,6 +104,7 @@ struct ofi {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
+    struct fid_wait *wait;   /* what the queue signals, if fi_trywait() is of no use (device_queue()); else NULL */
     struct fid_ep *ep;       /* NULL: there is none; written under `receiving` and `calls` */
     _Atomic bool opened;     /* there has been an endpoint; the transport's functions read it without a lock */
     int fd;                  /* the completion queue's descriptor; -1: the provider has none, so the queue is polled. Written like `ep` */
@@ -143,6 +144,7 @@ void ofi_unregister(struct ofi_regions *r);
 void *ofi_descriptor(const struct ofi *o, const void *at);           /* of local memory; NULL if the provider needs none */
 int ofi_endpoint_open(struct ofi *o);                                /* opens an endpoint, while there is none, and posts its receives */
 int ofi_queue_renew(struct ofi *o);                                  /* replaces the completion queue, while there is no endpoint */
+bool ofi_queue_quiet_locked(struct ofi *o);                          /* whether a thread may sleep on o->fd; under `calls` */
 void ofi_receive_again_locked(struct ofi *o, struct ofi_request *q); /* posts a receive, or keeps it for later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);
 /* NULL: all are under way. Under `calls`, like the next function */

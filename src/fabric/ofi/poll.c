@@ -200,8 +200,7 @@ bool ofi_idle(struct weft_node *w)
     if (!base_spin_try(&o->receiving))
         return false;
     base_spin_lock(&o->calls);
-    struct fid *queue = o->ep ? &o->cq->fid : NULL;
-    bool quiet = !o->ep || o->fd < 0 || o->fabric->ops->trywait(o->fabric, &queue, 1) == 0;
+    bool quiet = !o->ep || o->fd < 0 || ofi_queue_quiet_locked(o);
     o->armed = quiet && o->ep && o->fd >= 0;
     base_spin_unlock(&o->calls);
     base_spin_unlock(&o->receiving);

@@ -39,6 +39,7 @@ struct records_link {
     /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
     struct records_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
+    uint32_t inbox_base; /* the number of a message at inbox[0]; changes only while the inbox is empty, so that little of it is used */
     /* messages that were handled, but for which the peer gets no credit yet, because as many wait for a handler to be installed */
     uint32_t withheld;
     struct stash stash;

@@ -13,10 +13,15 @@ bool records_message_keep(void *ctx, uint32_t id, const void *header, uint32_t h
 {
     struct records_link *l = ctx;
     uint32_t in = atomic_load_explicit(&l->inbox_in, memory_order_relaxed);
-    if (in - atomic_load_explicit(&l->inbox_out, memory_order_acquire) >= TB_MESSAGES)
+    uint32_t kept = in - atomic_load_explicit(&l->inbox_out, memory_order_acquire);
+    if (kept >= TB_MESSAGES)
         return false;
-    struct records_message *m = &l->inbox[in % TB_MESSAGES];
-    *m = (struct records_message){.id = (uint16_t)id, .header_len = (uint16_t)header_len, .payload_len = (uint16_t)payload_len};
+    if (kept == 0)
+        l->inbox_base = in;
+    struct records_message *m = &l->inbox[(in - l->inbox_base) % TB_MESSAGES];
+    m->id = (uint16_t)id;
+    m->header_len = (uint16_t)header_len;
+    m->payload_len = (uint16_t)payload_len;
     memcpy(m->bytes, header, header_len);
     memcpy(m->bytes + tb_padded(header_len), payload, payload_len);
     /* release: the thread that delivers sees the message (acquire in records_message_deliver) */
@@ -41,7 +46,7 @@ int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in records_message_keep() */
     while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
-        const struct records_message *m = &l->inbox[out % TB_MESSAGES];
+        const struct records_message *m = &l->inbox[(out - l->inbox_base) % TB_MESSAGES];
         /* the state changes only with w->progress held */
         if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE))
             stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);

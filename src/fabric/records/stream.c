@@ -57,6 +57,11 @@ void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16
                             .rto_most = RTO_MOST};
 }
 
+static uint32_t slot_of(const struct tb_stream *s, uint32_t sequence)
+{
+    return (sequence - s->base) % TB_WINDOW;
+}
+
 static void stream_complete(struct tb_stream *s, struct tb_slot *slot, int status)
 {
     while (slot->ops) {
@@ -69,7 +74,7 @@ static void stream_complete(struct tb_stream *s, struct tb_slot *slot, int statu
 void tb_stream_fail(struct tb_stream *s, int status)
 {
     for (uint32_t i = s->first; i != s->next + 1; i++)
-        stream_complete(s, &s->slots[i % TB_WINDOW], status);
+        stream_complete(s, &s->slots[slot_of(s, i)], status);
 }
 
 void tb_stream_end(struct tb_stream *s, int status)
@@ -129,7 +134,7 @@ static uint32_t stream_busy(const struct tb_stream *s)
 /* Closes the open frame, so that it is sent as soon as possible. */
 static void stream_seal(struct tb_stream *s)
 {
-    struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
+    struct tb_slot *slot = &s->slots[slot_of(s, s->next)];
     if (s->paced && s->first != s->next && (int32_t)(s->asked - s->first) <= 0)
         slot->asks = true; /* records that gather in the open frame wait for an acknowledgement, and none has been asked for */
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
@@ -143,7 +148,7 @@ static void stream_seal(struct tb_stream *s)
 /* Whether frame number `next` may be opened: there is a free slot. */
 static bool stream_openable(const struct tb_stream *s, uint32_t next)
 {
-    return next - s->first < TB_WINDOW && s->slots[next % TB_WINDOW].posted == 0;
+    return next - s->first < TB_WINDOW && s->slots[slot_of(s, next)].posted == 0;
 }
 
 uint32_t tb_stream_fits(const struct tb_stream *s)
@@ -162,20 +167,22 @@ void *tb_stream_room(struct tb_stream *s, uint32_t bytes)
         stream_seal(s);
     }
     if (s->fill == 0) {
+        if (s->first == s->next && s->unleft == 0)
+            s->base = s->next; /* begin with slot 0 again: the memory of frames is used, and stays in the cache, only as far as needed */
         if (!stream_openable(s, s->next))
             return NULL;
-        struct tb_slot *slot = &s->slots[s->next % TB_WINDOW];
+        struct tb_slot *slot = &s->slots[slot_of(s, s->next)];
         slot->ops = NULL;
         slot->arrived = false;
         slot->asks = false;
     }
-    return frame_at(s, s->next % TB_WINDOW) + TB_HEADER_BYTES + s->fill;
+    return frame_at(s, slot_of(s, s->next)) + TB_HEADER_BYTES + s->fill;
 }
 
 void tb_stream_commit(struct tb_stream *s, uint32_t bytes)
 {
     uint32_t padded = tb_padded(bytes);
-    uint8_t *at = frame_at(s, s->next % TB_WINDOW) + TB_HEADER_BYTES + s->fill;
+    uint8_t *at = frame_at(s, slot_of(s, s->next)) + TB_HEADER_BYTES + s->fill;
     for (uint32_t i = bytes; i < padded && s->fill + i < TB_PAYLOAD_BYTES; i++)
         at[i] = 0; /* so that no bytes of an earlier frame are sent */
     s->fill += padded;
@@ -201,7 +208,7 @@ void tb_stream_op(struct tb_stream *s, weft_op *op)
         s->env.complete(s->env.ctx, op, 0);
         return;
     }
-    struct tb_slot *slot = &s->slots[(s->fill ? s->next : s->next - 1) % TB_WINDOW];
+    struct tb_slot *slot = &s->slots[slot_of(s, s->fill ? s->next : s->next - 1)];
     op->next = slot->ops;
     slot->ops = op;
     slot->asks = true;
@@ -232,7 +239,7 @@ void tb_stream_left(struct tb_stream *s, uint32_t slot)
 void tb_stream_again(struct tb_stream *s)
 {
     for (uint32_t i = s->first; i != s->next; i++) {
-        struct tb_slot *slot = &s->slots[i % TB_WINDOW];
+        struct tb_slot *slot = &s->slots[slot_of(s, i)];
         if (!slot->arrived && slot->at)
             slot->lost = s->unsent = true;
     }
@@ -248,8 +255,8 @@ static int64_t stream_rto(const struct tb_stream *s)
 static struct tb_slot *stream_oldest(struct tb_stream *s)
 {
     for (uint32_t i = s->first; i != s->next; i++)
-        if (!s->slots[i % TB_WINDOW].arrived)
-            return &s->slots[i % TB_WINDOW];
+        if (!s->slots[slot_of(s, i)].arrived)
+            return &s->slots[slot_of(s, i)];
     return NULL;
 }
 
@@ -259,7 +266,7 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
     if (!s->unsent)
         return true;
     for (uint32_t i = s->first; i != s->next; i++) {
-        struct tb_slot *slot = &s->slots[i % TB_WINDOW];
+        struct tb_slot *slot = &s->slots[slot_of(s, i)];
         if (!slot->lost || slot->arrived)
             continue;
         if (slot->posted) { /* its send has not completed, so it is not lost: the device holds it until the peer posts a receive */
@@ -267,7 +274,7 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
             continue;
         }
         bool first = slot->at == 0;
-        if (!stream_emit(s, i % TB_WINDOW, TB_SEQUENCED, i, slot->asks))
+        if (!stream_emit(s, slot_of(s, i), TB_SEQUENCED, i, slot->asks))
             return false;
         slot->lost = false;
         slot->retransmitted = !first;
@@ -307,7 +314,7 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
     s->pumped = now;
     if (s->fill && (stream_busy(s) < BUSY || s->fill >= TB_PAYLOAD_BYTES)) {
         if (s->want_ack)
-            s->slots[s->next % TB_WINDOW].asks = true;
+            s->slots[slot_of(s, s->next)].asks = true;
         stream_seal(s);
     }
     if (s->first != s->next && now - s->quiet_since >= stream_rto(s)) {
@@ -365,7 +372,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
 {
     bool any = false;
     for (; s->first != f->ack; s->first++) {
-        struct tb_slot *slot = &s->slots[s->first % TB_WINDOW];
+        struct tb_slot *slot = &s->slots[slot_of(s, s->first)];
         if (!slot->retransmitted && slot->at && !slot->arrived) {
             int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's clock reading may be a little older */
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
@@ -383,7 +390,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
         uint32_t sequence = f->ack + 1 + i;
         if (!(f->early >> i & 1) || sequence - s->first >= s->next - s->first)
             continue;
-        struct tb_slot *slot = &s->slots[sequence % TB_WINDOW];
+        struct tb_slot *slot = &s->slots[slot_of(s, sequence)];
         any = any || !slot->arrived;
         slot->arrived = true;
         slot->lost = false;
@@ -395,7 +402,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
         s->quiet_since = now;
         /* A frame is lost if it has not arrived although a frame that was sent after it has. */
         for (uint32_t i = s->first; i != s->next; i++) {
-            struct tb_slot *slot = &s->slots[i % TB_WINDOW];
+            struct tb_slot *slot = &s->slots[slot_of(s, i)];
             if (!slot->arrived && slot->at && (int32_t)(s->order_arrived - slot->order) > 0)
                 slot->lost = s->unsent = true;
         }

@@ -63,6 +63,7 @@ struct tb_stream {
 
     /* Sending: frames [first, next) are under way; while fill > 0, frame `next` is open. */
     uint32_t first, next, fill;
+    uint32_t base; /* the number of a frame that uses slot 0; changes only while no slot is used */
     uint32_t order, order_arrived;
     uint32_t unleft; /* sends that have not completed */
     bool unsent;     /* a frame may have to be sent or retransmitted: pump must check all */
