@@ -277,7 +277,6 @@ static int up_start(struct up *u, struct launch *l)
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("up", "%s", base_error());
     setenv("WEFT_SERVE", "process,name", 1);
-    setenv("WEFT_CLUSTER", place.name, 1); /* the nodes of this host find their folder by it */
     const char *file = hosts_file(l->hostfile);
     static char absolute[4096]; /* commands read it from wherever they run */
     if (file && realpath(file, absolute))

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * A program that puts bytes into the memory of its neighbour and checks what its other neighbour has put, for so many rounds, or without an
- * argument until it is ended. Each round is different. Node 0 prints its process and a line when the first round was right, so that a test
- * can kill it, and another at the end. Exit status 0: all bytes were right; 3: weft_open() failed; 1: anything else.
+ * argument until it is ended. Each round is different, and each program with another MARK_OF_PROGRAM. Node 0 prints its process and a line
+ * when the first round was right, so that a test can kill it, and another at the end. Exit status 0: all bytes were right; 3: weft_open()
+ * failed; 1: anything else.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +13,11 @@
 
 #define BYTES 300001u /* large enough for the lanes of bulk data, and with a rest */
 
+static uint8_t mark;
+
 static uint8_t byte_of(uint32_t node, uint64_t round, uint64_t i)
 {
-    return (uint8_t)(i * 31 + (i >> 8) * 7 + round * 13 + node * 101 + (uint64_t)getenv("MARK_OF_PROGRAM")[0]);
+    return (uint8_t)(i * 31 + (i >> 8) * 7 + round * 13 + node * 101 + mark);
 }
 
 static int say(const char *what)
@@ -27,6 +30,8 @@ int main(int argc, char **argv)
 {
     weft_node *w;
     weft_gaddr mine[2] = {0, 0}, all[2 * WEFT_MAX_NODES];
+    const char *set = getenv("MARK_OF_PROGRAM");
+    mark = set ? (uint8_t)set[0] : 0;
     uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : UINT64_MAX;
     if (weft_open(&w, NULL)) {
         say("open");
