@@ -6,6 +6,13 @@
  */
 #include "gpu/arena.h"
 
+uint64_t arena_kind(const struct gpu_place *p)
+{
+    uint64_t kind = 0;
+    memcpy(&kind, p->backend->name, strnlen(p->backend->name, sizeof kind));
+    return kind;
+}
+
 int view_list(struct arenas *c, struct gpu_place *place)
 {
     uint32_t i = 0;
