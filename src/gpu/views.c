@@ -72,7 +72,12 @@ static bool allow(const struct gpu_arena *a, const struct gpu_place *gpu)
     const struct gpu_backend *b = gpu->backend;
     if (gpu->table == a->place.table)
         return true;
-    return b == a->place.backend && b->memory_allow && b->memory_allow(gpu->device, &a->memory) == 0;
+    if (b != a->place.backend || !b->memory_allow)
+        return false;
+    bool may = b->memory_allow(gpu->device, &a->memory) == 0;
+    if (!may)
+        base_error_clear(); /* its kernels make requests instead */
+    return may;
 }
 
 /* Under gpus_lock. */
