@@ -19,13 +19,6 @@ int arena_start(struct arenas *c)
     return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
 }
 
-uint64_t arena_kind(const struct gpu_place *p)
-{
-    uint64_t kind = 0;
-    memcpy(&kind, p->backend->name, strnlen(p->backend->name, sizeof kind));
-    return kind;
-}
-
 /* The caller has made sure that it is not registered any more. */
 static void dispose(struct gpu_arena *a)
 {

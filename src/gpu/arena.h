@@ -188,6 +188,7 @@ int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gad
 const char *rdma_reason(int why);
 
 /* --- views.c --- */
+uint64_t arena_kind(const struct gpu_place *p);                    /* a number for the kind of a GPU; nodes compare it */
 int view_list(struct arenas *c, struct gpu_place *place);          /* adds an open GPU, and sets its number; -ENOSPC */
 void view_end(struct arenas *c, const struct gpu_place *place);    /* it is being closed: no arena is shown to it any more */
 void view_unlist(struct arenas *c, const struct gpu_place *place); /* when no arena names it any more */
@@ -209,7 +210,6 @@ int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *ou
 int arena_free(struct arenas *c, weft_gaddr addr);
 /* Checks that another node has this memory: 0, or -EFAULT. */
 int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes);
-uint64_t arena_kind(const struct gpu_place *p); /* a number for the kind of a GPU; nodes compare it */
 /* Finds the arena with this memory, and counts a user: call arena_leave() when done. -EFAULT if there is none. 0 and NULL: it is another
    node's, and this process does not reach it. */
 int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at);

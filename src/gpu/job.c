@@ -148,7 +148,8 @@ static void piece_direct(struct arena_job *j, struct arena_piece *p)
     p->from = 0;
     p->length = j->length;
     go_to(p, PIECE_DRAIN);
-    int rc = arena_copy(&p->copy, place, in ? j->near : j->far_at, in ? j->far_at : j->near, j->length);
+    /* without a place: a GPU was closed meanwhile, and did not wait for this job to begin */
+    int rc = place ? arena_copy(&p->copy, place, in ? j->near : j->far_at, in ? j->far_at : j->near, j->length) : -EFAULT;
     if (rc)
         piece_end(p, rc);
 }

@@ -26,11 +26,13 @@ static int rdma_register(struct arenas *c, struct gpu_arena *a)
 void rdma_open(struct arenas *c, struct gpu_arena *a)
 {
     a->rdma_why = rdma_register(c, a);
-    if (a->rdma_why)
+    if (a->rdma_why) {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is not registered with an RDMA device: %s; other hosts reach it through the pool",
                  (unsigned long long)a->memory.bytes, base_error());
-    else
+        base_error_clear(); /* the arena can be used */
+    } else {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is registered with the RDMA device", (unsigned long long)a->memory.bytes);
+    }
 }
 
 void rdma_close(struct arenas *c, struct gpu_arena *a)

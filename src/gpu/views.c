@@ -6,6 +6,13 @@
  */
 #include "gpu/arena.h"
 
+uint64_t arena_kind(const struct gpu_place *p)
+{
+    uint64_t kind = 0;
+    memcpy(&kind, p->backend->name, strnlen(p->backend->name, sizeof kind));
+    return kind;
+}
+
 int view_list(struct arenas *c, struct gpu_place *place)
 {
     uint32_t i = 0;
@@ -65,7 +72,12 @@ static bool allow(const struct gpu_arena *a, const struct gpu_place *gpu)
     const struct gpu_backend *b = gpu->backend;
     if (gpu->table == a->place.table)
         return true;
-    return b == a->place.backend && b->memory_allow && b->memory_allow(gpu->device, &a->memory) == 0;
+    if (b != a->place.backend || !b->memory_allow)
+        return false;
+    bool may = b->memory_allow(gpu->device, &a->memory) == 0;
+    if (!may)
+        base_error_clear(); /* its kernels make requests instead */
+    return may;
 }
 
 /* Under gpus_lock. */
