@@ -3,10 +3,10 @@
  * Calls by which GPU kernels use services (weft/service.h): programs and names. Like weft/device.h, one source for C, C++ and CUDA.
  *
  * Each call fills a record (weft/request.h) and submits it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in that
- * node's pool, or in an arena of the kernel's GPU, aligned to 8 bytes (better to 64: then the record shares no cache line). Kernels read and
- * write a record in an arena faster, but the node copies it from and to the GPU, which takes some microseconds. One thread at a time uses a
- * record. When a call has returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, wait first until the
- * record's `answered` equals its `id`, because until then the node may still write to it.
+ * node's pool, or in an arena of the kernel's GPU, aligned to 8 bytes (better to 64: then the record shares no cache line). Kernels read
+ * and write a record in an arena faster, but the node copies it from and to the GPU, which takes some microseconds. One thread at a time
+ * uses a record. When a call has returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, wait first until
+ * the record's `answered` equals its `id`, because until then the node may still write to it.
  *
  * A process handle is a number that all kernels of this node may use, but only one call at a time may use the same handle. Errors are
  * negative, with Linux's numbers; weft/service.h lists them.

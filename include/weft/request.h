@@ -104,9 +104,9 @@ typedef struct weft_request {
 #define WEFT_SPAWN_STDIN             0x20u /* the asker writes standard input (WEFT_PROCESS_WRITE); otherwise it is /dev/null */
 #define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is the memory that the request names: arg[4] bytes at arg[3] */
 /* Standard input, output and error are a new pseudo-terminal, which is the controlling terminal of the process; the process leads a
- * session. The asker reads what is written to the terminal as standard output (WEFT_SPAWN_STDOUT), and with WEFT_SPAWN_STDIN writes what is
- * read from it. The end of that input is not passed on: to end the input as a key does, write the byte 4. Excludes WEFT_SPAWN_STDIN_DATA
- * and both flags for standard error. */
+ * session. The asker reads as standard output (WEFT_SPAWN_STDOUT) what the process writes to the terminal. With WEFT_SPAWN_STDIN it writes
+ * what the process reads from the terminal. A terminal has no end of input: to end the input as the key Ctrl-D does, write the byte 4.
+ * Excludes WEFT_SPAWN_STDIN_DATA and both flags for standard error. */
 #define WEFT_SPAWN_TERMINAL 0x80u
 #define WEFT_SPAWN_FLAGS    0xffu
 

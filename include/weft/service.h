@@ -143,8 +143,8 @@ WEFT_API int weft_process_write(weft_process *p, const void *buf, size_t len, si
 WEFT_API int weft_process_end_input(weft_process *p);
 
 /* Sends a signal, in the numbering of the server's system, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's
- * foreground process group. If the process could not be started, this returns the
- * error of the start. Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer
+ * foreground process group. If the process could not be started, this returns the error of the start.
+ * Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer
  * before the deadline; -EAGAIN too many requests are outstanding at the server; -EPERM the server has no permission to send the signal;
  * -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns);

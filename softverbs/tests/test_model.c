@@ -398,7 +398,7 @@ static void test_file_refused(void **state)
     }
 }
 
-/* One more than the limit, for every kind of object. */
+/* Topologies with one object more than the limit, for every kind of object. */
 static void test_too_many(void **state)
 {
     (void)state;

@@ -259,7 +259,7 @@ static void steps_without_a_state(void **state)
     a.qp_access_flags = 0;
     assert_int_equal(ibv_modify_qp(qp, &a, IBV_QP_ACCESS_FLAGS), 0);
     assert_int_equal(state_of(qp), INIT);
-    bring(qp, RTR); /* the one state that has no step to itself */
+    bring(qp, RTR); /* RTR is the only state from which no transition leads to the same state */
     assert_int_equal(ibv_modify_qp(qp, &a, IBV_QP_ACCESS_FLAGS), EINVAL);
     assert_int_equal(ibv_modify_qp(qp, &a, IBV_QP_RATE_LIMIT), EOPNOTSUPP);
     a.qp_state = (enum ibv_qp_state)7;

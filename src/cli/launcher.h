@@ -24,7 +24,7 @@ struct node {
     bool running;
     bool waits;     /* it is started again at `again` */
     int64_t began, again;
-    uint32_t hasty; /* how many in a row have ended soon after their start */
+    uint32_t hasty; /* grows when a node ends soon after its start, and falls when one does not */
     uint32_t tries; /* how many in a row could not join */
     int control; /* pipe to ssh's standard input, for a node on another machine; else -1 */
 };

@@ -10,7 +10,7 @@
 
 struct probe_gpu {
     char name[128];
-    char why[320]; /* there is none, as a sentence; "": there is */
+    char why[320]; /* why no GPU can be used, in a sentence; "": the GPU can be used */
     void *context;
     int device;
 };

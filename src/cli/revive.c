@@ -14,7 +14,7 @@
 
 #include "cli/launcher.h"
 
-#define HASTY_NS  (5 * WEFT_SECOND) /* a node that ended earlier has ended soon */
+#define HASTY_NS  (2 * WEFT_SECOND) /* a node that ended earlier has ended soon */
 #define AGAIN_MIN (100 * WEFT_MS)
 #define AGAIN_MAX (30 * WEFT_SECOND)
 #define TRIES     3u /* in which a node must have joined */
@@ -30,7 +30,7 @@ static void forget(struct launcher *s)
 static void start_later(struct launcher *s, struct node *node)
 {
     int64_t now = base_now_ns(), delay = AGAIN_MIN;
-    node->hasty = now - node->began < HASTY_NS ? node->hasty + 1 : 0;
+    node->hasty = now - node->began < HASTY_NS ? node->hasty + 1 : node->hasty / 2;
     for (uint32_t i = 1; i < node->hasty && delay < AGAIN_MAX; i++)
         delay *= 2;
     node->again = now + (delay < AGAIN_MAX ? delay : AGAIN_MAX);

@@ -91,7 +91,7 @@ int desk_get(struct desks *d, uint32_t node, struct desk_page **out);
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job: the newest */
 #define JOBS_ENDED_MAX 64u               /* detached jobs that have ended and are still known */
 #define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* between SIGTERM and SIGKILL of `weft kill` */
-#define JOBS_EACH      10000u            /* the jobs of control node K have numbers above K times this, so that no other job gets their numbers */
+#define JOBS_EACH      10000u            /* the jobs of control node K have numbers above K times this, so that the next control node gives others */
 #define JOBS_FAILED    255               /* exit status when weft itself failed, as that of ssh */
 struct jobs;
 int jobs_open(struct jobs **out, weft_node *w);
@@ -110,7 +110,7 @@ int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 uint32_t jobs_slot(struct jobs *all, uint32_t node); /* as it told; 0 before it did */
 /* The nodes to show: all that live, and of those that are gone the ones that told of themselves and have no successor, that is no later node
- * with their host and slot. By number; the caller frees the list. Returns how many; `*out` NULL: no memory. */
+ * with their host, door and slot. By number; the caller frees the list. Returns how many; `*out` NULL: no memory. */
 uint32_t jobs_nodes(struct jobs *all, uint32_t **out);
 
 /* --- standing_status.c --- */
@@ -134,8 +134,10 @@ void standing_serve_end(struct standing_server *s);
 
 /* --- standing_node.c --- */
 /* Run one node, until it is told to end. `slot`: which of the nodes of its host it is. Returns the exit status, for the launcher: see
- * launch.h. */
-int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics);
+ * launch.h. `instead` is called every second or so while the node waits for others to begin a cluster with; when it returns non-zero, the
+ * node gives up and STANDING_INSTEAD is returned. NULL: not. */
+#define STANDING_INSTEAD (-1)
+int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void));
 
 /* --- status.c: what commands share --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */

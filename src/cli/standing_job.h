@@ -59,7 +59,8 @@ struct jobs {
     uint32_t last_id, running; /* running: jobs with threads */
     bool closing;
     struct told {      /* what a node has told of itself; kept when it is gone */
-        char host[64]; /* "": not known yet */
+        char host[64];  /* "": not known yet */
+        char door[128]; /* hosts may have the same name; over a network each has an address of its own */
         uint32_t slot;
     } * told; /* [WEFT_MAX_NUMBERS]; memory is used only for those that told */
     struct desks *desks;

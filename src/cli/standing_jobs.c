@@ -35,6 +35,7 @@ int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out)
         return rc;
     pthread_mutex_lock(&all->lock);
     snprintf(all->told[node].host, sizeof all->told[node].host, "%s", (*out)->node.host);
+    snprintf(all->told[node].door, sizeof all->told[node].door, "%s", (*out)->door);
     all->told[node].slot = (*out)->slot;
     pthread_mutex_unlock(&all->lock);
     return 0;
@@ -88,9 +89,11 @@ uint32_t jobs_slot(struct jobs *all, uint32_t node)
 static bool has_successor(const struct jobs *all, uint32_t node, const uint32_t *list, uint32_t count)
 {
     const struct told *t = &all->told[node];
-    for (uint32_t i = 0; i < count; i++)
-        if (all->told[list[i]].slot == t->slot && strcmp(all->told[list[i]].host, t->host) == 0)
+    for (uint32_t i = 0; i < count; i++) {
+        const struct told *o = &all->told[list[i]];
+        if (o->slot == t->slot && strcmp(o->host, t->host) == 0 && strcmp(o->door, t->door) == 0)
             return true;
+    }
     return false;
 }
 

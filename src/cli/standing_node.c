@@ -18,6 +18,7 @@
 #define ROUND_NS    (200 * WEFT_MS) /* between two attempts to become the control node, and two looks whether the members have changed */
 #define REFRESH_NS  WEFT_SECOND
 #define WARN_NS     (60 * WEFT_SECOND)
+#define FIRST_NS    WEFT_SECOND        /* for the first node of a host to become the control node: users expect that one */
 #define LEAVE_NS    (10 * WEFT_SECOND) /* for the others to leave when the cluster ends */
 #define LEAVE_ROUND (50 * WEFT_MS)
 
@@ -27,6 +28,7 @@ struct standing {
     weft_node *w;
     const struct standing_place *place;
     const char *metrics;
+    uint32_t slot; /* which of the nodes of its host it is */
     struct desk *desk;
     struct jobs *jobs;
     struct standing_server *server; /* NULL: this is not a control node */
@@ -34,10 +36,24 @@ struct standing {
     bool tells;                     /* a command asked this node for the cluster's end */
 };
 
+static int (*join_instead)(void);
+
+static int stopped(void)
+{
+    return cli_stopped() || (join_instead && join_instead());
+}
+
 static void end_node(void *arg)
 {
     (void)arg;
     ended = 1;
+    base_futex_wake(&ended, 1);
+}
+
+/* The death of a control node, or a node that joined: stay() looks at once. */
+static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
+{
+    (void)w, (void)epoch, (void)node, (void)died, (void)arg;
     base_futex_wake(&ended, 1);
 }
 
@@ -84,10 +100,9 @@ static int take_control(struct standing *s)
 
 static void stay(struct standing *s)
 {
-    int64_t refreshed = base_now_ns(), warned = 0;
+    int64_t began = base_now_ns(), refreshed = began, warned = 0;
     uint64_t epoch = 0, learned = 0; /* of the last refresh; with whose nodes this one knows the hosts */
-    while (!ended && !cli_stopped()) {
-        base_futex_wait(&ended, 0, ROUND_NS);
+    for (; !ended && !cli_stopped(); base_futex_wait(&ended, 0, ROUND_NS)) {
         if (base_now_ns() - refreshed >= REFRESH_NS - ROUND_NS / 2 || weft_epoch(s->w) != epoch) {
             epoch = weft_epoch(s->w);
             refreshed = base_now_ns();
@@ -95,7 +110,8 @@ static void stay(struct standing *s)
         }
         if (epoch != learned && jobs_learn(s->jobs))
             learned = epoch;
-        if (s->server || ended || take_control(s) >= 0 || (warned && base_now_ns() - warned < WARN_NS))
+        if (s->server || ended || (s->slot && base_now_ns() - began < FIRST_NS) || take_control(s) >= 0 ||
+            (warned && base_now_ns() - warned < WARN_NS))
             continue;
         base_log(BASE_LOG_WARN, "%s", base_error());
         warned = base_now_ns();
@@ -112,24 +128,27 @@ static int cannot_join(int rc)
     return rc == -ENOSPC || rc == -EACCES || rc == -EINVAL || rc == -EPROTO ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
 }
 
-int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics)
+int standing_node(const struct standing_place *p, uint32_t slot, const char *metrics, int (*instead)(void))
 {
-    struct standing s = {.place = p, .metrics = metrics, .control = -1};
+    struct standing s = {.place = p, .metrics = metrics, .slot = slot, .control = -1};
     const char *home = getenv("HOME");
     signal(SIGPIPE, SIG_IGN);
     cli_catch_signals();
-    cluster_stopped = cli_stopped;
+    join_instead = instead;
+    cluster_stopped = stopped;
     setenv("WEFT_SERVE", "process,name", 1);
     int rc = weft_open(&s.w, NULL);
+    join_instead = NULL;
     if (rc)
-        return cli_stopped() ? 128 + cli_stopped() : cannot_join(rc);
+        return cli_stopped() ? 128 + cli_stopped() : rc == -EINTR ? STANDING_INSTEAD : cannot_join(rc);
     if ((!home || chdir(home)) && chdir("/")) /* programs start here, as they do with ssh */
         base_log(BASE_LOG_WARN, "cannot change to directory /: %s", base_strerror(errno));
     weft_handle(s.w, END_HANDLER, on_end_message, NULL);
+    weft_on_change(s.w, on_change, NULL);
     rc = desk_open(&s.desk, s.w, slot);
     if (!rc)
         rc = jobs_open(&s.jobs, s.w);
-    if (!rc)
+    if (!rc && slot == 0)
         rc = take_control(&s);
     if (rc >= 0)
         stay(&s);

@@ -323,7 +323,7 @@ static int up_as_node(struct up *u)
     }
     if (standing_find(&place, u->cluster, false))
         return cli_error("up", "%s", base_error());
-    return standing_node(&place, (uint32_t)slot - (joins ? 0 : u->first), u->metrics);
+    return standing_node(&place, (uint32_t)slot - (joins ? 0 : u->first), u->metrics, NULL);
 }
 
 int cli_up(int argc, char **argv)

@@ -14,9 +14,10 @@
 #include "cli/up.h"
 #include "cluster/cluster.h"
 
-#define COUNTS_MAX (WEFT_MAX_NODES * 5u) /* bytes of the list of --on-host */
-#define PROBE_NS   (300 * WEFT_MS)       /* for a member of a running cluster to accept a connection */
-#define PROBES_NS  (3 * WEFT_SECOND)     /* for all of them together */
+#define COUNTS_MAX  (WEFT_MAX_NODES * 5u) /* bytes of the list of --on-host */
+#define PROBE_NS    (300 * WEFT_MS)       /* for a member of a running cluster to accept a connection */
+#define PROBES_NS   (3 * WEFT_SECOND)     /* for all of them together */
+#define PROBE_AGAIN (5 * WEFT_SECOND)    /* between two looks whether the cluster runs */
 
 /* --- addresses --- */
 
@@ -348,6 +349,29 @@ static void guess_members(struct up *u, const struct cluster_settings *s)
     }
 }
 
+static const char *members; /* where this cluster would be reached, if it runs */
+
+/* While this node waits to begin the cluster with the others: it may run without this host, which did not reach the others before. */
+static int runs_meanwhile(void)
+{
+    static int64_t next;
+    static bool probing; /* connecting asks again whether to stop */
+    if (probing || base_now_ns() < next)
+        return 0;
+    probing = true;
+    bool runs = next && somebody_listens(members);
+    next = base_deadline(PROBE_AGAIN);
+    probing = false;
+    return runs;
+}
+
+static void join_the_running_one(void)
+{
+    setenv("WEFT_JOIN", members, 1);
+    unsetenv("WEFT_RANK");
+    unsetenv("WEFT_SIZE");
+}
+
 /* Choose WEFT_GROW, and join the cluster if it runs already. */
 static int here_settings(struct up *u)
 {
@@ -373,10 +397,10 @@ static int here_settings(struct up *u)
         guess_members(u, &s);
     }
     cluster_settings_clear(&s);
-    if (!status && !set && u->join[0] && somebody_listens(u->join)) {
-        setenv("WEFT_JOIN", u->join, 1);
-        unsetenv("WEFT_RANK");
-        unsetenv("WEFT_SIZE");
+    members = !set && u->join[0] ? u->join : NULL;
+    if (!status && members && somebody_listens(members)) {
+        join_the_running_one();
+        members = NULL;
     }
     return status;
 }
@@ -388,12 +412,20 @@ int up_here(struct up *u, const struct launch *l)
         return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
     if (standing_find(&place, u->cluster, true) || standing_lock(&place, false) < 0)
         return cli_error("up", "%s", base_error());
+    const char *rank = getenv("WEFT_RANK");
+    int64_t slot;
+    if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* nodes that come back here have the same */
+        slot = 0;
     if (l->hostfile)
         setenv("WEFT_HOSTFILE", l->hostfile, 1);
     if (l->pool)
         setenv("WEFT_POOL", l->pool, 1);
     int status = here_settings(u);
     if (!status)
-        status = standing_node(&place, 0, u->metrics);
+        status = standing_node(&place, (uint32_t)slot, u->metrics, members ? runs_meanwhile : NULL);
+    if (status == STANDING_INSTEAD) {
+        join_the_running_one();
+        status = standing_node(&place, (uint32_t)slot, u->metrics, NULL);
+    }
     return status > 128 ? 0 : status; /* a signal asked it to end */
 }

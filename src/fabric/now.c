@@ -185,7 +185,7 @@ int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int
     if (!ended(n))
         return rc == -ETIMEDOUT ? -EINPROGRESS : rc;
     if (rc == -ETIMEDOUT || rc == -EINPROGRESS)
-        rc = n->op.status; /* it ended after the wait had timed out */
+        rc = n->op.status; /* the operation ended just after the wait had timed out */
     if (rc == 0)
         *old = n->old;
     fab_swap_leave(w, swap);

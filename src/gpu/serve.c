@@ -169,7 +169,7 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
     return failure ? failure : rc;
 }
 
-/* Begins a request. Many end at once, such as those within a host. */
+/* Begins a request. Many requests, such as those within a host, are complete when this returns. */
 static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     q->op.status = 0;

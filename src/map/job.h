@@ -340,7 +340,7 @@ void map_slots_join(struct map_job *job);
 /* --- gpu.c: kernels on the node's GPU --- */
 /* Owner only, before it has nodes or threads: can the job run on GPUs? Counts them. -EINVAL: the options are wrong. */
 int map_gpu_check(struct map_job *job);
-int map_gpu_open(struct map_job *job); /* of a node that has joined; does nothing if the job is not for GPUs */
+int map_gpu_open(struct map_job *job); /* call it after the node has joined; does nothing if the job is not for GPUs */
 void map_gpu_close(struct map_job *job);
 /* Run the kernel on a piece, whose bytes start at `offset` of their input. False: the piece is to be run on the processor. */
 bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);

@@ -13,7 +13,7 @@
 
 #define MEM_SEGMENT_BYTES (UINT64_C(1) << 30) /* largest part of the pool that is registered as one memory region */
 #define MEM_EXTENT_BYTES  (UINT64_C(64) << 10)
-#define MEM_SMALL_MAX     (UINT64_C(32) << 10) /* size classes up to here, extents above */
+#define MEM_SMALL_MAX     (UINT64_C(32) << 10) /* buffers up to this size come from size classes, larger ones are runs of extents */
 #define MEM_ALIGN_MAX     (UINT64_C(2) << 20)
 
 struct mem_pool;

@@ -53,8 +53,9 @@ struct verbs_library {
     void (*ack_async_event)(struct ibv_async_event *event);
     const char *(*wc_status_str)(enum ibv_wc_status status);
 };
-/* The table, loaded at the first call and kept; -ENOENT with a sentence (which names were tried, what the loader said, the
- * package or macOS version that has it). Any thread. WEFT_VERBS_LIBRARY names another file. */
+/* Returns the table of the library's functions, which the first call loads and keeps. -ENOENT: the library cannot be loaded; the error text
+ * has the names that were tried, the loader's message, and the package or macOS version that has the library. Any thread may call.
+ * WEFT_VERBS_LIBRARY names another file. */
 int verbs_load(const struct verbs_library **out);
 /* What a verb returned, as this system's negative errno: some return the code, some -1 and set errno. A Thunderbolt device
  * speaks macOS's numbers, also where it is simulated elsewhere (`thunderbolt`). `returned` 0: errno alone counts (the

@@ -189,7 +189,8 @@ static int ends(int rank, void *arg)
             p->shared->stopped = 1;
         }
         int64_t end = now_ns() + patience_ns(40);
-        /* Nothing is sent to it: only its silence shows its death. The epoch is raised last, when its operations have failed. */
+        /* No node sends anything to node 2, so only its silence shows its death. The epoch is raised last, after the operations to it have
+         * failed. */
         while (weft_alive(w, 2) || weft_epoch(w) == 1) {
             CHECK(now_ns() < end);
             usleep(1000);

@@ -16,7 +16,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 import test_map  # noqa: E402
-from stand_in import APART, SSH  # noqa: E402
+from stand_in import SSH  # noqa: E402
 from processes import alive  # noqa: E402
 from test_map import LIMIT, Map, environment, marked, patience, read, rng, seed, until  # noqa: E402
 
@@ -194,7 +194,7 @@ class Hosts(Map):
             port = s.getsockname()[1]
         hosts = [{"ssh": "localhost", "ips": ["127.0.0.1"]}] + [{"ssh": name} for name in others]
         text = json.dumps({"weft": 1, "coord": f"127.0.0.1:{port}", "hosts": hosts})
-        ssh = self.path("ssh", SSH.format(apart=APART).replace("env -i", f"env -i WEFT_TEST_MARK={test_map.MARK}").encode())
+        ssh = self.path("ssh", SSH.replace("env -i", f"env -i WEFT_TEST_MARK={test_map.MARK}").encode())
         os.chmod(ssh, 0o755)
         library = os.path.join(START, os.environ["WEFT_VERBS_LIBRARY"])
         env = environment(WEFT_SSH=ssh, WEFT_VERBS_LIBRARY=library, SOFTVERBS_HOST="0")

@@ -6,6 +6,7 @@ Usage: test_ssh.py WEFT MULTI_PEER    (started by over_softverbs.py, for the dev
 """
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -36,7 +37,7 @@ class Ssh(unittest.TestCase):
         self.addCleanup(self.tmp.cleanup)
         self.ssh = self.path("ssh")
         with open(self.ssh, "w", encoding="utf-8") as f:
-            f.write(SSH.format(apart=APART))
+            f.write(SSH)
         os.chmod(self.ssh, 0o755)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
@@ -109,6 +110,62 @@ class Ssh(unittest.TestCase):
             p = self.weft("down")
         self.assertEqual((p.returncode, p.stderr), (0, ""))
         self.assertEqual([n for n in nodes if n.get("pid") and alive(n["pid"])], [])
+
+    def on(self, k, *words, code=0):
+        """A weft command on host K: of ssh's words, since this is the stand-in, which gives each host its own runtime folder."""
+        host = f"user@host-{k}.invalid-{k}"
+        command = " ".join(shlex.quote(word) for word in (f"WEFT_SSH={self.ssh} -p 7", WEFT, *words))
+        p = subprocess.run([self.ssh, "--", host, "env " + command], cwd=self.tmp.name, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                           env=clean_env(XDG_RUNTIME_DIR=self.tmp.name), timeout=LIMIT, check=False)
+        self.assertEqual(p.returncode, code, (words, p.stdout, p.stderr))
+        return p
+
+    def nodes_on(self, k):
+        return json.loads(self.on(k, "status", "--json").stdout)["nodes"]
+
+    def shown(self, k):
+        return [(n["node"], n["state"]) for n in self.nodes_on(k)]
+
+    def test_standing_without_its_first_host(self):
+        """The first host goes: the others keep running and are controlled from any of them, their nodes come back, and hosts are added."""
+        if not APART:
+            self.skipTest("no namespaces")
+        code, _, err = self.run_weft([self.HERE, *self.there(1, 2)], command="up", settings={"pool": "16M"}, XDG_RUNTIME_DIR=self.tmp.name,
+                                     WEFT_SECRET="sesame & co'")
+        self.assertEqual(code, 0, err)
+        self.addCleanup(self.on, 2, "up", "--end")
+        pids = [n["pid"] for n in self.nodes_on(1)]
+        with open(f"/proc/{pids[0]}/stat", encoding="ascii", errors="replace") as f:
+            os.kill(int(f.read().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)  # the launcher; its keeper kills the node
+        until("both others see it", lambda: self.shown(1) == self.shown(2) == [(0, "gone"), (1, "up"), (2, "up")], LIMIT)
+        self.assertEqual(self.weft("status").returncode, 1)
+        os.kill(pids[1], signal.SIGKILL)
+        until("the node of host 1 is back", lambda: self.shown(2) == [(0, "gone"), (2, "up"), (3, "up")], LIMIT)
+        self.assertEqual(self.on(1, "exec", "--on", "3", "--", "echo", "back").stdout, "back\n")
+        self.assertEqual(sorted(self.on(1, "run", "--cluster", "default", "--", "sh", "-c", "echo $WEFT_RANK").stdout.split()), ["0", "1"])
+        self.on(1, "up", "--add", "user@host-5.invalid-5,user@host-6.invalid-6")
+        self.assertEqual([state for _, state in self.shown(5)], ["up"] * 4)  # it never knew node 0
+        self.assertEqual(len(self.on(6, "exec", "--", "readlink", "/proc/self/ns/ipc").stdout.split()), 4)
+        self.assertIn("is up already", self.on(1, "up", "--add", "user@host-2.invalid-2", code=1).stderr)
+        victim = self.nodes_on(6)[-1]["pid"]
+        os.kill(victim, signal.SIGKILL)
+        until("an added host's node is back", lambda: [n["state"] for n in self.nodes_on(2)] == ["gone"] + 4 * ["up"] and
+              victim not in [n.get("pid") for n in self.nodes_on(2)], LIMIT)
+        with open(self.ssh + ".log", encoding="utf-8") as f:
+            self.assertNotIn("sesame", f.read())
+        pids = [n["pid"] for n in self.nodes_on(1) if n["state"] == "up"]
+        self.on(5, "down")
+        until("all have ended", lambda: not [pid for pid in pids if alive(pid)], LIMIT)
+
+    def test_standing_cannot_start(self):
+        """One host cannot be reached, or has the cluster already: nothing is left on the others."""
+        if not APART:
+            self.skipTest("no namespaces")
+        code, _, err = self.run_weft([self.HERE, *self.there(1), {"ssh": "unreachable"}], command="up", XDG_RUNTIME_DIR=self.tmp.name)
+        self.assertNotEqual(code, 0)
+        self.assertIn("unreachable", err)
+        self.assertIn("is not up", self.on(1, "status", code=1).stderr)
+        self.assertIn("is not up", self.weft("status").stderr)
 
     def test_what_a_node_gets(self):
         """Arguments arrive unchanged, with the settings and the working folder; the secret is in the environment and in no arguments."""
@@ -246,4 +303,4 @@ class Ssh(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1], verbosity=2)
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

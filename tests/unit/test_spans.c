@@ -72,7 +72,7 @@ static int read_bytes(void *arg, uint64_t at, void *to, size_t len)
 
 enum where { PRIVATE, ATTACHED, READ_WHOLE, READ_PARTS, WHERES };
 
-static uint8_t *pool; /* the attached memory: first the pass's, then room for a span */
+static uint8_t *pool; /* the attached memory: first that of the pass, then room for a span */
 static uint8_t *own;
 
 static int run(struct gpu_pass *p, enum where where, size_t len, uint64_t offset, uint64_t fails_at, struct text *result)

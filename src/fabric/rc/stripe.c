@@ -139,7 +139,7 @@ static bool behind_fence(struct rc_link *l, struct rc_work *k)
     return true;
 }
 
-/* The bytes from here on that can go in one piece for each rail. */
+/* How many bytes from `at` on can be sent with one piece for each rail. */
 static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint64_t len)
 {
     const struct rc_tracks *tracks = l->tracks;

@@ -86,7 +86,7 @@ struct tb_endpoint {
     uint16_t free_ask; /* the first free ask; TB_ASKS: none is free */
     int64_t now;
     struct tb_endpoint_counts counts;
-    char broken[96]; /* how the peer violated the protocol; "": it did not */
+    char broken[96]; /* how the peer has violated the protocol; empty if it has not */
 };
 
 /* `e` is large; its address must not change. */

@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""A standing cluster whose processes are killed: what ends, what goes on, and that nodes come back.
+
+Usage: test_standing_returns.py PATH-OF-WEFT CLUSTER [TEST...], as test_standing.py. WEFT_TEST_KILLS: how many nodes are killed while maps run.
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+import processes  # noqa: E402
+from test_standing import CLUSTER, LIMIT, WEFT, Standing, marked, until  # noqa: E402
+
+
+class Killed(Standing):
+    def test_the_node_that_runs_it(self):
+        self.up()
+        victim = self.node_beside()
+        p = self.start("exec", "--on", str(victim["node"]), "--", "sleep", "611")
+        job = self.exec("-d", "--on", str(victim["node"]), "--", "sleep", "616").stdout.strip()
+        until("both run", lambda: self.sleepers("611") and self.sleepers("616"))
+        os.kill(victim["pid"], signal.SIGKILL)
+        _, err = p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 255, err)
+        self.assertIn(b"node %d" % victim["node"], err)
+        until("its processes have ended", lambda: not self.sleepers("611") and not self.sleepers("616"))
+        until("the job has ended", lambda: re.search(rf"(?m)^ *{job} +{victim['node']} +\d+ +node gone", self.weft("ps").stdout))
+
+    def test_the_control_node(self):
+        """Its jobs end with it; the others go on, and one of them is the control node from then on."""
+        self.up()
+        p = self.start("exec", "--", "sh", "-c", "trap '' TERM; sleep 612; sleep 612")
+        job = self.exec("-d", "--", "sleep", "613").stdout.strip()
+        until("all run", lambda: len(self.sleepers("612")) == 3 and len(self.sleepers("613")) == 3)
+        before = self.status()
+        os.kill(self.control_pid(), signal.SIGKILL)
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 255)
+        until("the processes of its jobs have ended", lambda: not self.sleepers("612") and not self.sleepers("613"))
+        after = self.status()
+        self.assertNotEqual(after["control_node"], before["control_node"])
+        self.assertIn("there is no job", self.weft("kill", job, code=1).stderr)
+        self.assertNotEqual(self.exec("-d", "--", "true").stdout.strip(), job)
+        self.all_up()
+        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 3)
+
+    def test_the_launcher(self):
+        """The nodes of its host end, with all that they ran; then the cluster can be started again."""
+        self.up()
+        p = self.start("exec", "--", "sh", "-c", "trap '' TERM; sleep 612; sleep 612")
+        self.exec("-d", "--", "sleep", "613")
+        until("all run", lambda: len(self.sleepers("612")) == 3 and len(self.sleepers("613")) == 3)
+        os.kill(self.launcher(), signal.SIGKILL)
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 255)
+        until("no process is left", lambda: not marked())
+        self.assertIn("is not up", self.weft("status", code=1).stderr)
+        self.weft("up", *CLUSTER)
+        self.exec("--", "true")
+
+
+class Map:
+    """A `weft map` of this test's cluster, which copies a file and takes a while; its output is read as it comes."""
+
+    def __init__(self, test, path):
+        self.process = test.start("map", "--cluster", "default", "--block", "20K", path, "--", "sh", "-c", "sleep 0.1; exec cat")
+        self.out, self.err = [], []
+        self.readers = [threading.Thread(target=self.read, args=pipe) for pipe in ((self.process.stdout, self.out), (self.process.stderr, self.err))]
+        for reader in self.readers:
+            reader.start()
+
+    @staticmethod
+    def read(pipe, into):
+        while piece := pipe.read1(1 << 16):
+            into.append(piece)
+
+    def finished(self):
+        return self.process.poll() is not None
+
+    def wait_for_bytes(self):
+        until("the map runs", lambda: self.out or self.finished())
+
+    def result(self):
+        status = self.process.wait(LIMIT)
+        for reader in self.readers:
+            reader.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return status, b"".join(self.out), b"".join(self.err)
+
+
+class Returns(Standing):
+    """Nodes that die come back, under new numbers."""
+
+    def kill(self, place):
+        """Kill the node at a place; until another one is there. Returns its number."""
+        before = self.at(place)
+        killed = time.monotonic()
+        os.kill(before["pid"], signal.SIGKILL)
+        self.wait_gone(before, killed)
+        until("another node is at its place", lambda: self.at(place)["state"] == "up" and self.at(place)["node"] != before["node"])
+        self.back.append(time.monotonic() - killed)
+        after = self.at(place)
+        self.assertGreater(after["node"], max(self.numbers))
+        self.numbers.add(after["node"])
+        self.assertEqual(self.exec("--on", str(after["node"]), "--", "echo", "back").stdout, "back\n")
+        self.assertIn(f"node {before['node']}", self.exec("--on", str(before["node"]), "--", "true", code=255).stderr)
+        return after["node"]
+
+    def wait_gone(self, before, killed):
+        """Until the status does not show it as up any more; a line with the time is printed, since a limit would be one on this machine."""
+        until("the status shows that it is gone", lambda: not any(n["node"] == before["node"] and n["state"] == "up" for n in self.status()["nodes"]))
+        self.seen.append(time.monotonic() - killed)
+
+    def up(self, *args):
+        super().up(*args)
+        self.numbers, self.seen, self.back = {0, 1, 2}, [], []
+
+    def test_each_in_turn(self):
+        self.up()
+        for place in (0, 1, 2):
+            self.kill(place)
+        got = self.status()
+        self.assertEqual([(n["state"], n["place"]) for n in sorted(got["nodes"], key=lambda n: n["place"])], [("up", k) for k in range(3)])
+        self.assertEqual(got["numbers"], 6)
+        until("all links are shown", lambda: {(l["from"], l["to"]) for l in self.status()["links"]} ==
+              {(a, b) for a in (3, 4, 5) for b in (3, 4, 5) if a != b})
+        self.assertIn("weft_node_numbers_used 6\n", self.weft("status", "--metrics").stdout)
+        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 3)
+        p = self.weft("run", "--cluster", "default", "-t", "--", "sh", "-c", "echo $WEFT_RANK of $WEFT_SIZE $WEFT_GROW$WEFT_JOIN")
+        self.assertEqual(sorted(p.stdout.splitlines()), [f"[{k}] {k} of 3" for k in range(3)])
+
+    def test_with_a_map(self):
+        """Every node in turn, each while a `weft map` runs on all of them: its bytes are right."""
+        self.up()
+        kills = int(os.environ.get("WEFT_TEST_KILLS", "6"))
+        path = os.path.join(self.tmp.name, "lines")
+        with open(path, "w", encoding="ascii") as f:
+            f.writelines(f"{k} {k * k}\n" for k in range(40_000))
+        with open(path, "rb") as f:
+            lines = f.read()
+        for k in range(kills):
+            run = Map(self, path)
+            run.wait_for_bytes()
+            self.assertFalse(run.finished())
+            self.kill(k % 3)
+            status, out, err = run.result()
+            self.assertEqual((status, out == lines), (0, True), err[-3000:])
+        print(f"{kills} kills; seen by the status after at most {max(self.seen):.2f} s, mean {sum(self.seen) / kills:.2f} s; "
+              f"another node up after at most {max(self.back):.2f} s, mean {sum(self.back) / kills:.2f} s", file=sys.stderr)
+
+    def test_two_at_once(self):
+        self.up()
+        pids = [self.at(place)["pid"] for place in (0, 2)]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.all_up()
+        self.assertFalse(set(pids) & {n["pid"] for n in self.status()["nodes"]})
+        self.assertEqual(self.status()["numbers"], 5)
+
+    def test_it_dies_again_and_again(self):
+        """Each time it is started later, since each start uses up a number."""
+        self.up()
+        lives, began = [], time.monotonic()
+        for _ in range(4):
+            self.kill(1)
+            lives.append(time.monotonic() - began)
+            began = time.monotonic() - 0.2  # it was started before it was seen
+        delays = [float(x) for x in re.findall(r"place 1: its node .*; another one is started in ([0-9.]+) s", self.log())][-4:]
+        if max(lives) < 2:
+            self.assertEqual(delays, [0.1, 0.2, 0.4, 0.8])
+        self.assertLess(max(delays), 1)
+
+    def test_added(self):
+        if CLUSTER[0] != "-n":
+            self.up()
+            self.assertIn("emulated hosts", self.weft("up", "--add", "1", code=1).stderr)
+            return
+        self.assertIn("is not up", self.weft("up", "--add", "1", code=1).stderr)
+        self.up()
+        self.weft("up", "--add", "2")
+        self.numbers |= {3, 4}
+        got = self.status()["nodes"]
+        self.assertEqual([(n["node"], n["state"]) for n in got], [(k, "up") for k in range(5)])
+        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 5)
+        place = [n["place"] for n in got if n["node"] == 4][0]
+        self.kill(place)
+        self.kill(0)
+        self.assertIn("leave out", self.weft("up", "--add", "1", "-n", "2", code=2).stderr)
+        self.assertIn("other hosts do not reach", self.weft("up", "--add", "elsewhere", code=1).stderr)
+        self.weft("down")
+        self.assertEqual(marked(), [])
+
+    def test_down_meanwhile(self):
+        """Nodes that are being started again end as well, and nothing is left."""
+        self.up()
+        for place in (0, 1, 2):
+            os.kill(self.at(place)["pid"], signal.SIGKILL)
+            self.weft("down", code=None)
+            self.assertEqual(marked(), [])
+            self.assertEqual(sorted(set(os.listdir(self.path())) - {"log", "log.1"}), ["lock", "taken"])
+            super().up()
+        self.weft("down")
+
+    def test_all_at_once(self):
+        """Nobody is left whom they could join: `weft down` ends the launcher, which still tries."""
+        self.up()
+        for pid in [self.at(place)["pid"] for place in (0, 1, 2)]:
+            os.kill(pid, signal.SIGKILL)
+        p = self.weft("down", code=1)
+        self.assertIn("no node on this host is up", p.stderr)
+        self.assertEqual(marked(), [])
+
+
+class Here(Standing):
+    """Hosts whose nodes are started without a launcher, as by systemd. Each is a folder of its own here."""
+
+    def node(self, k, **more):
+        env = {**self.env, "WEFT_RANK": str(k), "WEFT_SIZE": "3", "WEFT_COORD": f"unix:{self.tmp.name}/coord", "WEFT_SECRET": "sesame", **more}
+        p = subprocess.Popen([WEFT, "up", "--here", "--cluster", f"c{k}"], env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.addCleanup(p.stderr.close)
+        self.addCleanup(p.wait)
+        self.addCleanup(p.kill)
+        return p
+
+    def shown(self, k):
+        p = self.weft("status", "--cluster", f"c{k}", "--json", code=None)
+        return [(n["node"], n["state"]) for n in json.loads(p.stdout)["nodes"]] if p.returncode == 0 else []
+
+    def test_any_of_them_comes_back(self):
+        nodes = [self.node(k) for k in range(3)]
+        until("all are up", lambda: all(self.shown(k) == [(0, "up"), (1, "up"), (2, "up")] for k in range(3)))
+        for number, k in ((3, 0), (4, 1)):  # the first one, too
+            nodes[k].kill()
+            until("the others see it", lambda k=k: ("gone" in [state for _, state in self.shown(2)]))
+            nodes[k] = self.node(k)
+            until("it is back", lambda number=number, k=k: (number, "up") in self.shown(2) and len(self.shown(k)) >= 3)
+        self.exec("--cluster", "c1", "--on", "3", "--", "true")
+        wrong = self.node(1, XDG_RUNTIME_DIR=self.wrong(), WEFT_SECRET="another")
+        _, err = wrong.communicate(timeout=LIMIT)
+        self.assertNotEqual(wrong.returncode, 0)
+        self.assertIn(b"secret", err)
+        self.assertEqual(len([state for _, state in self.shown(2) if state == "up"]), 3)
+        self.weft("down", "--cluster", "c0")
+        self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0, 0])
+
+    def test_it_runs_without_this_host(self):
+        """A host that does not reach the others at first waits for them to begin; when it reaches them, it joins."""
+        nodes = [self.node(k) for k in range(3)]
+        until("all are up", lambda: all(self.shown(k) == [(0, "up"), (1, "up"), (2, "up")] for k in range(3)))
+        nodes[1].kill()
+        until("the others see it", lambda: (1, "gone") in self.shown(2))
+        door = f"unix:{self.tmp.name}/elsewhere"  # as if the other hosts' addresses were not reached
+        nodes[1] = self.node(1, WEFT_GROW=door)
+        until("it waits for node 0", lambda: processes.state(nodes[1].pid) == "S" and not self.shown(1))
+        time.sleep(0.5)
+        os.symlink(f"{self.tmp.name}/coord.grow", f"{self.tmp.name}/elsewhere")
+        until("it has joined", lambda: (3, "up") in self.shown(2))
+        self.weft("down", "--cluster", "c0")
+        self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0, 0])
+
+    def wrong(self):
+        path = os.path.join(self.tmp.name, "other")
+        os.mkdir(path, 0o700)
+        return path
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
