@@ -130,7 +130,7 @@ enum cast_kind {
     CAST_NEED,   /* payload: struct cast_need[] */
     CAST_LINKS,  /* payload: how this target reaches each node: order.c, a byte each */
     CAST_READY,  /* the round may go on: it has begun (a = 0), the list has been compared (1), all has been written (2). b: files needed */
-    CAST_BROKEN, /* a block was damaged: begin another round */
+    CAST_BROKEN, /* a block was damaged, or could not be passed on: begin another round */
     CAST_FAILED, /* this target takes no more files */
     /* from all to node 0 */
     CAST_SAY,   /* payload: a sentence. a: 1: something failed, 0: a note */
@@ -236,7 +236,7 @@ struct cast_relay {
     pthread_mutex_t lock;
     pthread_cond_t moved;        /* `put` has changed */
     _Atomic uint64_t put, given; /* blocks that were put; whose slots were given back, as the caller says */
-    _Atomic bool stop, damaged;  /* damaged: a block that is to be put is none, and the thread has ended */
+    _Atomic bool stop, broken;   /* broken: a block could not be put, or it was damaged: the round must be given up */
 };
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* of this node's own pool */
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
@@ -250,8 +250,9 @@ int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t
 /* End the thread, and wait for what is under way. May be called again. */
 void cast_relay_stop(struct cast_relay *r);
 bool cast_relay_has_next(const struct cast_relay *r);
-/* Whether block `number` has been put, so that its slot may be used again. True also when the next node is gone. *rc: how it ended. */
-bool cast_relay_done(struct cast_relay *r, uint64_t number, int *rc);
+/* Whether block `number` has been put, so that its slot may be used again. True also when the next node is gone. */
+bool cast_relay_done(struct cast_relay *r, uint64_t number);
+void cast_relay_test(struct cast_relay *r); /* look at all blocks under way, for r->broken */
 /* Wait until cast_relay_done(), for at most `ns`. */
 void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Give a slot back to the node before. */

@@ -94,11 +94,11 @@ static void *relay_thread(void *arg)
         }
         /* Before its slot was given back, no node may fill it again: `op` is in use. */
         int rc = put >= r->given + CAST_SLOTS ? -EPROTO : put_block(r, put, &r->op[put % CAST_SLOTS]);
-        if (rc == -EPROTO) {
-            r->damaged = true;
+        if (rc) { /* the next node would wait for this block for ever; if it is gone, that is noticed */
+            r->broken = true;
             break;
         }
-        r->busy[put % CAST_SLOTS] = rc == 0;
+        r->busy[put % CAST_SLOTS] = true;
         pthread_mutex_lock(&r->lock);
         r->put = put + 1;
         pthread_cond_signal(&r->moved);
@@ -143,16 +143,23 @@ bool cast_relay_has_next(const struct cast_relay *r)
     return r->to != WEFT_MAX_NODES && weft_alive(r->c->w, r->to);
 }
 
-bool cast_relay_done(struct cast_relay *r, uint64_t number, int *rc)
+bool cast_relay_done(struct cast_relay *r, uint64_t number)
 {
-    *rc = 0;
     if (r->put <= number)
         return !cast_relay_has_next(r);
     const uint64_t i = number % CAST_SLOTS;
-    if (r->busy[i] && (*rc = weft_test(r->c->w, &r->op[i])) == -EINPROGRESS)
+    int rc = r->busy[i] ? weft_test(r->c->w, &r->op[i]) : 0;
+    if (rc == -EINPROGRESS)
         return false;
     r->busy[i] = false;
+    r->broken = r->broken || rc;
     return true;
+}
+
+void cast_relay_test(struct cast_relay *r)
+{
+    for (uint64_t i = r->given, put = r->put; i < put; i++)
+        cast_relay_done(r, i);
 }
 
 void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns)

@@ -31,16 +31,14 @@ static void pace(struct cast_source *s, uint64_t bytes)
 /* Wait until the slot of the block `number` may be filled. */
 static void wait_slot(struct cast_source *s, uint64_t number)
 {
-    int rc = 0;
     if (number < CAST_SLOTS)
         return;
-    while (!s->aborted && !cast_relay_done(&s->relay, number - CAST_SLOTS, &rc)) {
+    while (!s->aborted && !cast_relay_done(&s->relay, number - CAST_SLOTS)) {
         cast_tell_state(s->c, CAST_WAITING, false);
         cast_relay_wait(&s->relay, number - CAST_SLOTS, LOOK_NS);
         cast_source_aborted(s);
     }
     s->relay.given = number - CAST_SLOTS + 1;
-    s->aborted = s->aborted || rc != 0 || s->relay.damaged;
 }
 
 void cast_send_flush(struct cast_source *s)

@@ -9,8 +9,9 @@
 #include "cast/cast.h"
 #include "cast/source.h"
 
-#define LOOK_NS    (20 * WEFT_MS) /* between two looks whether a target has died */
-#define STALLS_MAX 3u             /* rounds that brought nothing, until a target is given up */
+#define LOOK_NS    (20 * WEFT_MS)  /* between two looks whether a target has died */
+#define AGAIN_NS   (100 * WEFT_MS) /* before a round that follows one that was given up: a link may be away for a moment */
+#define STALLS_MAX 3u              /* rounds that brought nothing, until a target is given up */
 
 int cast_source_open(struct cast *c)
 {
@@ -88,7 +89,7 @@ void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, 
 bool cast_source_aborted(struct cast_source *s)
 {
     struct cast *c = s->c;
-    s->aborted = s->aborted || s->broken || c->quit || c->stopped() || !weft_alive(c->w, 0);
+    s->aborted = s->aborted || s->broken || s->relay.broken || c->quit || c->stopped() || !weft_alive(c->w, 0);
     for (uint32_t i = 0; i < s->count && !s->aborted; i++)
         s->aborted = !weft_alive(c->w, s->chain[i]);
     return s->aborted;
@@ -110,6 +111,7 @@ static bool wait_stage(struct cast_source *s, uint32_t stage, bool chain)
             cast_wait(&c->changed, &c->lock, LOOK_NS);
         }
         pthread_mutex_unlock(&c->lock);
+        cast_relay_test(&s->relay);
         if (cast_source_aborted(s))
             return false;
         if (!missing)
@@ -214,6 +216,8 @@ static int run_rounds(struct cast_source *s)
         bool complete = run_round(s, list, verify);
         cast_relay_stop(&s->relay);
         uint64_t need = look_at_targets(s, &left);
+        if (!complete && !c->stopped() && !c->quit)
+            base_sleep_ns(AGAIN_NS);
         if (complete && need == 0) {
             verified = verified || verify;
             if (verified || dry)

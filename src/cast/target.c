@@ -170,8 +170,7 @@ static void take_block(struct target *t, uint64_t number)
 static bool give_back(struct target *t)
 {
     bool any = false;
-    int rc;
-    while (t->given < t->taken && cast_relay_done(&t->relay, t->given, &rc)) {
+    while (t->given < t->taken && cast_relay_done(&t->relay, t->given)) {
         t->relay.given = ++t->given;
         any = true;
         cast_give_credit(t->c, t->before, t->round);
@@ -198,7 +197,7 @@ static void run_chain(struct target *t)
     }
     while (!given_up(t)) {
         bool any = cast_arrived(c, t->round, t->taken);
-        if (t->relay.damaged)
+        if (t->relay.broken && cast_relay_has_next(&t->relay))
             break_round(t);
         if (any) {
             take_block(t, t->taken);
