@@ -117,7 +117,7 @@ class Libfabric(unittest.TestCase):
         # The device has 32767 entries a completion queue at most, and ofi_rxm asks for 256 for each node of FI_UNIVERSE_SIZE (256).
         done = vm("sh", "-c", script, PEER, fabric, modules="rdma_rxe,rdma_ucm",
                   env=("WEFT_TRANSPORT=ofi", "WEFT_OFI_PROVIDER=verbs;ofi_rxm", "WEFT_OFI_INTERFACE=eth0", "FI_OFI_RXM_USE_SRX=1",
-                       "FI_UNIVERSE_SIZE=16", "WEFT_POOL=16M", "WEFT_DEADLINE=120s", "TEST_DIVIDE=400", "TEST_HANG=200"))
+                       "FI_UNIVERSE_SIZE=16", "WEFT_POOL=16M", "WEFT_DEADLINE=120s", "WEFT_JOIN_TIMEOUT=120s", "TEST_DIVIDE=400", "TEST_HANG=200"))
         for said in ("fabric passed\n", "node 0: node 1 is dead after", "set FI_OFI_RXM_USE_SRX=1 on all nodes"):
             self.assertIn(said, done.stdout)
 

@@ -76,6 +76,7 @@ struct ofi_link {
     char name[64];          /* the peer's address as text */
     /* After a refusal nothing is sent before retry_at; each refusal doubles the pause. Under the link's lock. */
     int64_t retry_at, pause;
+    bool yields;     /* before its first frame this node pauses, unless the peer's comes first; under the link's lock, too */
     char error[160]; /* the reason of the last refusal; "": there was none */
     _Atomic uint64_t errors;
     /* watch.c, on the progress thread: */
