@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Helpers of the commands' tests: a clean environment, which processes are alive, and waiting for a condition."""
 import os
+import signal
 import time
 
 
@@ -54,3 +55,11 @@ def catches(pid, number):
             return any(line.startswith("SigCgt:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in f)
     except OSError:
         return False
+
+
+def go_on(pid):
+    """Continues a process that was stopped, if it is still there."""
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
