@@ -80,6 +80,8 @@ static void take_block(const uint8_t *data, size_t size, bool seal)
                 abort();
             if (r.type == CAST_ENTRY && cast_list_take(&list, &r, payload) && !base_error()[0])
                 abort();
+            if (r.type == CAST_SIZE && cast_list_resize(&list, &r, payload) && !base_error()[0])
+                abort();
         }
         check_list(&list);
     }
