@@ -19,7 +19,8 @@
  * In a handler no call waits. A call in a handler queues more than these limits allow, and returns -ENOBUFS only if 64 MiB are queued, or
  * over rc 256 atomics and signals, or 1024 operations on memory of GPUs.
  *
- * Order. Puts are unordered until a weft_fence() to their node. Messages from one node to another arrive once, in the order they were sent.
+ * Order. Puts, also those with a signal, are unordered until a weft_fence() to their node. Messages from one node to another arrive once, in
+ * the order they were sent.
  *
  * Failure. A node that has left or died is gone: operations to it end with -ECONNRESET. Over Thunderbolt, a node may be alive while no
  * route leads to it, because cables are unplugged. Operations to this node end with -ENETDOWN: they may or may not have happened. If such
@@ -81,7 +82,8 @@ WEFT_API int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected,
 WEFT_API int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op);
 
 /* Put, then add `add` to the 8-byte word at `signal`, which is at the same node. A reader that sees the new word sees the bytes, too. A
- * weft_wait_until() for the word at that node wakes. With `len` 0 the call only adds to the signal, and ignores `dst`. After an error
+ * weft_wait_until() for the word at that node wakes. If several such puts add to the same word, its value does not say which of them have
+ * arrived: use a word for each, or weft_fence(). With `len` 0 the call only adds to the signal, and ignores `dst`. After an error
  * nothing is added to the signal, but over rc the bytes may still be put: do not change `src` before the next weft_flush().
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned, or is not at the node of `dst`; -ECONNRESET the node is
  * gone; -ENETDOWN no route (tb); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, too much is queued;
