@@ -19,8 +19,8 @@
  * In a handler no call waits. A call in a handler queues more than these limits allow, and returns -ENOBUFS only if 64 MiB are queued, or
  * over rc 256 atomics and signals, or 1024 operations on memory of GPUs.
  *
- * Order. Puts, also those with a signal, are unordered until a weft_fence() to their node. Messages from one node to another arrive once, in
- * the order they were sent.
+ * Order. Puts, also those with a signal, are unordered until a weft_fence() to their node. Messages from one node to another arrive once,
+ * in the order they were sent.
  *
  * Failure. A node that has left or died is gone: operations to it end with -ECONNRESET. Over Thunderbolt, a node may be alive while no
  * route leads to it, because cables are unplugged. Operations to this node end with -ENETDOWN: they may or may not have happened. If such
