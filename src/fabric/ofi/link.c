@@ -7,7 +7,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #define LINK_FRAMES ((size_t)TB_SLOTS * TB_FRAME_BYTES)
@@ -15,7 +14,6 @@
 #define RTO_MOST    (2 * WEFT_SECOND)
 #define PAUSE_FIRST (WEFT_MS)
 #define PAUSE_MOST  (200 * WEFT_MS)
-#define FIRST_PAUSE (50 * WEFT_MS)
 
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
 {
@@ -71,13 +69,8 @@ void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t n
         base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again (for WEFT_RECONNECT)", l->r.link->node, l->name, l->error);
 }
 
-static bool link_pauses(struct ofi_link *l)
+static bool link_pauses(const struct ofi_link *l)
 {
-    if (BASE_UNLIKELY(l->yields)) {
-        l->yields = false;
-        l->pause = FIRST_PAUSE;
-        l->retry_at = base_now_ns() + FIRST_PAUSE;
-    }
     return BASE_UNLIKELY(l->pause) && base_recent_ns() < l->retry_at;
 }
 
@@ -221,9 +214,6 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
     s->paced = true;
     s->rto = s->rto_least = RTO_LEAST;
     s->rto_most = RTO_MOST;
-    /* net of libfabric 1.17 may crash when two nodes connect to each other at once: it closes one of the two connections, and an event of
-       that one, read together with others, then finds freed memory. So the node with the higher number first waits for a frame. */
-    l->yields = node < w->rank && strcmp(o->info->fabric_attr->prov_name, "net") == 0;
     /* release: a thread that polls sees a complete link (acquire in ofi_link_of) */
     __atomic_store_n(&o->links[node], l, __ATOMIC_RELEASE);
     return 0;

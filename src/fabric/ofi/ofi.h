@@ -76,12 +76,12 @@ struct ofi_link {
     char name[64];          /* the peer's address as text */
     /* After a refusal nothing is sent before retry_at; each refusal doubles the pause. Under the link's lock. */
     int64_t retry_at, pause;
-    bool yields;     /* before its first frame this node pauses, unless the peer's comes first; under the link's lock, too */
     char error[160]; /* the reason of the last refusal; "": there was none */
     _Atomic uint64_t errors;
     /* watch.c, on the progress thread: */
     uint64_t stand;   /* a count of acknowledged frames and finished moves, at the last check */
     int64_t still_at; /* since when `stand` has not changed although something is under way; 0: the link makes progress or is idle */
+    bool heard;       /* at least one frame has come */
     bool renewed;     /* this node has already replaced its endpoint because of this link */
     bool asked;       /* the peer was asked whether its process runs ... */
     int64_t answered; /* ... and answered at this time; 0: not yet */

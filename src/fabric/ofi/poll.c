@@ -35,10 +35,8 @@ static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t byt
     bool answered = rc == 0 && alone;
     if (answered)
         records_pump_locked(&l->r, now);
-    if (rc == 0) {
+    if (rc == 0)
         l->pause = 0;
-        l->yields = false;
-    }
     base_spin_unlock(&l->r.lock);
     l->touched = l->touched || !answered;
     if (rc == 0)

@@ -155,6 +155,7 @@ static bool watch_under_way(struct ofi_link *l, uint64_t *stand)
     const struct tb_stream *s = &l->r.endpoint.stream;
     bool is = !l->r.closed && (s->first != s->next || l->moves || l->r.endpoint.works);
     *stand = s->first + l->moved + s->counts.received;
+    l->heard = s->counts.received != 0;
     base_spin_unlock(&l->r.lock);
     return is;
 }
@@ -181,7 +182,10 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
     }
     if (!l->answered || now - l->answered < AFTER)
         return;
-    if (!l->renewed) { /* ask the peer again afterwards: it may get through to the new endpoint */
+    /* Not for a peer that was never heard: many nodes may be connecting, slowly, on a busy machine. Closing an endpoint of net in libfabric
+       1.17 while others are connecting to it makes a later fi_cq_read() crash, since the connections that it has accepted still refer to
+       it. */
+    if (!l->renewed && l->heard) { /* ask the peer again afterwards: it may get through to the new endpoint */
         l->renewed = o->renew = true;
         l->asked = false;
         return;
