@@ -201,6 +201,7 @@ struct cast {
     uint32_t chain[WEFT_MAX_NODES];
     uint32_t send_list, verify;
     _Atomic bool quit;
+    _Atomic bool lost;          /* what was sent without a weft_op may be lost: a node had no route to another one (tb) */
     struct cast_source *source; /* on the source */
     struct cast_show *show;     /* on node 0 */
     struct cast_state state;    /* of this target */
@@ -217,8 +218,11 @@ uint64_t cast_size_most(const struct cast *c, uint32_t file);
 #define CAST_SHOW_HANDLER   3u
 uint32_t cast_handler_of(enum cast_kind kind);
 bool cast_is_target(const struct cast *c, uint32_t rank);
-/* Send a word; errors are those of a node that is gone, which is noticed elsewhere. */
+/* Send a word. Words that a node waits for have arrived when this returns, unless that node is gone, which is noticed elsewhere, or the
+ * cast ends. They may arrive twice. */
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes);
+/* Look whether all that was sent to a node has arrived. If some of it is lost, c->lost is set. */
+void cast_look_lost(struct cast *c, uint32_t to);
 void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF(3, 4);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
 void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns); /* for at most so long; `ns` is below a second */
@@ -255,7 +259,7 @@ bool cast_relay_done(struct cast_relay *r, uint64_t number);
 void cast_relay_test(struct cast_relay *r); /* look at all blocks under way, for r->broken */
 /* Wait until cast_relay_done(), for at most `ns`. */
 void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
-/* Give a slot back to the node before. */
+/* Give a slot back to the node before. If that fails, c->lost is set. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
 
 /* --- order.c --- */

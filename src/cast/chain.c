@@ -50,9 +50,10 @@ void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns
     weft_wait_until(c->w, filled_word(c, c->rank, round, number), WEFT_GT, number / CAST_SLOTS, NULL, ns);
 }
 
-static void add_one(struct cast *c, weft_gaddr word)
+/* Fails only for a word of another node: that one is gone, or has no route (tb). */
+static int add_one(struct cast *c, weft_gaddr word)
 {
-    weft_put_signal(c->w, WEFT_NULL, NULL, 0, word, 1, NULL); /* fails only when that node is gone */
+    return weft_put_signal(c->w, WEFT_NULL, NULL, 0, word, 1, NULL);
 }
 
 void cast_fill(struct cast *c, uint64_t round, uint64_t number)
@@ -62,7 +63,8 @@ void cast_fill(struct cast *c, uint64_t round, uint64_t number)
 
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round)
 {
-    add_one(c, c->credits[to] + 8 * round);
+    if (add_one(c, c->credits[to] + 8 * round))
+        c->lost = true;
 }
 
 /* --- the thread --- */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The source: --follow, one file that another program still writes, a download say. It is sent as it grows. It is complete when it gets its
- * name (SRC.part becomes SRC), or, if it had its name from the start, when it has not grown for the time that the user gave.
+ * name (SRC.part becomes SRC, and no other name), or, if it had its name from the start, when it has not grown for the time that the user
+ * gave.
  *
  * What was read may have been changed since, at the same size: so all is read once more at the end, and compared by a checksum.
  * The size is looked at every 50 ms, which costs nothing, and also shows what other hosts write to a shared file system.
@@ -35,22 +36,45 @@ static size_t bare_length(const char *source)
     return n;
 }
 
-/* Open the file: SRC, or SRC and a suffix. Returns 0, or a negative errno with base_error(). */
+/* Open SRC with this suffix in place of its own. Returns 0, -ENOENT, or another negative errno with base_error(). */
+static int open_name(struct cast_follow *f, const char *source, size_t bare, const char *suffix)
+{
+    int n = snprintf(f->path, sizeof f->path, "%.*s%s", (int)bare, source, suffix);
+    if (n < 0 || (size_t)n >= sizeof f->path)
+        return base_fail(-ENAMETOOLONG, "%s: the path is too long", source);
+    f->fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    f->unnamed = suffix[0] != '\0';
+    if (f->fd >= 0 || errno == ENOENT)
+        return f->fd >= 0 ? 0 : -ENOENT;
+    return base_fail(-errno, "%s: %s", f->path, base_strerror(errno));
+}
+
+static bool is_empty(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0;
+}
+
+/* Open the file: SRC as it was given, or else without its suffix, or with another one. An empty file may only keep the name for the one
+ * that grows: some browsers make such. Returns 0, or a negative errno with base_error(). */
 static int open_file(struct cast_follow *f, const char *source, size_t bare)
 {
-    for (size_t i = 0; i <= SUFFIXES; i++) {
-        int n = snprintf(f->path, sizeof f->path, "%.*s%s", (int)bare, source, i ? suffixes[i - 1] : "");
-        if (n < 0 || (size_t)n >= sizeof f->path)
-            return base_fail(-ENAMETOOLONG, "%s: the path is too long", source);
-        f->fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-        f->unnamed = i > 0;
-        if (f->fd >= 0)
-            return 0;
-        if (errno != ENOENT)
-            return base_fail(-errno, "%s: %s", f->path, base_strerror(errno));
+    int rc = open_name(f, source, bare, source + bare);
+    if (rc == -ENOENT && source[bare])
+        rc = open_name(f, source, bare, "");
+    bool empty = !rc && !f->unnamed && is_empty(f->fd);
+    if (empty) {
+        close(f->fd);
+        rc = -ENOENT;
     }
-    return base_fail(-ENOENT, "%.*s: there is no such file, nor one with .part or another suffix of a download: see weft-cast(1)",
-                     (int)bare, source);
+    for (size_t i = 0; i < SUFFIXES && rc == -ENOENT; i++)
+        rc = open_name(f, source, bare, suffixes[i]);
+    if (rc == -ENOENT && empty)
+        rc = open_name(f, source, bare, "");
+    return rc != -ENOENT
+               ? rc
+               : base_fail(-ENOENT, "%.*s: there is no such file, nor one with .part or another suffix of a download: see weft-cast(1)",
+                           (int)bare, source);
 }
 
 int cast_follow_open(struct cast_source *s)
@@ -93,6 +117,16 @@ static bool is_renamed(const struct cast_follow *f, const struct stat *open)
 {
     struct stat st;
     return stat(f->path, &st) ? errno == ENOENT : st.st_ino != open->st_ino || st.st_dev != open->st_dev;
+}
+
+/* Whether SRC without its suffix leads to the open file. */
+static bool has_name(const struct cast_source *s, const struct stat *open)
+{
+    const char *source = s->c->config.sources[0];
+    char path[4096];
+    struct stat st;
+    int n = snprintf(path, sizeof path, "%.*s", (int)bare_length(source), source);
+    return n > 0 && (size_t)n < sizeof path && stat(path, &st) == 0 && st.st_ino == open->st_ino && st.st_dev == open->st_dev;
 }
 
 static void tell_size(struct cast_source *s, uint64_t size)
@@ -158,6 +192,10 @@ static int is_complete(struct cast_source *s, const struct stat *st, bool rename
     const uint32_t limit = s->c->config.head.follow;
     if (st->st_nlink == 0)
         return base_fail(-ENOENT, "was removed while it was followed: not sent");
+    if (renamed && f->unnamed && !has_name(s, st)) /* an ended download that was thrown away, say */
+        return base_fail(-ENOENT,
+                         "%s was renamed, but not to the name without its suffix: not sent; copy it under its new name if it is complete",
+                         f->path);
     if (renamed)
         return 1;
     if (base_now_ns() - grown < (int64_t)limit * WEFT_SECOND)

@@ -195,7 +195,7 @@ int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at,
     int rc = 0;
     while (at < size && !rc && !cast_source_aborted(s)) {
         if (at < have) { /* holes are compared as zeros */
-            uint64_t n = have - at < CAST_PIECE ? have - at : CAST_PIECE;
+            uint64_t most = have < size ? have : size, n = most - at < CAST_PIECE ? most - at : CAST_PIECE;
             rc = send_piece(s, fd, file, at, n, true);
             at = end = at + n;
             continue;

@@ -11,9 +11,10 @@
 #include "cast/cast.h"
 
 struct receiver {
-    bool chosen, failed, listed;
-    uint32_t stage; /* that it has reached in this round: 1 to 3, as `a` of CAST_READY tells; 0: none */
-    uint64_t needed;
+    bool chosen, listed;
+    _Atomic bool failed;
+    _Atomic uint32_t stage; /* that it has reached in this round: 1 to 3, as `a` of CAST_READY tells; 0: none */
+    _Atomic uint64_t needed;
     uint8_t *cost; /* [size]: how it reaches each node (order.c); NULL: not known. Set once */
     uint8_t *need; /* a bit for each entry of the list: it needs that file */
 };
@@ -32,8 +33,8 @@ struct cast_source {
         uint64_t have, verified;
     } * least; /* [list.count]: the least that a target of this round has of the file that it needs; UINT64_MAX: none needs it */
     uint32_t round, chain[WEFT_MAX_NODES], count;
-    bool broken;     /* a target has got a damaged block in this round */
-    uint64_t failed; /* files that could not be read or sent */
+    _Atomic bool broken; /* a target has got a damaged block in this round */
+    uint64_t failed;     /* files that could not be read or sent */
     uint64_t targets_failed;
     /* The block that is being filled. */
     uint64_t number;

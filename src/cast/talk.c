@@ -10,6 +10,7 @@
 #include "cast/cast.h"
 
 #define TELL_NS (100 * WEFT_MS)
+#define LOOK_NS (20 * WEFT_MS) /* between two looks whether a node has died */
 
 bool cast_is_target(const struct cast *c, uint32_t rank)
 {
@@ -21,15 +22,40 @@ uint32_t cast_handler_of(enum cast_kind kind)
     return kind <= CAST_QUIT ? CAST_TARGET_HANDLER : kind <= CAST_FAILED ? CAST_SOURCE_HANDLER : CAST_SHOW_HANDLER;
 }
 
+/* Whether it makes sense to wait for this node: else others would wait for its word for ever. */
+static bool goes_on(struct cast *c, uint32_t to)
+{
+    return weft_alive(c->w, to) && !c->quit && !c->stopped();
+}
+
+static int send_once(struct cast *c, uint32_t to, const struct cast_word *word, bool sure, const void *payload, size_t bytes)
+{
+    int rc = weft_send(c->w, to, cast_handler_of((enum cast_kind)word->kind), word, sizeof *word, payload, bytes, NULL);
+    if (rc || !sure)
+        return rc;
+    do
+        rc = weft_flush(c->w, to, LOOK_NS);
+    while (rc == -ETIMEDOUT && goes_on(c, to));
+    c->lost = c->lost || rc == -ECONNABORTED;
+    return rc;
+}
+
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes)
 {
     const struct cast_word word = {(uint32_t)kind, round, a, b};
+    const bool sure = (kind <= CAST_FAILED && kind != CAST_QUIT) || kind == CAST_OVER; /* somebody waits for it */
     int rc;
-    while ((rc = weft_send(c->w, to, cast_handler_of(kind), &word, sizeof word, payload, bytes, NULL)) == -ETIMEDOUT || rc == -ENOMEM) {
-        if (!weft_alive(c->w, to) || c->quit || c->stopped()) /* else others would wait for this word for ever */
+    while ((rc = send_once(c, to, &word, sure && to != c->rank, payload, bytes)) == -ETIMEDOUT || rc == -ENOMEM ||
+           (sure && (rc == -ENETDOWN || rc == -ECONNABORTED))) { /* no route to it, and one again: all these may come twice */
+        if (!goes_on(c, to))
             return;
         base_sleep_ns(WEFT_MS);
     }
+}
+
+void cast_look_lost(struct cast *c, uint32_t to)
+{
+    c->lost = c->lost || weft_flush(c->w, to, 0) == -ECONNABORTED;
 }
 
 void cast_say(struct cast *c, bool failure, const char *format, ...)

@@ -41,9 +41,10 @@ static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint6
     cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
 }
 
+/* Also when this target has ended the round: the next one may still wait for a block. */
 static void break_round(struct target *t)
 {
-    if (!t->broken && !t->ended)
+    if (!t->broken)
         tell_source(t, CAST_BROKEN, 0, 0, NULL, 0);
     t->broken = true;
 }
@@ -197,7 +198,7 @@ static void run_chain(struct target *t)
     }
     while (!given_up(t)) {
         bool any = cast_arrived(c, t->round, t->taken);
-        if (t->relay.broken && cast_relay_has_next(&t->relay))
+        if (c->lost || (t->relay.broken && cast_relay_has_next(&t->relay)))
             break_round(t);
         if (any) {
             take_block(t, t->taken);
@@ -205,6 +206,7 @@ static void run_chain(struct target *t)
         }
         any = give_back(t) || any;
         if (!any) {
+            cast_look_lost(c, t->before); /* the node before waits for each slot that is given back */
             cast_tell_state(c, t->disk.failed ? CAST_GAVE_UP : CAST_WAITING, false);
             wait_for_more(t);
         }
@@ -235,6 +237,7 @@ static bool begin_round(struct target *t)
     pthread_mutex_unlock(&c->lock);
     t->taken = t->given = 0;
     t->broken = t->ended = false;
+    c->lost = false; /* of a former round */
     return member;
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -118,10 +119,13 @@ static int start_and_greet(struct verbs_guard *g, const char *command, const cha
 static int call_guard(const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
+    struct stat st;
     unsigned uid;
     int pid;
     if (strlen(path) >= sizeof at.sun_path)
         return -ENAMETOOLONG;
+    if (stat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+        return -ENOTSOCK;
     memcpy(at.sun_path, path, strlen(path) + 1);
 #if defined(SOCK_CLOEXEC)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* at once: another thread may start a program at any time */
@@ -163,7 +167,10 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
         if (rc >= 0)
             again = (rc = greet(g, command)) == -ECONNRESET || rc == -EPIPE;
         else if (rc != -ENOENT && rc != -ECONNREFUSED)
-            return base_fail(rc, "WEFT_GUARD_SOCKET='%s': %s", path, rc == -EPERM ? "another user listens there" : base_strerror(rc));
+            return base_fail(rc, "WEFT_GUARD_SOCKET='%s': %s", path,
+                             rc == -EPERM      ? "another user listens there"
+                             : rc == -ENOTSOCK ? "a file that is no socket has this name: give another one"
+                                               : base_strerror(rc));
         else if (!command[0])
             return base_fail(rc, "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one",
                              path);

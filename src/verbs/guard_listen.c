@@ -89,6 +89,9 @@ static int open_house(struct house *h)
     char beside[sizeof at.sun_path + 8];
     if (h->path[0] != '/' || strlen(h->path) >= sizeof at.sun_path)
         return -EINVAL;
+    struct stat old;
+    if (stat(h->path, &old) == 0 && !S_ISSOCK(old.st_mode)) /* somebody's file, which must not be removed below */
+        return -ENOTSOCK;
     memcpy(at.sun_path, h->path, strlen(h->path) + 1);
     snprintf(beside, sizeof beside, "%s.lock", h->path);
     int lock = open(beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); /* held until this process ends */

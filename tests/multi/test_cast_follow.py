@@ -152,6 +152,34 @@ class Follow(Cast):
         self.assertIn("model: was removed while it was followed: not sent", self.end(p, 1)[1])
         self.no_name()
 
+    def test_renamed_elsewhere(self):
+        """Only the bare name means that all is there."""
+        self.grow()
+        p = self.begin("--follow=" + LONG, self.path)
+        self.all_arrived()
+        os.rename(self.path + ".part", self.path + ".thrown-away")
+        self.assertIn("model.part was renamed, but not to the name without its suffix: not sent", self.end(p, 1)[1])
+        self.no_name()
+
+    def grow_beside(self, old, given):
+        with open(self.path, "wb") as f:
+            f.write(old)
+        self.grow()
+        p = self.begin("--follow=" + LONG, self.path + given)
+        self.all_arrived()
+        self.no_name()
+        os.rename(self.path + ".part", self.path)
+        self.end(p, 0)
+        self.right()
+
+    def test_old_file(self):
+        """A file with the bare name is there already: the one that was given is followed."""
+        self.grow_beside(b"old", ".part")
+
+    def test_empty_file(self):
+        """An empty file keeps the name for the one that grows."""
+        self.grow_beside(b"", "")
+
     def test_interrupted_and_receiver_killed(self):
         """Ctrl-C, and the same command again; then a receiver is killed: the others get the rest as it is written."""
         self.grow(bytes_=2_000_000)

@@ -205,6 +205,13 @@ class Shared(Standing):
         self.hold(0)
         for p in start(1, ["relative"] * NODES):
             self.assertIn("WEFT_GUARD_SOCKET='relative': expected an absolute path", p.communicate(timeout=LIMIT)[0])
+        plain = os.path.join(self.tmp.name, "plain")
+        with open(plain, "w", encoding="ascii") as f:
+            f.write("kept")
+        for p in start(1, [plain] * NODES):
+            self.assertIn("a file that is no socket has this name", p.communicate(timeout=LIMIT)[0])
+        with open(plain, encoding="ascii") as f:
+            self.assertEqual(f.read(), "kept")
         for command, why in (("/bin/true", "the guard has not answered"), ("/nonexistent", "set WEFT_GUARD to the path of the command weft")):
             env["WEFT_GUARD"] = command
             for p in start(1, sockets):
