@@ -238,10 +238,11 @@ static bool may_be_own(const struct arenas *c, const void *p)
     return at >= atomic_load_explicit(&c->low, memory_order_relaxed) && at < atomic_load_explicit(&c->high, memory_order_relaxed);
 }
 
+/* Also finds an arena that is being closed. Under table_lock. */
 static struct gpu_arena *find_memory(struct arenas *c, const void *p, uint64_t bytes)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++) {
-        struct gpu_arena *a = own_open(c, s);
+        struct gpu_arena *a = c->own[s];
         uint64_t at = a ? (uintptr_t)p - (uintptr_t)a->memory.base : 0;
         if (a && at < a->memory.bytes && bytes <= a->memory.bytes - at)
             return a;
@@ -255,12 +256,15 @@ struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t b
         return NULL;
     pthread_rwlock_rdlock(&c->table_lock);
     struct gpu_arena *a = find_memory(c, p, bytes);
+    if (a && atomic_load_explicit(&a->closing, memory_order_relaxed))
+        a = NULL;
     if (a)
         atomic_fetch_add_explicit(&a->users, 1, memory_order_relaxed);
     pthread_rwlock_unlock(&c->table_lock);
     return a;
 }
 
+/* Memory of an arena that is being closed counts, too: the processor may be unable to read it, so it must not be taken for other memory. */
 bool arena_owns(struct arenas *c, const void *p)
 {
     if (!may_be_own(c, p))

@@ -481,8 +481,8 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
             arena_leave(a);
     }
     if (!rc && j->length && !j->near_arena && c->w->arenas->owns(c->w, j->near))
-        rc = base_fail(-EFAULT, "%llu bytes at %p: they reach beyond the end of their arena", (unsigned long long)j->length,
-                       (void *)j->near);
+        rc = base_fail(-EFAULT, "%llu bytes at %p: they reach beyond the end of their arena, or it is being closed",
+                       (unsigned long long)j->length, (void *)j->near);
     if (rc) {
         arena_leave(j->near_arena);
         arena_leave(j->far_arena);

@@ -345,12 +345,14 @@ void share_open(struct arenas *c, bool wait)
         (void)fab_wait(c->w, all_looked_at, c, base_deadline(2 * patience(c)));
 }
 
-/* Whether it is mapped by that GPU. From now on no other mapping replaces it. */
+/* Whether it is mapped by that GPU. From now on no other mapping replaces it: the thread must not unmap it, too, when nobody uses it. */
 static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu_place *place)
 {
     pthread_mutex_lock(&c->share_lock);
     bool held = atomic_load_explicit(&o->mapped, memory_order_relaxed) && !o->lost && o->arena.place.table == place->table;
     o->lost |= held;
+    if (held && o->until)
+        share_end(c, o, o->arena.node, -ENODEV); /* share_open() maps it again, if there is another GPU */
     pthread_mutex_unlock(&c->share_lock);
     return held;
 }

@@ -40,23 +40,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ofi_library library; /* protected by the lock until `loaded`; constant afterwards */
 static bool loaded;
 
-/* A library that Debian's libfabric is linked with (libinfinipath) takes over these signals as soon as it is loaded: it prints a backtrace
- * and calls exit(1). What they do is the program's decision. */
-static const int signals[] = {SIGINT, SIGTERM, SIGABRT, SIGILL, SIGBUS, SIGSEGV};
-#define SIGNALS (sizeof signals / sizeof signals[0])
-
-static void *library_dlopen(const char *name)
-{
-    struct sigaction was[SIGNALS], is;
-    for (size_t i = 0; i < SIGNALS; i++)
-        sigaction(signals[i], NULL, &was[i]);
-    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    for (size_t i = 0; i < SIGNALS; i++)
-        if (sigaction(signals[i], NULL, &is) == 0 && is.sa_handler != was[i].sa_handler)
-            sigaction(signals[i], &was[i], NULL);
-    return handle;
-}
-
 /* The pointer is copied by its bytes: ISO C has no conversion from what dlsym() returns to a pointer to a function. */
 static int library_fill(struct ofi_library *to, void *handle)
 {
@@ -80,13 +63,13 @@ static int library_open(struct ofi_library *l, void **handle)
         if (strlen(chosen) >= sizeof l->path)
             return base_fail(-ENAMETOOLONG, "WEFT_OFI_LIBRARY is longer than %zu bytes", sizeof l->path - 1);
         snprintf(l->path, sizeof l->path, "%s", chosen);
-        *handle = library_dlopen(chosen);
+        *handle = dlopen(chosen, RTLD_NOW | RTLD_LOCAL);
         said = dlerror();
         return *handle ? 0 : base_fail(-ENOENT, "the libfabric that WEFT_OFI_LIBRARY names cannot be loaded: %s", said ? said : chosen);
     }
     for (size_t i = 0; i < NAMES; i++) {
         snprintf(l->path, sizeof l->path, "%s", names[i]);
-        *handle = library_dlopen(names[i]);
+        *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
         if (*handle)
             return 0;
         said = dlerror();
