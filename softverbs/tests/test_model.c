@@ -356,7 +356,7 @@ static void test_file_refused(void **state)
         {DEVICE("{\"interface\": \"a\", \"gids\": [{\"git\": \"fe80::1\"}]}"), {"key \"git\""}},
         {DEVICE("{\"interface\": \"a\", \"gids\": [\"fe80::1\", \"fe80::1\"]}"), {"GID fe80::1", "a/a"}},
         {DEVICE("{\"interface\": \"a\", \"port\": \"left\"}"), {"port is \"left\"", "\"up\""}},
-        {DEVICE("{\"interface\": \"a\", \"port\": \"up\"}"), {"a/a is to be up", "no cable"}},
+        {DEVICE("{\"interface\": \"a\", \"port\": \"up\"}"), {"the port of a/a cannot be \"up\"", "no cable"}},
         {DEVICE("{\"interface\": \"a\", \"ipv4\": \"10.0.0.1\"}, {\"interface\": \"b\", \"ipv4\": "
                 "\"10.0.0.1\"}"),
          {"::ffff:10.0.0.1", "a/a and to a/b"}},
@@ -383,7 +383,7 @@ static void test_file_refused(void **state)
         {"{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"e\", \"port\": \"down\"}]}, "
          "{\"name\": \"b\", \"devices\": "
          "[{\"interface\": \"e\", \"port\": \"up\"}]}], \"cables\": [{\"from\": \"a/e\", \"to\": \"b/e\"}]}",
-         {"b/e is to be up", "a/e", "down"}},
+         {"the port of b/e cannot be \"up\"", "a/e", "down"}},
     };
     static const struct sv_topology empty;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -148,7 +148,7 @@ static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
     int rc = again && piece ? 0 : base_fail(-ENOMEM, "no memory to read the file again");
     if (!rc)
         XXH3_128bits_reset(again);
-    for (uint64_t at = from; at < to && !rc && !cast_source_aborted(s);) {
+    for (uint64_t at = from; at < to && !rc && !cast_send_aborted(s);) {
         uint64_t n = to - at < CAST_PIECE ? to - at : CAST_PIECE;
         if ((rc = cast_read_all(f->fd, piece, n, at))) {
             base_fail(rc, "cannot read it again: %s", base_strerror(rc));
@@ -223,7 +223,7 @@ static int follow(struct cast_source *s, uint32_t file, uint64_t from, uint64_t 
     int64_t grown = base_now_ns();
     struct stat st, then;
     int rc = 0;
-    while (!rc && !cast_source_aborted(s)) {
+    while (!rc && !cast_send_aborted(s)) {
         if (fstat(f->fd, &st))
             return base_fail(-errno, "%s", base_strerror(errno));
         bool renamed = st.st_nlink && is_renamed(f, &st);
@@ -260,7 +260,7 @@ static int follow(struct cast_source *s, uint32_t file, uint64_t from, uint64_t 
     return rc;
 }
 
-int cast_follow_send(struct cast_source *s, uint32_t file, uint64_t at, uint64_t have)
+static int follow_send(struct cast_source *s, uint32_t file, uint64_t at, uint64_t have)
 {
     struct cast_follow *f = &s->follow;
     if (!f->hash && !(f->hash = XXH3_createState()))
@@ -270,4 +270,11 @@ int cast_follow_send(struct cast_source *s, uint32_t file, uint64_t at, uint64_t
     XXH3_freeState(f->hash);
     f->hash = NULL;
     return rc;
+}
+
+void cast_follow_file(struct cast_source *s, uint32_t file)
+{
+    uint64_t at = 0, have = 0;
+    if (cast_send_needed(s, file, &at, &have))
+        cast_send_ended(s, file, follow_send(s, file, at, have));
 }

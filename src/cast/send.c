@@ -14,6 +14,15 @@
 
 /* --- blocks --- */
 
+bool cast_send_aborted(struct cast_source *s)
+{
+    struct cast *c = s->c;
+    s->aborted = s->aborted || s->broken || s->relay.broken || c->quit || c->stopped() || !weft_alive(c->w, 0);
+    for (uint32_t i = 0; i < s->count && !s->aborted; i++)
+        s->aborted = !weft_alive(c->w, s->chain[i]);
+    return s->aborted;
+}
+
 static void pace(struct cast_source *s, uint64_t bytes)
 {
     uint64_t rate = s->c->config.head.bytes_per_second;
@@ -22,7 +31,7 @@ static void pace(struct cast_source *s, uint64_t bytes)
     int64_t now = base_now_ns();
     s->next_ns = s->next_ns > now ? s->next_ns : now;
     s->next_ns += (int64_t)((double)bytes / (double)rate * 1e9);
-    while (!cast_source_aborted(s) && (now = base_now_ns()) < s->next_ns) {
+    while (!cast_send_aborted(s) && (now = base_now_ns()) < s->next_ns) {
         cast_tell_state(s->c, CAST_WRITING, false);
         base_sleep_ns(s->next_ns - now < LOOK_NS ? s->next_ns - now : LOOK_NS);
     }
@@ -36,7 +45,7 @@ static void wait_slot(struct cast_source *s, uint64_t number)
     while (!s->aborted && !cast_relay_done(&s->relay, number - CAST_SLOTS)) {
         cast_tell_state(s->c, CAST_WAITING, false);
         cast_relay_wait(&s->relay, number - CAST_SLOTS, LOOK_NS);
-        cast_source_aborted(s);
+        cast_send_aborted(s);
     }
     s->relay.given = number - CAST_SLOTS + 1;
 }
@@ -44,7 +53,7 @@ static void wait_slot(struct cast_source *s, uint64_t number)
 void cast_send_flush(struct cast_source *s)
 {
     struct cast *c = s->c;
-    if (!s->used || cast_source_aborted(s))
+    if (!s->used || cast_send_aborted(s))
         return;
     struct cast_block *b = cast_slot(c, s->number);
     b->round = s->round;
@@ -110,7 +119,7 @@ void cast_send_list(struct cast_source *s)
 /* --- files --- */
 
 /* What the targets of the chain need of a file: from where on; up to where all that need it have bytes. False: nobody needs it. */
-static bool needed(struct cast_source *s, uint32_t file, uint64_t *verified, uint64_t *have)
+bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *verified, uint64_t *have)
 {
     bool any = false;
     pthread_mutex_lock(&s->c->lock);
@@ -193,7 +202,7 @@ int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at,
 {
     uint64_t end = at;
     int rc = 0;
-    while (at < size && !rc && !cast_source_aborted(s)) {
+    while (at < size && !rc && !cast_send_aborted(s)) {
         if (at < have) { /* holes are compared as zeros */
             uint64_t most = have < size ? have : size, n = most - at < CAST_PIECE ? most - at : CAST_PIECE;
             rc = send_piece(s, fd, file, at, n, true);
@@ -243,27 +252,27 @@ static int send_still_file(struct cast_source *s, int fd, uint32_t file, uint64_
     return rc ? base_fail(rc, "%s", rc == -ESTALE ? "has changed while it was read: not sent" : base_strerror(rc)) : 0;
 }
 
-void cast_send_file(struct cast_source *s, uint32_t file)
+void cast_send_ended(struct cast_source *s, uint32_t file, int rc)
 {
-    uint64_t at = 0, have = 0;
     char path[4096];
-    int rc;
-    if (!needed(s, file, &at, &have))
-        return;
-    bool follow = s->follow.fd >= 0;
-    if (follow && !s->follow.complete) {
-        rc = cast_follow_send(s, file, at, have);
-    } else {
-        int fd = follow ? s->follow.fd : cast_walk_open(s->c, file);
-        rc = send_still_file(s, fd, file, at, have);
-        if (fd >= 0 && !follow)
-            close(fd);
-    }
     if (rc) {
         s->failed++;
         cast_say(s->c, true, "%s: %s", cast_list_path(&s->c->list, file, path, sizeof path), base_error());
-    } else if (follow) {
+    } else if (s->follow.fd >= 0) {
         send_size(s, file);
     }
     cast_send_record(s, CAST_FILE_END, file, (uint64_t)-rc, 0);
+}
+
+void cast_send_file(struct cast_source *s, uint32_t file)
+{
+    uint64_t at = 0, have = 0;
+    if (!cast_send_needed(s, file, &at, &have))
+        return;
+    bool follow = s->follow.fd >= 0;
+    int fd = follow ? s->follow.fd : cast_walk_open(s->c, file);
+    int rc = send_still_file(s, fd, file, at, have);
+    if (fd >= 0 && !follow)
+        close(fd);
+    cast_send_ended(s, file, rc);
 }

@@ -86,13 +86,12 @@ void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, 
     pthread_mutex_unlock(&c->lock);
 }
 
-bool cast_source_aborted(struct cast_source *s)
+static void send_file(struct cast_source *s, uint32_t file)
 {
-    struct cast *c = s->c;
-    s->aborted = s->aborted || s->broken || s->relay.broken || c->quit || c->stopped() || !weft_alive(c->w, 0);
-    for (uint32_t i = 0; i < s->count && !s->aborted; i++)
-        s->aborted = !weft_alive(c->w, s->chain[i]);
-    return s->aborted;
+    if (s->follow.fd >= 0 && !s->follow.complete)
+        cast_follow_file(s, file);
+    else
+        cast_send_file(s, file);
 }
 
 /* Wait until all living targets have reached a stage of this round. `chain`: only those of the chain. */
@@ -112,7 +111,7 @@ static bool wait_stage(struct cast_source *s, uint32_t stage, bool chain)
         }
         pthread_mutex_unlock(&c->lock);
         cast_relay_test(&s->relay);
-        if (cast_source_aborted(s))
+        if (cast_send_aborted(s))
             return false;
         if (!missing)
             return true;
@@ -164,9 +163,9 @@ static bool run_round(struct cast_source *s, bool list, bool verify)
     for (uint32_t i = 0; i < s->count; i++)
         s->receiver[s->chain[i]].listed = s->receiver[s->chain[i]].listed || s->receiver[s->chain[i]].stage >= 2;
     if (going && !(c->config.head.flags & CAST_DRY_RUN))
-        for (uint32_t i = 0; i < c->list.count && !cast_source_aborted(s); i++)
+        for (uint32_t i = 0; i < c->list.count && !cast_send_aborted(s); i++)
             if (c->list.entry[i].type == CAST_FILE)
-                cast_send_file(s, i);
+                send_file(s, i);
     if (going) {
         cast_send_record(s, CAST_ROUND_END, s->failed != 0, 0, 0);
         cast_send_flush(s);

@@ -45,20 +45,22 @@ struct cast_source {
     struct cast_follow follow;
 };
 
-/* --- source.c --- */
-/* Whether this round must be given up: a node of the chain is gone, a block was damaged, or the cast is to end. */
-bool cast_source_aborted(struct cast_source *s);
-
 /* --- order.c --- */
 void cast_order_take(struct cast_source *s, uint32_t from, const void *payload, size_t bytes); /* a CAST_LINKS; under the lock */
 void cast_order_wait(struct cast_source *s);  /* until the targets have sent theirs, for a second */
 void cast_order_chain(struct cast_source *s); /* put s->chain in order, and tell node 0 */
 
 /* --- send.c. After the round was given up, they do nothing --- */
+/* Whether this round must be given up: a node of the chain is gone, a block was damaged, or the cast is to end. */
+bool cast_send_aborted(struct cast_source *s);
 void cast_send_flush(struct cast_source *s); /* send the block that is being filled */
 void cast_send_record(struct cast_source *s, enum cast_type type, uint32_t file, uint64_t offset, uint64_t bytes);
 void cast_send_list(struct cast_source *s);
-void cast_send_file(struct cast_source *s, uint32_t file);
+void cast_send_file(struct cast_source *s, uint32_t file); /* one that does not grow */
+/* What is before and after the content of a file. Needed: whether a target lacks some of it, from `*at` on. Ended: `rc` as of the content, with
+ * base_error(). */
+bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *at, uint64_t *have);
+void cast_send_ended(struct cast_source *s, uint32_t file, int rc);
 /* Send a file's bytes from `at` to `size`; below `have` only their checksums. Returns 0, or a negative errno; -ESTALE: it is shorter. */
 int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t have, uint64_t size);
 int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at);
@@ -67,7 +69,7 @@ int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at);
 /* Open the file, and make the list, which has only it. Returns 0, or a negative errno with base_error(). */
 int cast_follow_open(struct cast_source *s);
 void cast_follow_close(struct cast_source *s);
-/* Send the file as it grows, until it is complete. Returns 0, or a negative errno with base_error(). */
-int cast_follow_send(struct cast_source *s, uint32_t file, uint64_t at, uint64_t have);
+/* Send the file as it grows, until it is complete. */
+void cast_follow_file(struct cast_source *s, uint32_t file);
 
 #endif

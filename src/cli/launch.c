@@ -137,6 +137,8 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     node->running = false;
     s->running--;
     launch_close(&node->control);
+    if (s->l->revive && status == 0) /* the cluster was asked to end; a node that just joins may not have heard of it */
+        launch_end_nodes(s, SIGTERM);
     if (s->l->revive && (s->ending || revive_ended(s, rank, how)))
         return;
     bool leader = s->l->lead && rank == 0, ending = s->ending;
@@ -341,6 +343,8 @@ static void loop(struct launcher *s, struct pollfd *fds)
     for (;;) {
         nfds_t n = 0;
         bool more = false;
+        if (s->l->revive && revive_down(s))
+            launch_end_nodes(s, SIGTERM);
         if (s->l->revive)
             revive_round(s);
         reap(s);

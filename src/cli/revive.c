@@ -51,10 +51,6 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
     uint32_t place = launch_place(s, rank);
     int status = base_process_status(how);
     char name[32], what[96];
-    if (status == 0) { /* the cluster was asked to end; a node that just joins may not have heard of it */
-        launch_end_nodes(s, SIGTERM);
-        return true;
-    }
     if (!s->up)
         return false;
     if (status == LAUNCH_CANNOT_JOIN) {
@@ -104,11 +100,14 @@ static void start_again(struct launcher *s, uint32_t rank)
         start_later(s, node);
 }
 
-void revive_round(struct launcher *s)
+bool revive_down(struct launcher *s)
 {
     s->up = s->up || access(s->l->revive->up, F_OK) == 0; /* looked at often: a control node that leaves removes it for a moment */
-    if (!s->ending && access(s->l->revive->down, F_OK) == 0)
-        launch_end_nodes(s, SIGTERM);
+    return !s->ending && access(s->l->revive->down, F_OK) == 0;
+}
+
+void revive_round(struct launcher *s)
+{
     if (s->ending)
         forget(s);
     for (uint32_t i = 0; i < s->l->nodes && s->waiting; i++)

@@ -10,7 +10,7 @@
  *   standing_members.c   what a node needs to join
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
- *   up.c, up_hosts.c, exec.c, status.c, jobs.c   the commands
+ *   up.c, up_hosts.c, up_launcher.c, exec.c, status.c, jobs.c   the commands
  */
 #ifndef WEFT_CLI_STANDING_H
 #define WEFT_CLI_STANDING_H

@@ -148,7 +148,8 @@ int launch_make_environment(struct launcher *s)
         s->env[n++] = s->hostfile;
     }
     if (s->l->softverbs) {
-        s->env[n++] = (char *)(uintptr_t) "WEFT_GUARD_SOCKET="; /* that guard has the devices of this host, not of the emulated ones */
+        if (getenv("WEFT_GUARD_SOCKET")) /* that guard has the devices of this host, not of the emulated ones */
+            s->env[n++] = (char *)(uintptr_t) "WEFT_GUARD_SOCKET=";
         s->env[n++] = s->emulation.directory;
         if (s->emulation.transport[0])
             s->env[n++] = s->emulation.transport;

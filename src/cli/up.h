@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up: what its files share. up.c: the command line, the launcher of this host, one node. up_hosts.c: several hosts, nodes that are
+ * weft up: what its files share. up.c: the command line, one node. up_launcher.c: the launcher of this host. up_hosts.c: several hosts, nodes that are
  * added, and nodes that are started without a launcher (--here).
  */
 #ifndef WEFT_CLI_UP_H
@@ -22,11 +22,13 @@ struct up {
     char join[4096];                     /* WEFT_JOIN of nodes that are started again */
 };
 
-/* --- up.c --- */
+/* --- up_launcher.c --- */
 /* Start the launcher of this host in the background, and wait until its nodes are up. With the cluster's lock, which the launcher keeps. */
 int up_background(struct up *u, struct launch *l, const struct standing_place *p);
 /* The launcher itself, in this process: until all its nodes have ended. */
 int up_launch(struct up *u, struct launch *l, const struct standing_place *p);
+/* Remove the files that a killed cluster has left. With the cluster's lock. */
+void up_remove_old(const struct standing_place *p);
 /* weft down. `quiet`: a cluster that is not up is no error. */
 int up_end(const char *sub, const char *cluster, bool quiet);
 

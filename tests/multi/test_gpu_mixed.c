@@ -162,7 +162,8 @@ static void node_mixed(weft_node *w, void *arg)
             OK(weft_fetch_add_blocking(w, on_node(sums, 0) + 8 * p, all.c[i].added[p], NULL));
     weft_link_stats way;
     OK(weft_link_stat(w, me == 0 ? 1 : 0, &way, sizeof way));
-    CHECK(!strcmp(way.arena_way, me < GPUS && !strcmp(way.transport, "shm") ? "mapped" : "staged"));
+    const char *across = !strcmp(way.transport, "rc") ? "rdma" : "staged";
+    CHECK(!strcmp(way.arena_way, me < GPUS && !strcmp(way.transport, "shm") ? "mapped" : across));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     for (uint32_t p = 0; p < PLACES; p++) {
         uint64_t is, sum;
