@@ -96,6 +96,7 @@ static void start_again(struct launcher *s, uint32_t rank)
         relay_close(&s->in[i]);
     }
     read_members(s);
+    node->began = base_now_ns(); /* a start that fails, for want of descriptors, counts as one that ended soon */
     if (launch_start_node(s, rank))
         start_later(s, node);
 }

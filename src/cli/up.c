@@ -64,6 +64,7 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     case 'E': u->end = true; return 0;
     case 'D': u->add = optarg; return 0;
     case 'T': u->on_host = optarg; return 0;
+    case 'I': u->start = optarg; return 0;
     case 'S':
         if (base_parse_number(optarg, 0, WEFT_MAX_NODES, &n))
             return cli_usage("up", "only the launcher may use --first");
@@ -178,6 +179,7 @@ int cli_up(int argc, char **argv)
                                           {"as-node", no_argument, NULL, 'A'},
                                           {"end", no_argument, NULL, 'E'},
                                           {"on-host", required_argument, NULL, 'T'},
+                                          {"start", required_argument, NULL, 'I'},
                                           {"first", required_argument, NULL, 'S'},
                                           {"metrics", required_argument, NULL, 'M'},
                                           {"pool", required_argument, NULL, 'P'},
@@ -203,7 +205,7 @@ int cli_up(int argc, char **argv)
     if (u.as_node)
         return up_as_node(&u);
     if (u.end)
-        return up_end("up", u.cluster, true);
+        return up_end_started(&u);
     if (u.on_host)
         return up_on_host(&u, &l);
     if (u.here)

@@ -16,6 +16,8 @@ struct up {
     bool foreground, here, as_node, end; /* end: weft down, but quiet if there is no cluster */
     bool joins;                          /* the nodes join a cluster that is up */
     bool more;                           /* and this host has nodes of it already, with another launcher */
+    const char *start;                   /* which start this is, for --on-host and --end: other clusters of this name are not ended */
+    char start_id[20];
     uint32_t first;                      /* --first: WEFT_RANK of the first node of this host */
     uint32_t place;                      /* of the first node that is started */
     char door[160];                      /* WEFT_GROW */
@@ -37,6 +39,8 @@ int up_end(const char *sub, const char *cluster, bool quiet);
 int up_hosts(struct up *u, struct launch *l, const struct standing_place *p);
 /* On one of those hosts: start the launcher there. */
 int up_on_host(struct up *u, struct launch *l);
+/* On one of those hosts: end what this start has begun there. */
+int up_end_started(const struct up *u);
 int up_add(struct up *u, struct launch *l);        /* --add */
 int up_here(struct up *u, const struct launch *l); /* --here: this process is the node */
 /* Where a node of this host lets others join, when node 0 is at `coord`: the address of this host from which it reaches `other`, with the

@@ -68,18 +68,24 @@ static int choose_own_door(struct up *u, const char *coord, const char *other)
 
 /* --- starting the launchers of hosts --- */
 
-static int launch_on_hosts(const struct up *u, struct launch *l, char *counts)
+static int launch_on_hosts(struct up *u, struct launch *l, char *counts)
 {
+    uint64_t id;
+    if (base_random(&id, sizeof id))
+        return cli_error("up", "%s", base_error());
+    snprintf(u->start_id, sizeof u->start_id, "%016llx", (unsigned long long)id);
     char *argv[] = {(char *)(uintptr_t)l->self,
                     (char *)(uintptr_t) "up",
                     (char *)(uintptr_t) "--on-host",
                     counts,
                     (char *)(uintptr_t) "--cluster",
                     (char *)(uintptr_t)u->cluster,
+                    (char *)(uintptr_t) "--start",
+                    u->start_id,
                     u->metrics ? (char *)(uintptr_t) "--metrics" : NULL,
                     (char *)(uintptr_t)u->metrics,
                     NULL};
-    char *others[] = {argv[0], argv[1], argv[2], argv[3], argv[4], argv[5], NULL};
+    char *others[] = {argv[0], argv[1], argv[2], argv[3], argv[4], argv[5], argv[6], argv[7], NULL};
     l->argv = argv;
     l->others = others;
     l->kill_on_failure = true;
@@ -89,10 +95,16 @@ static int launch_on_hosts(const struct up *u, struct launch *l, char *counts)
 }
 
 /* After a failure: end what has been started, on all hosts. */
-static void end_on_hosts(const struct up *u, struct launch *l)
+static void end_on_hosts(struct up *u, struct launch *l)
 {
-    char *argv[] = {(char *)(uintptr_t)l->self,      (char *)(uintptr_t) "up",      (char *)(uintptr_t) "--end",
-                    (char *)(uintptr_t) "--cluster", (char *)(uintptr_t)u->cluster, NULL};
+    char *argv[] = {(char *)(uintptr_t)l->self,
+                    (char *)(uintptr_t) "up",
+                    (char *)(uintptr_t) "--end",
+                    (char *)(uintptr_t) "--cluster",
+                    (char *)(uintptr_t)u->cluster,
+                    (char *)(uintptr_t) "--start",
+                    u->start_id,
+                    NULL};
     l->argv = l->others = argv;
     l->kill_on_failure = false;
     launch_cluster(l);
@@ -171,6 +183,40 @@ static int take_count(struct up *u, struct launch *l, uint32_t host, uint32_t ho
     return i == hosts && host < hosts && total <= WEFT_MAX_NODES ? 0 : -EINVAL;
 }
 
+/* The file in which a host keeps which start its cluster comes from. A failed start ends only what it has begun: a host may have been
+ * refused because another cluster of this name is up there. */
+static FILE *start_file(const struct standing_place *p, const char *mode)
+{
+    char path[STANDING_PATH + 8];
+    snprintf(path, sizeof path, "%s/start", p->folder);
+    return fopen(path, mode);
+}
+
+static int keep_start(const struct up *u, const struct standing_place *p)
+{
+    FILE *f = start_file(p, "we");
+    bool written = f && fprintf(f, "%s\n", u->start ? u->start : "") > 0;
+    if (f)
+        written = fclose(f) == 0 && written;
+    return written ? 0 : base_fail(-EIO, "%s/start cannot be written: %s", p->folder, base_strerror(errno));
+}
+
+int up_end_started(const struct up *u)
+{
+    struct standing_place place;
+    char line[sizeof u->start_id + 2] = "";
+    if (!u->start)
+        return up_end("up", u->cluster, true);
+    if (standing_find(&place, u->cluster, false))
+        return 0;
+    FILE *f = start_file(&place, "re");
+    bool ours = f && fgets(line, sizeof line, f);
+    line[strcspn(line, "\n")] = '\0';
+    if (f)
+        fclose(f);
+    return ours && strcmp(line, u->start) == 0 ? up_end("up", u->cluster, true) : 0;
+}
+
 int up_on_host(struct up *u, struct launch *l)
 {
     static char self[4096], coord[160], join[4096];
@@ -200,7 +246,7 @@ int up_on_host(struct up *u, struct launch *l)
     if (standing_find(&place, u->cluster, true) || (lock = standing_lock(&place, false)) < 0)
         return cli_error("up", "%s", base_error());
     u->cluster = place.name;
-    int status = up_background(u, l, &place);
+    int status = keep_start(u, &place) ? cli_error("up", "%s", base_error()) : up_background(u, l, &place);
     close(lock);
     return status;
 }
@@ -431,6 +477,7 @@ int up_here(struct up *u, const struct launch *l)
         return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
     if (standing_find(&place, u->cluster, true) || standing_lock(&place, false) < 0)
         return cli_error("up", "%s", base_error());
+    unlink(place.down); /* left by a `weft down` that was killed: it would end nodes that are added */
     const char *rank = getenv("WEFT_RANK");
     int64_t slot;
     if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* nodes that come back here have the same */

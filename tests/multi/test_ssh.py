@@ -166,6 +166,13 @@ class Ssh(unittest.TestCase):
         self.assertIn("unreachable", err)
         self.assertIn("is not up", self.on(1, "status", code=1).stderr)
         self.assertIn("is not up", self.weft("status").stderr)
+        self.on(1, "up", "-n", "1")
+        self.addCleanup(self.on, 1, "down")
+        code, _, err = self.run_weft([self.HERE, *self.there(1)], command="up", XDG_RUNTIME_DIR=self.tmp.name)
+        self.assertNotEqual(code, 0)
+        self.assertIn("is up already", err)
+        self.assertEqual(self.shown(1), [(0, "up")])  # the other cluster goes on
+        self.assertIn("is not up", self.weft("status").stderr)
 
     def test_what_a_node_gets(self):
         """Arguments arrive unchanged, with the settings and the working folder; the secret is in the environment and in no arguments."""
