@@ -29,22 +29,6 @@ static int signal_pipe[2] = {-1, -1}; /* global, since a signal handler gets no 
 
 /* --- messages --- */
 
-const char *launch_signal_name(int sig, char *buf, size_t len)
-{
-    static const struct {
-        int number;
-        const char *name;
-    } names[] = {{SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"}, {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"},
-                 {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"}, {SIGUSR1, "SIGUSR1"},
-                 {SIGSEGV, "SIGSEGV"}, {SIGUSR2, "SIGUSR2"}, {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"},
-                 {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"}, {SIGSYS, "SIGSYS"}};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (names[i].number == sig)
-            return names[i].name;
-    snprintf(buf, len, "signal %d", sig);
-    return buf;
-}
-
 /* List the running nodes, as in "node 3", "nodes 1 and 3", "nodes 0, 1 and 4". */
 static const char *running_names(const struct launcher *s, char *buf, size_t len)
 {
@@ -137,7 +121,7 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     node->running = false;
     s->running--;
     launch_close(&node->control);
-    if (s->l->revive && status == 0) /* the cluster was asked to end; a node that just joins may not have heard of it */
+    if (s->l->revive && status == 0 && !s->ending) /* the cluster was asked to end; a node that just joins may not have heard of it */
         launch_end_nodes(s, SIGTERM);
     if (s->l->revive && (s->ending || revive_ended(s, rank, how)))
         return;
