@@ -277,7 +277,7 @@ WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d
 #define weft_device_reserve_together weft_device_reserve
 #endif
 
-/* The contents of a request's cells, without round, kind and answer; `high[0]` is the length. */
+/* A request: its kind, and the values of its cells, without the round and the answer. `high[0]` is a length, or a count of tasks. */
 typedef struct weft_device_request {
     uint32_t kind;
     uint64_t low[3], high[3];

@@ -49,7 +49,7 @@ WEFT_DEVICE_CALL int weft_device_renew_start(WEFT_NEAR const weft_device *d, uin
     weft_device_request q = {WEFT_DEVICE_RENEW, {leases, 0, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-/* The op's `value` has a bit for each completion that was accepted, bit 0 for the first. */
+/* Bit i of the op's `value` is 1 if completion i was accepted (counted from 0). */
 WEFT_DEVICE_CALL int weft_device_complete_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint64_t results,
                                                 uint32_t count, bool wait, WEFT_NEAR weft_device_op *op)
 {

@@ -117,7 +117,8 @@ static int cable_join(struct sf_view *v, const uint32_t ends[2], const char *con
         if (m[ends[i]].cable == SV_SWITCH)
             return cli_error("fault", "plug '%s': this device is on a switch, not on a cable", words[i]);
         if (atomic_load(&v->fabric->devices[ends[i]].removed))
-            return cli_error("fault", "plug '%s': this device is removed: bring it back with `softverbs fault restore` first", words[i]);
+            return cli_error("fault", "cannot plug '%s': this device is removed; first bring it back with `softverbs fault restore`",
+                             words[i]);
     }
     if (m[ends[0]].host == m[ends[1]].host)
         return cli_error("fault", "plug '%s' '%s': both devices are on one host, and a cable joins two hosts", words[0], words[1]);

@@ -124,8 +124,8 @@ static int library_load(struct launcher_library *l, const char *chosen)
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
         if (!found)
-            return base_fail(-ENOTSUP, "%s has no %s: it is not libpmix, or it is too old", chosen[0] ? chosen : "libpmix",
-                             symbols[i].name);
+            return base_fail(-ENOTSUP, "the library %s lacks the symbol %s: it is too old, or it is not a PMIx library",
+                             chosen[0] ? chosen : "libpmix", symbols[i].name);
         /* ISO C has no conversion from what dlsym() returns to a pointer to a function. */
         memcpy((char *)l + symbols[i].at, &found, sizeof found);
     }

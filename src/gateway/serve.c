@@ -431,7 +431,7 @@ int gateway_server_open(struct gateway *g)
     if (!rc)
         rc = gateway_watch(s->watches, &s->wake_watch, s->wake[0], GATEWAY_READABLE);
     if (rc)
-        return base_fail(rc, "cannot prepare the server of service requests: %s", base_strerror(rc));
+        return base_fail(rc, "cannot prepare to serve requests for services: %s", base_strerror(rc));
     for (const struct gateway_service *const *v = g->services; *v && !rc; v++)
         if (g->offered >> (*v)->number & 1)
             rc = (*v)->open(s, &s->state[(*v)->number]);

@@ -47,7 +47,8 @@ static int delist(struct weft_node *w)
         rc = base_fail(-EINVAL, "weft_close(): this node is closed already");
     else if (waiting)
         rc = base_fail(-EBUSY,
-                       "weft_close(): %u thread%s of this node wait%s in a call of weft: wait until it returns (a time-out limits it)",
+                       "weft_close(): %u thread%s of this node still wait%s in calls of weft: call weft_close() again when these calls "
+                       "have returned (a time-out of a call bounds its wait)",
                        waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
     else
         *at = w->next_open;

@@ -54,8 +54,8 @@ static int greet(struct verbs_guard *g, const char *command)
     if (hello.magic == EUSERS)
         return base_fail(-EUSERS, "the guard serves as many programs as it can: end one of them");
     if (hello.magic != GUARD_MAGIC)
-        return base_fail(-ENOENT, "the guard did not start: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
-                         hello.magic < 4096 ? base_strerror((int)hello.magic) : "WEFT_GUARD names another program", command);
+        return base_fail(-ENOENT, "the guard process '%s' did not start: %s: set WEFT_GUARD to the path of the command weft", command,
+                         hello.magic < 4096 ? base_strerror((int)hello.magic) : "WEFT_GUARD names another program");
     rc = base_receive_fds(g->fd, &hello.call_bytes, sizeof hello - sizeof hello.magic, NULL, 0, base_deadline(GUARD_PATIENCE));
     if (rc)
         rc = base_fail(-EPROTO, "the guard's greeting did not arrive completely: %s (WEFT_GUARD='%s')", base_strerror(rc), command);

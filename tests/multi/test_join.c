@@ -333,7 +333,7 @@ static void test_rank_twice(void **state)
 
 static int sizes(int rank, void *arg)
 {
-    _Atomic int *refused = arg; /* the node that expects a cluster of another size */
+    _Atomic int *refused = arg; /* becomes 1 when the node that expects a cluster of another size has been refused */
     if (rank == 1)
         wait_refused(refused, 1);
     int rc = attempt(rank == 0 ? 0 : 1, rank < 2 ? 2 : 3, 40 * WEFT_SECOND, NULL);
@@ -698,7 +698,7 @@ static void test_close(void **state)
         while (!atomic_load(&c.w->waiting))
             usleep(1000);
         assert_int_equal(weft_close(c.w), -EBUSY);
-        assert_non_null(strstr(weft_error(), "1 thread of this node waits in a call of weft"));
+        assert_non_null(strstr(weft_error(), "1 thread of this node still waits in calls of weft"));
         assert_int_equal(how ? weft_unlock(c.w, c.word) : weft_put_signal(c.w, 0, NULL, 0, c.word, 1, NULL), 0);
         pthread_join(thread, NULL);
         assert_int_equal(c.rc, 0);

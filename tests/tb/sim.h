@@ -25,7 +25,8 @@
 #define LANES_MAX 4u
 #define QUEUES    (1u + LANES_MAX) /* queue pairs in a direction of a cable: control, lanes */
 #define FIRST     4096u            /* the first byte of a pool that may be written */
-#define WORDS     16u              /* shared words begin at FIRST; even ones are added to, odd ones swapped */
+/* The number of shared words, which begin at FIRST. Operations add to the words with an even index, and swap those with an odd index. */
+#define WORDS 16u
 
 struct chain;
 struct world;

@@ -192,7 +192,8 @@ static void grep_as_on_the_host(void **unused)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i += few ? 3 : 1)
         like_the_host(&kernel_grep, texts[i], true);
     like_the_host(&kernel_grep, "\xff\x80", false);
-    /* Long texts, of which the GPU compares only the start; and a text at every position around the border of two chunks. */
+    /* Search for long texts, of which the GPU compares only the start, and for a short one. Each search has the text at another position
+     * near the border of two chunks. */
     struct text got = {0}, wanted = {0};
     for (size_t i = 0; i < 40; i += few ? 7 : 1) {
         const char *text = i % 3 ? much : i % 2 ? all : "needle";

@@ -210,7 +210,7 @@ static void rnr(struct t *t, long arg)
     wait_for(t, p.b.rcq, 2, IBV_WC_SUCCESS);
 }
 
-/* ---- The limit: an event is raised once, when fewer receives are left */
+/* ---- The limit: when fewer receives than the limit are left, an event is raised, once */
 
 static void limit_set(struct t *t, long arg)
 {

@@ -65,7 +65,7 @@ struct tb_cable {
     struct verbs_qp control, lanes[TB_CABLE_LANES];
     uint32_t lane_count;      /* lanes that are connected */
     uint32_t lane_base;       /* the number of its first lane in the link */
-    uint32_t receives, sends; /* frames that the control queue pair takes, as granted */
+    uint32_t receives, sends; /* how many frames the control queue pair's two queues hold, as the device granted */
     uint8_t *frames;          /* [TB_RECEIVES], registered memory */
     /* receives whose frame is being forwarded: index of the cable it is sent on, + 1. Under tb->receiving, with the next field */
     uint16_t held[TB_RECEIVES];
