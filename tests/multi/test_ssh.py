@@ -33,7 +33,8 @@ class Ssh(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
-        self.tmp = tempfile.TemporaryDirectory(prefix="weft-ssh-")
+        # Not below TMPDIR: paths of sockets, in runtime folders of hosts with long names, have at most 100 bytes.
+        self.tmp = tempfile.TemporaryDirectory(prefix="weft-ssh-", dir="/tmp")
         self.addCleanup(self.tmp.cleanup)
         self.ssh = self.path("ssh")
         with open(self.ssh, "w", encoding="utf-8") as f:
