@@ -452,7 +452,10 @@ static int exec_take_option(int c, struct exec_options *o)
 {
     switch (c) {
     case 'C': o->cluster = optarg; return 0;
-    case 'O': o->hosts = optarg; return exec_split_hosts(o);
+    case 'O':
+        free(o->host_list); /* the last one counts */
+        o->hosts = optarg;
+        return exec_split_hosts(o);
     case 'E':
         if (optarg[0] == '=' || !optarg[0])
             return cli_usage("exec", "--env '%s': expected NAME=VALUE, or NAME", optarg);

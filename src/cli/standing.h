@@ -35,7 +35,7 @@ struct standing_place {
     char folder[STANDING_PATH - 8]; /* 0700, of this user */
     char socket[STANDING_PATH], log[STANDING_PATH], lock[STANDING_PATH];
     char control_lock[STANDING_PATH]; /* the node that serves the control socket has it */
-    char down[STANDING_PATH];         /* a file that `weft down` makes: the launchers of this host end their nodes */
+    char down[STANDING_PATH];         /* a file that says to the launchers of this host that the cluster ends */
     char members[STANDING_PATH];      /* addresses of members, for nodes that join again */
 };
 /* Find the folder of a cluster. `name`: NULL: WEFT_CLUSTER, else "default". `make`: create it. Errors: -EINVAL the name; -EPERM the folder
@@ -49,6 +49,8 @@ bool standing_locked(const struct standing_place *p);
 /* Try to become the control node of this host: take the lock for it. Returns its descriptor, which must stay open: the lock is this
  * process's alone, and is given back when it closes the descriptor or ends. -EBUSY: another process has it. */
 int standing_control(const struct standing_place *p);
+/* Make the file `down`: the launchers of this host end their nodes, and start none again. */
+int standing_mark_down(const struct standing_place *p);
 /* Listen on the control socket; replaces one that nobody listens on. Only the control node may do this. */
 int standing_listen(const struct standing_place *p);
 /* Connect to the control socket. `wait`: while the cluster is up here without a control node, wait for one, up to CONTROL_NODE_NS.

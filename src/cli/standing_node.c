@@ -179,6 +179,8 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
         stay(&s);
     else
         cli_error("up", "%s", base_error());
+    if (ended) /* its launcher must not start it again, even if it dies while it leaves */
+        standing_mark_down(p);
     if (s.tells)
         end_all(s.w);
     standing_serve_end(s.server);

@@ -154,6 +154,15 @@ static int control_socket(const struct standing_place *p, struct sockaddr_un *at
     return fd;
 }
 
+int standing_mark_down(const struct standing_place *p)
+{
+    int fd = open(p->down, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return base_fail(-errno, "%s: %s", p->down, base_strerror(errno));
+    close(fd);
+    return 0;
+}
+
 int standing_listen(const struct standing_place *p)
 {
     struct sockaddr_un at;

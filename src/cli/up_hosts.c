@@ -477,7 +477,7 @@ int up_here(struct up *u, const struct launch *l)
         return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
     if (standing_find(&place, u->cluster, true) || standing_lock(&place, false) < 0)
         return cli_error("up", "%s", base_error());
-    unlink(place.down); /* left by a `weft down` that was killed: it would end nodes that are added */
+    unlink(place.down); /* left by a node or command that was killed: it would end nodes that are added */
     const char *rank = getenv("WEFT_RANK");
     int64_t slot;
     if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* nodes that come back here have the same */
@@ -493,6 +493,7 @@ int up_here(struct up *u, const struct launch *l)
         join_the_running_one();
         status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, NULL);
     }
+    unlink(place.down); /* it is for launchers */
     if (status > 128)
         return 0; /* a signal asked it to end */
     return status == LAUNCH_CANNOT_JOIN || status == LAUNCH_NOT_JOINED ? CLI_FAILED : status;

@@ -35,6 +35,8 @@ int up_launch(struct up *u, struct launch *l, const struct standing_place *p)
     l->revive = &revive;
     l->argv = argv;
     int status = launch_cluster(l);
+    if (!u->more)
+        unlink(p->down);
     l->argv = NULL;
     l->revive = NULL;
     return status;
@@ -179,13 +181,10 @@ int up_end(const char *sub, const char *cluster, bool quiet)
     bool asked = status == 0;
     free(text);
     if (standing_find(&place, cluster, false) || (!asked && !standing_locked(&place)))
-        return CLI_FAILED;
-    int file = open(place.down, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (file >= 0)
-        close(file);
-    else
-        status = cli_error(sub, "%s: %s", place.down, base_strerror(errno));
-    if (!asked)
+        return quiet ? 0 : CLI_FAILED;
+    if (standing_mark_down(&place))
+        status = cli_error(sub, "%s", base_error());
+    if (!asked && !quiet)
         cli_error(sub, "so only the processes of this host are ended: if the cluster has other hosts, run weft down on one of them, too");
     for (int64_t deadline = base_deadline(DOWN_NS); standing_locked(&place); base_sleep_ns(LOOK_NS))
         if (base_now_ns() > deadline)
@@ -193,5 +192,5 @@ int up_end(const char *sub, const char *cluster, bool quiet)
                              place.log);
     unlink(place.down);
     unlink(place.members);
-    return status;
+    return quiet ? 0 : status; /* it has ended, even if another command had asked for that before */
 }

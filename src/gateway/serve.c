@@ -449,12 +449,14 @@ int gateway_server_start(struct gateway *g)
 void gateway_server_end(struct gateway *g)
 {
     struct gateway_server *s = g->server;
-    if (!s || !s->started)
+    if (!s)
         return;
-    atomic_store_explicit(&s->stop, true, memory_order_release);
-    server_wake(s);
-    pthread_join(s->thread, NULL);
-    s->started = false;
+    if (s->started) { /* it is not if the node could not join */
+        atomic_store_explicit(&s->stop, true, memory_order_release);
+        server_wake(s);
+        pthread_join(s->thread, NULL);
+        s->started = false;
+    }
     for (struct gateway_call **at = &s->fetching; *at;) {
         struct gateway_call *c = *at;
         *at = c->next;

@@ -134,7 +134,8 @@ class Ssh(unittest.TestCase):
         code, _, err = self.run_weft([self.HERE, *self.there(1, 2)], command="up", settings={"pool": "16M"}, XDG_RUNTIME_DIR=self.tmp.name,
                                      WEFT_SECRET="sesame & co'")
         self.assertEqual(code, 0, err)
-        self.addCleanup(self.on, 2, "up", "--end")
+        for k in (1, 2, 5, 6): # also waits until the launcher of that host has ended
+            self.addCleanup(self.on, k, "up", "--end")
         pids = [n["pid"] for n in self.nodes_on(1)]
         with open(f"/proc/{pids[0]}/stat", encoding="ascii", errors="replace") as f:
             os.kill(int(f.read().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)  # the launcher; its keeper kills the node
