@@ -190,6 +190,7 @@ class Tty(Base):
         t.read(rb"\b30\r\n.*:")
         t.type(b" ")
         t.read(rb"\b60\r\n.*:")
+        time.sleep(0.5)  # before it waits for a key, less notes a new size, and draws at the next key only
         t.size(11, 80)
         t.read(rb"\b40\r\n.*:")
         t.type(b"q")

@@ -110,7 +110,8 @@ class Ssh(unittest.TestCase):
         finally:
             p = self.weft("down")
         self.assertEqual((p.returncode, p.stderr), (0, ""))
-        self.assertEqual([n for n in nodes if n.get("pid") and alive(n["pid"])], [])
+        # All have left; the processes of other hosts' nodes end a moment later.
+        until("all nodes have ended", lambda: not [n for n in nodes if n.get("pid") and alive(n["pid"])], LIMIT)
 
     def on(self, k, *words, code=0):
         """A weft command on host K: of ssh's words, since this is the stand-in, which gives each host its own runtime folder."""
@@ -134,7 +135,7 @@ class Ssh(unittest.TestCase):
         code, _, err = self.run_weft([self.HERE, *self.there(1, 2)], command="up", settings={"pool": "16M"}, XDG_RUNTIME_DIR=self.tmp.name,
                                      WEFT_SECRET="sesame & co'")
         self.assertEqual(code, 0, err)
-        for k in (1, 2, 5, 6): # also waits until the launcher of that host has ended
+        for k in (1, 2, 5, 6):  # also waits until the launcher of that host has ended
             self.addCleanup(self.on, k, "up", "--end")
         pids = [n["pid"] for n in self.nodes_on(1)]
         with open(f"/proc/{pids[0]}/stat", encoding="ascii", errors="replace") as f:
