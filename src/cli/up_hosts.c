@@ -363,9 +363,11 @@ int up_add(struct up *u, struct launch *l)
     int64_t n = 0;
     if (l->nodes || l->hostfile || l->softverbs || u->foreground || u->metrics)
         return cli_usage("up", "--add takes the cluster's settings: leave out all but --cluster, --pool and --remote-weft");
+    bool number = u->add[strspn(u->add, "0123456789")] == '\0';
+    if (number && base_parse_number(u->add, 1, WEFT_MAX_NODES, &n))
+        return cli_usage("up", "--add '%s': expected a number of nodes from 1 to %u, or names of hosts", u->add, WEFT_MAX_NODES);
     char *names = strdup(u->add);
     json_t *o = names ? ask_cluster(u, l) : NULL;
-    bool number = base_parse_number(u->add, 1, WEFT_MAX_NODES, &n) == 0;
     int status = !o ? CLI_FAILED : number ? add_here(u, l, o, (uint32_t)n) : add_hosts(u, l, o, names);
     if (!status)
         fprintf(stderr, "weft up: cluster '%s' has grown: see `weft status`\n", u->cluster);

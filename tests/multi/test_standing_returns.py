@@ -193,6 +193,7 @@ class Returns(Kills):
         self.kill(place)
         self.kill(0)
         self.assertIn("leave out", self.weft("up", "--add", "1", "-n", "2", code=2).stderr)
+        self.assertIn("expected a number of nodes", self.weft("up", "--add", "0", code=2).stderr)
         self.assertIn("other hosts do not reach", self.weft("up", "--add", "elsewhere", code=1).stderr)
         self.weft("down")
         self.assertEqual(marked(), [])
