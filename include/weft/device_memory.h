@@ -130,12 +130,11 @@ WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores a word
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* Loads several cells, all at the same time. Later reads of this thread are ordered after these loads. A cell that changes meanwhile is
-   loaded as it was at one moment, or with a `high` of 0. */
-WEFT_DEVICE_CALL void weft_device_load_cells(const weft_device_cell *c, uint32_t cells, weft_device_cell *out)
+/* Loads several cells. Later reads of this thread are ordered after these loads. */
+WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++)
-        weft_device_load_cell(&c[i], &out[i].low, &out[i].high);
+        weft_device_load_cell(&c[i], &out[2 * i], &out[2 * i + 1]);
     __threadfence_system();
 }
 WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
@@ -281,14 +280,12 @@ WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores a word
 {
     __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
-/* Loads several cells. Later reads of this thread are ordered after these loads. A cell that changes meanwhile is loaded as it was at one
-   moment, or with a `high` of 0: its writer first stores 0 there. */
-WEFT_DEVICE_CALL void weft_device_load_cells(const weft_device_cell *c, uint32_t cells, weft_device_cell *out)
+/* Loads several cells. Later reads of this thread are ordered after these loads. */
+WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++) { /* pairs with the releases in fill_slot() */
-        uint64_t high = __atomic_load_n(&c[i].high, __ATOMIC_ACQUIRE);
-        out[i].low = __atomic_load_n(&c[i].low, __ATOMIC_ACQUIRE);
-        out[i].high = __atomic_load_n(&c[i].high, __ATOMIC_RELAXED) == high ? high : 0;
+        out[2 * i] = __atomic_load_n(&c[i].low, __ATOMIC_ACQUIRE);
+        out[2 * i + 1] = __atomic_load_n(&c[i].high, __ATOMIC_ACQUIRE);
     }
 }
 WEFT_DEVICE_CALL void weft_device_first_look(void)

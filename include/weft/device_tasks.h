@@ -124,20 +124,11 @@ WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t 
 #define WEFT_DEVICE_TASKS_SURE 512u
 #endif
 
-/* A task for a worker's blocks. The node writes it: each cell has 12 bytes of the weft_task, and in the upper half of `high` a tag of the
-   task's number, which is 0 while the cell changes. So a block that has read all cells at the same time, in one round trip to the host's
-   memory, knows by the tags whether they belong to one task. */
-#define WEFT_DEVICE_TASK_CELLS 6u
+/* A task for a worker's blocks. The node writes it: `number` is the task's number + 1, and 0 while the other words change. */
 typedef struct weft_device_task_slot {
-    weft_device_cell cell[WEFT_DEVICE_TASK_CELLS];
-    uint64_t unused[4];
+    uint64_t number, unused[7];
+    weft_device_cell task[4]; /* a weft_task */
 } __attribute__((aligned(128))) weft_device_task_slot;
-
-/* The tag of a task's number in a ring of mask + 1 slots, at least 2: its round; never 0. */
-WEFT_DEVICE_CALL uint32_t weft_device_task_tag(uint64_t number, uint64_t mask)
-{
-    return (uint32_t)(number & ~mask) | 1u;
-}
 
 #define WEFT_DEVICE_BEATS 1024u
 /* A ring of tasks that the node has claimed ahead (weft_gpu_worker_open()). The node writes `slots`, `filled` and `ended`; kernels write
@@ -164,23 +155,15 @@ WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k
 {
     union {
         weft_task task;
-        uint32_t parts[16];
+        uint64_t words[8];
     } u;
-    weft_device_cell cell[WEFT_DEVICE_TASK_CELLS];
-    uint32_t tag = weft_device_task_tag(number, k->mask);
-    bool all = true;
-    weft_device_load_cells(k->slots[number & k->mask].cell, WEFT_DEVICE_TASK_CELLS, cell);
-    for (uint32_t i = 0; i < WEFT_DEVICE_TASK_CELLS; i++) {
-        all = all && (uint32_t)(cell[i].high >> 32) == tag;
-        u.parts[3 * i] = (uint32_t)cell[i].low;
-        if (3 * i + 1 < 16) {
-            u.parts[3 * i + 1] = (uint32_t)(cell[i].low >> 32);
-            u.parts[3 * i + 2] = (uint32_t)cell[i].high;
-        }
-    }
+    WEFT_FAR const weft_device_task_slot *s = &k->slots[number & k->mask];
+    if (weft_device_load(&s->number) != number + 1)
+        return false;
+    weft_device_load_words(s->task, 4, u.words);
     out->task = u.task;
     out->number = number;
-    return all; /* otherwise the cells belong to other tasks */
+    return weft_device_load(&s->number) == number + 1; /* otherwise the words may belong to two tasks */
 }
 
 /* Waits until task `t` is in the ring. If `drawn` is false, this thread has not taken the number `t` yet: then the call polls once, and

@@ -97,19 +97,18 @@ static void work_count(_Atomic uint64_t *n, uint64_t more)
 
 /* --- the ring --- */
 
-_Static_assert(sizeof(weft_task) == 64 && sizeof(weft_task) <= 12 * WEFT_DEVICE_TASK_CELLS, "a slot's cells hold a task");
-
-/* Blocks that read a cell meanwhile see by its tag that it changes: the release of `low` puts the 0 before it. */
-static void fill_slot(weft_device_task_slot *s, uint32_t tag, const weft_task *task)
+/* Blocks that read the slot meanwhile see by `number` that it changed: each store is a release, so a block that reads a new word also reads
+   the 0. */
+static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
 {
-    uint32_t parts[3 * WEFT_DEVICE_TASK_CELLS] = {0};
-    memcpy(parts, task, sizeof *task);
-    for (uint32_t i = 0; i < WEFT_DEVICE_TASK_CELLS; i++) {
-        const uint32_t *p = &parts[3 * i];
-        __atomic_store_n(&s->cell[i].high, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&s->cell[i].low, p[0] | (uint64_t)p[1] << 32, __ATOMIC_RELEASE);
-        __atomic_store_n(&s->cell[i].high, p[2] | (uint64_t)tag << 32, __ATOMIC_RELEASE); /* pairs with weft_device_load_cells() */
+    uint64_t words[8];
+    memcpy(words, task, sizeof words);
+    __atomic_store_n(&s->number, 0, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < 4; i++) {
+        __atomic_store_n(&s->task[i].low, words[2 * i], __ATOMIC_RELEASE);
+        __atomic_store_n(&s->task[i].high, words[2 * i + 1], __ATOMIC_RELEASE);
     }
+    __atomic_store_n(&s->number, number + 1, __ATOMIC_RELEASE); /* pairs with weft_device_read_task() */
 }
 
 static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
@@ -124,7 +123,7 @@ static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
     t->lease = *lease;
     k->used++;
     atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take it */
-    fill_slot(&k->slots[k->next & k->mask], weft_device_task_tag(k->next, k->mask), &lease->task);
+    fill_slot(&k->slots[k->next & k->mask], k->next, &lease->task);
     k->next++;
 }
 
@@ -220,7 +219,7 @@ static bool take_back(weft_gpu_worker *k, struct work_task *t)
     uint64_t held = t->number + 1;
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
         return false;
-    __atomic_store_n(&k->slots[t->number & k->mask].cell[0].high, 0, __ATOMIC_RELEASE); /* one wrong tag is enough */
+    __atomic_store_n(&k->slots[t->number & k->mask].number, 0, __ATOMIC_RELEASE);
     t->used = false;
     k->used--;
     (void)weft_release(k->q, &t->lease); /* if the lease has ended already, nothing needs to be done */

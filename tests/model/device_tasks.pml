@@ -27,7 +27,7 @@
 #define COMPLETE 2
 
 byte state[TASKS];
-byte tag1[SLOTS], first[SLOTS], tag2[SLOTS], second[SLOTS]; /* the ring: a task of two words, each with its number + 1 */
+byte number[SLOTS], first[SLOTS], second[SLOTS]; /* the ring: number + 1, and a task of two words */
 byte filled, next;
 bool ended;
 byte held[SLOTS], result[SLOTS];
@@ -65,24 +65,14 @@ draw:   if
         :: atomic { next != t -> goto again }
         fi;
         if
-        :: atomic { tag1[t % SLOTS] != t + 1 -> goto again }
-        :: atomic { tag1[t % SLOTS] == t + 1 -> skip }
+        :: atomic { number[t % SLOTS] != t + 1 -> goto again }
+        :: atomic { number[t % SLOTS] == t + 1 -> skip }
         fi;
         a = first[t % SLOTS];
-#ifndef MUTATION_NO_SECOND_LOOK
-        if
-        :: tag1[t % SLOTS] != t + 1 -> goto again
-        :: else
-        fi;
-#endif
-        if
-        :: atomic { tag2[t % SLOTS] != t + 1 -> goto again }
-        :: atomic { tag2[t % SLOTS] == t + 1 -> skip }
-        fi;
         b = second[t % SLOTS];
 #ifndef MUTATION_NO_SECOND_LOOK
         if
-        :: tag2[t % SLOTS] != t + 1 -> goto again
+        :: number[t % SLOTS] != t + 1 -> goto again
         :: else
         fi;
 #endif
@@ -137,7 +127,7 @@ inline take_back(s)
 #else
     :: atomic { held[s] == at[s] + 1 -> held[s] = 0 }
 #endif
-        tag1[s] = 0;
+        number[s] = 0;
         atomic {
             used[s] = false; hung[s] = false; in_use--;
             assert(state[lease[s]] == CLAIMED); /* C */
@@ -180,16 +170,10 @@ end:
             filled = put + 1;
 #endif
             held[s] = put + 1;
-#ifndef MUTATION_TAG_STAYS
-            tag1[s] = 0;
-#endif
+            number[s] = 0;
             first[s] = task;
-            tag1[s] = put + 1;
-#ifndef MUTATION_TAG_STAYS
-            tag2[s] = 0;
-#endif
             second[s] = task;
-            tag2[s] = put + 1;
+            number[s] = put + 1;
             put++;
             filled = put
         fi

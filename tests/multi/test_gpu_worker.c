@@ -333,7 +333,7 @@ static void vandalise(const weft_device *d, void *arg)
     for (uint32_t i = 0; i < 20000; i++) {
         any_request(d, v);
         weft_device_tell(&k->beats[any() % WEFT_DEVICE_BEATS], any() % 3 ? any() : any() % 100);
-        weft_device_tell((uint64_t *)(uintptr_t)&k->slots[any() & k->mask].cell[any() % 6].high, any() % 100 << 32 | (any() & UINT32_MAX));
+        weft_device_tell((uint64_t *)(uintptr_t)&k->slots[any() & k->mask].number, any() % 50);
         weft_device_tell((uint64_t *)(uintptr_t)&r->answers[any() & r->mask].low, any());
         weft_device_tell((uint64_t *)(uintptr_t)&r->answers[any() & r->mask].high, any());
     }
