@@ -172,15 +172,13 @@ struct gpu_workers {
     uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node, where the serving thread stays; all 0: not known */
     pthread_mutex_t lock;          /* held for opening and closing */
     uint32_t count;
-    struct weft_gpu_worker *done_in; /* the worker with completed tasks that are not published yet; used by the serving thread */
     _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];
     _Atomic(struct gpu_tasks *) tasks;       /* NULL: no queue was made available to kernels */
     _Atomic(weft_queue *) queue[GPU_QUEUES]; /* each is set once, and stays valid until the node closes */
 };
 int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
-/* Called by the serving thread: a block has completed a task; then, after some of them: the worker's threads may see them. */
+/* Called by the serving thread: a block has completed a task. */
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
-void gpu_work_publish(struct gpu_workers *all);
 void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still run */
 void gpu_work_free(struct gpu_workers *all); /* frees them when neither runs any more */
 

@@ -221,10 +221,8 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
             break;
         }
     }
-    if (n) {
+    if (n)
         gpu_ring_publish(r);
-        gpu_work_publish(s->workers);
-    }
     return n;
 }
 

@@ -31,17 +31,15 @@
 #define CHECK_NS      WEFT_SECOND
 #define LINE          128u
 
-/* A task in the ring. Only the worker's thread uses it, except `held` and `result`: these are on one cache line, the only one that moves to
-   the serving thread and back. */
+/* A task in the ring. Only the worker's thread uses it, except `held` and `result`. */
 struct work_task {
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t held; /* number + 1 while no block has done it; the thread that sets it to 0 decides how the
-                                                        task ends */
-    weft_result result;                              /* written by the serving thread, until `held` is 0 and the slot is in `done` */
-    _Alignas(BASE_CACHE_LINE) uint64_t number;
-    int64_t since; /* since when a block is known to have been able to do it */
+    _Atomic uint64_t held; /* number + 1 while no block has done it; the thread that sets it to 0 decides how the task ends */
+    uint64_t number;
     bool used;
-    bool taken; /* a block has taken it, as far as is known */
+    bool taken;    /* a block has taken it, as far as is known */
+    int64_t since; /* since when a block is known to have been able to do it */
     weft_lease lease;
+    weft_result result; /* written by the serving thread, until `held` is 0 and the slot is in `done` */
 };
 
 struct weft_gpu_worker {
@@ -53,11 +51,9 @@ struct weft_gpu_worker {
     uint64_t mask;
     struct work_task *tasks;
     uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
-    /* Entries of `done` that the worker's thread may read. It polls this, so the serving thread writes it once for many entries. */
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t done_tail;
-    _Alignas(BASE_CACHE_LINE) uint64_t done_new; /* the serving thread's own: entries that it has written */
-    _Atomic uint64_t stale;                      /* how many results were for tasks that had been taken back */
-    _Alignas(BASE_CACHE_LINE) uint64_t done_head;
+    _Atomic uint64_t done_tail;
+    _Atomic uint64_t stale; /* how many results were for tasks that had been taken back */
+    uint64_t done_head;
     uint64_t next;         /* number of the next task to put into the ring */
     uint64_t reached;      /* blocks have taken all tasks before this one, as far as is known */
     uint32_t used;         /* slots in use */
@@ -80,15 +76,6 @@ struct weft_gpu_worker {
     bool attached;
     void *own; /* memory that only kernels write */
 };
-
-/* Zeroed memory that begins at a cache line; `bytes` is a multiple of one. */
-static void *lines_alloc(size_t bytes)
-{
-    void *p = aligned_alloc(BASE_CACHE_LINE, bytes);
-    if (p)
-        memset(p, 0, bytes);
-    return p;
-}
 
 static void work_count(_Atomic uint64_t *n, uint64_t more)
 {
@@ -133,8 +120,6 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     struct weft_gpu_worker *k = number < GPU_WORKERS_MAX ? atomic_load_explicit(&all->worker[number], memory_order_acquire) : NULL;
     if (!k || task == UINT64_MAX)
         return -EINVAL;
-    if (all->done_in != k)
-        gpu_work_publish(all);
     struct work_task *t = &k->tasks[task & k->mask];
     if (atomic_load_explicit(&t->held, memory_order_acquire) != task + 1) {
         atomic_fetch_add_explicit(&k->stale, 1, memory_order_relaxed);
@@ -145,17 +130,10 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
         return -ESTALE; /* it has just been taken back */
     t->result = result; /* the slot stays in use until the worker's thread finds it in `done` */
-    k->done[k->done_new++ & k->mask] = (uint32_t)(task & k->mask);
-    all->done_in = k;
+    uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_relaxed);
+    k->done[tail & k->mask] = (uint32_t)(task & k->mask);
+    atomic_store_explicit(&k->done_tail, tail + 1, memory_order_release); /* pairs with finish() */
     return 0;
-}
-
-void gpu_work_publish(struct gpu_workers *all)
-{
-    struct weft_gpu_worker *k = all->done_in;
-    if (k)
-        atomic_store_explicit(&k->done_tail, k->done_new, memory_order_release); /* pairs with finish() */
-    all->done_in = NULL;
 }
 
 /* --- its thread --- */
@@ -375,7 +353,7 @@ static int make_ring(weft_gpu_worker *k, uint64_t *there)
     size_t page = (size_t)sysconf(_SC_PAGESIZE), slots = k->mask + 1;
     k->bytes = base_round_up(slots * sizeof *k->slots + 2 * LINE + WEFT_DEVICE_BEATS * sizeof(uint64_t), page);
     k->memory = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    k->tasks = lines_alloc(slots * sizeof *k->tasks);
+    k->tasks = calloc(slots, sizeof *k->tasks);
     k->done = calloc(slots, sizeof *k->done);
     if (k->memory == MAP_FAILED || !k->tasks || !k->done) {
         k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
@@ -454,7 +432,7 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
     int rc = work_check(config, &c);
     if (rc)
         return rc;
-    weft_gpu_worker *k = lines_alloc(sizeof *k);
+    weft_gpu_worker *k = calloc(1, sizeof *k);
     if (!k)
         return base_fail(-ENOMEM, "no memory for a worker of a GPU");
     k->all = all;
