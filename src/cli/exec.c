@@ -305,7 +305,7 @@ static void failed(struct exec_run *x, int status)
 static void take_frame(struct exec_run *x)
 {
     struct control_frame f;
-    int rc = standing_answer(x->fd, &f, x->payload);
+    int rc = standing_answer(x->fd, &f, x->payload, INT64_MAX);
     if (x->tty && (rc || f.type == CONTROL_ERROR))
         terminal_restore(); /* the sentence is a line of the user's terminal */
     if (rc) {
@@ -369,7 +369,7 @@ static int exec_detached(const char *cluster, struct control_request *r)
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
     int fd = payload ? standing_ask("exec", cluster, r) : -1, status = 0;
     for (f.type = 0; fd >= 0 && f.type != CONTROL_DONE;) {
-        int rc = standing_answer(fd, &f, payload);
+        int rc = standing_answer(fd, &f, payload, INT64_MAX);
         if (!rc && f.type != CONTROL_ERROR)
             continue;
         status = JOBS_FAILED;

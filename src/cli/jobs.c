@@ -192,7 +192,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     fd = standing_ask("logs", cluster, r);
     status = fd < 0 ? CLI_FAILED : 0;
     while (!status) {
-        int rc = standing_answer(fd, &f, payload);
+        int rc = standing_answer(fd, &f, payload, INT64_MAX);
         if (rc || f.type == CONTROL_ERROR)
             status = cli_error("logs", "%s", rc ? "the control node of the cluster has ended" : payload);
         if (status || f.type == CONTROL_DONE)

@@ -98,8 +98,8 @@ int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit stat
 /* --- revive.c: only with s->l->revive --- */
 /* A node has ended. True: this was dealt with. False: the cluster was not up yet, so all is to end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
-bool revive_down(struct launcher *s);  /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
-void revive_round(struct launcher *s); /* start the nodes that are due */
+bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
+void revive_round(struct launcher *s);        /* start the nodes that are due */
 int64_t revive_due(const struct launcher *s); /* when to call it again */
 
 #endif

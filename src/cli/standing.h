@@ -10,7 +10,7 @@
  *   standing_members.c   what a node needs to join
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
- *   up.c, up_hosts.c, up_launcher.c, exec.c, status.c, jobs.c   the commands
+ *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c   the commands
  */
 #ifndef WEFT_CLI_STANDING_H
 #define WEFT_CLI_STANDING_H
@@ -149,9 +149,9 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
 /* --- status.c: what commands share --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
-/* Read the answer's next frame. `payload` has CONTROL_PIECE_MAX + 1 bytes; a zero byte ends it. Returns 0, or a negative errno without
- * base_fail(). */
-int standing_answer(int fd, struct control_frame *f, char *payload);
+/* Read the answer's next frame. `payload` has CONTROL_PIECE_MAX + 1 bytes; a zero byte ends it. `deadline`: for the frame to begin. Returns
+ * 0, or a negative errno without base_fail(). */
+int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline);
 /* Ask, and read the texts of the answer until DONE: `*out` is zero-terminated, the caller frees it. A control node that ends meanwhile is
  * followed by another one, which is asked again, so the request must be one that may be made twice. Returns 0, or the exit status after an
  * error was printed. */

@@ -10,7 +10,7 @@
 #include "cli/command.h"
 #include "cli/standing.h"
 
-#define ANSWER_NS (30 * WEFT_SECOND) /* a control node that tells nothing for so long hangs */
+#define ANSWER_NS (20 * WEFT_SECOND) /* a control node that tells nothing for so long hangs */
 
 /* --- asking --- */
 
@@ -39,9 +39,9 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
     return fd;
 }
 
-int standing_answer(int fd, struct control_frame *f, char *payload)
+int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline)
 {
-    int rc = control_read(fd, f, sizeof *f, INT64_MAX);
+    int rc = control_read(fd, f, sizeof *f, deadline);
     if (!rc && !control_frame_fits(f, true))
         rc = -EPROTO;
     if (!rc)
@@ -59,8 +59,12 @@ static int read_text(const char *sub, int fd, char **out)
     char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
     int status = payload && text ? 0 : cli_error(sub, "no memory for the answer");
     while (!status) {
-        int rc = standing_answer(fd, &f, payload);
-        if (rc)
+        int rc = standing_answer(fd, &f, payload, base_deadline(ANSWER_NS));
+        if (rc == -ETIMEDOUT)
+            status = cli_error(
+                sub, "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: "
+                     "then another node takes over");
+        else if (rc)
             status = rc == -ECONNRESET ? -1 : cli_error(sub, "the cluster's answer is invalid: %s", base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error(sub, "%s", payload);

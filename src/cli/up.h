@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up: what its files share. up.c: the command line, one node. up_launcher.c: the launcher of this host. up_hosts.c: several hosts, nodes that are
- * added, and nodes that are started without a launcher (--here).
+ * weft up: what its files share. up.c: the command line, one node. up_launcher.c: the launcher of this host. up_door.c: where nodes let
+ * others join. up_hosts.c: several hosts, and nodes that are added. up_here.c: a node without a launcher (--here).
  */
 #ifndef WEFT_CLI_UP_H
 #define WEFT_CLI_UP_H
@@ -18,11 +18,22 @@ struct up {
     bool more;                           /* and this host has nodes of it already, with another launcher */
     const char *start;                   /* which start this is, for --on-host and --end: other clusters of this name are not ended */
     char start_id[20];
-    uint32_t first;                      /* --first: WEFT_RANK of the first node of this host */
-    uint32_t place;                      /* of the first node that is started */
-    char door[160];                      /* WEFT_GROW */
-    char join[4096];                     /* WEFT_JOIN of nodes that are started again */
+    uint32_t first;  /* --first: WEFT_RANK of the first node of this host */
+    uint32_t place;  /* of the first node that is started */
+    char door[160];  /* WEFT_GROW */
+    char join[4096]; /* WEFT_JOIN of nodes that are started again */
 };
+
+/* --- up_door.c --- */
+const char *up_port_of(const char *address); /* "": it has none */
+bool up_is_unix(const char *address);
+bool up_is_any(const char *address); /* whether it stands for all addresses of a host */
+/* Where a node of this host lets others join, when node 0 is at `coord`: the address of this host from which it reaches `other`, with the
+ * port above that of `coord`. Returns 0, or a negative errno with base_error(). */
+int up_door_beside(char *door, size_t len, const char *coord, const char *other);
+/* Set WEFT_GROW of the nodes of this host: what is set already, but with this host's own address, which others can be told. `other`: an
+ * address of another host, or of node 0. */
+int up_own_door(struct up *u, const char *coord, const char *other);
 
 /* --- up_launcher.c --- */
 /* Start the launcher of this host in the background, and wait until its nodes are up. With the cluster's lock, which the launcher keeps. */
@@ -41,10 +52,8 @@ int up_hosts(struct up *u, struct launch *l, const struct standing_place *p);
 int up_on_host(struct up *u, struct launch *l);
 /* On one of those hosts: end what this start has begun there. */
 int up_end_started(const struct up *u);
-int up_add(struct up *u, struct launch *l);        /* --add */
-int up_here(struct up *u, const struct launch *l); /* --here: this process is the node */
-/* Where a node of this host lets others join, when node 0 is at `coord`: the address of this host from which it reaches `other`, with the
- * port above that of `coord`. Returns 0, or a negative errno with base_error(). */
-int up_door_beside(char *door, size_t len, const char *coord, const char *other);
+int up_add(struct up *u, struct launch *l); /* --add */
+/* --- up_here.c: the exit status --- */
+int up_here(struct up *u, const struct launch *l);
 
 #endif

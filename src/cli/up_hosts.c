@@ -9,62 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/process.h"
 #include "cli/command.h"
 #include "cli/up.h"
 #include "cluster/cluster.h"
 
-#define COUNTS_MAX  (WEFT_MAX_NODES * 5u) /* bytes of the list of --on-host */
-#define PROBE_NS    (300 * WEFT_MS)       /* for a member of a running cluster to accept a connection */
-#define PROBES_NS   (3 * WEFT_SECOND)     /* for all of them together */
-#define PROBE_AGAIN (5 * WEFT_SECOND)     /* between two looks whether the cluster runs */
-
-/* --- addresses --- */
-
-static const char *port_of(const char *address)
-{
-    const char *colon = strrchr(address, ':');
-    return colon ? colon + 1 : "";
-}
-
-static bool is_unix(const char *address)
-{
-    return strncmp(address, "unix:", 5) == 0;
-}
-
-static bool is_any(const char *address)
-{
-    return strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
-}
-
-int up_door_beside(char *door, size_t len, const char *coord, const char *other)
-{
-    char host[96];
-    int port = atoi(port_of(coord)), rc = cluster_address_towards(other, host, sizeof host);
-    if (!rc)
-        snprintf(door, len, "%s:%d", host, port < 65535 ? port + 1 : port - 1);
-    return rc;
-}
-
-/* WEFT_GROW of the nodes of this host: what is set, but with this host's own address, which others can be told. `other`: an address of
- * another host, or of node 0. */
-static int choose_own_door(struct up *u, const char *coord, const char *other)
-{
-    char host[96], set[sizeof u->door];
-    const char *given = getenv("WEFT_GROW");
-    int rc = 0;
-    snprintf(set, sizeof set, "%s", given ? given : "");
-    if (!set[0]) {
-        rc = up_door_beside(u->door, sizeof u->door, coord, other);
-    } else if (is_any(set)) {
-        rc = cluster_address_towards(other, host, sizeof host);
-        snprintf(u->door, sizeof u->door, "%s:%s", host, port_of(set));
-    } else {
-        snprintf(u->door, sizeof u->door, "%s", set);
-    }
-    setenv("WEFT_GROW", u->door, 1);
-    return rc;
-}
+#define COUNTS_MAX (WEFT_MAX_NODES * 5u) /* bytes of the list of --on-host */
 
 /* --- starting the launchers of hosts --- */
 
@@ -237,12 +186,12 @@ int up_on_host(struct up *u, struct launch *l)
     l->self = hosts_own_path(self, sizeof self);
     char other[160];
     snprintf(other, sizeof other, "%.*s", (int)strcspn(join, ","), join);
-    if (choose_own_door(u, coord, u->joins ? other : coord))
+    if (up_own_door(u, coord, u->joins ? other : coord))
         return cli_error("up", "%s", base_error());
     if (u->joins)
         snprintf(u->join, sizeof u->join, "%s", join);
     else /* node 0's, until others are known */
-        snprintf(u->join, sizeof u->join, "%.*s:%s", (int)(strrchr(coord, ':') - coord), coord, port_of(u->door));
+        snprintf(u->join, sizeof u->join, "%.*s:%s", (int)(strrchr(coord, ':') - coord), coord, up_port_of(u->door));
     if (standing_find(&place, u->cluster, true) || (lock = standing_lock(&place, false)) < 0)
         return cli_error("up", "%s", base_error());
     u->cluster = place.name;
@@ -329,7 +278,7 @@ static int add_hosts(struct up *u, struct launch *l, const json_t *o, char *name
     const char *door = json_string_value(json_object_get(o, "door"));
     uint32_t count = 0;
     size_t n = 0;
-    if (is_unix(door) || is_any(door))
+    if (up_is_unix(door) || up_is_any(door))
         return cli_error("up",
                          "--add: the cluster's nodes let others join at %s, which other hosts do not reach: start the cluster with a "
                          "hostfile, or with WEFT_GROW=HOST:PORT, an address of this host",
@@ -346,12 +295,12 @@ static int add_hosts(struct up *u, struct launch *l, const json_t *o, char *name
         return cli_error("up", "%s", base_error());
     u->cluster = place.name;
     snprintf(coord, sizeof coord, "%s", json_string_value(json_object_get(o, "coord")));
-    snprintf(wildcard, sizeof wildcard, "%s:%s", door[0] == '[' ? "[::]" : "0.0.0.0", port_of(door));
+    snprintf(wildcard, sizeof wildcard, "%s:%s", door[0] == '[' ? "[::]" : "0.0.0.0", up_port_of(door));
     setenv("WEFT_GROW", wildcard, 1);
     setenv("WEFT_JOIN", json_string_value(json_object_get(o, "members")), 1);
     l->hostfile = NULL;
     int status = hosts_apply_list(l, &hosts, list, count);
-    l->coord = coord[0] && !is_unix(coord) ? coord : door;
+    l->coord = coord[0] && !up_is_unix(coord) ? coord : door;
     if (!status)
         status = launch_on_hosts(u, l, counts);
     hosts_free(&hosts, count);
@@ -374,129 +323,4 @@ int up_add(struct up *u, struct launch *l)
     json_decref(o);
     free(names);
     return status;
-}
-
-/* --- --here --- */
-
-/* Whether somebody accepts a connection at one of these addresses: then a cluster runs there. */
-static bool somebody_listens(const char *list)
-{
-    char one[128];
-    int64_t until = base_deadline(PROBES_NS);
-    for (const char *p = list; *p && base_now_ns() < until;) {
-        size_t n = strcspn(p, ",");
-        snprintf(one, sizeof one, "%.*s", (int)(n < sizeof one ? n : 0), p);
-        int fd = one[0] ? cluster_connect(one, base_deadline(PROBE_NS)) : -1;
-        if (fd >= 0) {
-            close(fd);
-            return true;
-        }
-        p += n + (p[n] == ',');
-    }
-    base_error_clear();
-    return false;
-}
-
-/* Where members of this cluster would let this node join: node 0's host, and all of the hostfile. */
-static void guess_members(struct up *u, const struct cluster_settings *s)
-{
-    const char *port = port_of(u->door);
-    size_t n = (size_t)snprintf(u->join, sizeof u->join, "%.*s:%s", (int)(strrchr(s->coord, ':') - s->coord), s->coord, port);
-    for (uint32_t i = 0; s->hosts && i < s->hosts->count; i++) {
-        const struct cluster_host *h = &s->hosts->hosts[i];
-        const char *at = h->ssh ? strchr(h->ssh, '@') : NULL, *name = h->ip_count ? h->ips[0] : at ? at + 1 : h->ssh;
-        bool v6 = name && strchr(name, ':');
-        if (name && n + strlen(name) + 12 < 500) /* the most that WEFT_JOIN may have */
-            n += (size_t)snprintf(u->join + n, sizeof u->join - n, v6 ? ",[%s]:%s" : ",%s:%s", name, port);
-    }
-}
-
-static const char *members; /* where this cluster would be reached, if it runs */
-
-/* While this node waits to begin the cluster with the others: it may run without this host, which did not reach the others before. */
-static int runs_meanwhile(void)
-{
-    static int64_t next;
-    static bool probing; /* connecting asks again whether to stop */
-    if (probing || base_now_ns() < next)
-        return 0;
-    probing = true;
-    bool runs = next && somebody_listens(members);
-    next = base_deadline(PROBE_AGAIN);
-    probing = false;
-    return runs;
-}
-
-static void join_the_running_one(void)
-{
-    setenv("WEFT_JOIN", members, 1);
-    unsetenv("WEFT_RANK");
-    unsetenv("WEFT_SIZE");
-}
-
-/* Choose WEFT_GROW, and join the cluster if it runs already. */
-static int here_settings(struct up *u, const struct standing_place *p)
-{
-    struct cluster_settings s;
-    const char *join = getenv("WEFT_JOIN"), *grow;
-    bool set = join && join[0];
-    if (cluster_settings_resolve(&s, NULL))
-        return cli_error("up", "%s", base_error());
-    if (s.grow[0])
-        setenv("WEFT_GROW", s.grow, 1); /* perhaps the hostfile's */
-    int status = 0;
-    if (set || !s.coord[0]) {
-        grow = getenv("WEFT_GROW");
-        bool given = grow && grow[0];
-        if (!given && set)
-            status = cli_error("up", "WEFT_GROW is not set: set it to HOST:PORT of this host, where other nodes are to join");
-        else if (!given && cluster_private_address(u->door, sizeof u->door, "grow", p->folder)) /* a cluster of one node */
-            status = cli_error("up", "%s", base_error());
-        else if (!given)
-            setenv("WEFT_GROW", u->door, 1);
-    } else if (is_unix(s.coord)) { /* nodes of one host */
-        snprintf(u->door, sizeof u->door, "%.150s.grow", s.coord);
-        setenv("WEFT_GROW", u->door, 0);
-        snprintf(u->join, sizeof u->join, "%s", getenv("WEFT_GROW"));
-    } else if (choose_own_door(u, s.coord, s.coord)) {
-        status = cli_error("up", "%s", base_error());
-    } else {
-        guess_members(u, &s);
-    }
-    cluster_settings_clear(&s);
-    members = !set && u->join[0] ? u->join : NULL;
-    if (!status && members && somebody_listens(members)) {
-        join_the_running_one();
-        members = NULL;
-    }
-    return status;
-}
-
-int up_here(struct up *u, const struct launch *l)
-{
-    struct standing_place place;
-    if (l->nodes || l->softverbs)
-        return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
-    if (standing_find(&place, u->cluster, true) || standing_lock(&place, false) < 0)
-        return cli_error("up", "%s", base_error());
-    unlink(place.down); /* left by a node or command that was killed: it would end nodes that are added */
-    const char *rank = getenv("WEFT_RANK");
-    int64_t slot;
-    if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* nodes that come back here have the same */
-        slot = 0;
-    if (l->hostfile)
-        setenv("WEFT_HOSTFILE", l->hostfile, 1);
-    if (l->pool)
-        setenv("WEFT_POOL", l->pool, 1);
-    int status = here_settings(u, &place);
-    if (!status)
-        status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, members ? runs_meanwhile : NULL);
-    if (status == STANDING_INSTEAD) {
-        join_the_running_one();
-        status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, NULL);
-    }
-    unlink(place.down); /* it is for launchers */
-    if (status > 128)
-        return 0; /* a signal asked it to end */
-    return status == LAUNCH_CANNOT_JOIN || status == LAUNCH_NOT_JOINED ? CLI_FAILED : status;
 }

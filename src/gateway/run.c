@@ -37,11 +37,10 @@ static void output_done(struct run *r, unsigned which)
 static void output_discard(struct run *r, unsigned which)
 {
     uint8_t some[RUN_PIECE];
-    ssize_t n;
-    do
+    ssize_t n = 1;
+    for (unsigned i = 0; i < TURNS && (n > 0 || (n < 0 && errno == EINTR)); i++)
         n = read(r->out[which].fd, some, sizeof some);
-    while (n > 0 || (n < 0 && errno == EINTR));
-    if (n == 0 || errno != EAGAIN)
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
         output_done(r, which);
 }
 

@@ -86,22 +86,28 @@ static void test_data_away(void **state)
     assert_int_equal(nodes_failed_with(2, go_on, &p, environment), 0);
 }
 
+/* Each node gives up the other. The one that does so first knows the reason; the other may only see that its connection closes. */
+struct cut {
+    _Atomic uint32_t down, ended, reasons;
+};
+
 static void cut(weft_node *w, void *arg)
 {
-    _Atomic uint32_t *phase = arg;
+    struct cut *c = arg;
     weft_gaddr a = symmetric_alloc(w, 64);
     OK(weft_barrier(w, patience_ns(60)));
     if (weft_rank(w) == 0) {
         set_port("net1", 1, "down");
-        int64_t began = now_ns();
-        uint64_t old;
-        int rc = weft_fetch_add_blocking(w, on_node(a, 1), 1, &old);
-        CHECK(rc == -ECONNRESET);
-        CHECK(strstr(weft_error(), "through"));
-        CHECK(now_ns() - began < patience_ns(30));
-        atomic_store(phase, 1);
+        atomic_store(&c->down, 1);
     }
-    wait_for(phase, 1);
+    wait_for(&c->down, 1);
+    int64_t began = now_ns();
+    uint64_t old;
+    int rc = weft_fetch_add_blocking(w, on_node(a, 1 - weft_rank(w)), 1, &old);
+    CHECK(rc == -ECONNRESET);
+    CHECK(now_ns() - began < patience_ns(30));
+    atomic_fetch_add(&c->reasons, strstr(weft_error(), "through") ? 1 : 0);
+    meet(&c->ended, 2);
 }
 
 static void test_cut(void **state)
@@ -109,9 +115,12 @@ static void test_cut(void **state)
     (void)state;
     static const char *const environment[] = {"WEFT_OFI_INTERFACE=net1", "WEFT_RECONNECT=4s", "WEFT_DEADLINE=100s", NULL};
     int status[NODES_MAX];
-    nodes_run(2, cut, shared_words(64), environment, status);
+    struct cut *c = shared_words(64);
+    nodes_run(2, cut, c, environment, status);
     set_port("net1", 1, "up");
     assert_int_equal(status[0], 0);
+    assert_int_equal(status[1], 0);
+    assert_int_not_equal(atomic_load(&c->reasons), 0);
 }
 
 /* --- sleep --- */

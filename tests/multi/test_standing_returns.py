@@ -34,6 +34,16 @@ class Killed(Standing):
         until("its processes have ended", lambda: not self.sleepers("611") and not self.sleepers("616"))
         until("the job has ended", lambda: re.search(rf"(?m)^ *{job} +{victim['node']} +\d+ +node gone", self.weft("ps").stdout))
 
+    def test_it_is_stopped(self):
+        """A control node that does not answer is told of, and `weft down` ends the nodes of this host all the same."""
+        self.up()
+        nodes = [n["pid"] for n in self.status()["nodes"]]
+        os.kill(self.control_pid(), signal.SIGSTOP)
+        err = self.weft("down", code=1).stderr
+        self.assertIn("the control node of this host does not answer", err)
+        until("all have ended", lambda: not [pid for pid in nodes if processes.alive(pid)])
+        self.assertIn("is not up", self.weft("status", code=1).stderr)
+
     def test_the_control_node(self):
         """Its jobs end with it; the others go on, and one of them is the control node from then on."""
         self.up()
