@@ -6,6 +6,7 @@
  *   standing_place.c   the cluster's folder on this host: control socket, lock, log
  *   standing_desk.c    what a node tells of itself: host, devices, links, memory
  *   standing_task.c, standing_jobs.c   processes that were asked for by `weft exec`
+ *   standing_proxy.c   proxies that were asked for by `weft proxy`
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
  *   up.c, exec.c, status.c, jobs.c   the commands
@@ -92,12 +93,18 @@ json_t *jobs_list(struct jobs *all);
 uint32_t jobs_size(const struct jobs *all);
 /* desk_get() */
 int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
+/* The node with that number or on that host, as in --on. -ENOENT. */
+int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 /* Name of a node's host, as it told; "node K" before it did. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 
 /* --- standing_status.c --- */
 json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name);
 char *standing_metrics(weft_node *w, struct jobs *jobs); /* the caller frees it; NULL: no memory */
+
+/* --- standing_proxy.c --- */
+/* Serve a `weft proxy` on this thread, until its command ends. Sends all the answers. */
+void standing_proxy(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
 
 /* --- standing_serve.c --- */
 struct standing_server;

@@ -138,6 +138,19 @@ static bool means_node(const char *word, uint32_t node, const char *host)
     return base_parse_number(word, 0, WEFT_MAX_NODES - 1, &n) == 0 && (uint32_t)n == node;
 }
 
+int jobs_node(struct jobs *all, const char *word, uint32_t *node)
+{
+    for (uint32_t i = 0; i < all->size; i++) {
+        char host[64];
+        jobs_host(all, i, host, sizeof host);
+        if (means_node(word, i, host) && strcmp(word, "all") != 0) {
+            *node = i;
+            return 0;
+        }
+    }
+    return base_fail(-ENOENT, "there is no host or node '%.200s' in the cluster: `weft status` lists them", word);
+}
+
 /* Choose the nodes of a job. Returns 0, or a negative errno with base_fail(). */
 static int choose_nodes(struct job *j, const struct control_request *r)
 {
@@ -181,7 +194,7 @@ static void describe_command(struct job *j, const struct control_request *r)
 }
 
 /* Settings of the node itself, which are not for programs: they would name the node's files and its cluster. */
-static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL", "WEFT_GUARD"};
+static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL", "WEFT_GUARD", "WEFT_NET_RULES"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
 /* Free a process's handle. A command may be sending it a signal: the job is listed from its start on. */

@@ -67,7 +67,7 @@ int standing_node(const struct standing_place *p, const char *metrics, bool alon
     signal(SIGPIPE, SIG_IGN);
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
-    setenv("WEFT_SERVE", "process,name", 1);
+    setenv("WEFT_SERVE", "process,name,net", 1);
     const weft_config config = {.bytes = sizeof config, .grow = ""}; /* also if the hostfile has it: status and jobs know no newcomers */
     int rc = weft_open(&w, &config);
     if (rc)

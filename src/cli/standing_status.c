@@ -11,12 +11,12 @@
 
 extern char **environ;
 
-#define SERVICE_NAMES                      \
-    {                                      \
-        {WEFT_SERVICE_PROCESS, "process"}, \
-        {                                  \
-            WEFT_SERVICE_NAME, "name"      \
-        }                                  \
+#define SERVICE_NAMES                                                   \
+    {                                                                   \
+        {WEFT_SERVICE_PROCESS, "process"}, {WEFT_SERVICE_NAME, "name"}, \
+        {                                                               \
+            WEFT_SERVICE_NET, "net"                                     \
+        }                                                               \
     }
 
 /* The pages of all nodes; NULL for those that are gone or do not answer. */
@@ -101,7 +101,7 @@ static json_t *status_link(uint32_t from, uint32_t to, const struct desk_link *l
 static json_t *status_settings(void)
 {
     static const char *const own[] = {"WEFT_RANK",        "WEFT_SIZE",  "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET", "WEFT_CLUSTER",
-                                      "WEFT_SECRET_FILE", "WEFT_SERVE", "WEFT_SSH",   "WEFT_POOL",     "WEFT_GUARD"};
+                                      "WEFT_SECRET_FILE", "WEFT_SERVE", "WEFT_SSH",   "WEFT_POOL",     "WEFT_GUARD",  "WEFT_NET_RULES"};
     json_t *o = json_object();
     for (char **e = environ; *e; e++) {
         char name[64];

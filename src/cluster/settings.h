@@ -45,6 +45,7 @@ enum id {
     RECONNECT,
     SPIN,
     SERVE,
+    NET_RULES,
     SSH,
     CLUSTER,
     LOG,

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-const struct gateway_service *const gateway_services[] = {&gateway_process, &gateway_name, NULL};
+const struct gateway_service *const gateway_services[] = {&gateway_process, &gateway_name, &gateway_net, NULL};
 
 int gateway_services_read(const char *text, uint64_t *out)
 {
@@ -18,13 +18,13 @@ int gateway_services_read(const char *text, uint64_t *out)
             if (strlen((*s)->name) == len && memcmp((*s)->name, p, len) == 0)
                 found = *s;
         if (!found)
-            return base_fail(-EINVAL, "WEFT_SERVE='%s': expected a list separated by commas, of: process, name", text);
+            return base_fail(-EINVAL, "WEFT_SERVE='%s': expected a list separated by commas, of: process, name, net", text);
         *out |= UINT64_C(1) << found->number;
         p += len;
         if (*p == ',' && p[1])
             p++;
         else if (*p)
-            return base_fail(-EINVAL, "WEFT_SERVE='%s': expected a list separated by commas, of: process, name", text);
+            return base_fail(-EINVAL, "WEFT_SERVE='%s': expected a list separated by commas, of: process, name, net", text);
     }
     return 0;
 }
