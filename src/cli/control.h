@@ -10,9 +10,11 @@
  *   logs             OUT, DONE
  *   status, metrics  TEXT, DONE
  *   join             TEXT, DONE: what a node needs to join, with the secret
+ *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket (SCM_RIGHTS)
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
- * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed.
+ * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed, and its proxy
+ * ends.
  */
 #ifndef WEFT_CLI_CONTROL_H
 #define WEFT_CLI_CONTROL_H
@@ -42,7 +44,16 @@ struct control_frame {
 #define CONTROL_REQUEST_MAX (5u << 20)   /* payload of a request */
 #define CONTROL_INPUT_MAX   (256u << 10) /* input that was sent and not yet taken */
 
-enum control_what { CONTROL_STATUS = 1, CONTROL_METRICS, CONTROL_DOWN, CONTROL_EXEC, CONTROL_KILL, CONTROL_LOGS, CONTROL_JOIN };
+enum control_what {
+    CONTROL_STATUS = 1,
+    CONTROL_METRICS,
+    CONTROL_DOWN,
+    CONTROL_EXEC,
+    CONTROL_KILL,
+    CONTROL_LOGS,
+    CONTROL_JOIN,
+    CONTROL_PROXY
+};
 #define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows. Not with CONTROL_DETACHED */
 #define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command */
 #define CONTROL_FOLLOW     0x4u /* logs: until the job has ended */
@@ -55,6 +66,7 @@ struct control_head {
     uint32_t what, flags;
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
+    /* proxy: at most one host, the gateway; two arguments, user and password, or none */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };

@@ -8,6 +8,7 @@
  *   standing_told.c    what nodes have told, also those that are gone
  *   standing_task.c, standing_jobs.c   processes that were asked for by `weft exec`
  *   standing_members.c   what a node needs to join
+ *   standing_proxy.c   proxies that were asked for by `weft proxy`
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
  *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c   the commands
@@ -112,6 +113,8 @@ json_t *jobs_list(struct jobs *all);
 bool jobs_learn(struct jobs *all);
 /* desk_get(), and remember what it says of the node's host. */
 int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
+/* The node with that number or on that host, as in --on. -ENOENT. */
+int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 /* Name of a node's host, as it told; "node K" before it did. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 uint32_t jobs_slot(struct jobs *all, uint32_t node); /* as it told; 0 before it did */
@@ -129,6 +132,9 @@ json_t *standing_settings(void); /* settings of this node that a program of the 
 /* Write the addresses of members to the place's file. False: try again. */
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place);
 json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error() */
+/* --- standing_proxy.c --- */
+/* Serve a `weft proxy` on this thread, until its command ends. Sends all the answers. */
+void standing_proxy(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
 
 /* --- standing_serve.c --- */
 struct standing_server;
@@ -149,6 +155,7 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
 /* --- status.c: what commands share --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
+#define STANDING_ANSWER_NS (20 * WEFT_SECOND) /* a control node that says nothing for so long hangs */
 /* Read the answer's next frame. `payload` has CONTROL_PIECE_MAX + 1 bytes; a zero byte ends it. `deadline`: for the frame to begin. Returns
  * 0, or a negative errno without base_fail(). */
 int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline);

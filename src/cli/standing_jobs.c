@@ -127,6 +127,25 @@ static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint
     return 0;
 }
 
+int jobs_node(struct jobs *all, const char *word, uint32_t *node)
+{
+    bool found = false;
+    for (uint32_t i = 0, size = weft_size(all->w); i < size; i++) {
+        char host[64] = "";
+        bool lives = weft_alive(all->w, i);
+        if ((!lives && !jobs_known(all, i)) || (found && !lives))
+            continue;
+        jobs_host(all, i, host, sizeof host);
+        if (strcmp(word, "all") == 0 || !means_node(word, i, host))
+            continue;
+        *node = i;
+        if (lives)
+            return 0;
+        found = true;
+    }
+    return found ? 0 : base_fail(-ENOENT, "there is no host or node '%.200s' in the cluster: `weft status` lists them", word);
+}
+
 /* Choose the nodes of a job. Returns 0, or a negative errno with base_fail(). */
 static int choose_nodes(struct job *j, const struct control_request *r)
 {
@@ -161,7 +180,7 @@ static void describe_command(struct job *j, const struct control_request *r)
 }
 
 /* Settings of the node itself, which are not for programs: they would name the node's files and its cluster. */
-static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL"};
+static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL", "WEFT_NET_RULES"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
 /* Free a process's handle. A command may be sending it a signal: the job is listed from its start on. */

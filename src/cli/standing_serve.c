@@ -101,6 +101,7 @@ static void answer(struct standing_server *s, int fd, const struct control_reque
     switch (r->head.what) {
     case CONTROL_EXEC: jobs_exec(s->jobs, fd, r); break;
     case CONTROL_KILL: jobs_kill(s->jobs, fd, r); break;
+    case CONTROL_PROXY: standing_proxy(s->w, s->jobs, fd, r); break;
     case CONTROL_LOGS: jobs_logs(s->jobs, fd, r); break;
     case CONTROL_JOIN: answer_join(s, fd); break;
     case CONTROL_STATUS:

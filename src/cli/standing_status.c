@@ -11,12 +11,12 @@
 
 extern char **environ;
 
-#define SERVICE_NAMES                      \
-    {                                      \
-        {WEFT_SERVICE_PROCESS, "process"}, \
-        {                                  \
-            WEFT_SERVICE_NAME, "name"      \
-        }                                  \
+#define SERVICE_NAMES                                                   \
+    {                                                                   \
+        {WEFT_SERVICE_PROCESS, "process"}, {WEFT_SERVICE_NAME, "name"}, \
+        {                                                               \
+            WEFT_SERVICE_NET, "net"                                     \
+        }                                                               \
     }
 
 /* The nodes to show, with their pages: NULL for those that are gone or do not answer. */
@@ -121,7 +121,7 @@ json_t *standing_settings(void)
 {
     static const char *const own[] = {"WEFT_RANK",    "WEFT_SIZE",         "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET",
                                       "WEFT_CLUSTER", "WEFT_SECRET_FILE",  "WEFT_SERVE", "WEFT_SSH",      "WEFT_POOL",
-                                      "WEFT_GUARD",   "WEFT_GUARD_SOCKET", "WEFT_GROW",  "WEFT_JOIN"};
+                                      "WEFT_GUARD",   "WEFT_GUARD_SOCKET", "WEFT_GROW",  "WEFT_JOIN",     "WEFT_NET_RULES"};
     json_t *o = json_object();
     for (char **e = environ; *e; e++) {
         char name[64];

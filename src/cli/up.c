@@ -37,6 +37,9 @@ static const char up_help[] =
     "                         systemd and launchd). The number of the node comes from WEFT_RANK. If the cluster runs\n"
     "                         already, the node joins it\n"
     "      --metrics ADDRESS  serve http://ADDRESS/metrics for Prometheus on this host: 127.0.0.1:9464\n"
+    "      --allow WHAT       let other nodes reach this through the network of a node (weft-proxy): an address, a network, a name,\n"
+    "                         with :PORT or not. All may be reached but link-local addresses and each node's own loopback\n"
+    "      --deny WHAT        do not let them reach this. The first --allow or --deny that fits counts\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
     "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:4, mesh:4:tb5\n"
@@ -46,6 +49,18 @@ static const char up_help[] =
     "most 8 MiB.\n"
     "\n"
     "Exit status: 0; 1 if the cluster could not be started; 2 if the command line is wrong.\n";
+
+/* Adds a rule to those of the environment. */
+static int up_add_rule(const char *word, const char *what)
+{
+    char rules[1024];
+    const char *before = getenv("WEFT_NET_RULES");
+    int n = snprintf(rules, sizeof rules, "%s%s%s=%s", before ? before : "", before && before[0] ? "," : "", word, what);
+    if (n >= (int)sizeof rules || strchr(what, ','))
+        return cli_usage("up", "--%s '%.64s': expected one rule, and all rules must have less than %zu bytes", word, what, sizeof rules);
+    setenv("WEFT_NET_RULES", rules, 1);
+    return 0;
+}
 
 static int up_take_option(int c, struct up *u, struct launch *l)
 {
@@ -80,6 +95,8 @@ static int up_take_option(int c, struct up *u, struct launch *l)
             return cli_usage("up", "--pool '%s': expected a size from 1M to 16T, as in 256M or 1.5G", optarg);
         l->pool = optarg;
         return 0;
+    case 'L': return up_add_rule("allow", optarg);
+    case 'N': return up_add_rule("deny", optarg);
     case 'W': l->weft = optarg; return 0;
     case 'V': l->softverbs = optarg; return 0;
     default: return CLI_USAGE;
@@ -116,7 +133,7 @@ static int up_start(struct up *u, struct launch *l)
     u->cluster = place.name;
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("up", "%s", base_error());
-    setenv("WEFT_SERVE", "process,name", 1);
+    setenv("WEFT_SERVE", "process,name,net", 1);
     const char *file = hosts_file(l->hostfile);
     static char absolute[4096]; /* commands read it from wherever they run */
     if (file && realpath(file, absolute))
@@ -182,6 +199,8 @@ int cli_up(int argc, char **argv)
                                           {"start", required_argument, NULL, 'I'},
                                           {"first", required_argument, NULL, 'S'},
                                           {"metrics", required_argument, NULL, 'M'},
+                                          {"allow", required_argument, NULL, 'L'},
+                                          {"deny", required_argument, NULL, 'N'},
                                           {"pool", required_argument, NULL, 'P'},
                                           {"remote-weft", required_argument, NULL, 'W'},
                                           {"softverbs", required_argument, NULL, 'V'},

@@ -57,8 +57,9 @@ struct cluster_settings {
     struct fab_options fabric;
     struct mem_options pool; /* all members except the heap's offset */
     int64_t join_timeout_ns;
-    char serve[64];  /* names of services */
-    uint8_t *secret; /* NULL: none; freed (and wiped) by cluster_settings_clear() */
+    char serve[64];       /* names of services */
+    char net_rules[1024]; /* whom this node reaches for others, if it offers `net` */
+    uint8_t *secret;      /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */
     struct launcher *launcher;      /* connection to the launcher that gave rank and size; closed by cluster_settings_clear(). NULL: none */

@@ -47,6 +47,7 @@ enum id {
     RECONNECT,
     SPIN,
     SERVE,
+    NET_RULES,
     SSH,
     CLUSTER,
     LOG,

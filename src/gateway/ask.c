@@ -213,7 +213,7 @@ void gateway_tell_nobody(struct gateway *g, const struct gateway_ask *a, const s
 
 void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len)
 {
-    struct gateway_result r = {.status = m->status > 0 ? -EPROTO : m->status, .payload = payload, .len = len};
+    struct gateway_result r = {.status = m->status > 0 ? -EPROTO : m->status, .answered = true, .payload = payload, .len = len};
     memcpy(r.word, m->word, sizeof r.word);
     base_spin_lock(&g->lock);
     struct gateway_ask *a = gateway_table_find(&g->asks, m->to);

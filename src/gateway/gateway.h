@@ -16,8 +16,10 @@
  *   run.c       process service: input and output of one process
  *   process.c   process service: starts and ends processes
  *   name.c      name service
+ *   net_rules.c, net_names.c, net_socket.c, net_open.c, net.c   net service (net.h)
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
+ *   net_handle.c, net_bytes.c   asker's side of the net service
  *   services.c  the table of services
  *   record.c    requests by record, from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
@@ -140,11 +142,13 @@ struct gateway_stream {
     uint64_t id, peer;          /* the stream's number here and at the other end; 0: not known yet */
     uint32_t node;              /* the node of the other end */
     bool sends;                 /* this end writes; false: it reads */
+    bool fetches;               /* this end reads, and the ring is in the writer's pool */
+    bool owned;                 /* the ring is freed with this end */
     bool ended;                 /* the last bytes were received, or sent */
     bool shut;                  /* the reader reads no more */
     bool busy;                  /* a thread is reading or writing */
     int status;                 /* how the stream ended; a negative errno: bytes are missing */
-    weft_gaddr ring;            /* in the reader's pool */
+    weft_gaddr ring;            /* in the reader's pool; in the writer's if the reader fetches */
     uint64_t bytes;             /* size of the ring, a power of two */
     uint8_t *memory;            /* the ring; NULL: this process cannot map it */
     uint64_t first, last, told; /* told: the value of `first` in the last CREDIT message */
@@ -161,6 +165,15 @@ int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (
                         struct gateway_stream **out);
 /* Makes the writing end of a stream. Checks the peer's ring. */
 int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
+                         void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out);
+/* The ends of a stream whose ring is memory of the asker, which the asker frees after both ends are closed. read_at, offer: the asker's
+ * end, which reads or writes; `peer` is set when it is known. fetch: the server's end of an offered stream; it reads the bytes from `first`
+ * to `last` in the ring itself, and checks the ring as gateway_stream_write() does. */
+int gateway_stream_read_at(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
+                           void *arg, struct gateway_stream **out);
+int gateway_stream_offer(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
+                         void *arg, struct gateway_stream **out);
+int gateway_stream_fetch(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
                          void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out);
 /* Closes this end and tells the other one. NULL is allowed. */
 void gateway_stream_close(struct gateway_stream *s);
@@ -180,6 +193,7 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
+    bool answered; /* the server has sent it; false: the request was given up here, and the server may still work on it */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
@@ -311,7 +325,7 @@ struct gateway_end {
     uint32_t timed_out, zero;
     uint64_t user_ns, system_ns, memory_bytes;
 };
-extern const struct gateway_service gateway_process, gateway_name;
+extern const struct gateway_service gateway_process, gateway_name, gateway_net;
 int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
@@ -322,6 +336,10 @@ bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
 void gateway_handles_gone(struct gateway *g, uint32_t node);
 void gateway_handles_tick(struct gateway *g);
 void gateway_handles_free(struct gateway *g);
+/* net_handle.c */
+void gateway_sockets_gone(struct gateway *g, uint32_t node);
+void gateway_sockets_tick(struct gateway *g);
+void gateway_sockets_free(struct gateway *g);
 
 /* --- services.c --- */
 extern const struct gateway_service *const gateway_services[];
@@ -336,7 +354,7 @@ struct gateway {
     struct weft_node *w;
     const struct gateway_service *const *services; /* ends with NULL */
     base_spin lock;
-    struct gateway_table asks, streams, processes;
+    struct gateway_table asks, streams, processes, sockets;
     int64_t next_deadline;
     uint32_t *outstanding;    /* [size]: this node's unanswered requests to each node; under the lock */
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
@@ -345,6 +363,9 @@ struct gateway {
     uint64_t offered;
     struct gateway_groups *groups;
     struct weft_process *failed; /* handles of records whose process could not be started, to be freed; under the lock */
+    _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
+    struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
+    char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
     _Atomic bool closing;
 };
 static inline struct gateway *gateway_in(weft_node *w)
@@ -356,7 +377,7 @@ static inline struct gateway *gateway_in(weft_node *w)
  * gateway_open() takes ownership of it, also if gateway_open() fails. */
 int gateway_prepare(const char *serve, struct gateway_groups **out);
 void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is never called */
-int gateway_open(struct weft_node *w, const char *serve, struct gateway_groups *groups);
+int gateway_open(struct weft_node *w, const char *serve, const char *net_rules, struct gateway_groups *groups);
 int gateway_start(struct weft_node *w);  /* called when the node has joined */
 void gateway_leave(struct weft_node *w); /* called when the node closes: ends its services and its own requests */
 

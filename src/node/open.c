@@ -121,7 +121,7 @@ static int open_once(weft_node **out, const weft_config *config, int64_t *again)
     if (!rc)
         rc = gpu_open(w);
     if (!rc)
-        rc = gateway_open(w, s.serve, groups);
+        rc = gateway_open(w, s.serve, s.net_rules, groups);
     else
         gateway_groups_close(groups);
     if (!rc)

@@ -2,8 +2,8 @@
  *
  * Messages of other nodes about services. The first byte chooses:
  *   even: the rest is a record that starts a program, and its data: it is refused, or read, and then all strings are within the data;
- *   odd:  the rest is a sequence of messages to a name server: header length (1), payload length (2), header, payload. They may be refused
- * or executed, and must not harm the process.
+ *   odd:  the rest is a sequence of messages to a server of names and sockets: header length (1), payload length (2), header, payload. They
+ * may be refused or executed, and must not harm the process.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -61,7 +61,8 @@ static void messages(const uint8_t *data, size_t size)
     static weft_node *w;
     if (!w) {
         weft_config c = {.bytes = sizeof c, .pool_bytes = 16 << 20, .size = 1};
-        setenv("WEFT_SERVE", "name", 1);
+        setenv("WEFT_SERVE", "name,net", 1);
+        setenv("WEFT_NET_RULES", "deny=*", 1); /* the records of `net` reach nobody */
         if (weft_open(&w, &c))
             abort();
         base_log_set("error");

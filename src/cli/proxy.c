@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft proxy: lets programs of a host without network use the network of another node's host. This command makes the listening socket and
+ * passes it to the control node, which serves the clients (proxy_serve.c). So programs in a network namespace of their own can use it, too.
+ */
+#include "cli/proxy.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/process.h"
+#include "cli/command.h"
+#include "cli/launch.h"
+#include "cli/standing.h"
+#include "cluster/cluster.h"
+
+#define LISTEN_AT "127.0.0.1:1080"
+#define LOOK_MS   100 /* between two looks at the command's process, where the system does not report its end */
+
+static const char help[] =
+    "Usage: weft proxy [OPTIONS] [-- COMMAND [ARGUMENT...]]\n"
+    "\n"
+    "Lets programs of this host use the network of another host of a standing cluster (`weft up`): a proxy for SOCKS5 and HTTP,\n"
+    "whose connections another node, the gateway, makes. That node also resolves the names. With COMMAND: runs it with the\n"
+    "variables http_proxy, https_proxy, all_proxy and no_proxy set, and ends with it. Else it prints the address and stays\n"
+    "until a signal or the cluster's end.\n"
+    "\n"
+    "      --via HOST         the gateway: a host, as `weft status` names it, or the number of a node; else the first other node\n"
+    "      --listen ADDRESS   where the proxy listens: 127.0.0.1:1080; with COMMAND any free port of 127.0.0.1\n"
+    "      --auth FILE        ask clients for the user and the password in FILE, which has USER:PASSWORD as its first line\n"
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "Whom the gateway connects to is said by its rules: `weft up --allow`, `weft up --deny`.\n"
+    "\n"
+    "Exit status: 0; 1 for a failure; 2 for a wrong command line. With COMMAND: that of COMMAND, 128 + N if signal N ended it;\n"
+    "127 if it is not found, 126 if it cannot be executed, 255 if weft itself failed.\n"
+    "\n"
+    "  weft proxy -- curl https://example.com/\n"
+    "  weft proxy --via node1 --listen 127.0.0.1:1080\n";
+
+struct proxy_options {
+    const char *via, *listen, *cluster;
+    char **command; /* NULL: none */
+    char auth[2 * PROXY_WORD_MAX + 4];
+    const char *user, *password; /* NULL: none */
+};
+
+static int proxy_failed(const struct proxy_options *o)
+{
+    return o->command ? 255 : CLI_FAILED;
+}
+
+/* Reads USER:PASSWORD. Returns 0, or the exit status after an error was printed. */
+static int read_auth(struct proxy_options *o, const char *path)
+{
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return cli_error("proxy", "--auth %s: %s", path, base_strerror(errno));
+    size_t n = fread(o->auth, 1, sizeof o->auth - 1, f);
+    fclose(f);
+    o->auth[n] = '\0';
+    o->auth[strcspn(o->auth, "\r\n")] = '\0';
+    char *colon = strchr(o->auth, ':');
+    if (!colon || colon == o->auth || colon - o->auth > (int)PROXY_WORD_MAX || strlen(colon + 1) > PROXY_WORD_MAX || !colon[1])
+        return cli_error("proxy", "--auth %s: expected USER:PASSWORD as the first line, each of 1 to %u bytes", path, PROXY_WORD_MAX);
+    *colon = '\0';
+    o->user = o->auth;
+    o->password = colon + 1;
+    return 0;
+}
+
+/* --- the cluster's part --- */
+
+/* Asks the control node for a proxy, and passes the listening socket. Returns the control socket, or -1 after an error was printed. */
+static int proxy_ask(const struct proxy_options *o, int listener, char host[64], uint32_t *node)
+{
+    const char *hosts[] = {o->via, NULL}, *words[] = {o->user, o->password, NULL};
+    struct control_request r = {.head = {.what = CONTROL_PROXY}, .hosts = hosts, .arguments = words};
+    struct control_frame f = {0};
+    char *payload = malloc(CONTROL_PIECE_MAX + 1);
+    int fd = payload ? standing_ask("proxy", o->cluster, &r) : -1;
+    if (!payload)
+        cli_error("proxy", "no memory for the answer");
+    int rc = fd < 0 ? 0 : standing_answer(fd, &f, payload, base_deadline(STANDING_ANSWER_NS));
+    if (fd >= 0 && (rc || f.type != CONTROL_STARTED)) {
+        if (!rc && f.type == CONTROL_ERROR)
+            cli_error("proxy", "%s", payload);
+        else
+            cli_error("proxy", "the cluster has ended, or its answer is invalid: %s", base_strerror(rc ? rc : -EPROTO));
+        close(fd);
+        fd = -1;
+    } else if (fd >= 0) {
+        snprintf(host, 64, "%s", payload);
+        *node = f.node;
+        rc = base_send_fds(fd, "", 1, &listener, 1);
+        if (rc) {
+            cli_error("proxy", "passing the listening socket to the cluster: %s", base_strerror(rc));
+            close(fd);
+            fd = -1;
+        }
+    }
+    free(payload);
+    return fd;
+}
+
+/* Why the proxy has ended, which the command did not want. Prints it. */
+static void print_end(int control)
+{
+    struct control_frame f;
+    char *payload = malloc(CONTROL_PIECE_MAX + 1);
+    if (payload && standing_answer(control, &f, payload, base_deadline(STANDING_ANSWER_NS)) == 0 && f.type == CONTROL_ERROR)
+        cli_error("proxy", "%s", payload);
+    else
+        cli_error("proxy", "the cluster has ended");
+    free(payload);
+}
+
+/* Stays until a signal, or the cluster's end. */
+static int stay(int control)
+{
+    struct pollfd p = {.fd = control, .events = POLLIN};
+    while (!cli_stopped()) {
+        if (poll(&p, 1, 1000) > 0) {
+            print_end(control);
+            return CLI_FAILED;
+        }
+    }
+    return 0;
+}
+
+/* --- the command --- */
+
+static void put_escaped(char *to, size_t room, const char *text)
+{
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    size_t n = strlen(to);
+    for (; *text && n + 4 < room; text++)
+        if (strchr(plain, *text))
+            to[n++] = *text;
+        else
+            n += (size_t)snprintf(to + n, room - n, "%%%02X", (unsigned char)*text);
+    to[n] = '\0';
+}
+
+static void set_variables(const struct proxy_options *o, const char *address)
+{
+    static const char *const names[] = {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"};
+    char url[6 * PROXY_WORD_MAX + 64 + 160];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(url, sizeof url, "%s", i < 4 ? "http://" : "socks5h://");
+        if (o->user) {
+            put_escaped(url, sizeof url, o->user);
+            strcat(url, ":");
+            put_escaped(url, sizeof url, o->password);
+            strcat(url, "@");
+        }
+        strncat(url, address, sizeof url - strlen(url) - 1);
+        setenv(names[i], url, 1);
+    }
+    const char *set = getenv("no_proxy") ? getenv("no_proxy") : getenv("NO_PROXY");
+    char none[1024];
+    snprintf(none, sizeof none, "%s", set ? set : "localhost,127.0.0.1,::1");
+    setenv("no_proxy", none, 1);
+    setenv("NO_PROXY", none, 1);
+}
+
+static volatile sig_atomic_t child;
+
+/* Ctrl-C reaches the command by itself; what is sent to this process alone is passed on. */
+static void on_signal(int number)
+{
+    if (child > 0 && number != SIGINT && number != SIGQUIT)
+        kill((pid_t)child, number);
+}
+
+static void catch_signals(struct base_dispositions *before)
+{
+    static const int numbers[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP};
+    struct sigaction a = {.sa_handler = on_signal};
+    sigfillset(&a.sa_mask);
+    before->count = sizeof numbers / sizeof numbers[0];
+    for (unsigned i = 0; i < before->count; i++) {
+        before->number[i] = numbers[i];
+        sigaction(numbers[i], NULL, &before->action[i]);
+        if (before->action[i].sa_handler != SIG_IGN)
+            sigaction(numbers[i], &a, NULL);
+    }
+}
+
+static int run_command(const struct proxy_options *o, int control)
+{
+    char path[4096];
+    struct base_dispositions before = {.count = 0};
+    pid_t pid;
+    int rc = base_process_find(o->command[0], path, sizeof path);
+    if (!rc) {
+        catch_signals(&before);
+        rc = base_process_start(&(struct base_process){.path = path, .argv = o->command, .dispositions = &before}, &pid, NULL);
+    }
+    if (rc) {
+        cli_error("proxy", "%s: %s", o->command[0], base_strerror(rc));
+        return rc == -ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
+    }
+    child = pid;
+    int watch = base_watch_process(pid);
+    struct pollfd p[2] = {{.fd = watch, .events = POLLIN}, {.fd = control, .events = POLLIN}};
+    while (!base_process_ended(pid, NULL)) {
+        if (poll(p, 2, watch >= 0 ? 1000 : LOOK_MS) > 0 && p[1].revents) {
+            print_end(control);
+            p[1].fd = -1; /* the command goes on, without a network */
+        }
+    }
+    child = 0;
+    if (watch >= 0)
+        close(watch);
+    return base_process_status(base_process_reap(pid));
+}
+
+static int proxy_begin(struct proxy_options *o)
+{
+    char bound[160], host[64] = "";
+    uint32_t node = 0;
+    const char *at = o->listen ? o->listen : o->command ? "127.0.0.1:0" : LISTEN_AT;
+    int listener = cluster_listen(at, bound, sizeof bound);
+    if (listener < 0) {
+        cli_error("proxy", "--listen %s: %s", at, base_error());
+        return proxy_failed(o);
+    }
+    if (!o->user && strncmp(bound, "127.", 4) != 0 && strncmp(bound, "[::1]", 5) != 0)
+        fprintf(stderr, "weft proxy: warning: whoever reaches %s can use the network of the gateway: --auth FILE asks for a password\n",
+                bound);
+    signal(SIGPIPE, SIG_IGN);
+    if (!o->command)
+        cli_catch_signals();
+    int control = proxy_ask(o, listener, host, &node);
+    close(listener); /* the control node has it now */
+    if (control < 0)
+        return proxy_failed(o);
+    int status;
+    if (o->command) {
+        set_variables(o, bound);
+        signal(SIGPIPE, SIG_DFL);
+        status = run_command(o, control);
+    } else {
+        fprintf(stderr, "weft proxy: SOCKS5 and HTTP at %s, through node %u (%s)\n", bound, node, host);
+        printf("%s\n", bound);
+        status = cli_flush("proxy");
+        status = status ? status : stay(control);
+    }
+    close(control);
+    return status;
+}
+
+int cli_proxy(int argc, char **argv)
+{
+    static const struct option longs[] = {{"via", required_argument, NULL, 'V'},  {"listen", required_argument, NULL, 'L'},
+                                          {"auth", required_argument, NULL, 'A'}, {"cluster", required_argument, NULL, 'C'},
+                                          {"help", no_argument, NULL, 'h'},       {0}};
+    struct proxy_options o = {.via = NULL};
+    const char *auth = NULL;
+    bool started = false;
+    int c;
+    while ((c = cli_option("proxy", argc, argv, "+h", longs, &started)) != -1)
+        switch (c) {
+        case 'V': o.via = optarg; break;
+        case 'A': auth = optarg; break;
+        case 'C': o.cluster = optarg; break;
+        case 'L':
+            if (cluster_address_check(optarg) || strncmp(optarg, "unix:", 5) == 0)
+                return cli_usage("proxy", "--listen '%s': expected ADDRESS:PORT, as in " LISTEN_AT, optarg);
+            o.listen = optarg;
+            break;
+        case 'h': fputs(help, stdout); return cli_flush("proxy");
+        default: return CLI_USAGE;
+        }
+    if (optind < argc && strcmp(argv[optind - 1], "--") != 0)
+        return cli_usage("proxy", "unexpected '%s': give a command after --", argv[optind]);
+    o.command = optind < argc ? argv + optind : NULL;
+    if (auth && read_auth(&o, auth))
+        return proxy_failed(&o);
+    return proxy_begin(&o);
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a client says to `weft proxy`: the first byte chooses whether a password is needed and in which pieces the rest comes. The proxy
+ * goes on, refuses, or connects to a host with a name and a port; never a crash, and never more bytes taken than there were.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/proxy_talk.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void finish(const struct talk *t, struct talk_reply *reply)
+{
+    if (!t->host[0] || strlen(t->host) >= sizeof t->host || !t->port || t->port > 65535)
+        abort();
+    if (t->state == TALK_PLAIN && (reply->bytes < 4 || memcmp(reply->at + reply->bytes - 4, "\r\n\r\n", 4) != 0))
+        abort();
+    talk_opened(t, "[fd00::1]:80", reply);
+    talk_failed(t, -13, "no", reply);
+    if (!reply->bytes || reply->bytes > sizeof reply->at)
+        abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct talk_reply reply;
+    if (size == 0)
+        return 0;
+    struct talk t = {.state = TALK_FIRST};
+    if (data[0] & 1) {
+        t.user = "user";
+        t.password = "password";
+    }
+    size_t step = data[0] >> 1 ? data[0] >> 1 : size, at = 0;
+    data++, size--;
+    size = size < TALK_MAX ? size : TALK_MAX;
+    for (size_t have = step < size ? step : size;;) {
+        /* An exact copy, so that the address sanitizer detects reads beyond the end. */
+        uint8_t *own = malloc(have - at + 1);
+        if (!own)
+            abort();
+        memcpy(own, data + at, have - at);
+        size_t taken;
+        enum talk_next next = talk_read(&t, own, have - at, &taken, &reply);
+        free(own);
+        if (taken > have - at || reply.bytes > sizeof reply.at)
+            abort();
+        at += taken;
+        if (next == TALK_GO)
+            finish(&t, &reply);
+        if (next == TALK_GO || next == TALK_REFUSE || (next == TALK_MORE && have == size))
+            return 0;
+        if (next == TALK_REPLY && !taken)
+            abort();
+        if (next == TALK_MORE)
+            have = have + step < size ? have + step : size;
+    }
+}
