@@ -261,6 +261,7 @@ class UpAndDown(Standing):
             self.addCleanup(nodes[k].kill)
         for k in (0, 1):
             until("it is up", lambda k=k: self.weft("status", "--cluster", f"c{k}", code=None).returncode == 0)
+        self.exec("--cluster", "c0", "--on", "1", "--", "true")  # each knows the other's host
         nodes[1].send_signal(signal.SIGTERM)
         self.assertEqual(nodes[1].wait(LIMIT), 0)
         until("the other one knows it", lambda: json.loads(self.weft("status", "--cluster", "c0", "--json").stdout)["nodes"][1]["state"] == "gone")
