@@ -9,7 +9,10 @@
 
 #include <cmocka.h>
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -483,6 +486,96 @@ static void slow(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+#if defined(__linux__)
+/* Names that a name server would have to know, in place of libc's function. again.test: the name server does not answer. holes.test:
+ * three addresses. */
+int getaddrinfo(const char *restrict host, const char *restrict port, const struct addrinfo *restrict hints, struct addrinfo **restrict out)
+{
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    if (!host || hints->ai_flags & AI_NUMERICHOST)
+        return real(host, port, hints, out);
+    if (strcmp(host, "again.test") == 0)
+        return EAI_AGAIN;
+    if (strcmp(host, "holes.test") != 0)
+        return real(host, port, hints, out);
+    static const char *const addresses[] = {"127.0.0.2", "127.0.0.3", "127.0.0.4"};
+    for (unsigned i = 0; i < 3; i++) {
+        int rc = real(addresses[i], port, hints, out);
+        if (rc)
+            return rc;
+        while (*out)
+            out = &(*out)->ai_next;
+    }
+    return 0;
+}
+
+/* The name server does not answer: that error is one of opening, not "nothing is there now", and nothing waits for more. */
+static void no_answer(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        weft_socket *s;
+        weft_op op;
+        const void *at;
+        void *to;
+        char text[4];
+        size_t n;
+        must_fail(w, SPEC(.host = "again.test", .port = 80), -EAGAIN, "the name server does not answer");
+        OK(weft_net_connect_start(w, 0, SPEC(.host = "again.test", .port = 80), &s, &op));
+        CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EAGAIN && weft_net_error(s) == -EAGAIN);
+        CHECK(weft_net_received(s, &at, &n) == -ENOTCONN && n == 0 && weft_net_room(s, &to, &n) == -ENOTCONN && n == 0);
+        CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
+        CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && n == 0 && strstr(weft_error(), "name server"));
+        OK(weft_net_close(s));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+/* Listens, and lets no connection come: its queue is full. */
+static int hole_at(const char *address, uint32_t port, int *client)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    inet_pton(AF_INET, address, &a.sin_addr);
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 0) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        CHECK((client[i] = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && fcntl(client[i], F_SETFL, O_NONBLOCK) == 0);
+        CHECK(connect(client[i], (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
+    }
+    return fd;
+}
+
+/* A name has three addresses, of which two do not answer: each gets its three seconds, and no more. */
+static void holes(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        uint32_t port;
+        int client[6], listener = listen_at("127.0.0.4", &port);
+        int hole[2] = {hole_at("127.0.0.2", port, client), hole_at("127.0.0.3", port, client + 3)};
+        weft_socket *s;
+        OK(weft_net_connect(w, 0, SPEC(.host = "holes.test", .port = port), &s, patience_ns(20)));
+        CHECK(strncmp(weft_net_peer(s), "127.0.0.4:", 10) == 0);
+        OK(weft_net_close(s));
+        for (unsigned i = 0; i < 6; i++)
+            close(client[i]);
+        close(hole[0]);
+        close(hole[1]);
+        close(listener);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, no_answer, NULL, OPEN), 0);
+    assert_int_equal(nodes_failed_with(2, holes, NULL, (const char *const[]){"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.0/8", NULL}),
+                     0);
+}
+#endif
+
 /* More peers that do not read than the gateway has buffers for what it fetches: other connections go on, and nothing is lost. */
 #define STALLED 80u
 static void stalled(weft_node *w, void *arg)
@@ -720,9 +813,19 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams), cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),   cmocka_unit_test(test_slow),      cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_many),     cmocka_unit_test(test_deaths),
+#if defined(__linux__)
+        cmocka_unit_test(test_names),
+#endif
+        cmocka_unit_test(test_basics),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_listening),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_slow),
+        cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_deaths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
