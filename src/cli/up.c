@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up, weft down: a standing cluster begins and ends.
+ * weft up and weft down: start and end a standing cluster.
  *
- * Each host has a launcher of its own, in the background, which starts the nodes of that host (`weft up --as-node`), and starts them again
- * when they die. So no host is needed by the others. Other hosts' launchers are started over ssh, which is not needed any more after that
- * (up_hosts.c). If a launcher is killed, its keeper kills its nodes.
+ * Each host has its own launcher, in the background. It starts the nodes of its host (`weft up --as-node`), and starts them again when they
+ * die, so no host depends on another one. The launchers of other hosts are started over ssh, which is not needed after that (up_hosts.c).
+ * If a launcher is killed, its keeper process kills its nodes.
  */
 #include "cli/up.h"
 
@@ -86,8 +86,8 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     }
 }
 
-/* The address at which the nodes of this cluster let others join. Nodes of one host share a Unix socket; for other hosts the port is the
- * one above that of node 0, whose address they know. */
+/* Choose the address at which the nodes of this host let other nodes join. If the whole cluster is on one host, it is a Unix socket. For
+ * several hosts it has the port after that of node 0, whose address all nodes know. */
 static int choose_door(struct up *u, const struct launch *l, const struct standing_place *p)
 {
     const char *given = getenv("WEFT_GROW");
@@ -118,7 +118,7 @@ static int up_start(struct up *u, struct launch *l)
         status = cli_usage("up", "%s", base_error());
     setenv("WEFT_SERVE", "process,name", 1);
     const char *file = hosts_file(l->hostfile);
-    static char absolute[4096]; /* commands read it from wherever they run */
+    static char absolute[4096]; /* absolute, because commands read it from other directories */
     if (file && realpath(file, absolute))
         l->hostfile = absolute;
     if (!status && (status = hosts_apply(l, &hosts, hosts_file(l->hostfile))) == 0 && l->softverbs && !l->nodes)
@@ -131,7 +131,7 @@ static int up_start(struct up *u, struct launch *l)
     if (!status)
         status = choose_door(u, l, &place);
     if (!status && l->ssh) {
-        close(lock); /* the launcher of this host takes it */
+        close(lock); /* the launcher of this host takes the lock */
         lock = -1;
         status = up_hosts(u, l, &place);
     } else if (!status && u->foreground) {
