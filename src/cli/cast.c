@@ -18,34 +18,34 @@
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 
-#define OPTIONS_HELP                                                                                                                    \
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"                                       \
-    "      --checksum         compare files by their content, not by size and time\n"                                                   \
-    "      --delete           delete what is in the copied folders there and not here\n"                                                \
-    "      --exclude PATTERN  leave out files and folders with such names (* ? []); with a /: such paths; can be given several times\n" \
-    "      --dry-run          say what would be done, and do nothing\n"                                                                 \
-    "      --bwlimit SIZE     send at most so many bytes a second, as in 100M\n"                                                        \
-    "      --follow[=SEC]     SRC is one file that still grows: send it while it does (60 s)\n"                                         \
-    "      --verify           read all files again at the end, and compare them with the source\n"                                      \
-    "      --json             a summary as JSON on standard output\n"                                                                   \
-    "      --verbose          say in which order the hosts pass the files on\n"                                                         \
-    "      --progress         show progress even when standard error is no terminal; --no-progress: never\n"                            \
-    "  -h, --help             this text\n"                                                                                              \
-    "\n"                                                                                                                                \
-    "Permissions, times, symbolic and hard links, holes and empty folders are copied; owners are not. A file gets its name when\n"      \
-    "all of it is there, checked and on the disk. The same command again sends only what is missing. A host that fails is\n"            \
-    "named, and the others go on without it.\n"                                                                                         \
-    "\n"                                                                                                                                \
-    "Exit status: 0 when all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
+#define OPTIONS_HELP                                                                                                                   \
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"                                      \
+    "      --checksum         compare files by their content, not by size and time\n"                                                  \
+    "      --delete           in copied folders, delete on the other hosts what the source does not have\n"                            \
+    "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n"      \
+    "      --dry-run          print what would be done, but do nothing\n"                                                              \
+    "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"                                               \
+    "      --follow[=SEC]     SRC is one file that is still written: send it until it has not grown for SEC seconds (60)\n"            \
+    "      --verify           at the end, read all files again and compare them with the source\n"                                     \
+    "      --json             print a summary as JSON\n"                                                                               \
+    "      --verbose          print the order in which the hosts pass the files on\n"                                                  \
+    "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                          \
+    "  -h, --help             this text\n"                                                                                             \
+    "\n"                                                                                                                               \
+    "Permissions, times, symbolic and hard links, holes and empty folders are copied; owners are not. A file gets its name when it\n"  \
+    "is complete, checked and on the disk. The same command again sends only what is missing. If a host fails, its name is printed,\n" \
+    "and the copy to the other hosts goes on.\n"                                                                                       \
+    "\n"                                                                                                                               \
+    "Exit status: 0 if all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
 
 static const char cast_help[] =
     "Usage: weft cast [OPTIONS] SRC... [HOST,...:]DEST\n"
     "       weft cast [OPTIONS] SRC... --to HOST,... DEST\n"
     "\n"
-    "Copies files and folders of this host to hosts of a standing cluster (`weft up`), all at once: each file is read once and\n"
-    "goes down a chain of the hosts. SRC/ is what is in the folder SRC. DEST is a folder, which is made; of one file it is the\n"
-    "name, unless it is a folder or ends in /. {node} and {host} in DEST become the number of the node and the name of the host.\n"
-    "A relative DEST begins in the home folder there.\n"
+    "Copies files and folders of this host to hosts of a standing cluster (`weft up`), all at the same time: each file is read once,\n"
+    "and the hosts pass it on in a chain. SRC/ means the content of the folder SRC. DEST is a folder, which is made if needed; if SRC\n"
+    "is one file, DEST is the name of the copy, unless DEST is a folder or ends in /. {node} and {host} in DEST stand for the number\n"
+    "of the node and the name of the host. A relative DEST begins in the home folder of its host.\n"
     "\n"
     "      --to HOST,...      hosts, or numbers of nodes, as `weft status` shows them; \"all\" (the default): all but this "
     "one\n" OPTIONS_HELP "\n"
@@ -55,8 +55,8 @@ static const char cast_help[] =
 static const char cp_help[] =
     "Usage: weft cp [OPTIONS] [HOST:]SRC... [HOST,...:]DEST\n"
     "\n"
-    "Copies files and folders from one host of a standing cluster (`weft up`) to another or to several, as `weft cast` does. Without\n"
-    "HOST: it is this host. All SRC are on the same host.\n"
+    "Copies files and folders from one host of a standing cluster (`weft up`) to one or several others, like `weft cast`. A path\n"
+    "without HOST: is on this host. All SRC must be on the same host.\n"
     "\n" OPTIONS_HELP "\n"
     "  weft cp a:/data/log .                    from host a to here\n"
     "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
