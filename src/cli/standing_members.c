@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node needs to join the standing cluster: addresses of members, the secret, settings. `weft up --add` asks the control node for it.
- * The launcher of this host reads the addresses in a file, since it may start a node again when no node of this host is left to be asked.
+ * What a node needs to join the standing cluster: addresses of members, the secret, and settings. `weft up --add` asks the control node for
+ * them. The launcher of this host reads the addresses from a file, because it may have to start a node again when no node of this host is
+ * left that it could ask.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -11,9 +12,9 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define MEMBERS_MAX 16u  /* addresses: some of these hosts will be alive */
-#define SILENT_MAX  2u   /* nodes that do not answer: each takes two seconds */
-#define MEMBERS_LEN 480u /* of the list, which becomes WEFT_JOIN */
+#define MEMBERS_MAX 16u  /* most addresses in the list: enough for one of these hosts to be alive */
+#define SILENT_MAX  2u   /* stop after this many nodes that do not answer: each costs two seconds */
+#define MEMBERS_LEN 480u /* longest list, which becomes WEFT_JOIN */
 
 static bool has_address(const char *list, const char *address)
 {
@@ -31,7 +32,7 @@ static void add_address(char *list, size_t len, const char *address)
         snprintf(list + n, len - n, "%s%s", n ? "," : "", address);
 }
 
-/* The addresses of this node and of some others, with commas between. Returns whether all living ones were asked with success. */
+/* Write a list of the addresses of this node and of some others, separated by commas. Returns whether all living nodes have answered. */
 static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len)
 {
     const char *own = getenv("WEFT_GROW");
@@ -40,7 +41,7 @@ static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len
     list[0] = '\0';
     add_address(list, len, own ? own : "");
     if (strncmp(list, "unix:", 5) == 0)
-        return true; /* the nodes of this host share it, and others could not reach it */
+        return true; /* a Unix socket is the same for all nodes of this host, and other hosts cannot reach it */
     for (uint32_t i = size; i-- > 0 && found < MEMBERS_MAX && silent < SILENT_MAX;) {
         struct desk_page *p;
         if (i == weft_rank(w) || !weft_alive(w, i))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the control node answers to `weft status` (JSON) and to Prometheus (text, version 0.0.4): both from the desks of the nodes.
+ * What the control node answers to `weft status` (JSON) and to Prometheus (text, version 0.0.4). Both answers are made from the nodes'
+ * desks.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ extern char **environ;
         }                                                               \
     }
 
-/* The nodes to show, with their pages: NULL for those that are gone or do not answer. */
+/* The nodes to show, with their pages. A page is NULL if its node is gone or does not answer. */
 struct shown {
     uint32_t count, *nodes;
     struct desk_page **pages;
@@ -47,7 +48,7 @@ static int show(struct shown *s, weft_node *w, struct jobs *jobs)
     return 0;
 }
 
-/* null also for a path that is not UTF-8: JSON has no word for it. */
+/* null also for a text that is not UTF-8, which JSON cannot hold */
 static json_t *text_or_null(const char *text)
 {
     json_t *o = text && text[0] ? json_string(text) : NULL;
@@ -142,7 +143,7 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
     json_t *nodes = json_array(), *links = json_array();
     const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD"), *door = getenv("WEFT_GROW");
     if (door && door[0] && strncmp(door, "unix:", 5) != 0)
-        coord = door; /* node 0 of a program is started on this host, and the others reach this address of it */
+        coord = door; /* node 0 of a program is started on this host, and the other nodes connect to it at this address */
     if (show(&s, w, jobs)) {
         json_decref(nodes);
         json_decref(links);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the nodes of a standing cluster have told of themselves, as one of them remembers it: hosts and places, also of nodes that are gone.
+ * What this node has learned from the desks of all nodes: their hosts, doors and slots, also those of nodes that are gone.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/standing_job.h"
 
-#define SILENT_MAX 2u /* nodes that do not answer: each takes two seconds */
+#define SILENT_MAX 2u /* stop after this many nodes that do not answer: each costs two seconds */
 
 int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out)
 {
@@ -66,7 +66,7 @@ uint32_t jobs_slot(struct jobs *all, uint32_t node)
     return slot;
 }
 
-/* Whether one of these nodes is the successor of a node. */
+/* Whether a later node of the list has replaced this node. */
 static bool has_successor(const struct jobs *all, uint32_t node, const uint32_t *list, uint32_t count)
 {
     const struct told *t = &all->told[node];
@@ -82,9 +82,9 @@ uint32_t jobs_nodes(struct jobs *all, uint32_t **out)
 {
     uint32_t size = weft_size(all->w), count = 0;
     uint32_t *list = *out = calloc(size, sizeof *list);
-    jobs_learn(all); /* those that have joined just now may be successors */
+    jobs_learn(all); /* first read the desks of new nodes, which may be successors */
     pthread_mutex_lock(&all->lock);
-    for (uint32_t i = size; list && i-- > 0;) /* the newest first: a successor has a higher number */
+    for (uint32_t i = size; list && i-- > 0;) /* from the newest to the oldest, because a successor has a higher number */
         if (weft_alive(all->w, i) || (all->told[i].host[0] && !has_successor(all, i, list, count)))
             list[count++] = i;
     pthread_mutex_unlock(&all->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft status; and what the commands of a standing cluster share: asking its control socket.
+ * weft status. Also what several commands of a standing cluster use to ask the control socket.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
         fd = standing_connect(&p, true);
     if (fd >= 0) {
         int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
-        if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* else its answer says why */
+        if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* these two: the control node has closed the connection, and its answer says why */
             close(fd);
             fd = base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
         }
@@ -49,7 +49,7 @@ int standing_answer(int fd, struct control_frame *f, char *payload, int64_t dead
     return rc;
 }
 
-/* Read the texts of an answer. Returns 0 or the exit status after an error was printed; -1: the control node is gone. */
+/* Read the texts of an answer. Returns 0, or the exit status after an error was printed; -1: the control node has ended. */
 static int read_text(const char *sub, int fd, char **out)
 {
     struct control_frame f = {0};
@@ -63,7 +63,11 @@ static int read_text(const char *sub, int fd, char **out)
                 sub, "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: "
                      "then another node takes over");
         else if (rc)
-            status = rc == -ECONNRESET ? -1 : cli_error(sub, "the cluster's answer is invalid: %s", base_strerror(rc));
+            status =
+                rc == -ECONNRESET
+                    ? -1
+                    : cli_error(sub, "the answer of the cluster's control node is invalid (%s): run the same version of weft on all hosts",
+                                base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error(sub, "%s", payload);
         if (status || f.type != CONTROL_TEXT)
@@ -97,7 +101,7 @@ int standing_text(const char *sub, const char *cluster, struct control_request *
         status = read_text(sub, fd, out);
         close(fd);
     }
-    return status < 0 ? cli_error(sub, "the control node has ended before it answered") : status;
+    return status < 0 ? cli_error(sub, "each control node that was asked has ended before it answered: see `weft logs`") : status;
 }
 
 /* --- weft status --- */
@@ -106,12 +110,12 @@ static const char status_help[] =
     "Usage: weft status [--cluster NAME] [--json | --metrics] [--watch]\n"
     "\n"
     "Shows a standing cluster: its nodes with their hosts, memory and services, their RDMA devices, the links between them,\n"
-    "and the jobs of `weft exec`. What it shows is at most two seconds old.\n"
+    "and the jobs of `weft exec`. What is shown is at most two seconds old.\n"
     "\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "      --json             everything, for programs\n"
-    "      --metrics          the figures, as Prometheus reads them\n"
-    "      --watch            again every second, until a signal\n"
+    "      --json             print everything as JSON\n"
+    "      --metrics          print the figures in Prometheus' text format\n"
+    "      --watch            show the status again every second, until a signal\n"
     "  -h, --help             this text\n"
     "\n"
     "Exit status: 0; 1 if the cluster is not up; 2 if the command line is wrong.\n";
@@ -192,7 +196,7 @@ static int print_status(const char *text, bool watch)
 {
     json_t *o = json_loads(text, 0, NULL);
     if (!o)
-        return cli_error("status", "the cluster's answer is no JSON");
+        return cli_error("status", "the answer of the cluster's control node is not JSON: run the same version of weft on all hosts");
     struct cli_table *nodes = nodes_table(json_object_get(o, "nodes")), *links = links_table(json_object_get(o, "links"));
     if (watch && isatty(STDOUT_FILENO))
         fputs("\033[H\033[J", stdout);

@@ -195,7 +195,7 @@ static void node_moves(weft_node *w, void *arg)
     free(m.back);
 }
 
-static const char *const DIRECT = "its node's RDMA device accesses its GPU's memory";
+static const char *const DIRECT = "the RDMA device of its node accesses the GPU's memory";
 
 static void moves(struct plan p, const char *const *environment)
 {

@@ -225,7 +225,7 @@ class Returns(Kills):
         for pid in [self.at(place)["pid"] for place in (0, 1, 2)]:
             os.kill(pid, signal.SIGKILL)
         p = self.weft("down", code=1)
-        self.assertIn("no node on this host is up", p.stderr)
+        self.assertIn("no node is running on this host", p.stderr)
         self.assertEqual(marked(), [])
 
 
