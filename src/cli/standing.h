@@ -87,8 +87,9 @@ void desk_close(struct desk *d);
 struct desks;
 int desks_open(struct desks **out, weft_node *w);
 void desks_close(struct desks *d);
-/* Get the newest page of a node: checked; the caller frees it. */
-int desk_get(struct desks *d, uint32_t node, struct desk_page **out);
+/* Get the newest pages of nodes: checked; the caller frees them. All nodes are asked at the same time, so this takes two seconds at most,
+ * however many do not answer. out[i]: NULL if node nodes[i] has not answered. Returns how many have not. */
+uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struct desk_page **out);
 
 /* --- standing_jobs.c --- */
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job: the newest */
@@ -110,8 +111,8 @@ json_t *jobs_list(struct jobs *all);
 /* Learn the hosts of nodes that have joined, so that they are known when the nodes are gone. False: some have not told of themselves yet.
  */
 bool jobs_learn(struct jobs *all);
-/* desk_get(), and remember what it says of the node's host. */
-int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
+/* desks_get(), and remember what the pages say of the nodes' hosts. */
+uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out);
 /* Name of a node's host, as it told; "node K" before it did. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 uint32_t jobs_slot(struct jobs *all, uint32_t node); /* as it told; 0 before it did */

@@ -67,7 +67,6 @@ struct jobs {
 };
 
 /* --- standing_told.c --- */
-bool jobs_known(struct jobs *all, uint32_t node); /* whether it has told of itself */
 
 /* --- standing_task.c --- */
 void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text); /* to the command, if it is there */

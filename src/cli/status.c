@@ -10,8 +10,6 @@
 #include "cli/command.h"
 #include "cli/standing.h"
 
-#define ANSWER_NS (20 * WEFT_SECOND) /* a control node that tells nothing for so long hangs */
-
 /* --- asking --- */
 
 int standing_ask(const char *sub, const char *cluster, struct control_request *r)
@@ -30,7 +28,8 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
         int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
         if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* else its answer says why */
             close(fd);
-            fd = base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
+            fd = rc == -ETIMEDOUT ? base_fail(rc, "%s", CONTROL_SILENT)
+                                  : base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
         }
     }
     free(payload);
@@ -45,7 +44,7 @@ int standing_answer(int fd, struct control_frame *f, char *payload, int64_t dead
     if (!rc && !control_frame_fits(f, true))
         rc = -EPROTO;
     if (!rc)
-        rc = control_read(fd, payload, f->bytes, base_deadline(ANSWER_NS));
+        rc = control_read(fd, payload, f->bytes, base_deadline(CONTROL_SILENT_NS));
     if (!rc)
         payload[f->bytes] = '\0';
     return rc;
@@ -59,11 +58,9 @@ static int read_text(const char *sub, int fd, char **out)
     char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
     int status = payload && text ? 0 : cli_error(sub, "no memory for the answer");
     while (!status) {
-        int rc = standing_answer(fd, &f, payload, base_deadline(ANSWER_NS));
+        int rc = standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
         if (rc == -ETIMEDOUT)
-            status = cli_error(
-                sub, "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: "
-                     "then another node takes over");
+            status = cli_error(sub, "%s", CONTROL_SILENT);
         else if (rc)
             status = rc == -ECONNRESET ? -1 : cli_error(sub, "the cluster's answer is invalid: %s", base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
