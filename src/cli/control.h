@@ -85,7 +85,14 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
 /* Whether the frame may come from a node (or, if not `from_node`, from a command, after its request). */
 bool control_frame_fits(const struct control_frame *f, bool from_node);
 
-/* Send a frame. Blocks while the other end does not read. Returns 0, or a negative errno without base_fail(). */
+/* A control node that takes and tells nothing for so long hangs. */
+#define CONTROL_SILENT_NS (20 * WEFT_SECOND)
+#define CONTROL_SILENT                                                                                                             \
+    "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: then another " \
+    "node takes over"
+
+/* Send a frame. Blocks while the other end does not read: a command for at most CONTROL_SILENT_NS, a control node until the command reads
+ * or has ended. Returns 0, or a negative errno without base_fail(). -ETIMEDOUT: perhaps a part of the frame was sent: close the socket. */
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
 /* Read exactly so many bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: not before `deadline`. Without base_fail(). */
 int control_read(int fd, void *to, size_t bytes, int64_t deadline);

@@ -252,13 +252,25 @@ static int exec_catch_signals(bool tty)
     return rc ? base_fail(rc, "no pipe for signals: %s", base_strerror(rc)) : 0;
 }
 
+/* Send a frame. When it fails since the control node has ended, reading tells so. */
+static void exec_send(struct exec_run *x, enum control_type type, uint32_t number, const void *payload, size_t bytes)
+{
+    if (x->done || control_send(x->fd, type, UINT32_MAX, number, payload, bytes) != -ETIMEDOUT)
+        return;
+    if (x->tty)
+        terminal_restore();
+    cli_error("exec", "%s", CONTROL_SILENT);
+    x->status = x->status ? x->status : JOBS_FAILED;
+    x->done = true;
+}
+
 /* Only with --tty. After this command was stopped and continued, the terminal has the shell's settings and must be set again. */
 static void exec_tty_signal(struct exec_run *x, int number)
 {
     if (number == SIGWINCH || number == SIGCONT) {
         if (number == SIGCONT && x->raw)
             terminal_raw();
-        control_send(x->fd, CONTROL_WINDOW, UINT32_MAX, terminal_window(), NULL, 0);
+        exec_send(x, CONTROL_WINDOW, terminal_window(), NULL, 0);
         return;
     }
     x->status = 128 + number;
@@ -274,7 +286,7 @@ static void pass_signals(struct exec_run *x)
             exec_tty_signal(x, numbers[i]);
             continue;
         }
-        control_send(x->fd, CONTROL_SIGNAL, UINT32_MAX, x->signalled ? SIGKILL : numbers[i], NULL, 0);
+        exec_send(x, CONTROL_SIGNAL, x->signalled ? SIGKILL : numbers[i], NULL, 0);
         x->signalled = true;
     }
 }
@@ -290,7 +302,7 @@ static void send_input(struct exec_run *x)
         x->status = x->status ? x->status : JOBS_FAILED;
     }
     n = n < 0 ? 0 : n;
-    control_send(x->fd, CONTROL_INPUT, UINT32_MAX, 0, x->payload, (size_t)n); /* an error is found when the answer is read */
+    exec_send(x, CONTROL_INPUT, 0, x->payload, (size_t)n);
     x->outstanding += (size_t)n;
     if (n == 0) {
         close(x->input);

@@ -86,7 +86,7 @@ static int proxy_ask(const struct proxy_options *o, int listener, char host[64],
     int fd = payload ? standing_ask("proxy", o->cluster, &r) : -1;
     if (!payload)
         cli_error("proxy", "no memory for the answer");
-    int rc = fd < 0 ? 0 : standing_answer(fd, &f, payload, base_deadline(STANDING_ANSWER_NS));
+    int rc = fd < 0 ? 0 : standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
     if (fd >= 0 && (rc || f.type != CONTROL_STARTED)) {
         if (!rc && f.type == CONTROL_ERROR)
             cli_error("proxy", "%s", payload);
@@ -113,7 +113,7 @@ static void print_end(int control)
 {
     struct control_frame f;
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
-    if (payload && standing_answer(control, &f, payload, base_deadline(STANDING_ANSWER_NS)) == 0 && f.type == CONTROL_ERROR)
+    if (payload && standing_answer(control, &f, payload, base_deadline(CONTROL_SILENT_NS)) == 0 && f.type == CONTROL_ERROR)
         cli_error("proxy", "%s", payload);
     else
         cli_error("proxy", "the cluster has ended");

@@ -90,8 +90,9 @@ void desk_close(struct desk *d);
 struct desks;
 int desks_open(struct desks **out, weft_node *w);
 void desks_close(struct desks *d);
-/* Get the newest page of a node, and check it. The caller frees it. */
-int desk_get(struct desks *d, uint32_t node, struct desk_page **out);
+/* Get the newest pages of nodes, and check them. The caller frees them. All nodes are asked at the same time, so this takes two seconds at
+ * most, however many do not answer. out[i]: NULL if node nodes[i] has not answered. Returns how many have not answered. */
+uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struct desk_page **out);
 
 /* --- standing_jobs.c --- */
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job; older output is discarded */
@@ -114,8 +115,8 @@ json_t *jobs_list(struct jobs *all);
 /* Read the desks of nodes that have joined, so that their hosts are known even when the nodes are gone. False: the desks of some could not
  * be read yet. */
 bool jobs_learn(struct jobs *all);
-/* desk_get(), and remember the host that the page names. */
-int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
+/* desks_get(), and remember the hosts that the pages name. */
+uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out);
 /* The node with that number or on that host, as in --on. -ENOENT. */
 int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 /* The name of a node's host from its desk; "node K" if the desk was not read yet. */
@@ -159,7 +160,6 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
 /* --- status.c: used by several commands --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
-#define STANDING_ANSWER_NS (20 * WEFT_SECOND) /* a control node that sends nothing for this long hangs */
 /* Read the next frame of the answer. `payload` must have CONTROL_PIECE_MAX + 1 bytes; a zero byte is appended. `deadline`: until when the
  * frame must begin. Returns 0, or a negative errno without base_fail(). */
 int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline);

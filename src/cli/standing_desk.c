@@ -13,6 +13,7 @@
 
 #define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read, which opens all of them */
 #define DESK_SPARE 8u                 /* room for links to nodes that join later */
+#define SILENT_NS  (2 * WEFT_SECOND)  /* how long a node is waited for */
 
 struct desk {
     weft_node *w;
@@ -236,24 +237,45 @@ static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t byte
     return rc;
 }
 
-int desk_get(struct desks *d, uint32_t node, struct desk_page **out)
+/* The first step to a page: the node's name service tells where its desk is. It waits for the node, so it is begun for all nodes at once.
+ */
+struct seek {
+    weft_name name;
+    weft_op op;
+    int rc;
+};
+
+static void seek_begin(struct desks *d, uint32_t node, struct seek *s)
 {
-    *out = NULL;
-    if (node >= WEFT_MAX_NUMBERS)
-        return base_fail(-EFAULT, "there is no node %u: `weft status` lists the nodes", node);
+    s->rc = node < WEFT_MAX_NUMBERS ? weft_name_lookup_start(d->w, node, DESK_NAME, false, &s->name, SILENT_NS, &s->op) : -EFAULT;
+}
+
+static int seek_end(struct desks *d, struct seek *s)
+{
+    if (s->rc)
+        return s->rc;
+    s->rc = weft_wait(d->w, &s->op, 2 * SILENT_NS);
+    if (weft_test(d->w, &s->op) == -EINPROGRESS) { /* `s` must not be freed before the operation has ended */
+        weft_request_cancel(d->w, &s->op);
+        s->rc = weft_wait(d->w, &s->op, WEFT_TIMEOUT_DEFAULT);
+    }
+    return s->rc;
+}
+
+static int get_found(struct desks *d, uint32_t node, const weft_name *name, struct desk_page **out)
+{
     weft_node *w = d->w;
     struct desk_head head;
-    weft_name name;
-    int rc = weft_name_lookup(w, node, DESK_NAME, &name, 2 * WEFT_SECOND);
-    if (!rc && (weft_gaddr_node(name.addr) != node || name.bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
-                name.bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE)))
+    int rc = 0;
+    if (weft_gaddr_node(name->addr) != node || name->bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
+        name->bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE))
         rc = base_fail(-EPROTO, "node %u sent an invalid address of its report: run the same version of weft on all hosts", node);
     if (!rc)
-        rc = weft_get_blocking(w, &head, name.addr, sizeof head);
-    if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name.bytes - BASE_CACHE_LINE) / 2))
-        rc = base_fail(-EPROTO, "node %u sent a report that this version of weft cannot read: run the same version on all hosts", node);
+        rc = weft_get_blocking(w, &head, name->addr, sizeof head);
+    if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))
+        rc = base_fail(-EPROTO, "node %u sent report that this version of weft cannot read: run the same version on all hosts", node);
     if (!rc)
-        rc = get_page(d, node, name.addr + BASE_CACHE_LINE + head.newest % 2 * head.page_bytes, head.page_bytes, out);
+        rc = get_page(d, node, name->addr + BASE_CACHE_LINE + head.newest % 2 * head.page_bytes, head.page_bytes, out);
     if (!rc)
         rc = check_page(*out, head.page_bytes, node);
     if (rc) {
@@ -261,4 +283,19 @@ int desk_get(struct desks *d, uint32_t node, struct desk_page **out)
         *out = NULL;
     }
     return rc;
+}
+
+uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struct desk_page **out)
+{
+    struct seek *all = calloc(count + 1, sizeof *all);
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        out[i] = NULL;
+        if (all)
+            seek_begin(d, nodes[i], &all[i]);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        silent += !all || seek_end(d, &all[i]) || get_found(d, nodes[i], &all[i].name, &out[i]);
+    free(all);
+    return silent;
 }

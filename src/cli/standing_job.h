@@ -68,7 +68,6 @@ struct jobs {
 };
 
 /* --- standing_told.c --- */
-bool jobs_known(struct jobs *all, uint32_t node); /* whether the node's desk was read */
 
 /* --- standing_task.c --- */
 /* sends a message to the command, if it is still connected */

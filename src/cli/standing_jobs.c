@@ -113,7 +113,7 @@ static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint
     for (uint32_t i = 0; i < size; i++) {
         char host[64] = "";
         bool lives = weft_alive(all->w, i);
-        if (!every && (lives || jobs_known(all, i)))
+        if (!every)
             jobs_host(all, i, host, sizeof host);
         if (!means_node(word, i, host))
             continue;
@@ -134,7 +134,7 @@ int jobs_node(struct jobs *all, const char *word, uint32_t *node)
     for (uint32_t i = 0, size = weft_size(all->w); i < size; i++) {
         char host[64] = "";
         bool lives = weft_alive(all->w, i);
-        if ((!lives && !jobs_known(all, i)) || (found && !lives))
+        if (found && !lives)
             continue;
         jobs_host(all, i, host, sizeof host);
         if (strcmp(word, "all") == 0 || !means_node(word, i, host))
@@ -153,6 +153,7 @@ static int choose_nodes(struct job *j, const struct control_request *r)
     uint32_t size = weft_size(j->all->w), count = 0;
     bool *chosen = calloc(size, sizeof *chosen);
     int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for the list of a job's nodes");
+    jobs_learn(j->all); /* the hosts of nodes that have joined just now */
     for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++)
         rc = choose_by_word(j->all, r->head.hosts ? r->hosts[k] : "all", chosen, size);
     for (uint32_t i = 0; i < size && !rc; i++)

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -181,10 +182,15 @@ int standing_listen(const struct standing_place *p)
 static int connect_once(const struct standing_place *p)
 {
     struct sockaddr_un at;
+    struct timeval most = {.tv_sec = CONTROL_SILENT_NS / WEFT_SECOND};
     int fd = control_socket(p, &at);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
+    if (fd < 0)
+        return fd;
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most); /* also of connect(), which waits while the queue of connections is full */
+    if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
         return fd;
     int rc = errno == ENOENT || errno == ECONNREFUSED ? -ECONNREFUSED
+             : errno == EAGAIN                        ? base_fail(-ETIMEDOUT, "%s", CONTROL_SILENT)
                                                       : base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
     close(fd);
     return rc;

@@ -34,7 +34,7 @@ static void show_free(struct shown *s)
     free(s->nodes);
 }
 
-static int show(struct shown *s, weft_node *w, struct jobs *jobs)
+static int show(struct shown *s, struct jobs *jobs)
 {
     s->count = jobs_nodes(jobs, &s->nodes);
     s->pages = calloc(s->count + 1, sizeof(struct desk_page *));
@@ -42,9 +42,7 @@ static int show(struct shown *s, weft_node *w, struct jobs *jobs)
         show_free(s);
         return -ENOMEM;
     }
-    for (uint32_t i = 0; i < s->count; i++)
-        if (weft_alive(w, s->nodes[i]) && jobs_desk(jobs, s->nodes[i], &s->pages[i]))
-            s->pages[i] = NULL;
+    jobs_desks(jobs, s->nodes, s->count, s->pages); /* a node that is gone fails at once */
     return 0;
 }
 
@@ -144,7 +142,7 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
     const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD"), *door = getenv("WEFT_GROW");
     if (door && door[0] && strncmp(door, "unix:", 5) != 0)
         coord = door; /* node 0 of a program is started on this host, and the other nodes connect to it at this address */
-    if (show(&s, w, jobs)) {
+    if (show(&s, jobs)) {
         json_decref(nodes);
         json_decref(links);
         return NULL;
@@ -275,7 +273,7 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
     char *text = NULL;
     size_t len;
     struct shown s;
-    if (show(&s, w, jobs))
+    if (show(&s, jobs))
         return NULL;
     FILE *f = open_memstream(&text, &len);
     if (f) {

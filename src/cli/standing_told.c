@@ -7,55 +7,48 @@
 
 #include "cli/standing_job.h"
 
-#define SILENT_MAX 2u /* stop after this many nodes that do not answer: each costs two seconds */
-
-int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out)
+uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out)
 {
-    int rc = desk_get(all->desks, node, out);
-    if (rc)
-        return rc;
+    uint32_t silent = desks_get(all->desks, nodes, count, out);
     pthread_mutex_lock(&all->lock);
-    snprintf(all->told[node].host, sizeof all->told[node].host, "%s", (*out)->node.host);
-    snprintf(all->told[node].door, sizeof all->told[node].door, "%s", (*out)->door);
-    all->told[node].slot = (*out)->slot;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!out[i])
+            continue;
+        struct told *t = &all->told[nodes[i]];
+        snprintf(t->host, sizeof t->host, "%s", out[i]->node.host);
+        snprintf(t->door, sizeof t->door, "%s", out[i]->door);
+        t->slot = out[i]->slot;
+    }
     pthread_mutex_unlock(&all->lock);
-    return 0;
-}
-
-bool jobs_known(struct jobs *all, uint32_t node)
-{
-    pthread_mutex_lock(&all->lock);
-    bool known = all->told[node].host[0];
-    pthread_mutex_unlock(&all->lock);
-    return known;
+    return silent;
 }
 
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len)
 {
-    struct desk_page *p = NULL;
     snprintf(out, len, "node %u", node);
-    if (node >= WEFT_MAX_NUMBERS || (!jobs_known(all, node) && (!weft_alive(all->w, node) || jobs_desk(all, node, &p))))
+    if (node >= WEFT_MAX_NUMBERS)
         return;
-    free(p);
     pthread_mutex_lock(&all->lock);
-    snprintf(out, len, "%s", all->told[node].host);
+    if (all->told[node].host[0])
+        snprintf(out, len, "%s", all->told[node].host);
     pthread_mutex_unlock(&all->lock);
 }
 
 bool jobs_learn(struct jobs *all)
 {
-    uint32_t size = weft_size(all->w);
-    uint32_t silent = 0;
-    for (uint32_t i = 0; i < size && silent < SILENT_MAX; i++) {
-        struct desk_page *p;
-        if (!weft_alive(all->w, i) || jobs_known(all, i))
-            continue;
-        if (jobs_desk(all, i, &p))
-            silent++;
-        else
-            free(p);
-    }
-    return silent == 0;
+    uint32_t size = weft_size(all->w), count = 0, *list = calloc(size, sizeof *list);
+    pthread_mutex_lock(&all->lock);
+    for (uint32_t i = 0; i < size && list; i++)
+        if (!all->told[i].host[0] && weft_alive(all->w, i))
+            list[count++] = i;
+    pthread_mutex_unlock(&all->lock);
+    struct desk_page **pages = calloc(count + 1, sizeof(struct desk_page *));
+    bool learned = list && pages && jobs_desks(all, list, count, pages) == 0;
+    for (uint32_t i = 0; pages && i < count; i++)
+        free(pages[i]);
+    free(pages);
+    free(list);
+    return learned;
 }
 
 uint32_t jobs_slot(struct jobs *all, uint32_t node)

@@ -28,7 +28,8 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
         int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
         if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* these two: the control node has closed the connection, and its answer says why */
             close(fd);
-            fd = base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
+            fd = rc == -ETIMEDOUT ? base_fail(rc, "%s", CONTROL_SILENT)
+                                  : base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
         }
     }
     free(payload);
@@ -43,7 +44,7 @@ int standing_answer(int fd, struct control_frame *f, char *payload, int64_t dead
     if (!rc && !control_frame_fits(f, true))
         rc = -EPROTO;
     if (!rc)
-        rc = control_read(fd, payload, f->bytes, base_deadline(STANDING_ANSWER_NS));
+        rc = control_read(fd, payload, f->bytes, base_deadline(CONTROL_SILENT_NS));
     if (!rc)
         payload[f->bytes] = '\0';
     return rc;
@@ -57,11 +58,9 @@ static int read_text(const char *sub, int fd, char **out)
     char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
     int status = payload && text ? 0 : cli_error(sub, "no memory for the answer");
     while (!status) {
-        int rc = standing_answer(fd, &f, payload, base_deadline(STANDING_ANSWER_NS));
+        int rc = standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
         if (rc == -ETIMEDOUT)
-            status = cli_error(
-                sub, "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: "
-                     "then another node takes over");
+            status = cli_error(sub, "%s", CONTROL_SILENT);
         else if (rc)
             status =
                 rc == -ECONNRESET
