@@ -8,7 +8,7 @@
  *   standing_told.c    what nodes have told, also those that are gone
  *   standing_task.c, standing_jobs.c   processes that were asked for by `weft exec`
  *   standing_members.c   what a node needs to join
- *   standing_proxy.c   proxies that were asked for by `weft proxy`
+ *   standing_forward.c   proxies and published ports (forward.h)
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
  *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c   the commands
@@ -132,10 +132,6 @@ json_t *standing_settings(void); /* settings of this node that a program of the 
 /* Write the addresses of members to the place's file. False: try again. */
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place);
 json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error() */
-/* --- standing_proxy.c --- */
-/* Serve a `weft proxy` on this thread, until its command ends. Sends all the answers. */
-void standing_proxy(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
-
 /* --- standing_serve.c --- */
 struct standing_server;
 /* Serve the control socket on threads of its own, until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT for

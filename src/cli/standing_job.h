@@ -64,6 +64,7 @@ struct jobs {
         uint32_t slot;
     } * told; /* [WEFT_MAX_NUMBERS]; memory is used only for those that told */
     struct desks *desks;
+    struct forward *forwards; /* forward.h */
 };
 
 /* --- standing_told.c --- */
