@@ -8,7 +8,7 @@
  *   standing_told.c    what this node has learned about all nodes, also about nodes that are gone
  *   standing_task.c, standing_jobs.c   processes that `weft exec` has started
  *   standing_members.c   addresses, secret and settings, which a node needs to join
- *   standing_proxy.c   serves the proxies of `weft proxy`
+ *   standing_forward.c   proxies and published ports (forward.h)
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
  *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c   the commands
@@ -137,10 +137,6 @@ json_t *standing_settings(void); /* settings of this node that programs started 
 /* Write the addresses of members to the file p->members. False: not all members answered, try again later. */
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place);
 json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error() */
-/* --- standing_proxy.c --- */
-/* Serve a `weft proxy` on this thread, until its command ends. Sends all the answers. */
-void standing_proxy(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
-
 /* --- standing_serve.c --- */
 struct standing_server;
 /* Serve the control socket in threads until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT on which Prometheus can

@@ -65,6 +65,7 @@ struct jobs {
         uint32_t slot;
     } * told; /* [WEFT_MAX_NUMBERS]; untouched entries use no memory */
     struct desks *desks;
+    struct forward *forwards; /* forward.h */
 };
 
 /* --- standing_told.c --- */

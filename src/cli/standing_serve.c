@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cli/forward.h"
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
@@ -101,7 +102,8 @@ static void answer(struct standing_server *s, int fd, const struct control_reque
     switch (r->head.what) {
     case CONTROL_EXEC: jobs_exec(s->jobs, fd, r); break;
     case CONTROL_KILL: jobs_kill(s->jobs, fd, r); break;
-    case CONTROL_PROXY: standing_proxy(s->w, s->jobs, fd, r); break;
+    case CONTROL_PROXY:
+    case CONTROL_PUBLISH: standing_forward(s->w, s->jobs, fd, r); break;
     case CONTROL_LOGS: jobs_logs(s->jobs, fd, r); break;
     case CONTROL_JOIN: answer_join(s, fd); break;
     case CONTROL_STATUS:
@@ -354,8 +356,10 @@ void standing_serve_end(struct standing_server *s)
     }
     if (s->keeps_members)
         pthread_join(s->members_thread, NULL);
-    if (s->listener >= 0)
+    if (s->listener >= 0) {
         jobs_end(s->jobs);
+        forwards_end(s->jobs);
+    }
     pthread_mutex_lock(&s->lock);
     for (unsigned i = 0; i < COMMANDS_MAX; i++)
         if (s->fds[i] >= 0)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/forward.h"
 #include "cli/standing.h"
 #include "weft/service.h"
 
@@ -154,10 +155,10 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
                 json_array_append_new(links, status_link(s.nodes[i], &s.pages[i]->links[k]));
     }
     show_free(&s);
-    return json_pack("{ss sI so ss sb so sI sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
+    return json_pack("{ss sI so ss sb so sI sI so so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
                      text_or_null(hostfile), "coord", coord ? coord : "", "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings",
                      standing_settings(), "epoch", (json_int_t)weft_epoch(w), "numbers", (json_int_t)weft_size(w), "nodes", nodes, "links",
-                     links, "jobs", jobs_list(jobs));
+                     links, "jobs", jobs_list(jobs), "forwards", forwards_list(jobs));
 }
 
 /* --- Prometheus --- */

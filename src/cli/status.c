@@ -109,7 +109,7 @@ static const char status_help[] =
     "Usage: weft status [--cluster NAME] [--json | --metrics] [--watch]\n"
     "\n"
     "Shows a standing cluster: its nodes with their hosts, memory and services, their RDMA devices, the links between them,\n"
-    "and the jobs of `weft exec`. What is shown is at most two seconds old.\n"
+    "the proxies and published ports of this host, and the jobs of `weft exec`. What is shown is at most two seconds old.\n"
     "\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
     "      --json             print everything as JSON\n"
@@ -191,12 +191,47 @@ static struct cli_table *links_table(const json_t *list)
     return t;
 }
 
+static struct cli_table *forwards_table(const json_t *list)
+{
+    static const struct cli_column columns[] = {{"kind", false}, {"address", false}, {"gateway", true},     {"leads to", false},
+                                                {"kept", false}, {"open", true},     {"connections", true}, {"refused", true},
+                                                {"up", true},    {"down", true}};
+    struct cli_table *t = cli_table_new(columns, 10);
+    size_t i;
+    json_t *o;
+    json_array_foreach (list, i, o) {
+        char gateway[16], to[300] = "-", open[24], count[24], refused[24], up[32], down[32];
+        snprintf(gateway, sizeof gateway, "%u", (unsigned)number_of(o, "gateway"));
+        if (json_object_get(o, "to"))
+            snprintf(to, sizeof to, "%u:%s", (unsigned)number_of(o, "target"), text_of(o, "to"));
+        snprintf(open, sizeof open, "%llu", (unsigned long long)number_of(o, "open"));
+        snprintf(count, sizeof count, "%llu", (unsigned long long)number_of(o, "connections"));
+        snprintf(refused, sizeof refused, "%llu", (unsigned long long)number_of(o, "refused"));
+        base_format_bytes(number_of(o, "up_bytes"), up, sizeof up);
+        base_format_bytes(number_of(o, "down_bytes"), down, sizeof down);
+        const char *cells[] = {text_of(o, "kind"),
+                               text_of(o, "address"),
+                               gateway,
+                               to,
+                               json_is_true(json_object_get(o, "kept")) ? "yes" : "no",
+                               open,
+                               count,
+                               refused,
+                               up,
+                               down};
+        if (t)
+            cli_table_add(t, cells);
+    }
+    return t;
+}
+
 static int print_status(const char *text, bool watch)
 {
     json_t *o = json_loads(text, 0, NULL);
     if (!o)
         return cli_error("status", "the answer of the cluster's control node is not JSON: run the same version of weft on all hosts");
     struct cli_table *nodes = nodes_table(json_object_get(o, "nodes")), *links = links_table(json_object_get(o, "links"));
+    struct cli_table *forwards = forwards_table(json_object_get(o, "forwards"));
     if (watch && isatty(STDOUT_FILENO))
         fputs("\033[H\033[J", stdout);
     if (nodes)
@@ -205,12 +240,17 @@ static int print_status(const char *text, bool watch)
         putchar('\n');
         cli_table_print(links, stdout);
     }
+    if (json_array_size(json_object_get(o, "forwards")) && forwards) {
+        putchar('\n');
+        cli_table_print(forwards, stdout);
+    }
     size_t jobs = json_array_size(json_object_get(o, "jobs"));
     printf("\n%zu job%s%s\n", jobs, jobs == 1 ? "" : "s", jobs ? " (`weft ps`)" : "");
     cli_table_free(nodes);
     cli_table_free(links);
+    cli_table_free(forwards);
     json_decref(o);
-    return nodes && links ? cli_flush("status") : cli_error("status", "no memory for the tables");
+    return nodes && links && forwards ? cli_flush("status") : cli_error("status", "no memory for the tables");
 }
 
 static int show_status(const char *cluster, int how, bool watch)
