@@ -54,9 +54,13 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
+/* Sets the timer as well: while the provider connects to the peer, its end of the connection is an event without a completion. */
 static bool link_no_room(struct ofi_link *l)
 {
+    int64_t at = base_recent_ns() + OFI_RETRY;
     atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
+    if (at < atomic_load_explicit(&l->ofi->due, memory_order_relaxed))
+        atomic_store_explicit(&l->ofi->due, at, memory_order_relaxed);
     return false;
 }
 
@@ -68,6 +72,7 @@ void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t n
     snprintf(l->error, sizeof l->error, "%s: %s", what, l->ofi->lib->strerror(err < 0 ? -err : err));
     if (atomic_fetch_add_explicit(&l->errors, 1, memory_order_relaxed) == 0)
         base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again (for WEFT_RECONNECT)", l->r.link->node, l->name, l->error);
+    fab_kick(l->ofi->w); /* nothing else may wake the progress thread in time to try again */
 }
 
 static bool link_pauses(const struct ofi_link *l)

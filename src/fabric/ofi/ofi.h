@@ -40,6 +40,7 @@
 #define OFI_MOVE_LEAST    8192u      /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u        /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u       /* bytes of a provider's address */
+#define OFI_RETRY         (WEFT_MS)  /* the pause before a frame that found no room is tried again, while nobody polls */
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 

@@ -9,7 +9,6 @@
 
 #define BATCH  16
 #define ROUNDS 8u        /* the most batches of completions read in one call */
-#define RETRY  (WEFT_MS) /* how long a frame for which there was no room waits until it is tried again, if no thread polls */
 #define CLOCK  16u       /* the clock is read once in this many polls that find nothing */
 
 /* A completion, copied out of the queue so that it can be handled without the lock `calls`. */
@@ -102,8 +101,8 @@ void ofi_pump_all(struct ofi *o, int64_t now)
             base_spin_unlock(&l->r.lock);
         }
         int64_t at = atomic_load_explicit(&l->r.due, memory_order_relaxed);
-        if (atomic_load_explicit(&l->r.no_room, memory_order_relaxed) && now + RETRY < at)
-            at = now + RETRY;
+        if (atomic_load_explicit(&l->r.no_room, memory_order_relaxed) && now + OFI_RETRY < at)
+            at = now + OFI_RETRY;
         due = at < due ? at : due;
     }
     if (due < atomic_load_explicit(&o->due, memory_order_relaxed))
