@@ -53,8 +53,9 @@ struct arena_message {
 
 /* Sent to all nodes when an arena is opened or closed. Each node confirms; a node of the same host only after it has mapped the arena, or
    failed to. */
+#define ARENA_AS_BEFORE UINT64_MAX
 struct arena_space {
-    uint64_t space, bytes; /* 0 bytes: the arena was closed */
+    uint64_t space, bytes; /* 0 bytes: the arena was closed; ARENA_AS_BEFORE: only `rdma` has changed */
     uint64_t kind;         /* the kind of its GPU: arena_kind() */
     int64_t rdma;          /* 0: it is registered with its node's RDMA device; or a negative errno, the reason why not */
 };
@@ -85,10 +86,10 @@ struct gpu_arena {
     _Atomic bool closing;    /* nothing new may begin */
     _Atomic uint32_t users;  /* jobs and requests that use it */
     _Atomic uint64_t gpus;   /* a bit for each open GPU whose kernels reach it */
-    struct fab_memory *rdma; /* NULL: it is not registered with the RDMA device, for the reason `rdma_why` */
-    int rdma_why;
-    _Atomic bool rdma_refused; /* the device has refused to access it: do not ask it again */
-    _Atomic bool given;        /* its memory was handed to other processes */
+    struct fab_memory *rdma; /* NULL: it is not registered with the RDMA device */
+    _Atomic int rdma_why;    /* 0: the RDMA device accesses it; else why not. -EACCES: the device has refused, and is not asked again */
+    uint32_t rdma_tell;      /* nodes before this one have been told of the refusal; used by the thread that takes a step */
+    _Atomic bool given;      /* its memory was handed to other processes */
 };
 
 /* An arena of another node of this host; and that node's request for our arena in the same space. Only the thread uses it, except atomic
@@ -177,13 +178,15 @@ struct arenas {
     _Atomic uint32_t bell, sleeping;
     _Atomic uint32_t active; /* jobs and requests that are not done */
     _Atomic uint64_t direct; /* transfers that the RDMA device made from or to an arena */
+    _Atomic bool refusals;   /* the RDMA device has refused to access an arena, and not all nodes have been told */
 };
 
 /* --- rdma.c --- */
 void rdma_open(struct arenas *c, struct gpu_arena *a); /* registers the arena with the RDMA device, or sets `rdma_why` */
 void rdma_close(struct arenas *c, struct gpu_arena *a);
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node); /* whether the device moves data to and from that node */
-/* One transfer between the arena and that node's pool, in steps: -EINPROGRESS or -EAGAIN: call again. `in`: to the arena. */
+/* One transfer between the arena and that node's pool, in steps: -EINPROGRESS or -EAGAIN: call again. `in`: to the arena. -ECONNABORTED:
+   the device has refused to access the arena, so the transfer must go through the pool. */
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);
 
@@ -203,8 +206,9 @@ bool view_reaches(const struct gpu_arena *a, const struct gpu_place *gpu);
 const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_arena *b);
 
 /* --- arena.c --- */
-void arena_ring(struct arenas *c); /* wakes the thread */
-int arena_start(struct arenas *c); /* starts the thread, once */
+void arena_ring(struct arenas *c);          /* wakes the thread */
+void arena_tell_refusals(struct arenas *c); /* a step: tells other nodes that the RDMA device has refused an arena */
+int arena_start(struct arenas *c);          /* starts the thread, once */
 int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
 int arena_free(struct arenas *c, weft_gaddr addr);
@@ -265,6 +269,7 @@ struct arena_job {
     struct gpu_arena *near_arena, *far_arena; /* NULL: memory of the pool; for the far arena also: not reached */
     uint8_t *far_at;                          /* its address in this process; NULL: not reached */
     uint32_t pieces;
+    bool again; /* the RDMA device has refused a piece: when no piece is under way, all data goes through the pool */
     int status;
     weft_op *op;
     uint32_t atomic; /* the atomic; with `signal`, the atomic that follows the data */
