@@ -44,7 +44,8 @@ static bool all_know(void *arg)
  * in it. A stopped node does not confirm; it handles this message before any later message that carries such an address. */
 static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
-    struct arena_space m = {.space = a->space, .bytes = bytes, .kind = arena_kind(&a->place), .rdma = a->rdma_why};
+    struct arena_space m = {
+        .space = a->space, .bytes = bytes, .kind = arena_kind(&a->place), .rdma = atomic_load_explicit(&a->rdma_why, memory_order_relaxed)};
     for (uint32_t i = 0; i < c->w->size; i++) {
         if (i == c->w->rank || !fab_alive(c->w, i))
             continue;
@@ -219,6 +220,31 @@ static void for_all_arenas(struct arenas *c, const struct gpu_place *place,
                 what(c, a, place);
             arena_leave(a);
         }
+}
+
+/* Never waits. False: there is no room to a node now. */
+static bool tell_refusal(struct arenas *c, struct gpu_arena *a)
+{
+    struct arena_space m = {.space = a->space, .bytes = ARENA_AS_BEFORE, .rdma = atomic_load_explicit(&a->rdma_why, memory_order_relaxed)};
+    for (; m.rdma && a->rdma_tell < c->w->size; a->rdma_tell++) {
+        uint32_t node = a->rdma_tell;
+        if (fab_memory_leads(c->w, a->rdma, node) && fab_alive(c->w, node) &&
+            fab_send(c->w, node, ARENA_HANDLER_SPACE, &m, sizeof m, NULL, 0, NULL) == -EAGAIN)
+            return false;
+    }
+    return true;
+}
+
+void arena_tell_refusals(struct arenas *c)
+{
+    if (!atomic_load_explicit(&c->refusals, memory_order_relaxed) || !atomic_exchange_explicit(&c->refusals, false, memory_order_relaxed))
+        return;
+    for (uint32_t s = 1; s < ARENA_SPACES; s++) {
+        struct gpu_arena *a = arena_hold(c, c->w->rank, s); /* so that no other arena has this space meanwhile */
+        if (a && !tell_refusal(c, a))
+            atomic_store_explicit(&c->refusals, true, memory_order_relaxed);
+        arena_leave(a);
+    }
 }
 
 void arena_gpu_opened(struct arenas *c, const struct gpu_place *place)

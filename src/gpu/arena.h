@@ -54,8 +54,9 @@ struct arena_message {
 
 /* Sent to all nodes when an arena is opened or closed. Each node confirms it. A node of the same host confirms only after it has tried to
  * map the arena. */
+#define ARENA_AS_BEFORE UINT64_MAX
 struct arena_space {
-    uint64_t space, bytes; /* 0 bytes: the arena was closed */
+    uint64_t space, bytes; /* 0 bytes: the arena was closed; ARENA_AS_BEFORE: only `rdma` has changed */
     uint64_t kind;         /* the kind of its GPU: arena_kind() */
     int64_t rdma;          /* 0: the arena is registered with its node's RDMA device; otherwise a negative errno: why it is not */
 };
@@ -86,10 +87,10 @@ struct gpu_arena {
     _Atomic bool closing;    /* no new operation may begin on the arena */
     _Atomic uint32_t users;  /* jobs and requests that use the arena */
     _Atomic uint64_t gpus;   /* one bit for each open GPU whose kernels can access the arena */
-    struct fab_memory *rdma; /* NULL: not registered with the RDMA device, for the reason `rdma_why` */
-    int rdma_why;
-    _Atomic bool rdma_refused; /* the device has refused to access the arena, and is not tried again */
-    _Atomic bool given;        /* the memory was handed to other processes */
+    struct fab_memory *rdma; /* NULL: the arena is not registered with the RDMA device */
+    _Atomic int rdma_why; /* 0: the RDMA device accesses the arena; else why not. -EACCES: the device has refused, and is not tried again */
+    uint32_t rdma_tell;   /* nodes before this one have been told of the refusal; used by the thread that takes a step */
+    _Atomic bool given;   /* the memory was handed to other processes */
 };
 
 /* An arena of another node of this host; and that node's request for our arena in the same space. Only the node's thread uses the members
@@ -179,6 +180,7 @@ struct arenas {
     _Atomic uint32_t bell, sleeping;
     _Atomic uint32_t active; /* jobs and requests that are not complete */
     _Atomic uint64_t direct; /* transfers that the RDMA device made from or to an arena */
+    _Atomic bool refusals;   /* the RDMA device has refused to access an arena, and not all nodes have been told */
 };
 
 /* --- rdma.c --- */
@@ -186,7 +188,8 @@ void rdma_open(struct arenas *c, struct gpu_arena *a); /* registers the arena wi
 void rdma_close(struct arenas *c, struct gpu_arena *a);
 /* whether the device can move data between the arena and that node's pool */
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node);
-/* Takes a step of a transfer between the arena and the node's pool. -EINPROGRESS or -EAGAIN: call again. `in`: to the arena. */
+/* Takes a step of a transfer between the arena and the node's pool. -EINPROGRESS or -EAGAIN: call again. -ECONNABORTED: the device has
+   refused to access the arena, so the transfer must go through the pool. `in`: to the arena. */
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);
 
@@ -207,8 +210,9 @@ bool view_reaches(const struct gpu_arena *a, const struct gpu_place *gpu);
 const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_arena *b);
 
 /* --- arena.c --- */
-void arena_ring(struct arenas *c); /* wakes the thread */
-int arena_start(struct arenas *c); /* starts the thread, if it does not run yet */
+void arena_ring(struct arenas *c);          /* wakes the thread */
+void arena_tell_refusals(struct arenas *c); /* a step: tells other nodes that the RDMA device has refused an arena */
+int arena_start(struct arenas *c);          /* starts the thread, if it does not run yet */
 int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
 int arena_free(struct arenas *c, weft_gaddr addr);
@@ -271,6 +275,7 @@ struct arena_job {
     struct gpu_arena *near_arena, *far_arena; /* NULL: the memory is in a pool; for the far arena also: not mapped here */
     uint8_t *far_at;                          /* address of the far memory in this process; NULL: not mapped here */
     uint32_t pieces;
+    bool again; /* the RDMA device has refused a piece: when no piece is under way, all data goes through the pool */
     int status;
     weft_op *op;
     uint32_t atomic; /* enum fab_atomic; with `signal`, the atomic that follows the data */

@@ -25,6 +25,7 @@ static bool arena_step(struct arenas *c)
         return false;
     bool moved = owner_step(c);
     moved |= job_step(c);
+    arena_tell_refusals(c);
     base_spin_unlock(&c->stepping);
     return moved;
 }

@@ -296,6 +296,10 @@ static void piece_fabric(struct arenas *c, struct arena_job *j, struct arena_pie
     int rc = fabric_step(c, j, p);
     if (rc == -EAGAIN || rc == -EINPROGRESS)
         return;
+    if (p->direct && rc == -ECONNABORTED) {
+        j->again = true;
+        rc = 0;
+    }
     p->status = rc;
     piece_drain(j, p);
 }
@@ -397,6 +401,17 @@ static void job_end(struct arenas *c, struct arena_job *j)
     fab_wake_here(c->w);
 }
 
+/* Begins again with all data. Jobs behind it may have begun; peer_step() passes over them. */
+static void job_restart(struct arenas *c, struct arena_job *j)
+{
+    base_spin_lock(&c->lock);
+    if (all_begun(j))
+        c->peer[j->node].next = j;
+    j->again = false;
+    j->begun = 0;
+    base_spin_unlock(&c->lock);
+}
+
 static void job_piece_done(struct arenas *c, struct arena_piece *p)
 {
     struct arena_job *j = p->job;
@@ -405,7 +420,9 @@ static void job_piece_done(struct arenas *c, struct arena_piece *p)
     if (p->word && !p->status)
         j->a = p->value;
     piece_give(c, p);
-    if (j->pieces == 0 && all_begun(j))
+    if (j->pieces == 0 && j->again && !j->status)
+        job_restart(c, j);
+    else if (j->pieces == 0 && all_begun(j))
         job_end(c, j);
 }
 

@@ -50,9 +50,11 @@ void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len
     memcpy(&m, header, sizeof m);
     if (m.space == 0 || m.space >= ARENA_SPACES)
         return;
+    atomic_store_explicit(&c->peer[from].rdma[m.space], m.rdma < 0 && m.rdma >= -4095 ? (int)m.rdma : 0, memory_order_relaxed);
+    if (m.bytes == ARENA_AS_BEFORE)
+        return;
     /* seq_cst: share_open() sets `other`, and then reads `bytes` */
     atomic_store_explicit(&c->peer[from].kind[m.space], m.kind, memory_order_relaxed);
-    atomic_store_explicit(&c->peer[from].rdma[m.space], m.rdma < 0 && m.rdma >= -4095 ? (int)m.rdma : 0, memory_order_relaxed);
     atomic_store_explicit(&c->peer[from].bytes[m.space], m.bytes, memory_order_seq_cst);
     struct arena_other *o = atomic_load_explicit(&c->other, memory_order_seq_cst);
     if (o && is_here(c, from)) {
@@ -398,12 +400,22 @@ static const char *share_far(const struct arenas *c, uint32_t node, char *why, s
 {
     const struct fab_transport *t = c->w->links[node].transport;
     const struct arena_peer *p = &c->peer[node];
+    uint32_t spaces = 0, staged = 0, first = 0; /* arenas; those that are staged, and the first of them */
     int rc = 0;
-    for (uint32_t s = 1; s < ARENA_SPACES; s++)
-        if (atomic_load_explicit(&p->bytes[s], memory_order_relaxed))
-            rc = rc ? rc : atomic_load_explicit(&p->rdma[s], memory_order_relaxed);
-    bool direct = t && t->get_into && rc == 0;
-    if (direct)
+    for (uint32_t s = 1; s < ARENA_SPACES; s++) {
+        int one = atomic_load_explicit(&p->rdma[s], memory_order_relaxed);
+        bool is = atomic_load_explicit(&p->bytes[s], memory_order_relaxed);
+        spaces += is;
+        staged += is && one;
+        if (is && one && !first) {
+            first = s;
+            rc = one;
+        }
+    }
+    bool direct = t && t->get_into && (spaces > staged || !staged);
+    if (direct && first)
+        snprintf(why, room, "by its node's RDMA device, but not space %u: %s", first, rdma_reason(rc));
+    else if (direct)
         snprintf(why, room, "the RDMA device of its node accesses the GPU's memory");
     else if (t && t->get_into)
         snprintf(why, room, "through the pools: %s", rdma_reason(rc));
