@@ -111,7 +111,7 @@ struct net {
     struct net_names *names;
     struct net_socket *timed;
     struct net_piece *spare, *orphans; /* orphans: their socket is gone, and the fabric may still write to them */
-    uint32_t pieces;
+    uint32_t pieces, spares;           /* how many there are; of these, in the list `spare` */
 };
 int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_socket **out);
 /* Makes the streams of a connection from the request that opens it. */

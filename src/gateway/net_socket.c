@@ -55,6 +55,7 @@ static struct net_piece *piece_take(struct net *all)
     struct net_piece *p = all->spare;
     if (p) {
         all->spare = p->next;
+        all->spares--;
     } else if (all->pieces < NET_PIECES && (p = malloc(sizeof *p))) {
         all->pieces++;
     }
@@ -68,6 +69,13 @@ static void piece_give(struct net *all, struct net_piece *p)
     struct net_piece **list = p->getting ? &all->orphans : &all->spare;
     p->next = *list;
     *list = p;
+    all->spares += !p->getting;
+}
+
+/* Connections whose peers do not read keep at most three quarters of the buffers: the others need some, too. */
+static bool pieces_are_short(const struct net *all)
+{
+    return NET_PIECES - all->pieces + all->spares < NET_PIECES / 4;
 }
 
 int64_t net_pieces_tick(struct net *all)
@@ -337,6 +345,10 @@ static bool up_move(struct net_socket *s, bool *full)
     if (put < 0 && errno == EINTR)
         return true;
     *full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (*full && s->piece && pieces_are_short(s->all)) { /* what it holds is still in the ring, and is fetched again */
+        piece_give(s->all, s->piece);
+        s->piece = NULL;
+    }
     if (!*full) {
         int rc = put < 0 ? -errno : -EPIPE;
         if (!s->down_over && rc != -EPIPE) /* with EPIPE there may be bytes to read still */

@@ -16,13 +16,13 @@ struct post {
     uint8_t payload[];
 };
 struct post_queue {
-    struct post *first, **last;
-    bool sending; /* a thread is sending the first message */
+    struct post *first, **last; /* last: valid while there is a first one */
+    bool sending;               /* a thread is sending the first message */
 };
 struct gateway_posts {
     base_spin lock;
     _Atomic uint32_t kept;
-    struct post_queue queue[]; /* [size] */
+    struct post_queue queue[]; /* [room] */
 };
 
 int gateway_posts_open(struct gateway *g)
@@ -30,8 +30,6 @@ int gateway_posts_open(struct gateway *g)
     struct gateway_posts *p = calloc(1, sizeof *p + g->w->room * sizeof p->queue[0]);
     if (!p)
         return base_fail(-ENOMEM, "no memory for messages to %u nodes", g->w->size);
-    for (uint32_t i = 0; i < g->w->size; i++)
-        p->queue[i].last = &p->queue[i].first;
     g->posts = p;
     return 0;
 }
@@ -40,8 +38,6 @@ static void drop(struct gateway_posts *p, struct post_queue *q)
 {
     struct post *first = q->first;
     q->first = first->next;
-    if (!q->first)
-        q->last = &q->first;
     atomic_fetch_sub_explicit(&p->kept, 1, memory_order_relaxed);
     free(first);
 }
@@ -92,6 +88,8 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     if (len)
         memcpy(kept->payload, payload, len);
     base_spin_lock(&p->lock);
+    if (!q->first)
+        q->last = &q->first;
     *q->last = kept;
     q->last = &kept->next;
     atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed);

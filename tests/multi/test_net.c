@@ -563,6 +563,51 @@ static void slow(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* More peers that do not read than the gateway has buffers for what it fetches: other connections go on, and nothing is lost. */
+#define STALLED 80u
+static void stalled(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    static uint8_t some[50000];
+    weft_socket *s[STALLED + 1];
+    int fd[STALLED + 1];
+    uint64_t sent[STALLED] = {0};
+    uint32_t port;
+    int listener = listen_at("127.0.0.1", &port);
+    CHECK(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int)) == 0);
+    for (unsigned i = 0; i <= STALLED; i++) {
+        OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port, .send_buffer = 4096), &s[i], DEFAULT_TIME));
+        fd[i] = accept_at(listener);
+    }
+    for (unsigned i = 0; i < STALLED; i++) {
+        size_t put;
+        int rc;
+        do {
+            fill(some, i, sent[i], sizeof some);
+            rc = weft_net_send(s[i], some, sizeof some, &put, 20 * WEFT_MS);
+            sent[i] += put;
+        } while (rc == 0 && sent[i] < 20u << 20);
+        CHECK(rc == -ETIMEDOUT);
+    }
+    const struct timeval patience = {.tv_sec = patience_ns(10) / WEFT_SECOND};
+    CHECK(setsockopt(fd[STALLED], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0);
+    OK(weft_net_send(s[STALLED], "go on", 5, NULL, DEFAULT_TIME));
+    CHECK(recv(fd[STALLED], some, 5, MSG_WAITALL) == 5 && memcmp(some, "go on", 5) == 0);
+    for (unsigned i = 0; i <= STALLED; i++) {
+        struct sender all = {fd[i], i, i < STALLED ? sent[i] : 0};
+        OK(weft_net_shutdown(s[i]));
+        take_stream(&all);
+        OK(weft_net_close(s[i]));
+        close(fd[i]);
+    }
+    close(listener);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 /* A thousand connections at once, most of them idle. */
 #define MANY 1000u
 static void many(weft_node *w, void *arg)
@@ -696,6 +741,7 @@ TEST(streams)
 TEST(listening)
 TEST(waiting)
 TEST(slow)
+TEST(stalled)
 
 static void test_near(void **state)
 {
@@ -778,7 +824,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams), cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),   cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
-        cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting), cmocka_unit_test(test_near),
+        cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting), cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

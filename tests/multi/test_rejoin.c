@@ -17,6 +17,7 @@
 
 #include "cluster/join.h"
 #include "cluster_test.h"
+#include "gateway/gateway.h"
 #include "weft/service.h"
 
 #if defined(__linux__)
@@ -28,7 +29,7 @@
 #define LONG    patience_ns(60)
 #define BYTES   4096u
 
-enum order { GO_ON, END, BARRIER, SERVE, LIE };
+enum order { GO_ON, END, BARRIER, SERVE, LIE, POST };
 
 /* Shared by the test and all nodes. */
 struct board {
@@ -45,6 +46,7 @@ struct board {
     _Atomic uint64_t area[NUMBERS]; /* by number */
     _Atomic uint32_t dead[NUMBERS]; /* the test has killed it, and all have been told */
     _Atomic uint32_t result[SLOTS];
+    _Atomic uint32_t sent;
 };
 
 static struct board *board;
@@ -80,6 +82,12 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     memcpy(&sender, header, sizeof sender);
     CHECK(sender == from && from < weft_size(w));
     m->messages++;
+}
+
+static void on_hold(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+    wait_for(&board->sent, 1);
 }
 
 /* The result of something that was done to `node`: it may only fail because that node is gone. */
@@ -193,6 +201,16 @@ static void lie(struct member *m)
         }
 }
 
+/* Messages of the services to a node that reads none now: more than there is room for. They name a stream that does not exist. */
+static void post(weft_node *w, const struct place *to)
+{
+    const struct gateway_message m = {.type = GATEWAY_CREDIT, .to = 1};
+    OK(weft_send(w, to->number - 1, 2, NULL, 0, NULL, 0, NULL));
+    for (uint32_t i = 0; i < 20000; i++)
+        OK(gateway_post(gateway_in(w), to->number - 1, &m, NULL, 0));
+    board->sent = 1;
+}
+
 static void live(weft_node *w, struct place *place)
 {
     struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
@@ -201,6 +219,7 @@ static void live(weft_node *w, struct place *place)
     weft_queue_config c = {.bytes = sizeof c, .slots = 256};
     OK(weft_on_change(w, on_change, &m));
     OK(weft_handle(w, 1, on_message, &m));
+    OK(weft_handle(w, 2, on_hold, NULL));
     OK(weft_queue_open(w, "work", &c, &q));
     OK(weft_alloc_aligned(w, 64 + SLOTS * BYTES, 64, &area));
     memset(weft_ptr(w, area, 64), 0, 64);
@@ -231,6 +250,10 @@ static void live(weft_node *w, struct place *place)
         if (place->order == LIE && place->obeyed != LIE) {
             lie(&m);
             place->obeyed = LIE;
+        }
+        if (place->order == POST && place->obeyed != POST) {
+            post(w, &board->place[2]);
+            place->obeyed = POST;
         }
         usleep(500);
     }
@@ -642,6 +665,23 @@ static void test_services(void **state)
     grow_at = "unix:@";
 }
 
+/* Messages to a newcomer that reads none for a while are queued, and sent when it goes on. */
+static void test_queued(void **state)
+{
+    (void)state;
+    founders(2);
+    start(2, 0, 0, NULL, NULL);
+    joined(2, 1);
+    board->place[0].order = POST;
+    until(&board->place[0].obeyed, POST, "messages to a node that is stopped", 0);
+    for (uint32_t i = 0; i < 3; i++)
+        board->place[i].order = SERVE;
+    for (uint32_t i = 0; i < 3; i++)
+        until(&board->place[i].obeyed, SERVE, "programs and names", i);
+    go_on();
+    end();
+}
+
 /* --- the last numbers --- */
 
 static void on_none(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
@@ -701,13 +741,16 @@ static void test_last_number(void **state)
     assert_int_equal(processes_failed(3, last_number, shared_words(sizeof(uint32_t))), 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     board = shared_words(sizeof *board);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_from_one),  cmocka_unit_test(test_in_turn),  cmocka_unit_test(test_broken_off),
-        cmocka_unit_test(test_meanwhile), cmocka_unit_test(test_secret),   cmocka_unit_test(test_liar),
-        cmocka_unit_test(test_barrier),   cmocka_unit_test(test_services), cmocka_unit_test(test_last_number),
+        cmocka_unit_test(test_from_one),    cmocka_unit_test(test_in_turn),  cmocka_unit_test(test_broken_off),
+        cmocka_unit_test(test_meanwhile),   cmocka_unit_test(test_secret),   cmocka_unit_test(test_liar),
+        cmocka_unit_test(test_barrier),     cmocka_unit_test(test_services), cmocka_unit_test(test_queued),
+        cmocka_unit_test(test_last_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
