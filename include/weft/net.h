@@ -38,7 +38,10 @@ typedef struct weft_socket weft_socket;
 #define WEFT_NET_NODELAY   0x4u  /* send small pieces at once (TCP_NODELAY) */
 #define WEFT_NET_KEEPALIVE 0x8u  /* notice a peer that has vanished (SO_KEEPALIVE) */
 #define WEFT_NET_REUSE     0x10u /* listen at a port that connections used shortly before (SO_REUSEADDR) */
-#define WEFT_NET_FLAGS     0x1fu
+/* Connect to the gateway itself: `host` is "" (its loopback) or the absolute path of a Unix socket there (`port` 0). Only a node that also
+ * offers `process` does this, where askers could start a program that connects. Deny rules of its owner hold. */
+#define WEFT_NET_LOOPBACK 0x20u
+#define WEFT_NET_FLAGS    0x3fu
 
 typedef struct weft_net_spec {
     size_t bytes;                     /* sizeof(weft_net_spec): weft_net_spec s = {.bytes = sizeof s, .host = "example.com", .port = 80} */
@@ -82,6 +85,13 @@ WEFT_API int weft_net_listen(weft_node *w, uint32_t node, const weft_net_spec *s
  * -ENOMEM no memory here or there, or no room in the pool; -EAGAIN too many requests are outstanding at the gateway; -ECONNRESET the
  * gateway is gone; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns);
+
+/* Like weft_net_accept(), but does not wait: the op is complete when a connection has come, or the listener is gone; there is no deadline.
+ * `*out` is set at once; close it with weft_net_close() in any case. weft_net_error() then sets weft_error(). Several may wait, also
+ * together with weft_net_accept(): connections go to them in the order of the calls.
+ * Errors: -EINVAL it is no listener; -EAGAIN too many requests are outstanding at the node, or the listener is not open yet; -ENOMEM no
+ * memory, or no room in the pool; -ECONNRESET the gateway is gone. The other errors of weft_net_accept() are results of the op. */
+WEFT_API int weft_net_accept_start(weft_socket *listener, weft_socket **out, weft_op *op);
 
 /* The node that has the socket. */
 WEFT_API uint32_t weft_net_node(const weft_socket *s);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Node 0: what it prints. On a terminal: a line for the whole and a line a host, which are erased before anything else is printed. Messages
- * are queued by their handler, and printed by the main thread.
+ * Node 0: progress, messages and the summary. On a terminal, progress is one line for the whole cast and one line for each host; these
+ * lines are erased before anything else is printed. A message handler only queues a message, and the main thread prints it.
  */
 #include <inttypes.h>
 #include <jansson.h>
@@ -13,8 +13,8 @@
 #include "cast/cast.h"
 
 #define EVERY_NS (200 * WEFT_MS)
-#define FINAL_NS (5 * WEFT_SECOND) /* the targets' last word comes in this time */
-#define LINES    24u               /* of hosts, at most */
+#define FINAL_NS (5 * WEFT_SECOND) /* how long to wait for the targets' last states */
+#define LINES    24u               /* most hosts that have a line */
 
 struct sentence {
     struct sentence *next;
@@ -28,12 +28,12 @@ struct cast_show {
     struct sentence *first, **last;
     struct cast_state *state; /* [size] */
     uint64_t files, bytes, result;
-    uint32_t chain[WEFT_MAX_NODES], chain_count; /* as CAST_CHAIN has it */
-    bool chain_new;                              /* it was not printed yet */
+    uint32_t chain[WEFT_MAX_NODES], chain_count; /* the chain, in the format of CAST_CHAIN */
+    bool chain_new;                              /* the chain was not printed yet */
     _Atomic bool over;
     bool progress;
     int64_t began, shown;
-    unsigned lines; /* that are on the terminal now */
+    unsigned lines; /* number of lines that are on the terminal now */
     uint64_t failures;
     json_t *messages;
 };
@@ -45,7 +45,7 @@ int cast_show_open(struct cast *c, bool progress)
         s->state = calloc(weft_size(c->w), sizeof *s->state);
     if (!s || !s->state) {
         free(s);
-        return base_fail(-ENOMEM, "no memory for %u nodes", weft_size(c->w));
+        return base_fail(-ENOMEM, "no memory for the states of %u nodes", weft_size(c->w));
     }
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
@@ -89,7 +89,7 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
     } else if (w->kind == CAST_STATE) {
         memcpy(&s->state[from], payload, sizeof s->state[from]);
     } else if (from != c->config.head.source) {
-        /* nobody else may say so */
+        /* ignored: only the source may send this */
     } else if (w->kind == CAST_TOTAL) {
         s->files = w->a;
         s->bytes = w->b;
@@ -113,7 +113,7 @@ static void erase(struct cast_show *s)
         fputs(s->lines > 1 ? "\r\033[K\033[A" : "\r\033[K", stderr);
 }
 
-/* Control characters of names of files must not reach the terminal. */
+/* Replace control characters: names of files may contain some, and they must not reach the terminal. */
 static void make_printable(char *text)
 {
     for (char *p = text; *p; p++)
@@ -191,7 +191,7 @@ static const char *doing_of(const struct cast *c, uint32_t node)
                                                       : words[doing < CAST_DOINGS ? doing : 0];
 }
 
-/* Whether another program has the terminal's foreground. This node has a process group of its own; the user's command is its parent. */
+/* Whether another program is in the foreground of the terminal. This node has its own process group; the user's command is its parent. */
 static bool in_background(void)
 {
     pid_t group = tcgetpgrp(STDERR_FILENO);
@@ -233,7 +233,7 @@ static void show_progress(struct cast *c)
     fflush(stderr);
 }
 
-/* Whether all targets have told their last state. When the source has found all right, also those that have ended since have sent it. */
+/* Whether all targets have sent their last state. If the source reports success, targets that have ended since then have sent it, too. */
 static bool all_told(struct cast *c)
 {
     bool told = true;
@@ -259,7 +259,7 @@ static bool is_complete(const struct cast_show *s, uint32_t node)
     return s->state[node].doing == CAST_ENDED && s->state[node].files == s->files && s->state[node].failed == 0;
 }
 
-/* The source's word is not enough: each target must have told that it has all. */
+/* Whether each target itself has reported that it has all files. The report of the source alone is not enough. */
 static bool all_complete(struct cast *c)
 {
     struct cast_show *s = c->show;
@@ -269,7 +269,8 @@ static bool all_complete(struct cast *c)
             continue;
         complete = false;
         if (s->result == 0 && s->failures == 0)
-            fprintf(stderr, "weft cast: %s: has not told that it has all files: give the same command again, which sends what is missing\n",
+            fprintf(stderr,
+                    "weft cast: %s: did not confirm that it has all files: give the same command again, which sends what is missing\n",
                     c->config.hosts[i]);
     }
     return complete;

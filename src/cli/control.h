@@ -11,10 +11,12 @@
  *   status, metrics  TEXT, DONE
  *   join             TEXT, DONE: what a node needs to join, with the secret
  *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket (SCM_RIGHTS)
+ *   publish          STARTED the gateway's node, with the address there and the name of its host
+ *   proxy or publish, detached: then DONE
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
  * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed, and its proxy
- * ends.
+ * or published port ends.
  */
 #ifndef WEFT_CLI_CONTROL_H
 #define WEFT_CLI_CONTROL_H
@@ -52,10 +54,11 @@ enum control_what {
     CONTROL_KILL,
     CONTROL_LOGS,
     CONTROL_JOIN,
-    CONTROL_PROXY
+    CONTROL_PROXY,
+    CONTROL_PUBLISH
 };
 #define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows. Not with CONTROL_DETACHED */
-#define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command */
+#define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command; proxy, publish: the same */
 #define CONTROL_FOLLOW     0x4u /* logs: until the job has ended */
 #define CONTROL_TERMINAL   0x8u /* exec: on one node, with a terminal. Only with CONTROL_WITH_INPUT */
 
@@ -66,7 +69,8 @@ struct control_head {
     uint32_t what, flags;
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
-    /* proxy: at most one host, the gateway; two arguments, user and password, or none */
+    /* proxy, publish: at most one host, the gateway. proxy: two arguments, user and password, or none; publish: where to listen, and where
+     * it leads. With `signal` both: one argument, the address of a detached one that is to end */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };
@@ -85,7 +89,14 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
 /* Whether the frame may come from a node (or, if not `from_node`, from a command, after its request). */
 bool control_frame_fits(const struct control_frame *f, bool from_node);
 
-/* Send a frame. Blocks while the other end does not read. Returns 0, or a negative errno without base_fail(). */
+/* A control node that takes and tells nothing for so long hangs. */
+#define CONTROL_SILENT_NS (20 * WEFT_SECOND)
+#define CONTROL_SILENT                                                                                                             \
+    "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: then another " \
+    "node takes over"
+
+/* Send a frame. Blocks while the other end does not read: a command for at most CONTROL_SILENT_NS, a control node until the command reads
+ * or has ended. Returns 0, or a negative errno without base_fail(). -ETIMEDOUT: perhaps a part of the frame was sent: close the socket. */
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
 /* Read exactly so many bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: not before `deadline`. Without base_fail(). */
 int control_read(int fd, void *to, size_t bytes, int64_t deadline);

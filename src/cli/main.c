@@ -25,6 +25,7 @@ static const struct command commands[] = {
     {"cast", "copy files to many hosts of a standing cluster at once", cli_cast},
     {"cp", "copy files between hosts of a standing cluster", cli_cp},
     {"proxy", "let programs of a host without network use the network of another", cli_proxy},
+    {"publish", "let others reach a server of a host without network at another host", cli_publish},
     {"ps", "list the jobs of a standing cluster", cli_ps},
     {"kill", "end a job of a standing cluster", cli_kill},
     {"logs", "print the log of a standing cluster, or the output of a detached job", cli_logs},

@@ -4,7 +4,7 @@
  * which the gateway sends it; what comes from the network is written to the client from the other ring. So there is no buffer here, except
  * while a client says what it wants.
  */
-#include "cli/proxy.h"
+#include "cli/forward.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -51,7 +51,7 @@ struct client {
 };
 struct proxy {
     weft_node *w;
-    const struct proxy_order *order;
+    struct forward *f;
     struct gateway_watches *watches;
     struct gateway_watch listener, control, wake;
     int wake_fd;
@@ -80,10 +80,11 @@ static void client_free(struct client *c)
     if (c->next)
         c->next->at = c->at;
     p->count--;
+    atomic_store_explicit(&p->f->open, p->count, memory_order_relaxed);
     p->talking -= c->speech != NULL;
     free(c->speech);
     free(c);
-    if (p->count < PROXY_CLIENTS_MAX && !p->paused)
+    if (p->count < FORWARD_CONNECTIONS_MAX && !p->paused)
         gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
 }
 
@@ -131,8 +132,10 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         return false;
     }
     ssize_t n = read(c->watch.fd, at, room);
-    if (n > 0)
+    if (n > 0) {
+        forward_count(&c->p->f->up_bytes, (uint64_t)n);
         return weft_net_put(c->net, (size_t)n) == 0;
+    }
     if (n < 0 && errno == EINTR)
         return true;
     *wants = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
@@ -163,8 +166,10 @@ static bool move_down(struct client *c, bool *full, bool *broken)
         return false;
     }
     ssize_t n = send(c->watch.fd, at, bytes, MSG_NOSIGNAL);
-    if (n > 0)
+    if (n > 0) {
+        forward_count(&c->p->f->down_bytes, (uint64_t)n);
         return weft_net_taken(c->net, (size_t)n) == 0;
+    }
     if (n < 0 && errno == EINTR)
         return true;
     *full = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
@@ -216,6 +221,7 @@ static void client_refuse(struct client *c)
 
 static void client_failed(struct client *c, int rc)
 {
+    forward_count(&c->p->f->refused, 1);
     talk_failed(&c->speech->talk, rc, weft_error(), &c->speech->reply);
     client_refuse(c);
 }
@@ -224,6 +230,7 @@ static void client_failed(struct client *c, int rc)
 static bool pass_on(struct client *c, const uint8_t *bytes, size_t len)
 {
     size_t put = 0;
+    forward_count(&c->p->f->up_bytes, len);
     return len == 0 || (weft_net_send(c->net, bytes, len, &put, 0) == 0 && put == len);
 }
 
@@ -257,7 +264,7 @@ static void client_connect(struct client *c)
     const weft_net_spec spec = {.bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY};
     c->state = CLIENT_WAITS;
     gateway_watch_events(c->p->watches, &c->watch, 0);
-    int rc = weft_net_connect_start(c->p->w, c->p->order->gateway, &spec, &c->net, &c->op);
+    int rc = weft_net_connect_start(c->p->w, c->p->f->gateway, &spec, &c->net, &c->op);
     if (rc) {
         client_failed(c, rc);
         return;
@@ -334,7 +341,7 @@ static bool client_new(struct proxy *p, int fd)
         close(fd);
         return false;
     }
-    s->talk = (struct talk){.user = p->order->user, .password = p->order->password};
+    s->talk = (struct talk){.user = p->f->user[0] ? p->f->user : NULL, .password = p->f->user[0] ? p->f->password : NULL};
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
     *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
@@ -354,6 +361,8 @@ static bool client_new(struct proxy *p, int fd)
         c->next->at = &c->next;
     p->clients = c;
     p->count++;
+    forward_count(&p->f->connections, 1);
+    atomic_store_explicit(&p->f->open, p->count, memory_order_relaxed);
     p->talking++;
     return true;
 }
@@ -361,7 +370,7 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    for (unsigned i = 0; i < TURNS && p->count < PROXY_CLIENTS_MAX; i++) {
+    for (unsigned i = 0; i < TURNS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
         int fd = accept(watch->fd, NULL, NULL);
         if (fd >= 0 && client_new(p, fd))
             continue;
@@ -370,7 +379,7 @@ static void on_listener(struct gateway_watch *watch)
         p->paused = fd >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK); /* no memory or no descriptors: later */
         break;
     }
-    if (p->paused || p->count == PROXY_CLIENTS_MAX)
+    if (p->paused || p->count == FORWARD_CONNECTIONS_MAX)
         gateway_watch_events(p->watches, watch, 0);
 }
 
@@ -378,7 +387,7 @@ static void on_control(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
     char some[64];
-    ssize_t n = recv(watch->fd, some, sizeof some, MSG_DONTWAIT);
+    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something. A socket, or of a kept proxy a pipe */
     p->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
@@ -442,9 +451,9 @@ static int proxy_open(struct proxy *p)
         rc = proxy_watch(p, &p->wake, wake[0], on_wake);
     close(wake[0]);
     if (!rc)
-        rc = proxy_watch(p, &p->listener, p->order->listener, on_listener);
+        rc = proxy_watch(p, &p->listener, p->f->listener, on_listener);
     if (!rc)
-        rc = proxy_watch(p, &p->control, p->order->control, on_control);
+        rc = proxy_watch(p, &p->control, p->f->control, on_control);
     return rc;
 }
 
@@ -467,15 +476,15 @@ static void proxy_loop(struct proxy *p)
     }
 }
 
-int proxy_serve(weft_node *w, const struct proxy_order *o)
+int proxy_serve(struct forward *f)
 {
-    struct proxy p = {.w = w, .order = o, .wake_fd = -1, .listener = {.fd = -1}, .control = {.fd = -1}, .wake = {.fd = -1}};
+    struct proxy p = {.w = f->w, .f = f, .wake_fd = -1, .listener = {.fd = -1}, .control = {.fd = -1}, .wake = {.fd = -1}};
     int rc = proxy_open(&p);
     if (rc)
         base_fail(rc, "the proxy cannot wait for clients: %s", base_strerror(rc));
     else
         proxy_loop(&p);
-    p.count += PROXY_CLIENTS_MAX; /* accept no more while the clients are closed */
+    p.paused = true; /* accept no more while the clients are closed */
     while (p.clients)
         client_reset(p.clients);
     if (p.watches) {

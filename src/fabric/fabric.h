@@ -451,6 +451,9 @@ void fab_stop(struct weft_node *w);                    /* says goodbye to the pe
    sentence. -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
+/* Makes progress for a few times WEFT_SPIN, for a thread that sleeps elsewhere than in fab_wait() and expects something soon. Returns
+   whether the condition holds. Message handlers may run in this call. */
+bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
 /* converts a time-out, WEFT_TIMEOUT_DEFAULT included, to a point in time */
 int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
 /* Waits for room, before an operation is queued for a peer that is not accepting work; at most until the node's deadline. -EAGAIN at once

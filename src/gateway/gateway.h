@@ -122,7 +122,7 @@ struct gateway_posts;
 int gateway_posts_open(struct gateway *g);
 void gateway_posts_free(struct gateway *g);
 /* Sends a message, or queues it until there is room. Messages posted by one thread arrive in order. Never waits. Must not be called with
- * gateway.lock held. -ECONNRESET: the node is gone. */
+ * gateway.lock held: a message to this node itself is handled before the call returns. -ECONNRESET: the node is gone. */
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len);
 bool gateway_posts_flush(struct gateway *g); /* sends queued messages; true: some are left */
 
@@ -294,6 +294,7 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
+void gateway_server_linger(struct gateway_server *s); /* another request is likely to come soon, and nothing else is to be done */
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {

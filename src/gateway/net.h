@@ -45,8 +45,9 @@ struct net_rules;
 /* Reads rules such as "allow=127.0.0.1:8000,deny=10.0.0.0/8". -EINVAL (sets the error text), -ENOMEM. */
 int net_rules_read(const char *text, struct net_rules **out);
 void net_rules_free(struct net_rules *all);
-/* Whether an asker may reach `to`, an address of `host`, which is the name that it asked for. If not, `why` tells the rule. */
-bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, char *why, size_t len);
+/* Whether an asker may reach `to`, an address of `host`, which is the name that it asked for. If not, `why` tells the rule. `near`: it may
+ * reach this node's loopback (WEFT_NET_LOOPBACK), so only the rules of the node's owner count. */
+bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len);
 
 /* --- net_names.c --- */
 struct net_names;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define RESOLVE_NS (15 * WEFT_SECOND) /* how long a name may take to resolve */
@@ -101,9 +102,10 @@ static const char *host_of(const struct net_socket *s)
 
 static int connect_refused(struct net_socket *s)
 {
-    if (s->tried == -EACCES)
+    const char *port = s->lookup->port, *host = !s->lookup->host[0] ? "localhost" : s->lookup->host;
+    if (s->tried == -EACCES && port[0])
         return s->tried; /* the sentence is there */
-    return base_fail(s->tried, "node %u cannot connect to %s port %s: %s", own_rank(s->all), host_of(s), s->lookup->port,
+    return base_fail(s->tried, "node %u cannot connect to %s%s%s: %s", own_rank(s->all), host, port[0] ? " port " : "", port,
                      base_strerror(s->tried));
 }
 
@@ -125,7 +127,7 @@ static int connect_next(struct net_socket *s)
         s->next_address = a->ai_next;
         if (!net_address_take(&s->address, a->ai_addr, (socklen_t)a->ai_addrlen))
             continue;
-        if (!net_rules_allow(s->all->rules, s->lookup->host, &s->address, why, sizeof why)) {
+        if (!net_rules_allow(s->all->rules, s->lookup->host, &s->address, s->flags & WEFT_NET_LOOPBACK, why, sizeof why)) {
             int rc = deny(s, why);
             s->tried = s->tried ? s->tried : rc;
             continue;
@@ -155,6 +157,37 @@ static void connect_go_on(struct net_socket *s)
         open_done(s, s->call, NET_OPEN);
     else if (rc < 0)
         open_failed(s, connect_refused(s));
+}
+
+/* Connects to a Unix socket of this host, whose path is the lookup's host. */
+static void connect_path(struct net_socket *s)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    const weft_request *r = &s->call->record;
+    size_t len = strlen(s->lookup->host);
+    int fd = -1, rc = 0;
+    s->state = NET_CONNECTS;
+    s->lookup->port[0] = '\0';
+    if (len >= sizeof a.sun_path)
+        rc = -ENAMETOOLONG;
+    else if ((fd = socket(AF_UNIX, SOCK_STREAM, 0)) < 0)
+        rc = -errno;
+    if (!rc) {
+        memcpy(a.sun_path, s->lookup->host, len + 1);
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        set_options(fd, 0, r->arg[7], r->arg[8]);
+        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* at once; -EAGAIN: its backlog is full */
+        if (!rc)
+            rc = net_socket_watch(s, fd, 0);
+        else
+            close(fd);
+    }
+    s->tried = rc;
+    if (rc)
+        open_failed(s, connect_refused(s));
+    else
+        open_done(s, s->call, NET_OPEN);
 }
 
 static void connect_ready(struct net_socket *s)
@@ -323,8 +356,22 @@ static int check_open(const weft_request *r)
         r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
         return base_fail(-EINVAL, "a request for a socket has wrong flags (%#x), port (%llu), buffer sizes, or a host of %llu bytes",
                          r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
-    if (r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
+    bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
+    if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
         return base_fail(-EINVAL, "a request to connect has no host or no port");
+    return 0;
+}
+
+/* Whether askers may connect to this host itself: if they may start programs, which could do so. */
+static int check_near(const struct net *all, const struct gateway_call *c)
+{
+    if (!(c->record.flags & WEFT_NET_LOOPBACK))
+        return 0;
+    if (!(gateway_of(all->server)->offered >> WEFT_SERVICE_PROCESS & 1))
+        return base_fail(-EACCES, "node %u does not connect to its own host for other nodes, because it does not offer 'process'",
+                         own_rank(all));
+    if (c->record.data_bytes && c->data[0] != '/')
+        return base_fail(-EINVAL, "a request to connect to a Unix socket does not name its absolute path");
     return 0;
 }
 
@@ -355,6 +402,8 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     if (!rc && c->data && memchr(c->data, 0, (size_t)c->record.data_bytes))
         rc = base_fail(-EINVAL, "a request for a socket names a host with a zero byte");
     if (!rc)
+        rc = check_near(all, c);
+    if (!rc)
         rc = net_socket_new(all, c->node, c->record.flags, &s);
     if (rc) {
         gateway_answer_error(c, rc);
@@ -369,6 +418,10 @@ void net_open_connect(struct net *all, struct gateway_call *c)
         rc = net_socket_streams(s, &c->record);
     if (rc) {
         open_failed(s, rc);
+        return;
+    }
+    if (c->record.flags & WEFT_NET_LOOPBACK && c->record.data_bytes) {
+        connect_path(s);
         return;
     }
     if (net_names_numeric(s->lookup) == 0) {

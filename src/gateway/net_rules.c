@@ -247,7 +247,7 @@ static const uint8_t *contained(const uint8_t *v6)
     return own || memcmp(v6, translated, 12) == 0 ? v6 + 12 : NULL;
 }
 
-bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, char *why, size_t len)
+bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len)
 {
     bool v4 = to->any.sa_family == AF_INET, named = false;
     const uint8_t *bytes = v4 ? (const uint8_t *)&to->v4.sin_addr : to->v6.sin6_addr.s6_addr, *inner = v4 ? NULL : contained(bytes);
@@ -258,7 +258,7 @@ bool net_rules_allow(const struct net_rules *all, const char *host, const struct
         bool fits = r->host == RULE_ANY    ? true
                     : r->host == RULE_NAME ? name_fits(r, host)
                                            : net_holds(r, v4 ? 4 : 6, bytes) || (inner && net_holds(r, 4, inner));
-        if (!fits || port < r->port || port > r->last_port || (named && !r->preset))
+        if (!fits || port < r->port || port > r->last_port || (r->preset ? near : named))
             continue;
         if (!r->allow && r->preset)
             snprintf(why, len, "%s cannot be reached by default (allow=ADDRESS at the gateway permits it)", r->text);

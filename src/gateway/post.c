@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sends messages to other nodes without waiting. A message that finds no room is queued, and the node's upkeep sends the queue in order.
- * The callers bound the queue: requests are limited by WEFT_REQUESTS_MAX, the bytes of a stream by its ring.
+ * Sends messages without waiting. A message to another node that finds no room is queued, and the node's upkeep sends the queue in order.
+ * The callers bound the queue: requests are limited by WEFT_REQUESTS_MAX, the bytes of a stream by its ring. A message to this node itself
+ * is handled at once, on the thread that posts it, so no other thread has to be woken for it.
  */
 #include "gateway/gateway.h"
 
@@ -58,8 +59,20 @@ static int post_now(struct gateway *g, uint32_t node, const struct gateway_messa
     return rc == -ENOBUFS || rc == -ENOMEM || rc == -ENETDOWN ? -EAGAIN : rc;
 }
 
+/* False: the handler is not installed yet. */
+static bool post_here(struct gateway *g, const struct gateway_message *m, const void *payload, size_t len)
+{
+    if (!fab_deliver(g->w, g->w->rank, GATEWAY_HANDLER, m, sizeof *m, payload, len))
+        return false;
+    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* those two are for the server thread, which has its own wake-up */
+        fab_wake_here(g->w);
+    return true;
+}
+
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
 {
+    if (node == g->w->rank && post_here(g, m, payload, len))
+        return 0;
     struct gateway_posts *p = g->posts;
     struct post_queue *q = &p->queue[node];
     base_spin_lock(&p->lock);

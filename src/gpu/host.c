@@ -133,7 +133,8 @@ static int host_memory_allow(void *device, const struct gpu_memory *m)
     return 0;
 }
 
-/* A memfd is no dmabuf for a kernel's driver, which refuses it. The emulated devices of softverbs take it as one. */
+/* A descriptor of the memory in place of a dmabuf. It is a memfd, which drivers of real devices refuse; the emulated devices of softverbs
+ * accept it. */
 static int host_memory_dmabuf(void *device, const struct gpu_memory *m)
 {
     (void)device;
@@ -166,7 +167,7 @@ struct block {
     weft_gpu_kernel kernel;
     void *arg;
     pthread_t thread;
-    _Atomic uint32_t *go; /* 0: not all blocks have been started; 1: all have; 2: starting them failed */
+    _Atomic uint32_t *go; /* read by the blocks' threads: 0: not all blocks are started; 1: all are; 2: starting them failed */
 };
 
 static void *play(void *arg)
@@ -208,7 +209,7 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
               : 0;
 }
 
-/* --- kernels of weft's own: done before the launch returns, by two threads, so that blocks run concurrently here, too --- */
+/* --- weft's own kernels: a launch runs them to their end, in two threads, so that blocks run concurrently as on a real GPU --- */
 
 static int host_load(void *device, const struct gpu_code *code, void **module)
 {

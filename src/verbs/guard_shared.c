@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What all programs of a guard share: each device is opened once, with one protection domain. So a device is owned once, however many
- * programs use it, and has one domain that could leak. Regions and queue pairs belong to one program each; the device has a number of them
- * for all together, and gives them to who asks first.
+ * What all programs of a guard share: each device is opened once, with one protection domain. So however many programs use a device, it has
+ * one owner, and one domain that a driver could leak. Regions and queue pairs belong to one program each; a device has a limited number of
+ * them, which programs get in the order in which they ask.
  */
 #include <stdio.h>
 #include <string.h>

@@ -209,7 +209,7 @@ class Shared(Standing):
         with open(plain, "w", encoding="ascii") as f:
             f.write("kept")
         for p in start(1, [plain] * NODES):
-            self.assertIn("a file that is no socket has this name", p.communicate(timeout=LIMIT)[0])
+            self.assertIn("the file is not a socket", p.communicate(timeout=LIMIT)[0])
         with open(plain, encoding="ascii") as f:
             self.assertEqual(f.read(), "kept")
         for command, why in (("/bin/true", "the guard has not answered"), ("/nonexistent", "set WEFT_GUARD to the path of the command weft")):

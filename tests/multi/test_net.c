@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include "cluster_test.h"
@@ -290,6 +291,47 @@ static void listening(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* Several wait at once; each gets a connection. What still waits when the listener is closed ends with an error. */
+static void waiting(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        enum { WAITING = 5, COME = 3 };
+        weft_socket *l, *s[WAITING], *none;
+        weft_op op[WAITING];
+        int fd[COME];
+        char text[2];
+        size_t n;
+        struct sockaddr_in a = {.sin_family = AF_INET};
+        OK(weft_net_listen(w, 0, SPEC(.host = "127.0.0.1"), &l, DEFAULT_TIME));
+        a.sin_port = htons((uint16_t)atoi(weft_net_local(l) + 10));
+        inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+        for (unsigned i = 0; i < WAITING; i++)
+            OK(weft_net_accept_start(l, &s[i], &op[i]));
+        CHECK(weft_net_error(s[0]) == -EINPROGRESS && weft_net_accept_start(s[0], &none, &op[0]) == -EINVAL && !none);
+        for (unsigned i = 0; i < COME; i++) {
+            fd[i] = socket(AF_INET, SOCK_STREAM, 0);
+            CHECK(fd[i] >= 0 && connect(fd[i], (struct sockaddr *)&a, sizeof a) == 0);
+            send_all(fd[i], &(char){(char)('a' + i)}, 1);
+            OK(weft_wait(w, &op[i], DEFAULT_TIME));
+            OK(weft_net_error(s[i]));
+            OK(weft_net_receive(s[i], text, sizeof text, &n, DEFAULT_TIME));
+            CHECK(n == 1 && text[0] == (char)('a' + i));
+        }
+        CHECK(weft_net_error(s[COME]) == -EINPROGRESS);
+        OK(weft_net_close(s[COME])); /* while it waits */
+        OK(weft_net_close(l));
+        CHECK(weft_wait(w, &op[COME], DEFAULT_TIME) == -ECANCELED && weft_wait(w, &op[COME + 1], DEFAULT_TIME) == -ECANCELED);
+        CHECK(weft_net_error(s[COME + 1]) == -ECANCELED);
+        OK(weft_net_close(s[COME + 1]));
+        for (unsigned i = 0; i < COME; i++) {
+            OK(weft_net_close(s[i]));
+            close(fd[i]);
+        }
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 static void must_fail(weft_node *w, const weft_net_spec *spec, int code, const char *says)
 {
     weft_socket *s = (weft_socket *)1;
@@ -417,6 +459,44 @@ static void rules(weft_node *w, void *arg)
         must_fail(w, SPEC(.host = "192.0.2.1", .port = 25), -EACCES, "rule deny=*:20-30");
         must_fail(w, SPEC(.host = "2001:db8::7", .port = 80), -EACCES, "rule deny=[2001:db8::]/32:80");
         must_fail(w, SPEC(.host = "127.200.0.1", .port = 80), -EACCES, "by default"); /* allow=* opens nothing that is denied by default */
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+struct near {
+    uint32_t port[2];
+    char path[64];
+};
+
+/* The gateway's own loopback and its Unix sockets, for askers that may start programs there. */
+static void near(weft_node *w, void *arg)
+{
+    const struct near *n = arg;
+    if (weft_rank(w) == 1) {
+        weft_socket *s;
+        OK(weft_net_connect(w, 0, SPEC(.port = n->port[0], .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME));
+        CHECK(strncmp(weft_net_peer(s), "127.0.0.1:", 10) == 0); /* nobody listens at ::1 */
+        OK(weft_net_close(s));
+        OK(weft_net_connect(w, 0, SPEC(.host = n->path, .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME));
+        CHECK(weft_net_peer(s)[0] == '\0');
+        OK(weft_net_close(s));
+        must_fail(w, SPEC(.port = n->port[1], .flags = WEFT_NET_LOOPBACK), -EACCES, "rule deny="); /* the owner's rules hold */
+        must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0]), -EACCES, "by default");
+        must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0], .flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
+        must_fail(w, SPEC(.host = n->path, .port = 1, .flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
+        must_fail(w, SPEC(.host = "/no/such", .flags = WEFT_NET_LOOPBACK), -ENOENT, "cannot connect to /no/such: ");
+        must_fail(w, SPEC(.flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
+        CHECK(weft_net_listen(w, 0, SPEC(.port = 1, .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME) == -EINVAL && !s);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void not_near(weft_node *w, void *arg)
+{
+    const struct near *n = arg;
+    if (weft_rank(w) == 1) {
+        must_fail(w, SPEC(.port = n->port[0], .flags = WEFT_NET_LOOPBACK), -EACCES, "because it does not offer 'process'");
+        must_fail(w, SPEC(.host = n->path, .flags = WEFT_NET_LOOPBACK), -EACCES, "because it does not offer 'process'");
     }
     OK(weft_barrier(w, DEFAULT_TIME));
 }
@@ -752,8 +832,30 @@ static void gateway_dies(weft_node *w, void *arg)
 TEST(basics)
 TEST(streams)
 TEST(listening)
+TEST(waiting)
 TEST(slow)
 TEST(stalled)
+
+static void test_near(void **state)
+{
+    (void)state;
+    struct near n;
+    char text[100];
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int listener[2] = {listen_at("127.0.0.1", &n.port[0]), listen_at("127.0.0.1", &n.port[1])}, fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(n.path, sizeof n.path, "/tmp/weft-net-%d", (int)getpid());
+    memcpy(a.sun_path, n.path, strlen(n.path));
+    unlink(n.path);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(fd, 16), 0);
+    snprintf(text, sizeof text, "WEFT_NET_RULES=deny=127.0.0.1:%u,deny=[::1]:%u", n.port[1], n.port[1]);
+    assert_int_equal(nodes_failed_with(2, near, &n, (const char *const[]){"WEFT_SERVE=net,process", "WEFT_LOG=error", text, NULL}), 0);
+    assert_int_equal(nodes_failed_with(2, not_near, &n, OPEN), 0);
+    unlink(n.path);
+    close(fd);
+    close(listener[0]);
+    close(listener[1]);
+}
 
 static void test_errors(void **state)
 {
@@ -813,19 +915,14 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-#if defined(__linux__)
-        cmocka_unit_test(test_names),
-#endif
-        cmocka_unit_test(test_basics),
-        cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_listening),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_slow),
-        cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_many),
-        cmocka_unit_test(test_deaths),
+        cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams), cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),   cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
+        cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting), cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+#if defined(__linux__)
+    const struct CMUnitTest names[] = {cmocka_unit_test(test_names)};
+    failed += cmocka_run_group_tests(names, NULL, NULL);
+#endif
+    return failed;
 }

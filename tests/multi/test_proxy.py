@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft proxy: programs that have no network reach servers through a gateway. The programs run in a network namespace without interface,
+"""weft proxy, weft publish: programs that have no network reach servers through a gateway. The programs run in a network namespace without interface,
 where the kernel allows that; the servers are this test's, on loopback, which rules of the gateway allow.
 
 Usage: test_proxy.py PATH-OF-WEFT CLUSTER, CLUSTER: "-n 2", or "--softverbs switch:2"
 """
 import base64
+import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -188,6 +189,10 @@ class Proxy(unittest.TestCase):
             self.fail(p.stderr.read())
         host, port = line.rsplit(":", 1)
         return p, (host, int(port))
+
+    def pid_of(self, node):
+        p = subprocess.run([WEFT, "status", "--json"], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT)
+        return next(n["pid"] for n in json.loads(p.stdout)["nodes"] if n["place"] == node)
 
     def talk(self, address, *pieces):
         """What the proxy answers to these bytes, until it closes the connection or waits."""
@@ -387,6 +392,144 @@ class Talk(Proxy):
             s.close()
 
 
+class Publish(Proxy):
+    def publish(self, *args):
+        """A published port that stays, and where it listens."""
+        p = subprocess.Popen([WEFT, "publish", *args], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True)
+        def end():
+            p.kill()
+            p.communicate()
+        self.addCleanup(end)
+        line = p.stdout.readline().strip()
+        if not line:
+            self.fail(p.stderr.read())
+        return p, ("127.0.0.1", int(line.rsplit(":", 1)[1]))
+
+    def weft(self, *args, code=0):
+        p = subprocess.run([WEFT, *args], env=self.env, capture_output=True, text=True, timeout=LIMIT, check=False, stdin=subprocess.DEVNULL)
+        self.assertEqual(p.returncode, code, p.stderr)
+        return p.stdout if code == 0 else p.stderr
+
+    def forwards(self):
+        return {f["address"].rsplit(":", 1)[1]: f for f in json.loads(self.weft("status", "--json"))["forwards"]}
+
+    def echoes(self, at):
+        self.assertEqual(self.talk(at, b"hello"), b"helloend")
+
+    def refused(self, at):
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(at, timeout=LIMIT).close()
+            return False
+        return True
+
+    def test_ways(self):
+        """To this node and to the other one, at the other one and at this one; several at once, and what the status says of them."""
+        echo = self.echo.port
+        ways = [(("--to", f":{echo}", "127.0.0.1:0"), 1, 0), (("--to", f"1:{echo}", "0"), 0, 1), (("--via", "1", "--to", f"1:{echo}", "0"), 1, 1),
+                (("--via", "0", "--to", f"0:{echo}", "[::1]:0"), 0, 0)]
+        every = [(self.publish(*args)[1], gateway, target) for args, gateway, target in ways]
+        for (host, port), gateway, target in every:
+            at = ("::1" if target == gateway == 0 else host, port)
+            self.echoes(at)
+            with socket.create_connection(at, timeout=LIMIT) as s:
+                f = self.forwards()[str(port)]
+                self.assertEqual((f["kind"], f["gateway"], f["target"], f["to"], f["kept"]), ("publish", gateway, target, str(echo), False))
+                until("both are counted", lambda: self.forwards()[str(port)]["connections"] == 2)
+                self.assertEqual(self.forwards()[str(port)]["open"], 1)
+                s.sendall(b"x" * 500_000)
+                self.assertEqual(exactly(s, 500_000), b"x" * 500_000)
+                def moved(port=port):
+                    f = self.forwards()[str(port)]
+                    return (f["up_bytes"], f["down_bytes"]) == (500_005, 500_008)
+                until("all bytes are counted", moved)
+        self.assertRegex(self.weft("status"), rf"(?m)^publish +127.0.0.1:{every[0][0][1]} +1 +0:{echo} +no ")
+
+    def test_unix(self):
+        path = os.path.join(self.tmp.name, "server")
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(path)
+        server.listen(1)
+        def serve():
+            while True:
+                with server.accept()[0] as s:
+                    while data := s.recv(65536):
+                        s.sendall(data)
+                    s.sendall(b"end")
+        threading.Thread(target=serve, daemon=True).start()
+        _, at = self.publish("--to", f":{path}", "0")
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:  # more than the socket's queue holds: they wait
+            self.assertEqual(list(pool.map(lambda _: self.talk(at, b"hello"), range(20))), [b"helloend"] * 20)
+
+    def test_thousand(self):
+        _, at = self.publish("--to", f":{self.echo.port}", "0")
+        every = [socket.create_connection(at, timeout=LIMIT) for _ in range(500)]
+        for i, s in enumerate(every):
+            s.sendall(b"%05d" % i)
+        for i, s in enumerate(every):
+            self.assertEqual(exactly(s, 5), b"%05d" % i)
+            s.close()
+
+    def test_no_server(self):
+        unused = socket.create_server(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        unused.close()
+        _, at = self.publish("--to", f":{port}", "0")
+        with self.assertRaises(ConnectionResetError), socket.create_connection(at, timeout=LIMIT) as s:
+            self.assertNotEqual(s.recv(1), b"")
+        self.assertEqual(self.forwards()[str(at[1])]["refused"], 1)
+        self.assertIn(f"node 0 cannot connect to localhost port {port}", self.log())
+
+    def test_ends(self):
+        p, at = self.publish("--to", f":{self.echo.port}", "0")
+        with socket.create_connection(at, timeout=LIMIT) as s:
+            s.sendall(b"x")
+            self.assertEqual(s.recv(1), b"x")
+            self.assertIn("ends with its command", self.weft("publish", "--end", str(at[1]), code=1))
+            p.terminate()
+            self.assertEqual(p.wait(LIMIT), 0)
+            with contextlib.suppress(ConnectionResetError):
+                self.assertEqual(s.recv(1), b"")
+        until("the port is closed", lambda: self.refused(at))
+        kept = ("127.0.0.1", int(self.weft("publish", "--keep", "--to", f":{self.echo.port}", "0").strip().rsplit(":", 1)[1]))
+        proxy = self.weft("proxy", "--keep", "--listen", "127.0.0.1:0").strip()
+        self.echoes(kept)
+        host, port = proxy.rsplit(":", 1)
+        self.socks((host, int(port))).close()
+        self.assertEqual([f["kept"] for f in self.forwards().values()], [True, True])
+        self.assertIn("there is no proxy", self.weft("proxy", "--end", str(kept[1]), code=1))
+        self.weft("publish", "--end", str(kept[1]))
+        self.weft("proxy", "--end", proxy)
+        for at in (kept, (host, int(port))):
+            until("the port is closed", lambda: self.refused(at))
+        until("none is left", lambda: not self.forwards())
+        at = ("127.0.0.1", int(self.weft("publish", "--keep", "--to", f":{self.echo.port}", "0").strip().rsplit(":", 1)[1]))
+        self.down()
+        self.assertTrue(self.refused(at))
+        self.up()
+
+    def test_gateway_dies(self):
+        p, at = self.publish("--via", "1", "--to", f":{self.echo.port}", "0")
+        s = socket.create_connection(at, timeout=LIMIT)
+        s.sendall(b"x")
+        self.assertEqual(s.recv(1), b"x")
+        os.kill(self.pid_of(1), signal.SIGKILL)
+        self.assertEqual(p.wait(LIMIT), 1)
+        self.assertRegex(p.stderr.read(), "node 1")
+        s.close()
+        self.down()
+        self.up()
+
+    def test_words(self):
+        for words, says in ((("8080", "9090"), "unexpected '9090'"), ((), "give the port"), (("x",), "expected PORT or ADDRESS:PORT"), (("70000",), "expected"),
+                            (("--to", "node1", "80"), "expected HOST:PORT"), (("--to", "a:0", "80"), "expected HOST:PORT"), (("::1:80",), "expected PORT"),
+                            (("--to", ":/" + "x" * 103, "80"), "at most 103 bytes"), (("--end", "--keep", "80"), "excludes")):
+            self.assertIn(says, self.weft("publish", *words, code=2))
+        for words, says in ((("--to", "nowhere:80", "0"), "there is no host or node 'nowhere'"), (("0",), "port 0 is any free port"),
+                            (("--to", ":80", f"127.0.0.1:{self.echo.port}"), "node 1 cannot listen at 127.0.0.1 port"), (("--via", "7", "80"), "no host or node '7'")):
+            self.assertIn(says, self.weft("publish", *words, code=1))
+
+
 class Ends(Proxy):
     def test_command_is_killed(self):
         p, at = self.proxy()
@@ -408,10 +551,6 @@ class Ends(Proxy):
         p, _ = self.proxy()
         p.send_signal(signal.SIGTERM)
         self.assertEqual(p.wait(LIMIT), 0)
-
-    def pid_of(self, node):
-        p = subprocess.run([WEFT, "status", "--json"], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT)
-        return json.loads(p.stdout)["nodes"][node]["pid"]
 
     def test_gateway_stops_and_dies(self):
         """Stopped and continued: nothing is lost. Killed in the middle of a download: an error, and at once."""

@@ -202,7 +202,7 @@ class UpAndDown(Standing):
                             (["exec", "-d", "-t", "--", "true"], "excludes"), (["status", "x"], "unexpected")):
             self.assertIn(said, self.weft(*words, code=2).stderr, words)
         for name in ("", "../x", "a/b", "-x", ".x", "x" * 33):
-            self.assertIn("is no name of a cluster", self.weft("up", "-n", "1", "--cluster=" + name, code=1).stderr)
+            self.assertIn("cannot be the name of a cluster", self.weft("up", "-n", "1", "--cluster=" + name, code=1).stderr)
 
     def test_cannot_start(self):
         """The reason is printed by the command, not only in the log; and nothing stays."""

@@ -4,8 +4,9 @@
  * Pure, as stream.c and bulk.c below it: events in, frames and completions out, and each call gets the time. It uses the pool it was given,
  * and nothing else from outside. Its owner holds one lock over all calls.
  *
- * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer); what follows
- * the fence waits in the backlog. Messages have credits of their own, so that a slow handler does not delay what needs none.
+ * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer, a move); what
+ * follows the fence waits in the backlog, and a move after it waits for the records before it, too. Messages have credits of their own, so
+ * that a slow handler does not delay what needs none.
  */
 #ifndef WEFT_RECORDS_ENDPOINT_H
 #define WEFT_RECORDS_ENDPOINT_H
@@ -78,6 +79,8 @@ struct tb_endpoint {
     uint32_t messages_sent, messages_received;
     uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while there are no moves */
     uint32_t tracked;                             /* asks, transfers and moves under way, which a fence waits for */
+    bool fenced;                                  /* no move may begin before the peer has executed ... */
+    uint32_t fenced_at;                           /* ... all frames before this one */
     /* For flushes. Each work and ask belongs to the turn in which it began. under_way[] counts those of the present turn and those of all
        earlier turns, indexed by the lowest bit of the turn. A flush ends the present turn, or waits to end it while works of an earlier
        turn are under way. */

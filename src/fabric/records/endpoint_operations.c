@@ -221,13 +221,13 @@ void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status
 {
     if (--k->pieces)
         return;
-    if (k->restart && status == 0) {
+    bool again = k->restart && status == 0, unsaid = k->signal && !k->signalled && status == 0;
+    if (again) {
         k->restart = k->signalled = k->records = false;
         k->begun = 0;
-        if (!k->linked)
-            put_first(e, k);
-        return;
     }
+    if (!k->linked && (again || unsaid))
+        put_first(e, k);
     if (k->linked)
         return;
     if (k->op && k->records && status == 0)
@@ -237,9 +237,24 @@ void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status
     tb_work_free(e, k);
 }
 
+/* Whether a move may begin. The peer's processor executes records, but not moves: a move after a fence waits until the records before the
+ * fence have been executed. */
+static bool operation_unfenced(struct tb_endpoint *e)
+{
+    e->fenced = e->fenced && !tb_stream_flushed(&e->stream, e->fenced_at);
+    return !e->fenced;
+}
+
+/* Everything before a fence has been executed, except for records. */
+static void operation_pass_fence(struct tb_endpoint *e)
+{
+    e->fenced = true;
+    e->fenced_at = tb_stream_end_of_records(&e->stream);
+}
+
 static bool push_move(struct tb_endpoint *e, struct tb_work *k, bool get, uint64_t n)
 {
-    if (!e->env.move(e->env.ctx, get, k->local + k->begun, k->remote + k->begun, n, k))
+    if (!operation_unfenced(e) || !e->env.move(e->env.ctx, get, k->local + k->begun, k->remote + k->begun, n, k))
         return false;
     k->begun += n;
     k->pieces++;
@@ -280,7 +295,9 @@ static bool push_put(struct tb_endpoint *e, struct tb_work *k)
         struct tb_words m = tb_words_of(TB_SIGNAL, 0, 0);
         m.offset = k->word;
         m.a = k->add;
-        if (k->pieces || !tb_stream_say(&e->stream, &m)) /* the signal is sent after the bytes */
+        if (k->pieces) /* the signal is sent when the last of them has ended: tb_endpoint_piece_done() */
+            return true;
+        if (!tb_stream_say(&e->stream, &m))
             return false;
         k->signalled = true;
     }
@@ -363,6 +380,7 @@ void tb_endpoint_push_works(struct tb_endpoint *e)
         case WORK_FENCE:
             if (e->tracked || e->messages)
                 return;
+            operation_pass_fence(e);
             tb_work_free(e, tb_work_unlink_first(e, &e->works, &e->works_end));
             break;
         default: /* a message that waited behind other works: it moves to the list of messages */
@@ -495,8 +513,10 @@ int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, 
 
 int tb_endpoint_fence(struct tb_endpoint *e)
 {
-    if (!e->works && !e->messages && !e->tracked)
+    if (!e->works && !e->messages && !e->tracked) {
+        operation_pass_fence(e);
         return 0;
+    }
     struct tb_work *k = new_op(e, WORK_FENCE, NULL, 0);
     if (!k)
         return -ENOMEM;
