@@ -24,6 +24,7 @@
 #include <sys/wait.h>
 
 #include "cluster_test.h"
+#include "gateway/net_handle.h"
 
 #define LOOPBACK "allow=127.0.0.1,allow=::1"
 static const char *const OPEN[] = {"WEFT_SERVE=net", "WEFT_NET_RULES=" LOOPBACK, "WEFT_LOG=error", NULL};
@@ -566,6 +567,62 @@ static void slow(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* An asker that lies about the bytes of its own connections: each is reset, the asker is told, and others go on. */
+static void lies(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    static const struct {
+        uint8_t type;
+        int32_t status;
+        uint64_t number, position, bytes, last; /* number: added to that of the asker's stream */
+        size_t payload;
+    } lie[] = {
+        {GATEWAY_DATA, 0, 0, 1, 1, 0, 0},          {GATEWAY_DATA, 0, 0, UINT64_MAX, 1, 0, 0}, {GATEWAY_DATA, 0, 0, 0, 65537, 0, 0},
+        {GATEWAY_DATA, 0, 0, 0, UINT64_MAX, 0, 0}, {GATEWAY_DATA, 0, 0, 0, 1, 2, 0},          {GATEWAY_DATA, 1, 0, 0, 1, 1, 0},
+        {GATEWAY_DATA, 0, 1, 0, 1, 0, 0},          {GATEWAY_DATA, 0, 0, 0, 8, 0, 8},          {GATEWAY_DATA, 0, 0, 0, 9, 0, 8},
+        {GATEWAY_CREDIT, 0, 1, 0, 0, 0, 0},        {GATEWAY_SHUT, 0, 0, 0, 0, 0, 0},
+    };
+    uint32_t port;
+    char text[8] = "";
+    size_t n;
+    weft_socket *s, *good;
+    int listener = listen_at("127.0.0.1", &port);
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &good, DEFAULT_TIME));
+    int there = accept_at(listener);
+    for (unsigned i = 0; i < sizeof lie / sizeof lie[0]; i++) {
+        OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &s, DEFAULT_TIME));
+        int fd = accept_at(listener);
+        const struct gateway_message m = {.type = lie[i].type,
+                                          .status = lie[i].status,
+                                          .to = s->out->peer,
+                                          .word = {s->out->id + lie[i].number, lie[i].position, lie[i].bytes, lie[i].last}};
+        OK(fab_send(w, 0, GATEWAY_HANDLER, &m, sizeof m, text, lie[i].payload, NULL));
+        int rc = weft_net_receive(s, text, sizeof text, &n, patience_ns(10));
+        if (rc != -EPROTO)
+            fprintf(stderr, "lie %u: %d\n", i, rc);
+        CHECK(rc == -EPROTO);
+        CHECK(read(fd, text, 1) < 0 && errno == ECONNRESET);
+        OK(weft_net_close(s));
+        close(fd);
+    }
+    OK(weft_net_send(good, "good", 4, NULL, DEFAULT_TIME));
+    CHECK(read(there, text, 4) == 4);
+    send_all(there, "good", 4);
+    OK(weft_net_receive(good, text, 4, &n, DEFAULT_TIME));
+    /* Lies about what it has taken: it gets no more bytes, and the connection can still be closed. */
+    const struct gateway_message credit = {.type = GATEWAY_CREDIT, .to = good->in->peer, .word = {1000}};
+    OK(fab_send(w, 0, GATEWAY_HANDLER, &credit, sizeof credit, NULL, 0, NULL));
+    OK(weft_net_close(good));
+    CHECK(read(there, text, 1) <= 0);
+    close(there);
+    close(listener);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 #if defined(__linux__)
 /* Names that a name server would have to know, in place of libc's function. again.test: the name server does not answer. holes.test:
  * three addresses. */
@@ -835,6 +892,7 @@ TEST(listening)
 TEST(waiting)
 TEST(slow)
 TEST(stalled)
+TEST(lies)
 
 static void test_near(void **state)
 {
@@ -918,6 +976,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams), cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),   cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
         cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting), cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_lies),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(__linux__)
