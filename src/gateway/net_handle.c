@@ -26,6 +26,8 @@ static void socket_over(struct weft_socket *s, int error)
 /* The gateway no longer uses the rings. */
 static void socket_unserved(struct weft_socket *s)
 {
+    if (!s->served)
+        return;
     s->served = s->unclosed = false;
     if (!s->closed)
         return;
@@ -74,17 +76,17 @@ static void stream_moved(struct gateway_stream *stream)
 
 static void closed_there(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
-    (void)g;
     struct weft_socket *s = a->arg;
-    if (r->answered || r->status == -ECONNRESET)
+    if (r->answered && (r->status == -ENOMEM || r->status == -EAGAIN))
+        g->unclosed = s->unclosed = true; /* the gateway could not take the request, and still uses the rings: the tick tries again */
+    else if (r->answered || r->status == -ECONNRESET)
         socket_unserved(s);
 }
 
 static void late_closed(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
-    (void)r;
     base_spin_lock(&g->lock);
-    socket_unserved(a->arg);
+    closed_there(g, a, r);
     base_spin_unlock(&g->lock);
 }
 

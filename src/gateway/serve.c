@@ -260,9 +260,23 @@ static void *state_of(const struct gateway_call *c)
 
 static void call_begin(struct gateway_call *c)
 {
+    struct gateway_server *s = c->server;
+    struct gateway *g = s->g;
+    uint32_t node = c->node;
+    bool late = c->cancelled;
     c->begun = true;
     c->next = NULL;
     c->service->begin(state_of(c), c);
+    if (!late)
+        return;
+    /* server_cancel() has looked at this request before it had begun: it must look again. So must services, if the asker is gone. */
+    base_spin_lock(&g->lock);
+    s->some_cancelled = true;
+    if (!fab_alive(g->w, node)) {
+        s->gone[node] = 1;
+        s->some_gone = true;
+    }
+    base_spin_unlock(&g->lock);
 }
 
 /* Fetches the request's data. -EINPROGRESS: it has not arrived yet. */
