@@ -138,14 +138,14 @@ WEFT_API int weft_net_abort(weft_socket *s);
 
 /* Receiving in place: `*at` and `*bytes` are what has arrived and lies together in the ring. It stays there until weft_net_taken() says how
  * many bytes of it are no longer needed. `*bytes` 0: the peer has ended its side.
- * Errors: -EAGAIN nothing is there now; -EINVAL a listener, or more bytes taken than there are; -ECONNRESET, -EPROTO and others, as
- * weft_net_receive(). None sets weft_error(). */
+ * Errors: -EAGAIN nothing is there now; -EINVAL a listener, or more bytes taken than there are; -ENOTCONN it could not be opened, for
+ * the reason -EAGAIN; -ECONNRESET, -EPROTO and others, as weft_net_receive(). None sets weft_error(). */
 WEFT_API int weft_net_received(weft_socket *s, const void **at, size_t *bytes);
 WEFT_API int weft_net_taken(weft_socket *s, size_t bytes);
 
 /* Sending in place: `*at` and `*bytes` are free room that lies together in the ring. weft_net_put() sends the first bytes of it.
- * Errors: -EAGAIN no room now; -EINVAL a listener, or more bytes than there is room; -EPIPE, -ECONNRESET and others, as weft_net_send();
- * -ENOMEM no memory. Only weft_net_put() sets weft_error(). */
+ * Errors: -EAGAIN no room now; -EINVAL a listener, or more bytes than there is room; -ENOTCONN it could not be opened, for the
+ * reason -EAGAIN; -EPIPE, -ECONNRESET and others, as weft_net_send(); -ENOMEM no memory. Only weft_net_put() sets weft_error(). */
 WEFT_API int weft_net_room(weft_socket *s, void **at, size_t *bytes);
 WEFT_API int weft_net_put(weft_socket *s, size_t bytes);
 

@@ -45,6 +45,8 @@ struct client {
     enum client_state state;
     bool listed;             /* in the list of clients whose connection has changed; under the proxy's lock */
     bool up_over, down_over; /* nothing more is taken from the client, or from the network */
+    bool plain, answered;    /* one request of plain HTTP; the client has got bytes of its answer */
+    struct talk_body body;   /* of that request */
     struct speech *speech;   /* NULL: all is said */
     weft_socket *net;
     weft_op op;
@@ -119,6 +121,16 @@ static void notice(void *arg)
 
 /* --- moving bytes --- */
 
+/* Drops what the client sends behind its request of plain HTTP, which the server must not get. Its answer is still passed on. If all of
+ * that has been, but the server stays, the client must connect again: then it is reset. Returns how many bytes belong to the request. */
+static size_t take_body(struct client *c, const void *bytes, size_t n, bool *broken)
+{
+    const void *at;
+    size_t some, right = talk_body(&c->body, bytes, n);
+    *broken = right < n && c->answered && weft_net_received(c->net, &at, &some) == -EAGAIN;
+    return right;
+}
+
 /* From the client to the network. False: nothing more now. `*wants`: when the client sends more, go on; `*broken`: it is gone. */
 static bool move_up(struct client *c, bool *wants, bool *broken)
 {
@@ -133,8 +145,9 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     }
     ssize_t n = read(c->watch.fd, at, room);
     if (n > 0) {
-        forward_count(&c->p->f->up_bytes, (uint64_t)n);
-        return weft_net_put(c->net, (size_t)n) == 0;
+        size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
+        forward_count(&c->p->f->up_bytes, right);
+        return !*broken && weft_net_put(c->net, right) == 0;
     }
     if (n < 0 && errno == EINTR)
         return true;
@@ -168,6 +181,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
     ssize_t n = send(c->watch.fd, at, bytes, MSG_NOSIGNAL);
     if (n > 0) {
         forward_count(&c->p->f->down_bytes, (uint64_t)n);
+        c->answered = true;
         return weft_net_taken(c->net, (size_t)n) == 0;
     }
     if (n < 0 && errno == EINTR)
@@ -246,8 +260,14 @@ static void client_opened(struct client *c)
         return;
     }
     bool right = !plain || pass_on(c, s->reply.at, s->reply.bytes);
+    size_t more = s->bytes - s->at;
+    if (plain) {
+        c->plain = true;
+        c->body = s->talk.body;
+        more = talk_body(&c->body, s->in + s->at, more);
+    }
     talk_opened(&s->talk, weft_net_local(c->net), &s->reply);
-    if (!right || !send_reply(c) || !pass_on(c, s->in + s->at, s->bytes - s->at)) {
+    if (!right || !send_reply(c) || !pass_on(c, s->in + s->at, more)) {
         client_reset(c);
         return;
     }

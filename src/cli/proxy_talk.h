@@ -19,12 +19,36 @@ enum talk_next {
     TALK_REFUSE, /* send `reply`, then close the connection */
     TALK_GO,     /* connect to `host` and `port`; send talk_opened(), and pass on all bytes after `taken` */
 };
+/* The body of a plain request. What a client sends behind it is another request, perhaps for another host: this server must not get it. */
+enum body_state {
+    BODY_OVER,
+    BODY_BYTES,
+    BODY_SIZE,
+    BODY_EXTENSION,
+    BODY_SIZE_LF,
+    BODY_CHUNK,
+    BODY_CHUNK_CR,
+    BODY_CHUNK_LF,
+    BODY_TRAILER,
+    BODY_TRAILER_LINE,
+    BODY_TRAILER_LF,
+    BODY_LAST_LF
+};
+struct talk_body {
+    enum body_state state;
+    uint64_t left; /* bytes of the body, or of a chunk; while its size is read: what was read */
+    bool digits;   /* the chunk's size has begun */
+};
+/* How many of the bytes, which follow those of the last call, belong to the body. */
+size_t talk_body(struct talk_body *b, const uint8_t *in, size_t bytes);
+
 enum talk_state { TALK_FIRST, TALK_SOCKS_PASSWORD, TALK_SOCKS_REQUEST, TALK_SOCKS, TALK_CONNECT, TALK_PLAIN };
 struct talk {
     enum talk_state state;
     const char *user, *password; /* what is asked for; NULL: nothing */
     char host[256];
     uint32_t port;
+    struct talk_body body; /* of plain HTTP */
 };
 struct talk_reply {
     size_t bytes;

@@ -54,7 +54,7 @@ static void opened(struct gateway *g, const struct gateway_ask *a, const struct 
         if (r->answered)
             s->served = false; /* the handle is not closed yet, or it would have left the request */
         s->text = r->len ? strndup((const char *)r->payload, r->len) : NULL;
-        socket_over(s, r->status);
+        socket_over(s, r->status == -EINPROGRESS ? -EPROTO : r->status); /* which would say that there will be another answer */
         return;
     }
     s->there = r->word[0];

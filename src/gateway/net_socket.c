@@ -326,7 +326,8 @@ static bool up_move(struct net_socket *s, bool *full)
     int64_t n = up_next(s, &at, &last);
     if (n < 0) { /* the asker has given up, or its memory cannot be read */
         socket_reset(s);
-        s->down_over = true;
+        if (!s->down_over)
+            down_end(s, (int)n); /* else an asker that waits for bytes would wait for ever */
         up_end(s);
         return false;
     }

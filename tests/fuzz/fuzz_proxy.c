@@ -23,6 +23,17 @@ static void finish(const struct talk *t, struct talk_reply *reply)
         abort();
 }
 
+/* The body ends at the same byte, in whatever pieces it comes. */
+static void pass_body(const struct talk *t, const uint8_t *in, size_t bytes)
+{
+    struct talk_body whole = t->body, pieces = t->body;
+    size_t all = talk_body(&whole, in, bytes), one = 0;
+    while (one < bytes && talk_body(&pieces, in + one, 1))
+        one++;
+    if (all > bytes || one != all || whole.state != pieces.state || whole.left != pieces.left)
+        abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct talk_reply reply;
@@ -48,8 +59,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (taken > have - at || reply.bytes > sizeof reply.at)
             abort();
         at += taken;
-        if (next == TALK_GO)
+        if (next == TALK_GO) {
+            if (t.state == TALK_PLAIN)
+                pass_body(&t, data + at, size - at);
             finish(&t, &reply);
+        }
         if (next == TALK_GO || next == TALK_REFUSE || (next == TALK_MORE && have == size))
             return 0;
         if (next == TALK_REPLY && !taken)

@@ -9,7 +9,10 @@
 
 #include <cmocka.h>
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -21,6 +24,7 @@
 #include <sys/wait.h>
 
 #include "cluster_test.h"
+#include "gateway/net_handle.h"
 
 #define LOOPBACK "allow=127.0.0.1,allow=::1"
 static const char *const OPEN[] = {"WEFT_SERVE=net", "WEFT_NET_RULES=" LOOPBACK, "WEFT_LOG=error", NULL};
@@ -563,6 +567,152 @@ static void slow(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* An asker that lies about the bytes of its own connections: each is reset, the asker is told, and others go on. */
+static void lies(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    static const struct {
+        uint8_t type;
+        int32_t status;
+        uint64_t number, position, bytes, last; /* number: added to that of the asker's stream */
+        size_t payload;
+    } lie[] = {
+        {GATEWAY_DATA, 0, 0, 1, 1, 0, 0},          {GATEWAY_DATA, 0, 0, UINT64_MAX, 1, 0, 0}, {GATEWAY_DATA, 0, 0, 0, 65537, 0, 0},
+        {GATEWAY_DATA, 0, 0, 0, UINT64_MAX, 0, 0}, {GATEWAY_DATA, 0, 0, 0, 1, 2, 0},          {GATEWAY_DATA, 1, 0, 0, 1, 1, 0},
+        {GATEWAY_DATA, 0, 1, 0, 1, 0, 0},          {GATEWAY_DATA, 0, 0, 0, 8, 0, 8},          {GATEWAY_DATA, 0, 0, 0, 9, 0, 8},
+        {GATEWAY_CREDIT, 0, 1, 0, 0, 0, 0},        {GATEWAY_SHUT, 0, 0, 0, 0, 0, 0},
+    };
+    uint32_t port;
+    char text[8] = "";
+    size_t n;
+    weft_socket *s, *good;
+    int listener = listen_at("127.0.0.1", &port);
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &good, DEFAULT_TIME));
+    int there = accept_at(listener);
+    for (unsigned i = 0; i < sizeof lie / sizeof lie[0]; i++) {
+        OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &s, DEFAULT_TIME));
+        int fd = accept_at(listener);
+        const struct gateway_message m = {.type = lie[i].type,
+                                          .status = lie[i].status,
+                                          .to = s->out->peer,
+                                          .word = {s->out->id + lie[i].number, lie[i].position, lie[i].bytes, lie[i].last}};
+        OK(fab_send(w, 0, GATEWAY_HANDLER, &m, sizeof m, text, lie[i].payload, NULL));
+        int rc = weft_net_receive(s, text, sizeof text, &n, patience_ns(10));
+        if (rc != -EPROTO)
+            fprintf(stderr, "lie %u: %d\n", i, rc);
+        CHECK(rc == -EPROTO);
+        CHECK(read(fd, text, 1) < 0 && errno == ECONNRESET);
+        OK(weft_net_close(s));
+        close(fd);
+    }
+    OK(weft_net_send(good, "good", 4, NULL, DEFAULT_TIME));
+    CHECK(read(there, text, 4) == 4);
+    send_all(there, "good", 4);
+    OK(weft_net_receive(good, text, 4, &n, DEFAULT_TIME));
+    /* Lies about what it has taken: it gets no more bytes, and the connection can still be closed. */
+    const struct gateway_message credit = {.type = GATEWAY_CREDIT, .to = good->in->peer, .word = {1000}};
+    OK(fab_send(w, 0, GATEWAY_HANDLER, &credit, sizeof credit, NULL, 0, NULL));
+    OK(weft_net_close(good));
+    CHECK(read(there, text, 1) <= 0);
+    close(there);
+    close(listener);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+#if defined(__linux__)
+/* Names that a name server would have to know, in place of libc's function. again.test: the name server does not answer. holes.test:
+ * three addresses. */
+int getaddrinfo(const char *restrict host, const char *restrict port, const struct addrinfo *restrict hints, struct addrinfo **restrict out)
+{
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    if (!host || hints->ai_flags & AI_NUMERICHOST)
+        return real(host, port, hints, out);
+    if (strcmp(host, "again.test") == 0)
+        return EAI_AGAIN;
+    if (strcmp(host, "holes.test") != 0)
+        return real(host, port, hints, out);
+    static const char *const addresses[] = {"127.0.0.2", "127.0.0.3", "127.0.0.4"};
+    for (unsigned i = 0; i < 3; i++) {
+        int rc = real(addresses[i], port, hints, out);
+        if (rc)
+            return rc;
+        while (*out)
+            out = &(*out)->ai_next;
+    }
+    return 0;
+}
+
+/* The name server does not answer: that error is one of opening, not "nothing is there now", and nothing waits for more. */
+static void no_answer(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        weft_socket *s;
+        weft_op op;
+        const void *at;
+        void *to;
+        char text[4];
+        size_t n;
+        must_fail(w, SPEC(.host = "again.test", .port = 80), -EAGAIN, "the name server does not answer");
+        OK(weft_net_connect_start(w, 0, SPEC(.host = "again.test", .port = 80), &s, &op));
+        CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EAGAIN && weft_net_error(s) == -EAGAIN);
+        CHECK(weft_net_received(s, &at, &n) == -ENOTCONN && n == 0 && weft_net_room(s, &to, &n) == -ENOTCONN && n == 0);
+        CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
+        CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && n == 0 && strstr(weft_error(), "name server"));
+        OK(weft_net_close(s));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+/* Listens, and lets no connection come: its queue is full. */
+static int hole_at(const char *address, uint32_t port, int *client)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    inet_pton(AF_INET, address, &a.sin_addr);
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 0) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        CHECK((client[i] = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && fcntl(client[i], F_SETFL, O_NONBLOCK) == 0);
+        CHECK(connect(client[i], (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
+    }
+    return fd;
+}
+
+/* A name has three addresses, of which two do not answer: each gets its three seconds, and no more. */
+static void holes(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        uint32_t port;
+        int client[6], listener = listen_at("127.0.0.4", &port);
+        int hole[2] = {hole_at("127.0.0.2", port, client), hole_at("127.0.0.3", port, client + 3)};
+        weft_socket *s;
+        OK(weft_net_connect(w, 0, SPEC(.host = "holes.test", .port = port), &s, patience_ns(20)));
+        CHECK(strncmp(weft_net_peer(s), "127.0.0.4:", 10) == 0);
+        OK(weft_net_close(s));
+        for (unsigned i = 0; i < 6; i++)
+            close(client[i]);
+        close(hole[0]);
+        close(hole[1]);
+        close(listener);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, no_answer, NULL, OPEN), 0);
+    assert_int_equal(nodes_failed_with(2, holes, NULL, (const char *const[]){"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.0/8", NULL}),
+                     0);
+}
+#endif
+
 /* More peers that do not read than the gateway has buffers for what it fetches: other connections go on, and nothing is lost. */
 #define STALLED 80u
 static void stalled(weft_node *w, void *arg)
@@ -742,6 +892,7 @@ TEST(listening)
 TEST(waiting)
 TEST(slow)
 TEST(stalled)
+TEST(lies)
 
 static void test_near(void **state)
 {
@@ -825,6 +976,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams), cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),   cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
         cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting), cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_lies),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+#if defined(__linux__)
+    const struct CMUnitTest names[] = {cmocka_unit_test(test_names)};
+    failed += cmocka_run_group_tests(names, NULL, NULL);
+#endif
+    return failed;
 }

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import resource
+import select
 import selectors
 import shutil
 import signal
@@ -356,6 +357,33 @@ class Talk(Proxy):
             s.shutdown(socket.SHUT_WR)
             self.assertEqual(exactly(s, 100_003), b"x" * 100_000 + b"end")
 
+    def test_one_request(self):
+        """Plain HTTP: a server gets the client's one request, not what comes behind it: that may be for another server, with a password."""
+        _, at = self.proxy()
+        second = b"GET http://other.invalid/ HTTP/1.1\r\nProxy-Authorization: Basic c2VjcmV0\r\nCookie: secret\r\n\r\n"
+        for head, body, right in ((b"GET", b"", b""), (b"POST", b"Content-Length: 5\r\n\r\nhello", b"hello"),
+                                  (b"POST", b"Transfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nA: b\r\n\r\n", None),
+                                  (b"POST", b"Transfer-Encoding: chunked\r\n\r\n5\nhello\n0\n\n", b"5\n"),
+                                  (b"POST", b"Transfer-Encoding: chunked\r\n\r\n00000000000000000000005\r\nhellox", None)):
+            lines, _, body = (body or b"\r\n").partition(b"\r\n\r\n")
+            right = body if right is None else right
+            request = head + b" http://127.0.0.1:%d/ HTTP/1.1\r\n" % self.echo.port + lines + (b"\r\n\r\n" if lines else b"\r\n") + body
+            for pieces in ((request + second,), (request, second), tuple(bytes([b]) for b in request + second)):
+                got = self.talk(at, *pieces)
+                self.assertTrue(got.partition(b"\r\n\r\n")[2] == right + b"end", (request, len(pieces), got))
+        for lines in (b"Content-Length: 5\r\nContent-Length: 6\r\n", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+                      b"Content-Length: -1\r\n", b"Content-Length: 5, 5\r\n", b"Content-Length:\r\n", b"Content-Length: 0x5\r\n",
+                      b"Content-Length: 99999999999999999999\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"Transfer-Encoding: xchunked\r\n"):
+            self.assertIn(b" 400 ", self.talk(at, b"POST http://127.0.0.1:%d/ HTTP/1.1\r\n" % self.echo.port + lines + b"\r\nhello"), lines)
+        with socket.create_connection(at, timeout=LIMIT) as s:  # the server has answered, and stays: the client has to connect again
+            s.sendall(b"GET http://127.0.0.1:%d/ HTTP/1.1\r\n\r\n" % self.echo.port)
+            self.assertIn(b"\r\n\r\n", exactly(s, 60))
+            while select.select([s], [], [], 0.5)[0]:
+                s.recv(65536)
+            s.sendall(second)
+            with self.assertRaises(ConnectionResetError):
+                s.recv(65536)
+
     def test_nonsense(self):
         _, at = self.proxy()
         for what, says in ((b"\x04\x01", b" 400 "), (b"hello\r\n\r\n", b" 400 "), (b"\x16\x03\x01", b" 400 "), (b"GET / HTTP/1.1\r\n\r\n", b" 400 "),
@@ -363,6 +391,8 @@ class Talk(Proxy):
                            (b"GET http://x:0/ HTTP/1.1\r\n\r\n", b" 400 "), (b"CONNECT x HTTP/1.1\r\n\r\n", b" 400 "),
                            (b"CONNECT x:99999 HTTP/1.1\r\n\r\n", b" 400 "), (b"GET http://x/ HTTP/2\r\n\r\n", b" 400 "),
                            (b"GET http://x/ HTTP/1.1\r\n folded: x\r\n\r\n", b" 400 "), (b"GET http://x/ HTTP/1.1\r\nno name\r\n\r\n", b" 400 "),
+                           (b"CONNECT [::1]:80:90 HTTP/1.1\r\n\r\n", b" 400 "), (b"CONNECT [x]:80 HTTP/1.1\r\n\r\n", b" 400 "),
+                           (b"GET\thttp://y/ http://x/ HTTP/1.1\r\n\r\n", b" 400 "),
                            (b"GET http://x/ HTTP/1.1\r\nA: \0\r\n\r\n", b" 400 "), (b"GET http://x/ HTTP/1.1\r\nA: b\nC: d\r\n\r\n", b" 400 "),
                            (b"GET http://x/ HTTP/1.1\r\n" + b"A: b\r\n" * 10000, b" 431 "), (b"\x05\0", b"\x05\xff"),
                            (b"\x05\x01\x07", b"\x05\xff"), (b"\x05\x01\0\x05\x02\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x07"),
