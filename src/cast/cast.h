@@ -137,7 +137,7 @@ enum cast_kind {
     CAST_TOTAL, /* a: files, b: bytes */
     CAST_CHAIN, /* of this round; payload: for each target, in order, uint32_t: its rank, and above 24 bits how the one before reaches it */
     CAST_STATE, /* payload: struct cast_state */
-    CAST_OVER,  /* the source has ended. a: 0 all is right */
+    CAST_OVER,  /* the source has ended. a: 0 all is right. b: how many sources and files it could not send */
 };
 struct cast_word {
     uint32_t kind, round;
