@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,8 +158,10 @@ void hosts_free(struct hosts *r, uint32_t nodes)
 {
     for (uint32_t i = 0; r->hosts && i < nodes; i++)
         free(r->hosts[i]);
-    for (unsigned i = 0; i < r->count; i++)
+    for (unsigned i = 0; i < r->count; i++) {
+        sodium_memzero(r->told[i], strlen(r->told[i])); /* one of them is the secret */
         free(r->told[i]);
+    }
     free(r->hosts);
 }
 

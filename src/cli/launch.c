@@ -7,6 +7,7 @@
  */
 #include <fcntl.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -464,6 +465,7 @@ out:
     for (size_t i = 0; i < LAUNCH_OUTER; i++)
         free(s.outer[i]);
     free(s.env);
+    sodium_memzero(s.secret, sizeof s.secret);
     free(s.in);
     free(s.nodes);
     free(fds);

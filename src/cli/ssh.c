@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -152,6 +153,7 @@ static int ssh_read_all(void *buf, size_t len)
 
 struct job {
     char *text; /* all strings of the launch message */
+    size_t bytes;
     char *dir, **argv, **env;
     char gpus[GPUS_ROOM]; /* assignment that replaces GPUS_ASKED */
 };
@@ -190,6 +192,7 @@ static int read_job(struct job *job)
             "no valid launch message on standard input (only the launcher may use --as-node; both hosts must have the same version of "
             "weft)");
     job->text = malloc(o.bytes);
+    job->bytes = o.bytes;
     if (!job->text)
         return base_fail(-ENOMEM, "no memory for the launch message");
     if ((rc = ssh_read_all(job->text, o.bytes)))
@@ -315,6 +318,8 @@ out:
     keeper_stop(&keeper);
     free(job.argv);
     free(job.env);
+    if (job.text)
+        sodium_memzero(job.text, job.bytes);
     free(job.text);
     return status;
 }
