@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starts nodes on other hosts. The launcher starts ssh as it starts a node. ssh runs `weft run --as-node` on the other host. That command
- * reads the program and its environment from standard input, not from arguments, which would show the cluster secret to other users. It
- * starts the node, and then reads signals to pass on, one byte each. When its input ends, it ends the node: so nothing is left on the other
- * host when the launcher or the connection is gone.
+ * Starts nodes on other hosts. The launcher starts ssh in the same way as it starts a node. ssh runs `weft run --as-node` on the other
+ * host. That command reads the program and its environment from standard input, because arguments would show the cluster secret to other
+ * users. It starts the node, and then reads signals to pass on, one byte each. When its input ends, it ends the node, so nothing is left on
+ * the other host when the launcher or the connection is gone.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -168,7 +168,8 @@ static char *take_strings(char *at, char **list, uint32_t count)
     return at;
 }
 
-/* Variables of weft are for other clusters, but for those that say who owns this host's devices, unless the order has its own. */
+/* Whether the program inherits this variable of its host. It does not inherit variables of weft, which may belong to another cluster,
+ * except those that name the owner of the host's devices. Variables in the launch message replace those of the host. */
 static bool is_kept(const char *variable, char *const *order, size_t count)
 {
     static const char *const of_this_host[] = {"WEFT_GUARD=", "WEFT_GUARD_SOCKET="};
