@@ -148,7 +148,7 @@ enum cast_kind {
      * it */
     CAST_CHAIN,
     CAST_STATE, /* payload: struct cast_state */
-    CAST_OVER,  /* the source has ended. a: 0: without an error */
+    CAST_OVER,  /* the source has ended. a: 0: without an error; b: how many sources and files it could not send */
 };
 struct cast_word {
     uint32_t kind, round;

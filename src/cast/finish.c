@@ -284,6 +284,7 @@ static void delete_others(struct cast_disk *d)
     struct deletion x = {d, calloc(l->count + 1, sizeof *x.child), d->c->config.head.flags & CAST_DRY_RUN, ""};
     bool root = false;
     if (!x.child) {
+        d->c->state.failed++;
         cast_say(d->c, true, "no memory for --delete: nothing is deleted");
         return;
     }

@@ -26,8 +26,10 @@ struct cast_show {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct sentence *first, **last;
-    struct cast_state *state; /* [size] */
-    uint64_t files, bytes, result;
+    struct cast_state *state, *printed; /* [size]; printed: a copy, for the main thread */
+    uint64_t files, bytes;              /* the sums of the list */
+    bool listed;                        /* the source has reported these sums */
+    uint64_t result, unsent;            /* reported by the source: 0 if there was no error; how many sources and files it could not send */
     uint32_t chain[WEFT_MAX_NODES], chain_count; /* the chain, in the format of CAST_CHAIN */
     bool chain_new;                              /* the chain was not printed yet */
     _Atomic bool over;
@@ -41,9 +43,15 @@ struct cast_show {
 int cast_show_open(struct cast *c, bool progress)
 {
     struct cast_show *s = calloc(1, sizeof *s);
-    if (s)
+    if (s) {
         s->state = calloc(weft_size(c->w), sizeof *s->state);
-    if (!s || !s->state) {
+        s->printed = calloc(weft_size(c->w), sizeof *s->printed);
+    }
+    if (!s || !s->state || !s->printed) {
+        if (s) {
+            free(s->state);
+            free(s->printed);
+        }
         free(s);
         return base_fail(-ENOMEM, "no memory for the states of %u nodes", weft_size(c->w));
     }
@@ -69,6 +77,7 @@ void cast_show_close(struct cast *c)
     }
     json_decref(s->messages);
     free(s->state);
+    free(s->printed);
     free(s);
     c->show = NULL;
 }
@@ -93,6 +102,7 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
     } else if (w->kind == CAST_TOTAL) {
         s->files = w->a;
         s->bytes = w->b;
+        s->listed = true;
     } else if (w->kind == CAST_CHAIN) {
         memcpy(s->chain, payload, bytes);
         s->chain_count = (uint32_t)(bytes / sizeof *s->chain);
@@ -100,6 +110,7 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
     } else if (w->kind == CAST_OVER) {
         s->over = true;
         s->result = w->a;
+        s->unsent = w->b;
     }
     pthread_cond_signal(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -137,17 +148,21 @@ static json_t *chain_of(struct cast *c)
     return list;
 }
 
+/* Printing may take long, if the terminal is stopped: so it is done without the lock, for which message handlers would wait. */
 static void print_chain(struct cast *c)
 {
     struct cast_show *s = c->show;
-    erase(s);
-    fprintf(stderr, "weft cast: chain: %s", c->config.hosts[c->config.head.source]);
+    uint32_t chain[WEFT_MAX_NODES], count;
     pthread_mutex_lock(&s->lock);
-    for (uint32_t i = 0; i < s->chain_count; i++)
-        if ((s->chain[i] & 0xffffff) < c->config.head.size)
-            fprintf(stderr, ", %s (%s)", c->config.hosts[s->chain[i] & 0xffffff], cast_order_link(s->chain[i] >> 24));
+    count = s->chain_count;
+    memcpy(chain, s->chain, count * sizeof *chain);
     s->chain_new = false;
     pthread_mutex_unlock(&s->lock);
+    erase(s);
+    fprintf(stderr, "weft cast: chain: %s", c->config.hosts[c->config.head.source]);
+    for (uint32_t i = 0; i < count; i++)
+        if ((chain[i] & 0xffffff) < c->config.head.size)
+            fprintf(stderr, ", %s (%s)", c->config.hosts[chain[i] & 0xffffff], cast_order_link(chain[i] >> 24));
     fputc('\n', stderr);
 }
 
@@ -181,11 +196,10 @@ static void print_sentences(struct cast *c)
     }
 }
 
-static const char *doing_of(const struct cast *c, uint32_t node)
+static const char *doing_of(const struct cast *c, uint32_t node, uint32_t doing)
 {
     static const char *const words[CAST_DOINGS] = {"starting",      "comparing", "waiting for data", "writing",
                                                    "relaying only", "done",      "gave up"};
-    uint32_t doing = c->show->state[node].doing;
     return doing >= CAST_ENDED && doing < CAST_DOINGS ? words[doing]
            : !weft_alive(c->w, node)                  ? "gone"
                                                       : words[doing < CAST_DOINGS ? doing : 0];
@@ -203,33 +217,36 @@ static void show_progress(struct cast *c)
     struct cast_show *s = c->show;
     struct winsize size;
     int64_t now = base_now_ns();
-    uint64_t least = UINT64_MAX;
+    uint64_t least = UINT64_MAX, whole, files;
     char bytes[32], total[32], rate[32], line[256];
     if (!s->progress || now - s->shown < EVERY_NS || in_background())
         return;
     s->shown = now;
     int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
     double seconds = (double)(now - s->began) / 1e9;
-    erase(s);
     pthread_mutex_lock(&s->lock);
+    memcpy(s->printed, s->state, c->config.head.size * sizeof *s->state);
+    whole = s->bytes;
+    files = s->files;
+    pthread_mutex_unlock(&s->lock);
+    erase(s);
     for (uint32_t i = 0; i < c->config.head.size; i++)
-        if (cast_is_target(c, i) && weft_alive(c->w, i) && s->state[i].bytes < least)
-            least = s->state[i].bytes;
+        if (cast_is_target(c, i) && weft_alive(c->w, i) && s->printed[i].bytes < least)
+            least = s->printed[i].bytes;
     least = least == UINT64_MAX ? 0 : least;
-    snprintf(line, sizeof line, "%3.0f%%  %s of %s, %" PRIu64 " files, %.0f s", s->bytes ? 100.0 * (double)least / (double)s->bytes : 0.0,
-             base_format_bytes(least, bytes, sizeof bytes), base_format_bytes(s->bytes, total, sizeof total), s->files, seconds);
+    snprintf(line, sizeof line, "%3.0f%%  %s of %s, %" PRIu64 " files, %.0f s", whole ? 100.0 * (double)least / (double)whole : 0.0,
+             base_format_bytes(least, bytes, sizeof bytes), base_format_bytes(whole, total, sizeof total), files, seconds);
     fprintf(stderr, "%.*s", columns - 1, line);
     s->lines = 1;
     for (uint32_t i = 0; i < c->config.head.size && s->lines < LINES; i++) {
         if (!cast_is_target(c, i))
             continue;
-        const struct cast_state *t = &s->state[i];
+        const struct cast_state *t = &s->printed[i];
         snprintf(line, sizeof line, "  %-20s %10s  %10s/s  %s", c->config.hosts[i], base_format_bytes(t->bytes, bytes, sizeof bytes),
-                 base_format_bytes((uint64_t)((double)t->sent / (seconds > 0 ? seconds : 1)), rate, sizeof rate), doing_of(c, i));
+                 base_format_bytes((uint64_t)((double)t->sent / (seconds > 0 ? seconds : 1)), rate, sizeof rate), doing_of(c, i, t->doing));
         fprintf(stderr, "\n%.*s", columns - 1, line);
         s->lines++;
     }
-    pthread_mutex_unlock(&s->lock);
     fflush(stderr);
 }
 
@@ -254,9 +271,10 @@ static void wait_a_little(struct cast_show *s)
 
 /* --- the summary --- */
 
+/* What the source could not send, nobody has. */
 static bool is_complete(const struct cast_show *s, uint32_t node)
 {
-    return s->state[node].doing == CAST_ENDED && s->state[node].files == s->files && s->state[node].failed == 0;
+    return s->listed && !s->unsent && s->state[node].doing == CAST_ENDED && s->state[node].files == s->files && s->state[node].failed == 0;
 }
 
 /* Whether each target itself has reported that it has all files. The report of the source alone is not enough. */
@@ -293,7 +311,7 @@ static void sum_up(struct cast *c, bool right)
         complete += all;
         discarded += t->discarded;
         json_array_append_new(list, json_pack("{ss* ss sb ss sI sI sI sI sI sI}", "host", c->config.hosts[i], "node", c->config.numbers[i],
-                                              "complete", all, "state", doing_of(c, i), "files", (json_int_t)t->files, "bytes",
+                                              "complete", all, "state", doing_of(c, i, t->doing), "files", (json_int_t)t->files, "bytes",
                                               (json_int_t)t->bytes, "files_right_before", (json_int_t)t->skipped, "files_failed",
                                               (json_int_t)t->failed, "received_bytes", (json_int_t)t->sent, "discarded_bytes",
                                               (json_int_t)t->discarded));

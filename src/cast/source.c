@@ -256,5 +256,5 @@ void cast_source_run(struct cast *c)
         if (cast_is_target(c, i) && weft_alive(c->w, i))
             cast_send(c, i, CAST_QUIT, 0, 0, 0, NULL, 0);
     cast_tell_state(c, CAST_ENDED, true);
-    cast_send(c, 0, CAST_OVER, 0, rc || s->failed || s->targets_failed || !left, 0, NULL, 0);
+    cast_send(c, 0, CAST_OVER, 0, rc || s->failed || s->targets_failed || !left, s->failed, NULL, 0);
 }

@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -93,6 +94,8 @@ static void answer_join(struct standing_server *s, int fd)
         send_text(fd, text);
     else
         refuse(fd, -EINVAL, o ? "no memory for the answer" : base_error());
+    if (text)
+        sodium_memzero(text, strlen(text)); /* it has the secret */
     free(text);
     json_decref(o);
 }
@@ -112,7 +115,7 @@ static void answer(struct standing_server *s, int fd, const struct control_reque
     }
 }
 
-static int read_request(int fd, struct control_request *r, void **payload)
+static int read_request(int fd, struct control_request *r, void **payload, size_t *bytes)
 {
     struct control_frame f;
     unsigned uid;
@@ -126,6 +129,7 @@ static int read_request(int fd, struct control_request *r, void **payload)
         return base_fail(-EPROTO, "the control socket got something that is not a request of weft: do not connect other programs to it");
     if (!(*payload = malloc(f.bytes + 1)))
         return base_fail(-ENOMEM, "no memory for a request of %u bytes", f.bytes);
+    *bytes = f.bytes;
     rc = control_read(fd, *payload, f.bytes, deadline);
     return rc ? base_fail(rc, "the request did not arrive completely: give the command again") : control_parse(r, *payload, f.bytes);
 }
@@ -136,7 +140,8 @@ static void *attend_command(void *arg)
     struct standing_server *s = c->s;
     struct control_request r = {.memory = NULL};
     void *payload = NULL;
-    int rc = read_request(c->fd, &r, &payload);
+    size_t bytes = 0;
+    int rc = read_request(c->fd, &r, &payload, &bytes);
     if (!rc)
         answer(s, c->fd, &r);
     else if (rc != -ECONNRESET)
@@ -144,6 +149,8 @@ static void *attend_command(void *arg)
     if (rc && rc != -ECONNRESET)
         discard(c->fd);
     control_request_free(&r);
+    if (payload)
+        sodium_memzero(payload, bytes); /* a program's environment may have a secret */
     free(payload);
     pthread_mutex_lock(&s->lock);
     s->fds[c->place] = -1;

@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -284,6 +285,8 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
         if (written != (ssize_t)len)
             rc = base_fail(-E2BIG, "%zu bytes of arguments and settings do not fit into a pipe", len);
     }
+    if (order)
+        sodium_memzero(order, len); /* it has the secret */
     free(order);
     return rc;
 }

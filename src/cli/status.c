@@ -2,6 +2,7 @@
  *
  * weft status. Also what several commands of a standing cluster use to ask the control socket.
  */
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -16,7 +17,7 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
 {
     struct standing_place p;
     void *payload = NULL;
-    size_t bytes;
+    size_t bytes = 0;
     int fd = standing_find(&p, cluster, false);
     if (fd == -ENOENT)
         fd = base_fail(-ENOENT, "cluster '%s' is not up: start it with `weft up`", p.name);
@@ -32,6 +33,8 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
                                   : base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
         }
     }
+    if (payload)
+        sodium_memzero(payload, bytes); /* the environment of a program of weft exec may have a secret */
     free(payload);
     if (fd < 0)
         cli_error(sub, "%s", base_error());
@@ -50,11 +53,32 @@ int standing_answer(int fd, struct control_frame *f, char *payload, int64_t dead
     return rc;
 }
 
+/* An answer may have the cluster's secret, so no copy of it stays in memory. */
+static void forget_text(char *text, size_t len)
+{
+    if (text)
+        sodium_memzero(text, len);
+    free(text);
+}
+
+static bool grow_text(char **text, size_t *room, size_t len, size_t more)
+{
+    size_t larger = 2 * (len + more + 1);
+    char *new = malloc(larger);
+    if (!new)
+        return false;
+    memcpy(new, *text, len);
+    forget_text(*text, len);
+    *text = new;
+    *room = larger;
+    return true;
+}
+
 /* Read the texts of an answer. Returns 0, or the exit status after an error was printed; -1: the control node has ended. */
 static int read_text(const char *sub, int fd, char **out)
 {
     struct control_frame f = {0};
-    size_t len = 0;
+    size_t len = 0, room = 1;
     char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
     int status = payload && text ? 0 : cli_error(sub, "no memory for the answer");
     while (!status) {
@@ -71,18 +95,18 @@ static int read_text(const char *sub, int fd, char **out)
             status = cli_error(sub, "%s", payload);
         if (status || f.type != CONTROL_TEXT)
             break;
-        char *more = realloc(text, len + f.bytes + 1);
-        if (!more) {
+        if (len + f.bytes >= room && !grow_text(&text, &room, len, f.bytes)) {
             status = cli_error(sub, "no memory for the answer");
             break;
         }
-        text = more;
         memcpy(text + len, payload, f.bytes + 1);
         len += f.bytes;
     }
+    if (payload)
+        sodium_memzero(payload, CONTROL_PIECE_MAX + 1);
     free(payload);
     if (status) {
-        free(text);
+        forget_text(text, len);
         text = NULL;
     }
     *out = text;

@@ -48,6 +48,8 @@ enum id {
     SPIN,
     SERVE,
     NET_RULES,
+    FILE_ROOT,
+    FILE_CACHE,
     SSH,
     CLUSTER,
     LOG,

@@ -20,6 +20,8 @@
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_bytes.c   asker's side of the net service
+ *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
+ *   file_handle.c, file_read.c   asker's side of the file service
  *   services.c  the table of services
  *   record.c    requests by record, from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
@@ -326,7 +328,7 @@ struct gateway_end {
     uint32_t timed_out, zero;
     uint64_t user_ns, system_ns, memory_bytes;
 };
-extern const struct gateway_service gateway_process, gateway_name, gateway_net;
+extern const struct gateway_service gateway_process, gateway_name, gateway_net, gateway_file;
 int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
@@ -367,6 +369,8 @@ struct gateway {
     _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
     struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
     char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
+    char file_root[1024];        /* files below this folder are served; "": all */
+    uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
     _Atomic bool closing;
 };
 static inline struct gateway *gateway_in(weft_node *w)
@@ -378,7 +382,11 @@ static inline struct gateway *gateway_in(weft_node *w)
  * gateway_open() takes ownership of it, also if gateway_open() fails. */
 int gateway_prepare(const char *serve, struct gateway_groups **out);
 void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is never called */
-int gateway_open(struct weft_node *w, const char *serve, const char *net_rules, struct gateway_groups *groups);
+struct gateway_settings {
+    const char *serve, *net_rules, *file_root;
+    uint64_t file_cache;
+};
+int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups);
 int gateway_start(struct weft_node *w);  /* called when the node has joined */
 void gateway_leave(struct weft_node *w); /* called when the node closes: ends its services and its own requests */
 

@@ -92,7 +92,7 @@ int gateway_prepare(const char *serve, struct gateway_groups **out)
     return rc || !(offered >> WEFT_SERVICE_PROCESS & 1) ? rc : gateway_groups_open(out);
 }
 
-int gateway_open(struct weft_node *w, const char *serve, const char *net_rules, struct gateway_groups *groups)
+int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups)
 {
     struct gateway *g = calloc(1, sizeof *g);
     if (!g) {
@@ -102,7 +102,9 @@ int gateway_open(struct weft_node *w, const char *serve, const char *net_rules, 
     g->w = w;
     g->services = gateway_services;
     g->groups = groups;
-    snprintf(g->net_rules, sizeof g->net_rules, "%s", net_rules);
+    snprintf(g->net_rules, sizeof g->net_rules, "%s", settings->net_rules);
+    snprintf(g->file_root, sizeof g->file_root, "%s", settings->file_root);
+    g->file_cache = settings->file_cache;
     g->next_deadline = INT64_MAX;
     w->gateway = g;
     g->offers = calloc(w->room, sizeof *g->offers);
@@ -116,7 +118,7 @@ int gateway_open(struct weft_node *w, const char *serve, const char *net_rules, 
         on_close(w, g);
         return rc;
     }
-    rc = gateway_services_read(serve, &g->offered);
+    rc = gateway_services_read(settings->serve, &g->offered);
     if (!rc && g->offered)
         rc = gateway_server_open(g);
     if (!rc)

@@ -149,7 +149,7 @@ int verbs_guard_serve(const char *socket)
     sigprocmask(SIG_SETMASK, &none, NULL);
     base_name_process("weft-guard");
     base_log_name("guard");
-    pthread_mutex_init(&h.shared.lock, NULL);
+    guard_shared_init(&h.shared);
     h.path = socket;
     int rc = verbs_load(&h.shared.lib);
     if (!rc && socket)

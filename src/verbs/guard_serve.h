@@ -63,18 +63,20 @@ struct pair {
 
 enum kind { CONTEXT, DOMAIN, REGION, CHANNEL, COMPLETIONS, PAIR, SHARE, KINDS };
 
-/* A device, opened for all programs together. Protected by the lock of struct guard_shared. */
+/* A device, opened for all programs together. A driver may take long to open or close one: that holds up only who needs this device. */
 struct shared_device {
+    pthread_mutex_t lock; /* over the fields below; held during calls to open and close the device, never while waiting for a program */
     struct ibv_context *real;
     struct ibv_pd *domain;
     uint32_t opened, domains; /* how often programs have opened the device, and allocated a domain on it */
 };
 struct guard_shared {
     const struct verbs_library *lib;
-    pthread_mutex_t lock; /* protects the fields below; held during calls that open and close devices, never while waiting for a program */
+    pthread_mutex_t list_lock; /* over `list` and `listed`, which stay as they are once they are read */
     struct ibv_device **list;
     int listed;
     struct shared_device device[GUARD_CONTEXTS];
+    pthread_mutex_t lock; /* over the fields below */
     struct guard *programs;
     uint32_t count; /* number of programs */
 };
@@ -102,6 +104,7 @@ static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t i
 }
 
 /* --- guard_shared.c: any thread may call it. Devices are numbered as in the list; results are 0 or an errno --- */
+void guard_shared_init(struct guard_shared *s);
 int guard_shared_list(struct guard_shared *s);                                           /* reads the list of devices, the first time */
 int guard_shared_open(struct guard_shared *s, uint32_t index, struct ibv_context **out); /* ENODEV: there is no such device */
 int guard_shared_close(struct guard_shared *s, uint32_t index);

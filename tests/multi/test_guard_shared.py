@@ -239,6 +239,26 @@ class Shared(Standing):
         self.assertIsNone(program.p.poll())
         self.hold(1)
 
+    def test_map(self):
+        """weft map runs over the cable that a program uses; its nodes get their queue pairs from the same guard, and give them back."""
+        path = os.path.join(self.tmp.name, "lines")
+        with open(path, "w", encoding="ascii") as f:
+            f.writelines(f"{k}\n" for k in range(200_000))
+        program = Program(self).begun()
+        self.hold(1)
+        m = self.start("map", "--cluster", "default", "--block", "100K", path, "--", "sh", "-c",
+                       f"[ -e {path}.go ] || {{ >{path}.$$.runs; while [ ! -e {path}.go ]; do sleep 0.01; done; }}; exec cat")
+        self.addCleanup(m.kill)
+        self.hold(2)
+        with open(path + ".go", "w", encoding="ascii"):
+            pass
+        out, err = m.communicate(timeout=LIMIT)
+        self.assertEqual(m.returncode, 0, err)
+        with open(path, "rb") as f:
+            self.assertTrue(out == f.read())
+        self.assertIsNone(program.p.poll())
+        self.hold(1)
+
     def test_node_is_killed(self):
         """A standing node and what it runs is killed: its device leaks nothing."""
         program = Program(self).begun()
