@@ -358,6 +358,8 @@ static void errors(weft_node *w, void *arg)
     close(listen_at("127.0.0.1", &other));
     must_fail(w, SPEC(.host = "127.0.0.1", .port = other), -ECONNREFUSED, "node 0 cannot connect to 127.0.0.1 port");
     must_fail(w, SPEC(.host = "no.such.name.invalid", .port = 80), -EHOSTUNREACH, "cannot resolve 'no.such.name.invalid'");
+    must_fail(w, SPEC(.host = "loc\\097lhost", .port = 80), -EINVAL, "a character that no name");
+    must_fail(w, SPEC(.host = "a\nweft: error: b", .port = 80), -EINVAL, "a character that no name");
     must_fail(w, SPEC(.port = 80), -EINVAL, "host ''");
     must_fail(w, SPEC(.host = "x"), -EINVAL, "port 0");
     must_fail(w, SPEC(.host = "x", .port = 80, .flags = 0x100), -EINVAL, "flags");
@@ -434,7 +436,12 @@ static void defaults(weft_node *w, void *arg)
                                             "::ffff:169.254.169.254",
                                             "fe80::1%lo",
                                             "fd00:ec2::254",
-                                            "64:ff9b::a9fe:a9fe"};
+                                            "64:ff9b::a9fe:a9fe",
+                                            "64:ff9b:1::7f00:1",
+                                            "2002:7f00:1::1",
+                                            "2002:a9fe:a9fe::",
+                                            "::ffff:0:127.0.0.1",
+                                            "fd20:ce::254"};
         uint32_t port;
         close(listen_at("127.0.0.1", &port));
         for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -457,6 +464,9 @@ static void rules(weft_node *w, void *arg)
         must_fail(w, SPEC(.host = "LOCALHOST", .port = port[0]), -EACCES, "rule deny=LocalHost");
         must_fail(w, SPEC(.host = "10.1.2.3", .port = 80), -EACCES, "rule deny=10.0.0.0/8");
         must_fail(w, SPEC(.host = "::ffff:10.1.2.3", .port = 80), -EACCES, "rule deny=10.0.0.0/8");
+        must_fail(w, SPEC(.host = "2002:a01:203::1", .port = 80), -EACCES, "rule deny=10.0.0.0/8");
+        must_fail(w, SPEC(.host = "11.1.2.3", .port = 80), -EACCES, "rule deny=::ffff:11.0.0.0/104");
+        must_fail(w, SPEC(.host = "12.1.2.3", .port = 80), -EACCES, "rule deny=[::ffff:12.1.2.3]:80");
         must_fail(w, SPEC(.host = "192.0.2.1", .port = 25), -EACCES, "rule deny=*:20-30");
         must_fail(w, SPEC(.host = "2001:db8::7", .port = 80), -EACCES, "rule deny=[2001:db8::]/32:80");
         must_fail(w, SPEC(.host = "127.200.0.1", .port = 80), -EACCES, "by default"); /* allow=* opens nothing that is denied by default */
@@ -505,8 +515,10 @@ static void not_near(weft_node *w, void *arg)
 static int wrong_rules(int rank, void *arg)
 {
     (void)rank, (void)arg;
-    static const char *const wrong[] = {"allow",    "allow=",  "permit=*",  "deny=10.0.0.0/33", "deny=1.2.3.4:0", "deny=1.2.3.4:9-8",
-                                        "deny=a b", "deny=*x", "deny=[::1", "deny=[::1]x",      "deny=x:70000",   "deny=::1/129"};
+    static const char *const wrong[] = {
+        "allow",      "allow=",          "permit=*",        "deny=10.0.0.0/33", "deny=1.2.3.4:0", "deny=1.2.3.4:9-8",
+        "deny=a b",   "deny=*x",         "deny=[::1",       "deny=[::1]x",      "deny=x:70000",   "deny=::1/129",
+        "deny=127.1", "deny=0x7f000001", "deny=2130706433", "deny=10.0.0.256",  "deny=*.",        "deny=a\\097"};
     for (unsigned i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         weft_node *w;
         setenv("WEFT_SERVE", "net", 1);
@@ -931,12 +943,12 @@ static void test_rules(void **state)
 {
     (void)state;
     uint32_t port[2];
-    char text[300];
+    char text[400];
     int listener[2] = {listen_at("127.0.0.1", &port[0]), listen_at("127.0.0.1", &port[1])};
-    snprintf(
-        text, sizeof text,
-        "WEFT_NET_RULES=deny=LocalHost,allow=127.0.0.1:%u,deny=127.0.0.0/9,deny=10.0.0.0/8,deny=*:20-30,deny=[2001:db8::]/32:80,allow=*",
-        port[0]);
+    snprintf(text, sizeof text,
+             "WEFT_NET_RULES=deny=LocalHost,allow=127.0.0.1:%u,deny=127.0.0.0/9,deny=10.0.0.0/8,deny=::ffff:11.0.0.0/"
+             "104,deny=[::ffff:12.1.2.3]:80,deny=*:20-30,deny=[2001:db8::]/32:80,allow=*",
+             port[0]);
     assert_int_equal(nodes_failed_with(2, rules, port, (const char *const[]){"WEFT_SERVE=net", "WEFT_LOG=error", text, NULL}), 0);
     close(listener[0]);
     close(listener[1]);
