@@ -180,6 +180,7 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
+    bool answered; /* the server works on the request no more: it has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
@@ -192,7 +193,8 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    bool told; /* tell() was called, or no thread waits for the answer any more */
+    uint64_t handle; /* of a request that starts a process: the asker's number of it */
+    bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
     gateway_tell_fn tell, late;
@@ -345,7 +347,7 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *failed; /* handles of records whose process could not be started, to be freed; under the lock */
+    struct weft_process *unused; /* closed handles, to be freed; under the lock */
     _Atomic bool closing;
 };
 static inline struct gateway *gateway_in(weft_node *w)
