@@ -266,7 +266,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
 /* Whether standard input is one of the inputs. */
 static bool reads_input(const struct map_options *o)
 {
-    bool any = o->file_count == 0;
+    bool any = false;
     for (uint32_t i = 0; i < o->file_count; i++)
         any = any || strcmp(o->files[i], "-") == 0;
     return any;
@@ -285,7 +285,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
         return cli_error("map", "no memory for the nodes' arguments");
     l->lead = true;
     l->nodes = o->nodes;
-    if (o->file_count && reads_input(o) && isatty(STDIN_FILENO))
+    if (reads_input(o) && isatty(STDIN_FILENO))
         status = cli_usage("map", "with nodes on other hosts a terminal cannot be the input");
     if (!status && l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("map", "%s", base_error());
