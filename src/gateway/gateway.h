@@ -195,7 +195,7 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
-    bool answered; /* the server has sent it; false: the request was given up here, and the server may still work on it */
+    bool answered; /* the server does not work on the request any more: it has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
@@ -208,7 +208,8 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    bool told; /* tell() was called, or no thread waits for the answer any more */
+    uint64_t handle; /* of a request that starts a process: the asker's number of it */
+    bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
     gateway_tell_fn tell, late;
@@ -365,7 +366,7 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *failed; /* handles of records whose process could not be started, to be freed; under the lock */
+    struct weft_process *unused; /* closed handles, to be freed; under the lock */
     _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
     struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
     char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
