@@ -16,10 +16,10 @@
  *   run.c       process service: input and output of one process
  *   process.c   process service: starts and ends processes
  *   name.c      name service
- *   net_rules.c, net_names.c, net_socket.c, net_open.c, net.c   net service (net.h)
+ *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_open.c, net.c   net service (net.h)
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
- *   net_handle.c, net_bytes.c   asker's side of the net service
+ *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
  *   file_handle.c, file_read.c   asker's side of the file service
  *   services.c  the table of services
