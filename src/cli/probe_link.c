@@ -122,7 +122,7 @@ static bool said(const struct probe_end *e)
 
 static int given_up(void)
 {
-    return base_fail(-ECONNABORTED, "the other end has given up");
+    return base_fail(-ECONNABORTED, "the other end of the probe has given up: its own output has the reason");
 }
 
 /* --- the end that receives --- */

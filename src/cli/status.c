@@ -57,7 +57,7 @@ static int read_text(const char *sub, int fd, char **out)
     struct control_frame f = {0};
     size_t len = 0;
     char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
-    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer");
+    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer of the control node");
     while (!status) {
         int rc = standing_answer(fd, &f, payload, base_deadline(ANSWER_NS));
         if (rc == -ETIMEDOUT)
@@ -76,7 +76,7 @@ static int read_text(const char *sub, int fd, char **out)
             break;
         char *more = realloc(text, len + f.bytes + 1);
         if (!more) {
-            status = cli_error(sub, "no memory for the answer");
+            status = cli_error(sub, "no memory for the answer of the control node");
             break;
         }
         text = more;

@@ -64,7 +64,7 @@ int terminal_open(void)
     if (!rc)
         return 0;
     helper_pipe = -1;
-    return base_fail(rc, "--tty: no process that restores the terminal if this one is killed: %s", base_strerror(rc));
+    return base_fail(rc, "--tty: cannot start the process that restores the terminal if this command is killed: %s", base_strerror(rc));
 }
 
 int terminal_raw(void)

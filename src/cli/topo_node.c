@@ -67,7 +67,8 @@ static int whole(const struct measurer *m)
         return base_fail(-EINTR, "interrupted");
     for (uint32_t i = 0; weft_epoch(m->w) != m->epoch && i < m->size; i++)
         if (!weft_alive(m->w, i))
-            return base_fail(-ECONNRESET, "node %u is gone", i);
+            return base_fail(-ECONNRESET,
+                             "node %u has ended before its links were measured: its messages on standard error may have the reason", i);
     return 0;
 }
 
@@ -129,7 +130,7 @@ static int pass(struct measurer *m, uint32_t *turns, uint32_t peer, int64_t sinc
     int rc = whole(m);
     if (!rc)
         rc = way(m, peer);
-    return rc == 0 && base_now_ns() > deadline ? base_fail(-ETIMEDOUT, "node %u does not answer", peer) : rc;
+    return rc == 0 && base_now_ns() > deadline ? base_fail(-ETIMEDOUT, "node %u does not answer: is its process stopped?", peer) : rc;
 }
 
 static int await(struct measurer *m, uint32_t peer, uint64_t value)

@@ -190,7 +190,7 @@ int weft_drain(weft_queue *q, int64_t timeout_ns)
         return queue_refuse_closed(q);
     struct drain d = {.q = q, .found = calloc(q->w->room, sizeof *d.found)};
     if (!d.found)
-        return base_fail(-ENOMEM, "queue '%s': no memory to look at %u nodes", q->name, q->w->size);
+        return base_fail(-ENOMEM, "queue '%s': no memory for the counters of %u nodes", q->name, q->w->size);
     int rc = 0;
     if (!drained(&d)) {
         rc = queue_begin_wait(q);

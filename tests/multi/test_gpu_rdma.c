@@ -116,7 +116,7 @@ static void there_and_back(struct mine *m, uint32_t peer, weft_gaddr area, unsig
     do {
         OK(weft_put(m->w, on_node(area, peer) + at, m->near[from], n, &op));
         rc = waited(m->w, &op);
-    } while (may_fail && rc == -ECONNABORTED); /* a device has refused; from then on it is not asked */
+    } while (may_fail && rc == -ECONNABORTED); /* after a device has refused once, it is not used for arenas any more */
     CHECK(rc == 0);
     memset(m->back, 0xee, n);
     near_write(m, to, m->back, n);
@@ -135,12 +135,12 @@ static void there_and_back(struct mine *m, uint32_t peer, weft_gaddr area, unsig
 static void all_ends(struct mine *m, uint32_t peer, bool may_fail)
 {
     for (unsigned kind = 0; kind < 3; kind++) {
-        there_and_back(m, peer, m->arena, kind, (kind + 1) % 3, false); /* the owner finds another way by itself */
+        there_and_back(m, peer, m->arena, kind, (kind + 1) % 3, false); /* the owner uses the pool instead, by itself */
         there_and_back(m, peer, m->pool, kind, 2, may_fail);
     }
 }
 
-/* As a driver that lets an RDMA device register memory which it then cannot access. */
+/* Make a region that is registered but cannot be accessed, as with some drivers. */
 static void break_region(weft_node *w)
 {
     struct rc_memory *m = (struct rc_memory *)own_arena(w)->rdma;
@@ -188,7 +188,7 @@ static void node_moves(weft_node *w, void *arg)
     CHECK(!p->broken || own_arena(w)->rdma_refused);
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (p->broken)
-        break_region(w); /* as it was, so that it can be deregistered */
+        break_region(w); /* restore it, so that it can be deregistered */
     OK(weft_gpu_close(m.g));
     free(m.near[0]);
     free(m.bytes);
