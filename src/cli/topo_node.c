@@ -23,7 +23,7 @@
 #define WARM     16u            /* round trips that do not count, since connections are made at first use */
 #define FLOOR    64u            /* the fewest round trips */
 #define NUMBERS  16u            /* the most incomplete puts of numbers: a number's answer may arrive before its put completes */
-#define SPIN     (20 * WEFT_US) /* spin for so long, then yield the processor, which the peer may need */
+#define SPIN     (20 * WEFT_US) /* spin for this long, then yield the processor, which the peer may need */
 #define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
 #define AWAY     (5 * WEFT_SECOND) /* how long to wait between two measurements for a route that is gone */

@@ -107,7 +107,7 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
     for (;;) {
         if (spin(w, ready, arg, deadline))
             return 0;
-        /* Handle what has come meanwhile, instead of leaving it to the progress thread, which takes over now. */
+        /* Handle what has arrived meanwhile here, instead of leaving it to the progress thread, which takes over now. */
         fab_progress(w);
         /* seq_cst pairs with the progress thread's load: either it sees this store, or this thread sees that it has become lazy. */
         atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);

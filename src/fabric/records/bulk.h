@@ -25,7 +25,7 @@
 #define TB_TRANSFERS    32u /* transfers under way between two nodes, in each direction; half are puts, half gets */
 #define TB_TRANSFER_MAX (UINT64_C(1) << 30)
 #define TB_NO_TRANSFER  UINT16_MAX
-#define TB_SCRAP        UINT64_MAX /* an offset that means memory whose contents nobody needs */
+#define TB_SCRAP        UINT64_MAX /* an offset that stands for memory whose contents are not needed */
 
 struct tb_bulk_env {
     void *lane_ctx; /* the context of lane_receive and lane_send */

@@ -38,7 +38,7 @@ struct tb_endpoint_config {
     uint32_t session;
     uint8_t *frames; /* [TB_SLOTS], as for tb_stream_init() */
     uint8_t *pool;
-    uint64_t pool_bytes, first_byte; /* this node's pool; nobody may write below first_byte */
+    uint64_t pool_bytes, first_byte; /* this node's pool; peers may not write below first_byte */
     uint64_t segment;                /* a power of two: the memory regions of both nodes end at its multiples */
     enum tb_check check;
     /* Of moves: the least bytes for which they are used, 0: they are not; the most bytes of one; and a power of two whose multiples in the
@@ -103,7 +103,7 @@ void tb_endpoint_lane_up(struct tb_endpoint *e, uint32_t lane, uint16_t generati
 int tb_endpoint_put(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, weft_op *op);
 int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op);
 int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t len, weft_op *op);
-/* `answer` false: nobody wants the former value (`old` and `op` are NULL). */
+/* `answer` false: the former value is not needed (`old` and `op` are NULL). */
 int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
                        weft_op *op);
 int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,

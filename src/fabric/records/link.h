@@ -40,7 +40,7 @@ struct records_link {
     struct records_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
     uint32_t inbox_base; /* the number of a message at inbox[0]; changes only while the inbox is empty, so that little of it is used */
-    /* messages that were handled, but for which the peer gets no credit yet, because as many wait for a handler to be installed */
+    /* messages that were handled, but not credited to the peer yet, because equally many wait until their handler is installed */
     uint32_t withheld;
     struct stash stash;
     _Atomic bool broken;
