@@ -109,10 +109,8 @@ static bool drained(struct drain *d)
     }
     if (!d->asked || !same) {
         d->asked = true;
-        d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) +
-                 /* the number of the question is chosen after the counters were read, so that an answer to an older question does not
-                  * count */
-                 1;
+        /* the number of the question is chosen after the counters were read, so that an answer to an older question does not count */
+        d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1;
         d->ask_at = 0;
     }
     /* Ask a node again if its answer is out of date: a node that announced its shard may have closed the queue before the next look, and a
