@@ -60,7 +60,7 @@ struct guest {
     int fd, pid;
     enum stage stage;
     int64_t came; /* when it was accepted */
-    size_t got;   /* bytes received of the current message */
+    size_t got;   /* received bytes of the current message */
     struct wire_hello hello;
     struct wire_challenge challenge;
     struct wire_proof proof;

@@ -24,7 +24,8 @@ struct tb_endpoint_env {
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
     bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
     bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
-    /* A message has come, in order: keep a copy. At most TB_MESSAGES wait. False: no memory; the peer is given up. */
+    /* A message has arrived, in order: keep a copy. At most TB_MESSAGES messages wait. False: there is no memory, and the peer is given
+     * up. */
     bool (*message)(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
     void (*complete)(void *ctx, weft_op *op, int status);
     /* Both may be NULL. move: starts to copy bytes to the peer's pool, or with `get` from there, without records. tb_endpoint_moved()
@@ -41,8 +42,8 @@ struct tb_endpoint_config {
     uint64_t pool_bytes, first_byte; /* this node's pool; peers may not write below first_byte */
     uint64_t segment;                /* a power of two: the memory regions of both nodes end at its multiples */
     enum tb_check check;
-    /* Of moves: the least bytes for which they are used, 0: they are not; the most bytes of one; and a power of two whose multiples in the
-       peer's pool none crosses. */
+    /* For moves: the smallest size for which they are used (0: never); the largest size of one; and a power of two of whose multiples in
+     * the peer's pool no move may cross one. */
     uint64_t move_least, move_most, move_segment;
 };
 
@@ -76,7 +77,7 @@ struct tb_endpoint {
     uint32_t serve_count;
     uint64_t backlog_bytes, message_bytes; /* bytes queued: of works and serves; of messages. Read without the lock as a hint */
     uint32_t messages_sent, messages_received;
-    uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while there are no moves */
+    uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX as long as moves are not possible */
     uint32_t tracked;                             /* asks, transfers and moves under way, which a fence waits for */
     /* For flushes. Each work and ask belongs to the turn in which it began. under_way[] counts those of the present turn and those of all
        earlier turns, indexed by the lowest bit of the turn. A flush ends the present turn, or waits to end it while works of an earlier
