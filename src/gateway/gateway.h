@@ -220,7 +220,7 @@ struct gateway_question {
     const weft_request *record; /* copied */
     const void *data;           /* record->data_bytes bytes; in this node's pool if more than WEFT_REQUEST_INLINE */
     gateway_tell_fn tell;
-    /* Receives an answer that nobody waits for any more, without the lock, and releases what the server has allocated. May be NULL. */
+    /* Called without the lock for an answer for which no thread waits any more: releases what the server has allocated. May be NULL. */
     gateway_tell_fn late;
     void *arg;
     weft_op *op;
