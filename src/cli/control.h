@@ -8,7 +8,9 @@
  *   exec             node -> command: STARTED a node, OUT, ENDED a node, TAKEN, at last DONE. command -> node: INPUT, SIGNAL, WINDOW
  *   exec, detached   STARTED a node, then DONE with the job's number
  *   logs             OUT, DONE
- *   status, metrics  TEXT, DONE
+ *   status, metrics, files  TEXT, DONE
+ *   cat              OUT, DONE
+ *   pin              TEXT without bytes, as signs of life, then DONE
  *   join             TEXT, DONE: what a node needs to join, with the secret
  *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket (SCM_RIGHTS)
  *   kill, down       DONE. For down the socket closes when the node has ended
@@ -52,7 +54,10 @@ enum control_what {
     CONTROL_KILL,
     CONTROL_LOGS,
     CONTROL_JOIN,
-    CONTROL_PROXY
+    CONTROL_PROXY,
+    CONTROL_CAT = CONTROL_PROXY + 2,
+    CONTROL_FILES,
+    CONTROL_PIN
 };
 #define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows. Not with CONTROL_DETACHED */
 #define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command */
@@ -66,7 +71,8 @@ struct control_head {
     uint32_t what, flags;
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
-    /* proxy: at most one host, the gateway; two arguments, user and password, or none */
+    /* proxy: at most one host, the gateway; two arguments, user and password, or none.
+     * cat: a host, the path, the first and the last byte. pin: a host, the path, and perhaps "unpin" */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };

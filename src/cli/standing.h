@@ -9,9 +9,10 @@
  *   standing_task.c, standing_jobs.c   processes that were asked for by `weft exec`
  *   standing_members.c   what a node needs to join
  *   standing_proxy.c   proxies that were asked for by `weft proxy`
+ *   standing_file.c    files that were asked for by `weft cat`, `weft files`, `weft pin`
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
- *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c   the commands
+ *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c, files.c   the commands
  */
 #ifndef WEFT_CLI_STANDING_H
 #define WEFT_CLI_STANDING_H
@@ -135,6 +136,12 @@ json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error
 /* --- standing_proxy.c --- */
 /* Serve a `weft proxy` on this thread, until its command ends. Sends all the answers. */
 void standing_proxy(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
+
+/* --- standing_file.c --- */
+/* Serve a command on this thread. Send all the answers. */
+void standing_cat(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
+void standing_pin(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
+json_t *standing_files(weft_node *w, struct jobs *jobs);
 
 /* --- standing_serve.c --- */
 struct standing_server;

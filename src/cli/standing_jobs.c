@@ -180,7 +180,8 @@ static void describe_command(struct job *j, const struct control_request *r)
 }
 
 /* Settings of the node itself, which are not for programs: they would name the node's files and its cluster. */
-static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL", "WEFT_NET_RULES"};
+static const char *const not_theirs[] = {"WEFT_HOSTFILE",  "WEFT_SECRET_FILE", "WEFT_POOL",
+                                         "WEFT_NET_RULES", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
 /* Free a process's handle. A command may be sending it a signal: the job is listed from its start on. */
