@@ -62,7 +62,7 @@ int standing_connect(const struct standing_place *p, bool wait);
 
 /* --- standing_desk.c: in the pool of each node; its address has the name "weft.standing" at that node's own name service --- */
 #define DESK_NAME  "weft.standing"
-#define DESK_MAGIC UINT64_C(0x3230676e69646e61)
+#define DESK_MAGIC UINT64_C(0x3330676e69646e61)
 struct desk_link { /* to a living node */
     weft_link_stats stats;
     uint64_t bytes, bytes_per_second; /* that this node has sent and received over rc and tb; in the last second */

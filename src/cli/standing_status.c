@@ -90,6 +90,12 @@ static json_t *status_node(weft_node *w, uint32_t node, const struct desk_page *
     json_object_set_new(o, "pool_bytes", json_integer((json_int_t)p->pool.reserved_bytes));
     json_object_set_new(o, "pool_live_bytes", json_integer((json_int_t)p->pool.live_bytes));
     json_object_set_new(o, "pool_largest_free_bytes", json_integer((json_int_t)p->pool.largest_free_bytes));
+    const weft_pool_stats *u = &p->pool;
+    uint64_t named = u->network_bytes + u->stream_bytes + u->file_bytes + u->task_bytes;
+    json_object_set_new(o, "pool_use",
+                        json_pack("{sI sI sI sI sI}", "network", (json_int_t)u->network_bytes, "streams", (json_int_t)u->stream_bytes,
+                                  "files", (json_int_t)u->file_bytes, "tasks", (json_int_t)u->task_bytes, "other",
+                                  (json_int_t)(u->live_bytes > named ? u->live_bytes - named : 0)));
     json_object_set_new(o, "regions_used", json_integer(p->pool.regions_used));
     json_object_set_new(o, "regions_budget", json_integer(p->pool.regions_budget));
     json_object_set_new(o, "devices", status_devices(&p->node));

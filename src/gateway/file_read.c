@@ -210,6 +210,8 @@ static int map_copy(weft_file *f, weft_gaddr at, uint32_t bytes, int64_t until, 
         free(c);
         return rc;
     }
+    c->bytes = bytes;
+    fab_use(w, FAB_USE_FILES, bytes);
     base_spin_lock(&f->g->lock);
     c->next = f->copies;
     f->copies = c;
@@ -281,7 +283,6 @@ void weft_file_unmap(weft_file *f, weft_file_view *view)
     }
     base_spin_unlock(&f->g->lock);
     if (c)
-        weft_free(f->g->w, c->at);
-    free(c);
+        file_copy_free(f, c);
     *view = (weft_file_view){.at = NULL};
 }

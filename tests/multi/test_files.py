@@ -108,6 +108,27 @@ class Files(unittest.TestCase):
         self.assertEqual(self.weft("cat", "1:other"), other)
         self.assertIsNone(self.file(1, "pinned"))
 
+    def test_memory(self):
+        """What holds how much of the pools."""
+        self.make("seen", b"x" * (3 * MIB))
+        self.weft("cat", "0:seen")
+        def use():
+            node = next(n for n in json.loads(self.weft("status", "--json"))["nodes"] if n["node"] == 0)
+            use = node["pool_use"]
+            self.assertEqual(sum(use.values()), node["pool_live_bytes"])
+            return use
+        cached = sum(f["cached_bytes"] for f in self.node(0)["files"])
+        self.assertGreaterEqual(cached, 3 * MIB)
+        until("the node tells it", lambda: use()["files"] == cached)
+        with subprocess.Popen([WEFT, "exec", "--on", "1", "--stdin", "-", "--", "cat"], env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
+            until("the job's rings are counted", lambda: use()["streams"] > 0)
+            p.communicate(timeout=LIMIT)
+        until("the job's rings are gone", lambda: use()["streams"] == 0)
+        lines = self.weft("status", "--memory").decode().splitlines()
+        self.assertEqual(lines[0].split(), ["node", "host", "pool", "in", "use", "network", "streams", "files", "tasks", "other"])
+        self.assertEqual(len(lines), 3)
+        self.assertIn("exclude each other", self.weft("status", "--memory", "--json", code=2))
+
     def test_many_at_once(self):
         """Eight commands, one read of the disk."""
         data = self.make("shared", random.Random(4).randbytes(6 * MIB + 1))
