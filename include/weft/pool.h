@@ -40,6 +40,11 @@ typedef struct weft_pool_stats {
     uint64_t largest_free_bytes; /* the largest buffer that could be allocated now */
     uint32_t regions_used;       /* memory regions (ibv_mr) in use on the device that has the most; over tb including those for frames */
     uint32_t regions_budget;     /* memory regions that this device allows; 0: no device */
+    /* What holds the live bytes; the rest is the program's, and weft's own. */
+    uint64_t network_bytes; /* rings of sockets at a gateway (weft/net.h) */
+    uint64_t stream_bytes;  /* rings of the input and output of processes (weft/service.h) */
+    uint64_t file_bytes;    /* cached and mapped files (weft/file.h) */
+    uint64_t task_bytes;    /* shards of queues (weft/queue.h) */
 } weft_pool_stats;
 
 /* Fill `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.

@@ -15,16 +15,19 @@
 
 /* --- subcommands --- */
 int cli_cast(int argc, char **argv);
+int cli_cat(int argc, char **argv);
 int cli_config(int argc, char **argv);
 int cli_cp(int argc, char **argv);
 int cli_devices(int argc, char **argv);
 int cli_doctor(int argc, char **argv);
 int cli_down(int argc, char **argv);
 int cli_exec(int argc, char **argv);
+int cli_files(int argc, char **argv);
 int cli_gpus(int argc, char **argv);
 int cli_kill(int argc, char **argv);
 int cli_logs(int argc, char **argv);
 int cli_map(int argc, char **argv);
+int cli_pin(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);
 int cli_proxy(int argc, char **argv);

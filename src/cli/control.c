@@ -41,7 +41,7 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     uint64_t lists = (uint64_t)h->hosts + h->arguments + h->changes;
     if (memcmp(h->magic, control_magic, sizeof h->magic) != 0)
         return control_refuse("it does not begin as a request does");
-    if (h->what < CONTROL_STATUS || h->what > CONTROL_PUBLISH || h->flags > 15 || h->timeout_ns < 0 || h->signal > 64)
+    if (h->what < CONTROL_STATUS || h->what > CONTROL_PIN || h->flags > 15 || h->timeout_ns < 0 || h->signal > 64)
         return control_refuse("a number is out of range");
     if ((h->flags & CONTROL_WITH_INPUT) && (h->flags & CONTROL_DETACHED))
         return control_refuse("a detached job has no input");
@@ -62,6 +62,11 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     if ((h->what == CONTROL_PROXY || h->what == CONTROL_PUBLISH) && !forward_fits(h)) {
         control_request_free(out);
         return control_refuse("a proxy or published port has one gateway, and two words or none");
+    }
+    bool of_file = h->what == CONTROL_CAT ? h->arguments == 3 : h->what == CONTROL_PIN ? h->arguments == 1 || h->arguments == 2 : true;
+    if (!of_file || ((h->what == CONTROL_CAT || h->what == CONTROL_PIN) && h->hosts != 1)) {
+        control_request_free(out);
+        return control_refuse("a request about a file has one host and one path");
     }
     if (h->what == CONTROL_EXEC && (h->arguments == 0 || !out->arguments[0][0])) {
         control_request_free(out);

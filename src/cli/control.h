@@ -8,7 +8,9 @@
  *   exec             node -> command: STARTED a node, OUT, ENDED a node, TAKEN, at last DONE. command -> node: INPUT, SIGNAL, WINDOW
  *   exec, detached   STARTED a node, then DONE with the job's number
  *   logs             OUT, DONE
- *   status, metrics  TEXT, DONE
+ *   status, metrics, files  TEXT, DONE
+ *   cat              OUT, DONE
+ *   pin              TEXT without bytes, as signs of life, then DONE
  *   join             TEXT, DONE: what a node needs to join, with the secret
  *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket, and perhaps one of UDP
  *                    (SCM_RIGHTS)
@@ -56,7 +58,10 @@ enum control_what {
     CONTROL_LOGS,
     CONTROL_JOIN,
     CONTROL_PROXY,
-    CONTROL_PUBLISH
+    CONTROL_PUBLISH,
+    CONTROL_CAT,
+    CONTROL_FILES,
+    CONTROL_PIN
 };
 #define CONTROL_WITH_INPUT 0x1u /* exec: frames INPUT follow. Not together with CONTROL_DETACHED */
 #define CONTROL_DETACHED   0x2u /* exec: the job runs on without the command; proxy, publish: the same */
@@ -71,7 +76,8 @@ struct control_head {
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
     /* proxy, publish: at most one host, the gateway. proxy: two arguments, user and password, or none; publish: where to listen, and where
-     * it leads. With `signal` both: one argument, the address of a detached one that is to end */
+     * it leads. With `signal` both: one argument, the address of a detached one that is to end.
+     * cat: a host, the path, the first and the last byte. pin: a host, the path, and perhaps "unpin" */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };

@@ -9,9 +9,10 @@
  *   standing_task.c, standing_jobs.c   processes that `weft exec` has started
  *   standing_members.c   addresses, secret and settings, which a node needs to join
  *   standing_forward.c   proxies and published ports (forward.h)
+ *   standing_file.c    serves `weft cat`, `weft files` and `weft pin`
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
- *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c   the commands
+ *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c, files.c   the commands
  */
 #ifndef WEFT_CLI_STANDING_H
 #define WEFT_CLI_STANDING_H
@@ -63,7 +64,7 @@ int standing_connect(const struct standing_place *p, bool wait);
 
 /* --- standing_desk.c: the desk is in the pool of each node; its address has the name "weft.standing" in that node's name service --- */
 #define DESK_NAME  "weft.standing"
-#define DESK_MAGIC UINT64_C(0x3230676e69646e61)
+#define DESK_MAGIC UINT64_C(0x3330676e69646e61)
 struct desk_link { /* the link to a living node */
     weft_link_stats stats;
     uint64_t bytes, bytes_per_second; /* bytes sent and received over rc and tb: in all; in the last second */
@@ -137,6 +138,12 @@ json_t *standing_settings(void); /* settings of this node that programs started 
 /* Write the addresses of members to the file p->members. False: not all members answered, try again later. */
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place);
 json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error() */
+/* --- standing_file.c --- */
+/* Serve a command on this thread. Send all the answers. */
+void standing_cat(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
+void standing_pin(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
+json_t *standing_files(weft_node *w, struct jobs *jobs);
+
 /* --- standing_serve.c --- */
 struct standing_server;
 /* Serve the control socket in threads until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT on which Prometheus can

@@ -162,7 +162,7 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
     cli_catch_signals();
     join_instead = instead;
     cluster_stopped = stopped;
-    setenv("WEFT_SERVE", "process,name,net", 1);
+    setenv("WEFT_SERVE", "process,name,net,file", 1);
     int rc = share_guard(p, slot);
     if (!rc)
         rc = weft_open(&s.w, NULL);

@@ -86,6 +86,17 @@ static void answer_status(struct standing_server *s, int fd, bool metrics)
     free(text);
 }
 
+static void answer_json(int fd, json_t *o)
+{
+    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    if (text)
+        send_text(fd, text);
+    else
+        refuse(fd, -ENOMEM, "no memory for the answer");
+    free(text);
+    json_decref(o);
+}
+
 static void answer_join(struct standing_server *s, int fd)
 {
     json_t *o = members_answer(s->w, s->jobs);
@@ -107,6 +118,9 @@ static void answer(struct standing_server *s, int fd, const struct control_reque
     case CONTROL_KILL: jobs_kill(s->jobs, fd, r); break;
     case CONTROL_PROXY:
     case CONTROL_PUBLISH: standing_forward(s->w, s->jobs, fd, r); break;
+    case CONTROL_CAT: standing_cat(s->w, s->jobs, fd, r); break;
+    case CONTROL_PIN: standing_pin(s->w, s->jobs, fd, r); break;
+    case CONTROL_FILES: answer_json(fd, standing_files(s->w, s->jobs)); break;
     case CONTROL_LOGS: jobs_logs(s->jobs, fd, r); break;
     case CONTROL_JOIN: answer_join(s, fd); break;
     case CONTROL_STATUS:

@@ -13,12 +13,12 @@
 
 extern char **environ;
 
-#define SERVICE_NAMES                                                   \
-    {                                                                   \
-        {WEFT_SERVICE_PROCESS, "process"}, {WEFT_SERVICE_NAME, "name"}, \
-        {                                                               \
-            WEFT_SERVICE_NET, "net"                                     \
-        }                                                               \
+#define SERVICE_NAMES                                                                              \
+    {                                                                                              \
+        {WEFT_SERVICE_PROCESS, "process"}, {WEFT_SERVICE_NAME, "name"}, {WEFT_SERVICE_NET, "net"}, \
+        {                                                                                          \
+            WEFT_SERVICE_FILE, "file"                                                              \
+        }                                                                                          \
     }
 
 /* The nodes to show, with their pages. A page is NULL if its node is gone or does not answer. */
@@ -90,6 +90,12 @@ static json_t *status_node(weft_node *w, uint32_t node, const struct desk_page *
     json_object_set_new(o, "pool_bytes", json_integer((json_int_t)p->pool.reserved_bytes));
     json_object_set_new(o, "pool_live_bytes", json_integer((json_int_t)p->pool.live_bytes));
     json_object_set_new(o, "pool_largest_free_bytes", json_integer((json_int_t)p->pool.largest_free_bytes));
+    const weft_pool_stats *u = &p->pool;
+    uint64_t named = u->network_bytes + u->stream_bytes + u->file_bytes + u->task_bytes;
+    json_object_set_new(o, "pool_use",
+                        json_pack("{sI sI sI sI sI}", "network", (json_int_t)u->network_bytes, "streams", (json_int_t)u->stream_bytes,
+                                  "files", (json_int_t)u->file_bytes, "tasks", (json_int_t)u->task_bytes, "other",
+                                  (json_int_t)(u->live_bytes > named ? u->live_bytes - named : 0)));
     json_object_set_new(o, "regions_used", json_integer(p->pool.regions_used));
     json_object_set_new(o, "regions_budget", json_integer(p->pool.regions_budget));
     json_object_set_new(o, "devices", status_devices(&p->node));
@@ -119,9 +125,10 @@ static json_t *status_link(uint32_t from, const struct desk_link *l)
 
 json_t *standing_settings(void)
 {
-    static const char *const own[] = {"WEFT_RANK",    "WEFT_SIZE",         "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET",
-                                      "WEFT_CLUSTER", "WEFT_SECRET_FILE",  "WEFT_SERVE", "WEFT_SSH",      "WEFT_POOL",
-                                      "WEFT_GUARD",   "WEFT_GUARD_SOCKET", "WEFT_GROW",  "WEFT_JOIN",     "WEFT_NET_RULES"};
+    static const char *const own[] = {"WEFT_RANK",      "WEFT_SIZE",         "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET",
+                                      "WEFT_CLUSTER",   "WEFT_SECRET_FILE",  "WEFT_SERVE", "WEFT_SSH",      "WEFT_POOL",
+                                      "WEFT_GUARD",     "WEFT_GUARD_SOCKET", "WEFT_GROW",  "WEFT_JOIN",     "WEFT_NET_RULES",
+                                      "WEFT_FILE_ROOT", "WEFT_FILE_CACHE"};
     json_t *o = json_object();
     for (char **e = environ; *e; e++) {
         char name[64];

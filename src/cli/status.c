@@ -130,7 +130,7 @@ int standing_text(const char *sub, const char *cluster, struct control_request *
 /* --- weft status --- */
 
 static const char status_help[] =
-    "Usage: weft status [--cluster NAME] [--json | --metrics] [--watch]\n"
+    "Usage: weft status [--cluster NAME] [--json | --metrics | --memory] [--watch]\n"
     "\n"
     "Shows a standing cluster: its nodes with their hosts, memory and services, their RDMA devices, the links between them,\n"
     "the proxies and published ports of this host, and the jobs of `weft exec`. What is shown is at most two seconds old.\n"
@@ -138,6 +138,7 @@ static const char status_help[] =
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
     "      --json             print everything as JSON\n"
     "      --metrics          print the figures in Prometheus' text format\n"
+    "      --memory           print what uses how much of each node's pool, instead of devices and links\n"
     "      --watch            show the status again every second, until a signal\n"
     "  -h, --help             this text\n"
     "\n"
@@ -249,6 +250,49 @@ static struct cli_table *forwards_table(const json_t *list)
     return t;
 }
 
+static struct cli_table *memory_table(const json_t *list)
+{
+    static const struct cli_column columns[] = {{"node", true},    {"host", false}, {"pool", true},  {"in use", true}, {"network", true},
+                                                {"streams", true}, {"files", true}, {"tasks", true}, {"other", true}};
+    static const char *const uses[] = {"network", "streams", "files", "tasks", "other"};
+    struct cli_table *t = cli_table_new(columns, 9);
+    size_t i;
+    json_t *o;
+    json_array_foreach (list, i, o) {
+        char number[16], pool[32], live[32], use[5][32];
+        snprintf(number, sizeof number, "%u", (unsigned)number_of(o, "node"));
+        for (unsigned k = 0; k < 5; k++)
+            base_format_bytes(number_of(json_object_get(o, "pool_use"), uses[k]), use[k], sizeof use[k]);
+        const char *cells[] = {number,
+                               text_of(o, "host"),
+                               base_format_bytes(number_of(o, "pool_bytes"), pool, sizeof pool),
+                               base_format_bytes(number_of(o, "pool_live_bytes"), live, sizeof live),
+                               use[0],
+                               use[1],
+                               use[2],
+                               use[3],
+                               use[4]};
+        if (t && json_object_get(o, "pool_use")) /* else the node is gone, or does not answer */
+            cli_table_add(t, cells);
+    }
+    return t;
+}
+
+static int print_memory(const char *text, bool watch)
+{
+    json_t *o = json_loads(text, 0, NULL);
+    if (!o)
+        return cli_error("status", "the answer of the cluster's control node is not JSON: run the same version of weft on all hosts");
+    struct cli_table *t = memory_table(json_object_get(o, "nodes"));
+    if (watch && isatty(STDOUT_FILENO))
+        fputs("\033[H\033[J", stdout);
+    if (t)
+        cli_table_print(t, stdout);
+    cli_table_free(t);
+    json_decref(o);
+    return t ? cli_flush("status") : cli_error("status", "no memory for the table");
+}
+
 static int print_status(const char *text, bool watch)
 {
     json_t *o = json_loads(text, 0, NULL);
@@ -287,16 +331,20 @@ static int show_status(const char *cluster, int how, bool watch)
     else if (!status && how == 'M')
         status = fputs(text, stdout) < 0 ? CLI_FAILED : cli_flush("status");
     else if (!status)
-        status = print_status(text, watch);
+        status = how == 'm' ? print_memory(text, watch) : print_status(text, watch);
     free(text);
     return status;
 }
 
 int cli_status(int argc, char **argv)
 {
-    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'}, {"json", no_argument, NULL, 'j'},
-                                          {"metrics", no_argument, NULL, 'M'},       {"watch", no_argument, NULL, 'w'},
-                                          {"help", no_argument, NULL, 'h'},          {0}};
+    static const struct option longs[] = {{"cluster", required_argument, NULL, 'C'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"metrics", no_argument, NULL, 'M'},
+                                          {"memory", no_argument, NULL, 'm'},
+                                          {"watch", no_argument, NULL, 'w'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
     const char *cluster = NULL;
     bool started = false, watch = false;
     int c, how = 0, status;
@@ -306,8 +354,9 @@ int cli_status(int argc, char **argv)
         case 'w': watch = true; break;
         case 'j':
         case 'M':
+        case 'm':
             if (how && how != c)
-                return cli_usage("status", "--json and --metrics exclude each other");
+                return cli_usage("status", "--json, --metrics and --memory exclude each other");
             how = c;
             break;
         case 'h': fputs(status_help, stdout); return cli_flush("status");

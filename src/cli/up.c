@@ -18,6 +18,9 @@
 #include "cli/emulate.h"
 #include "cluster/cluster.h"
 
+#define FILE_ROOT_MAX 1024u
+#define CACHE_MIN     (UINT64_C(4) << 20)
+
 static const char up_help[] =
     "Usage: weft up -n N | --hostfile FILE | --softverbs TOPO [OPTIONS]\n"
     "       weft up --add N|HOST,... [--cluster NAME] [--remote-weft PATH]\n"
@@ -40,6 +43,8 @@ static const char up_help[] =
     "      --allow WHAT       let other nodes reach this through the network of a node (weft-proxy): an address, a network, a name,\n"
     "                         with :PORT or not. All may be reached but link-local addresses and each node's own loopback\n"
     "      --deny WHAT        do not let them reach this. The first --allow or --deny that fits counts\n"
+    "      --root FOLDER      let other nodes read only files below this folder of a node (weft-cat)\n"
+    "      --cache SIZE       how much of its pool a node uses for what it has read for others; else a quarter\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
     "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:4, mesh:4:tb5\n"
@@ -65,6 +70,7 @@ static int up_add_rule(const char *word, const char *what)
 static int up_take_option(int c, struct up *u, struct launch *l)
 {
     int64_t n;
+    uint64_t bytes;
     switch (c) {
     case 'n':
         if (base_parse_number(optarg, 1, WEFT_MAX_NODES, &n))
@@ -97,6 +103,16 @@ static int up_take_option(int c, struct up *u, struct launch *l)
         return 0;
     case 'L': return up_add_rule("allow", optarg);
     case 'N': return up_add_rule("deny", optarg);
+    case 'R':
+        if (optarg[0] != '/' || strlen(optarg) >= FILE_ROOT_MAX)
+            return cli_usage("up", "--root '%.64s': expected the whole path of a folder, of less than %u bytes", optarg, FILE_ROOT_MAX);
+        setenv("WEFT_FILE_ROOT", optarg, 1);
+        return 0;
+    case 'B':
+        if (base_parse_bytes(optarg, &bytes) || bytes < CACHE_MIN)
+            return cli_usage("up", "--cache '%s': expected a size from 4M to that of the pool, as in 64M or 1G", optarg);
+        setenv("WEFT_FILE_CACHE", optarg, 1);
+        return 0;
     case 'W': l->weft = optarg; return 0;
     case 'V': l->softverbs = optarg; return 0;
     default: return CLI_USAGE;
@@ -133,7 +149,7 @@ static int up_start(struct up *u, struct launch *l)
     u->cluster = place.name;
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("up", "%s", base_error());
-    setenv("WEFT_SERVE", "process,name,net", 1);
+    setenv("WEFT_SERVE", "process,name,net,file", 1);
     const char *file = hosts_file(l->hostfile);
     static char absolute[4096]; /* absolute, because commands read it from other directories */
     if (file && realpath(file, absolute))
@@ -201,6 +217,8 @@ int cli_up(int argc, char **argv)
                                           {"metrics", required_argument, NULL, 'M'},
                                           {"allow", required_argument, NULL, 'L'},
                                           {"deny", required_argument, NULL, 'N'},
+                                          {"root", required_argument, NULL, 'R'},
+                                          {"cache", required_argument, NULL, 'B'},
                                           {"pool", required_argument, NULL, 'P'},
                                           {"remote-weft", required_argument, NULL, 'W'},
                                           {"softverbs", required_argument, NULL, 'V'},

@@ -242,7 +242,7 @@ static json_t *ask_cluster(struct up *u, struct launch *l)
         unsetenv("WEFT_SECRET");
     if (pool[0] && !l->pool)
         setenv("WEFT_POOL", pool, 1);
-    setenv("WEFT_SERVE", "process,name,net", 1);
+    setenv("WEFT_SERVE", "process,name,net,file", 1);
     return o;
 }
 

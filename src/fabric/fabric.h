@@ -88,6 +88,9 @@ struct fab_options {
     bool check_frames;      /* tb: verify a part of every frame of bulk data; false: every byte */
 };
 
+/* What the rooms above allocate in the pool, for weft_pool_stat(). */
+enum fab_use { FAB_USE_NETWORK, FAB_USE_STREAMS, FAB_USE_FILES, FAB_USE_TASKS, FAB_USES };
+
 #define FAB_TRANSPORTS_MAX 4u
 #define FAB_TRANSPORT_FDS  16u
 
@@ -256,6 +259,7 @@ struct weft_node {
     _Atomic uint32_t newcomer;  /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
     struct fab_options options;
     struct mem_pool *pool;
+    _Atomic uint64_t used[FAB_USES]; /* bytes of the pool */
     uint8_t *pool_base;
     uint64_t pool_bytes;
     uint64_t heap_offset; /* of every pool: the system words are below it, and no program may address them */
@@ -307,6 +311,12 @@ struct weft_node {
 
     void *cluster, *sync, *queues, *gpus, *gateway; /* state of the rooms above */
 };
+
+/* Records what a part of the pool is used for, or (`bytes` negative) no longer. */
+static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
+{
+    atomic_fetch_add_explicit(&w->used[use], (uint64_t)bytes, memory_order_relaxed);
+}
 
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);

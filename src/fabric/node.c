@@ -330,6 +330,10 @@ int weft_pool_stat(weft_node *w, weft_pool_stats *out, size_t bytes)
         .largest_free_bytes = s.largest_free_bytes,
         .regions_used = on_device ? on_device : s.segments,
         .regions_budget = budget,
+        .network_bytes = atomic_load_explicit(&w->used[FAB_USE_NETWORK], memory_order_relaxed),
+        .stream_bytes = atomic_load_explicit(&w->used[FAB_USE_STREAMS], memory_order_relaxed),
+        .file_bytes = atomic_load_explicit(&w->used[FAB_USE_FILES], memory_order_relaxed),
+        .task_bytes = atomic_load_explicit(&w->used[FAB_USE_TASKS], memory_order_relaxed),
     };
     base_give_struct(out, bytes, &stats, sizeof stats);
     return 0;

@@ -184,6 +184,7 @@ void file_piece_drop(struct files *all, struct file_piece *p)
     *p->of_body_at = p->of_body;
     all->cached -= charge(p);
     b->cached -= p->bytes;
+    fab_use(node_of(all), FAB_USE_FILES, -(int64_t)p->bytes);
     (void)weft_free(node_of(all), p->at);
     free(p);
     file_body_leave(all, b);
@@ -227,6 +228,7 @@ int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struc
     b->pieces = p;
     all->cached += charge(p);
     b->cached += p->bytes;
+    fab_use(node_of(all), FAB_USE_FILES, p->bytes);
     *out = p;
     return 0;
 }
@@ -307,6 +309,7 @@ void file_cache_free(struct files *all)
     for (uint32_t i = 0; i < FILE_BUCKETS; i++) {
         for (struct file_piece *p; (p = all->piece[i]);) {
             all->piece[i] = p->hashed;
+            fab_use(node_of(all), FAB_USE_FILES, -(int64_t)p->bytes);
             (void)weft_free(node_of(all), p->at);
             free(p);
         }

@@ -111,12 +111,18 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     return 0;
 }
 
+void file_copy_free(weft_file *f, struct file_copy *c)
+{
+    fab_use(f->g->w, FAB_USE_FILES, -(int64_t)c->bytes);
+    weft_free(f->g->w, c->at);
+    free(c);
+}
+
 static void copies_free(weft_file *f)
 {
     for (struct file_copy *c; (c = f->copies);) {
         f->copies = c->next;
-        weft_free(f->g->w, c->at);
-        free(c);
+        file_copy_free(f, c);
     }
 }
 

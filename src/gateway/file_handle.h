@@ -26,6 +26,7 @@ struct file_slot {
 struct file_copy { /* of a mapped piece, in this node's pool */
     struct file_copy *next;
     weft_gaddr at;
+    uint32_t bytes;
 };
 struct weft_file {
     struct gateway *g;
@@ -47,6 +48,7 @@ weft_request file_request(const weft_file *f, enum file_kind kind);
 /* Begin and end a call that only one thread may be in. -EBUSY, -EDEADLK. */
 int file_use(weft_file *f, bool alone);
 void file_unuse(weft_file *f, bool alone);
+void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slots_leave(weft_file *f); /* nobody waits for their answers, and the leases are left to the gateway */
 
 #endif

@@ -53,7 +53,7 @@ static const char *below(const struct file_root *root, const char *path)
     size_t len = strlen(root->path);
     if (path[0] != '/')
         return path;
-    if (strncmp(path, root->path, len) != 0 || (path[len] != '/' && len > 1))
+    if (strncmp(path, root->path, len) != 0 || (path[len] && path[len] != '/' && len > 1))
         return NULL;
     path += len;
     return path + strspn(path, "/");

@@ -99,11 +99,11 @@ static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags,
     return rc;
 }
 
-/* Asks for the pieces that follow, when the one at `index` is read after the one before it. */
-static void ask_ahead(weft_file *f, uint64_t index)
+/* Asks for the pieces that follow, when the one at `index` is read after the one before it, or `more` is read now. */
+static void ask_ahead(weft_file *f, uint64_t index, bool more)
 {
     uint64_t pieces = f->info.bytes / WEFT_FILE_PIECE + (f->info.bytes % WEFT_FILE_PIECE != 0);
-    bool next = f->last != index && f->last + 1 == index; /* before the first piece, `last` is one less than 0 */
+    bool next = f->last != index && (more || (f->last != UINT64_MAX && f->last + 1 == index));
     f->last = index;
     for (uint64_t i = index + 1; next && i <= index + FILE_AHEAD_PIECES && i < pieces; i++)
         if (!slot_of(f, i) && slot_ask(f, index, i, FILE_AHEAD, true))
@@ -159,8 +159,8 @@ int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t 
         rc = slot_get(f, index, deadline, &s);
         if (rc)
             break;
-        ask_ahead(f, index);
         uint64_t n = s->bytes - within < left ? s->bytes - within : left;
+        ask_ahead(f, index, n < left);
         int64_t before = fab_limit(deadline);
         rc = weft_get_blocking(w, to, s->at + within, (size_t)n);
         fab_limit(before);
@@ -210,6 +210,8 @@ static int map_copy(weft_file *f, weft_gaddr at, uint32_t bytes, int64_t until, 
         free(c);
         return rc;
     }
+    c->bytes = bytes;
+    fab_use(w, FAB_USE_FILES, bytes);
     base_spin_lock(&f->g->lock);
     c->next = f->copies;
     f->copies = c;
@@ -281,7 +283,6 @@ void weft_file_unmap(weft_file *f, weft_file_view *view)
     }
     base_spin_unlock(&f->g->lock);
     if (c)
-        weft_free(f->g->w, c->at);
-    free(c);
+        file_copy_free(f, c);
     *view = (weft_file_view){.at = NULL};
 }

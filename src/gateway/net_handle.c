@@ -135,6 +135,8 @@ static void socket_free(struct weft_socket *s)
     base_spin_lock(&g->lock);
     gateway_table_remove(&g->sockets, s->id);
     base_spin_unlock(&g->lock);
+    if (s->memory)
+        fab_use(g->w, FAB_USE_NETWORK, -(int64_t)(s->receive_ring + s->send_ring));
     weft_free(g->w, s->memory);
     free(s->text);
     free(s);
@@ -144,8 +146,10 @@ static int make_rings(struct weft_socket *s)
 {
     struct gateway *g = s->g;
     int rc = weft_alloc(g->w, s->receive_ring + s->send_ring, &s->memory);
-    if (!rc)
+    if (!rc) {
+        fab_use(g->w, FAB_USE_NETWORK, (int64_t)(s->receive_ring + s->send_ring));
         rc = gateway_stream_read_at(g, s->node, s->memory, s->receive_ring, stream_moved, s, &s->in);
+    }
     if (!rc)
         rc = gateway_stream_offer(g, s->node, s->memory + s->receive_ring, s->send_ring, stream_moved, s, &s->out);
     return rc;

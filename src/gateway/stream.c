@@ -57,6 +57,7 @@ int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (
         weft_free(g->w, ring);
     else
         (*out)->owned = true;
+    fab_use(g->w, FAB_USE_STREAMS, rc ? 0 : (int64_t)bytes);
     return rc;
 }
 
@@ -115,8 +116,10 @@ void gateway_stream_close(struct gateway_stream *s)
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
     if (cut) /* also if the reader reads no more: then it learns that its ring is not written any more */
         (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
-    if (s->owned)
+    if (s->owned) {
+        fab_use(g->w, FAB_USE_STREAMS, -(int64_t)s->bytes);
         weft_free(g->w, s->ring);
+    }
     free(s);
 }
 

@@ -37,6 +37,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
         weft_free(w, at);
         return base_fail(-ENOMEM, "queue '%s': no memory for its shard", q->name);
     }
+    fab_use(w, FAB_USE_TASKS, (int64_t)slot_shard_bytes(slots));
     slot_format(&q->own->shard);
     atomic_store_explicit(&q->views[w->rank], q->own, memory_order_release);
     if (slots) {
@@ -92,8 +93,10 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     if (rc == 0)
         rc = queue_room_enter(w, q);
     if (rc) {
-        if (q->own)
+        if (q->own) {
+            fab_use(w, FAB_USE_TASKS, -(int64_t)slot_shard_bytes(slots));
             weft_free(w, q->own->at); /* no other node knows the address yet */
+        }
         queue_destroy(q);
         return rc;
     }

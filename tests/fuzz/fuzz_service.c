@@ -3,11 +3,17 @@
  * Messages of other nodes about services. The first byte chooses:
  *   even: the rest is a record that starts a program, and its data: it is refused, or read, and then all strings are within the data; and
  * it is the head of a datagram; odd:  the rest is a sequence of messages to a server of names and sockets: header length (1), payload
- * length (2), header, payload. They may be refused or executed, and must not harm the process.
+ * it is the head of a datagram;
+ *   odd:  the rest is a sequence of messages to a server of names, sockets and files: header length (1), payload length (2), header,
+ * payload. They may be refused or executed, and must not harm the process.
  */
+#include <ftw.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "gateway/net.h"
 #include "weft.h"
@@ -74,12 +80,39 @@ static void datagram(const uint8_t *data, size_t size)
     free(own);
 }
 
+static char folder[] = "/tmp/weft-fuzz-service-XXXXXX";
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *where)
+{
+    (void)st, (void)type, (void)where;
+    return remove(path);
+}
+
+static void folder_remove(void)
+{
+    nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* A folder of its own, for the records of `file`, with one file. */
+static void folder_make(void)
+{
+    char path[sizeof folder + 8];
+    if (!mkdtemp(folder) || atexit(folder_remove))
+        abort();
+    snprintf(path, sizeof path, "%s/file", folder);
+    FILE *f = fopen(path, "w");
+    if (!f || fputs("some bytes", f) < 0 || fclose(f))
+        abort();
+    setenv("WEFT_FILE_ROOT", folder, 1);
+}
+
 static void messages(const uint8_t *data, size_t size)
 {
     static weft_node *w;
     if (!w) {
         weft_config c = {.bytes = sizeof c, .pool_bytes = 16 << 20, .size = 1};
-        setenv("WEFT_SERVE", "name,net", 1);
+        folder_make();
+        setenv("WEFT_SERVE", "name,net,file", 1);
         setenv("WEFT_NET_RULES", "deny=*", 1); /* the records of `net` reach nobody */
         if (weft_open(&w, &c))
             abort();

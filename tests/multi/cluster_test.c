@@ -109,6 +109,13 @@ static bool has_waited(const char *call)
         SYS_read,
         SYS_wait4,
         SYS_restart_syscall,
+        SYS_epoll_pwait,
+#if defined(SYS_epoll_pwait2)
+        SYS_epoll_pwait2,
+#endif
+#if defined(SYS_epoll_wait)
+        SYS_epoll_wait,
+#endif
 #if defined(SYS_poll)
         SYS_poll,
 #endif

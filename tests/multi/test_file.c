@@ -552,12 +552,260 @@ static void test_writes(void **state)
     assert_int_equal(nodes_failed_with(2, writes, NULL, OPEN), 0);
 }
 
+/* --- the root --- */
+
+static void put_text(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    CHECK(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    close(fd);
+}
+
+struct swapper {
+    _Atomic bool over;
+};
+
+/* Changes root/turn from a folder to a symbolic link that leads out, and back, all the time. */
+static void *swap(void *arg)
+{
+    struct swapper *s = arg;
+    char turn[256], away[256], link[256];
+    snprintf(turn, sizeof turn, "%s", in_folder("root/turn"));
+    snprintf(away, sizeof away, "%s", in_folder("root/away"));
+    snprintf(link, sizeof link, "%s", in_folder("root/link"));
+    while (!atomic_load(&s->over)) {
+        CHECK(rename(turn, away) == 0 && rename(link, turn) == 0);
+        CHECK(rename(turn, link) == 0 && rename(away, turn) == 0);
+    }
+    return NULL;
+}
+
+static void rooted(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    weft_file *f;
+    char text[16];
+    size_t n;
+    const char *const inside[] = {
+        "file", "./file", "folder/file", "folder/../file", in_folder("root/file"), in_folder("root//folder/file")};
+    for (unsigned i = 0; i < sizeof inside / sizeof inside[0]; i++) {
+        OK(weft_file_open(w, 0, inside[i], 0, &f, DEFAULT_TIME));
+        OK(weft_file_read(f, text, sizeof text, 0, &n, DEFAULT_TIME));
+        CHECK(n == 6 && memcmp(text, "inside", 6) == 0);
+        OK(weft_file_close(f));
+    }
+    OK(weft_file_open(w, 0, "good-link", 0, &f, DEFAULT_TIME)); /* it stays inside */
+    OK(weft_file_close(f));
+    const char *const outside[] = {"../secret",          "folder/../../secret", "bad-link",          "bad-folder/secret",
+                                   "/etc/passwd",        "absolute-link",       in_folder("secret"), in_folder("root/../secret"),
+                                   in_folder("rootless")};
+    for (unsigned i = 0; i < sizeof outside / sizeof outside[0]; i++)
+        must_fail(w, outside[i], 0, -EACCES, "outside of WEFT_FILE_ROOT");
+    must_fail(w, "../made", WEFT_FILE_WRITE | WEFT_FILE_CREATE, -EACCES, "outside of WEFT_FILE_ROOT");
+    must_fail(w, ".", 0, -EISDIR, "it is a folder");
+    must_fail(w, in_folder("root"), 0, -EISDIR, "it is a folder");
+    must_fail(w, "none", 0, -ENOENT, "No such file");
+    CHECK(access(in_folder("made"), F_OK) != 0);
+    /* While a folder becomes a link out of the root and back. */
+    struct swapper s = {false};
+    pthread_t thread;
+    uint32_t opened = 0, refused = 0;
+    CHECK(pthread_create(&thread, NULL, swap, &s) == 0);
+    for (uint32_t i = 0; i < repeats(3000); i++) {
+        int rc = weft_file_open(w, 0, "turn/secret", 0, &f, DEFAULT_TIME);
+        CHECK(rc == 0 || rc == -EACCES || rc == -ENOENT || rc == -EAGAIN);
+        if (rc) {
+            refused++;
+            continue;
+        }
+        opened++;
+        rc = weft_file_read(f, text, sizeof text, 0, &n, DEFAULT_TIME);
+        CHECK(rc == 0 && n == 6 && memcmp(text, "inside", 6) == 0);
+        OK(weft_file_close(f));
+    }
+    atomic_store(&s.over, true);
+    pthread_join(thread, NULL);
+    CHECK(opened && refused);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_root(void **state)
+{
+    (void)state;
+    char root[128];
+    CHECK(mkdir(in_folder("root"), 0700) == 0 && mkdir(in_folder("root/folder"), 0700) == 0 && mkdir(in_folder("root/turn"), 0700) == 0);
+    put_text(in_folder("root/file"), "inside");
+    put_text(in_folder("root/folder/file"), "inside");
+    put_text(in_folder("root/turn/secret"), "inside");
+    put_text(in_folder("secret"), "secret");
+    put_text(in_folder("rootless"), "secret");
+    CHECK(symlink("folder/file", in_folder("root/good-link")) == 0 && symlink("../secret", in_folder("root/bad-link")) == 0);
+    CHECK(symlink("..", in_folder("root/bad-folder")) == 0 && symlink("..", in_folder("root/link")) == 0);
+    CHECK(symlink("/etc/passwd", in_folder("root/absolute-link")) == 0);
+    snprintf(root, sizeof root, "WEFT_FILE_ROOT=%s", in_folder("root"));
+    const char *const with_root[] = {"WEFT_SERVE=file", "WEFT_LOG=error", root, NULL};
+    assert_int_equal(nodes_failed_with(2, rooted, NULL, with_root), 0);
+}
+
+static void wrong_settings(weft_node *w, void *arg)
+{
+    (void)w, (void)arg;
+    weft_node *one;
+    weft_config c = {.bytes = sizeof c, .size = 1, .pool_bytes = 16 << 20};
+    static const char *const wrong[][2] = {{"WEFT_FILE_ROOT", "relative"},
+                                           {"WEFT_FILE_ROOT", "/no/such/folder"},
+                                           {"WEFT_FILE_ROOT", "/etc/passwd"},
+                                           {"WEFT_FILE_CACHE", "1M"},
+                                           {"WEFT_FILE_CACHE", "1G"}};
+    for (unsigned i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        setenv(wrong[i][0], wrong[i][1], 1);
+        int rc = weft_open(&one, &c);
+        CHECK(rc < 0 && strstr(weft_error(), wrong[i][0]));
+        unsetenv(wrong[i][0]);
+    }
+}
+
+static void test_settings(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(1, wrong_settings, NULL, OPEN), 0);
+}
+
+/* --- deaths --- */
+
+struct death_board {
+    _Atomic uint32_t mapped, dead;
+    _Atomic uint32_t asked;
+};
+
+/* Node 1 maps half of the cache and dies: then another one can. */
+static void asker_dies(weft_node *w, void *arg)
+{
+    struct death_board *b = arg;
+    weft_file *f;
+    weft_file_view v[2];
+    bool here = stats(w, 0).transport[0] == 's'; /* else nothing is mapped at the gateway */
+    if (weft_rank(w) == 0) {
+        wait_for(&b->dead, 1);
+        return;
+    }
+    if (weft_rank(w) == 2) {
+        wait_for(&b->mapped, 1);
+        OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+        int64_t deadline = now_ns() + patience_ns(10);
+        while (cache_of(w).mapped_bytes || cache_of(w).readers != 1)
+            CHECK(now_ns() < deadline);
+        OK(weft_file_map(f, 3 * PIECE, &v[0], DEFAULT_TIME));
+        OK(weft_file_map(f, 2 * PIECE, &v[1], DEFAULT_TIME));
+        CHECK(right(v[0].at, 50, 3 * PIECE, PIECE) && right(v[1].at, 50, 2 * PIECE, PIECE));
+        OK(weft_file_close(f));
+        atomic_store(&b->dead, 1);
+        return;
+    }
+    OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_map(f, 0, &v[0], DEFAULT_TIME));
+    OK(weft_file_map(f, PIECE, &v[1], DEFAULT_TIME));
+    CHECK(cache_of(w).mapped_bytes == (here ? 2 * PIECE : 0));
+    atomic_store(&b->mapped, 1);
+    kill(getpid(), SIGKILL);
+}
+
+/* The gateway dies while a node reads: an error, at once; what is mapped stays. */
+static void gateway_dies(weft_node *w, void *arg)
+{
+    struct death_board *b = arg;
+    static uint8_t some[1 << 20];
+    weft_file *f, *other;
+    weft_file_view v;
+    size_t n;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->asked, 20);
+        kill(getpid(), SIGKILL);
+    }
+    OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_map(f, 5, &v, DEFAULT_TIME));
+    int rc = 0;
+    int64_t deadline = now_ns() + patience_ns(10);
+    for (uint64_t i = 0; !rc; i++) {
+        rc = weft_file_read(f, some, sizeof some, i % 8 * PIECE, &n, 60 * WEFT_SECOND);
+        CHECK(right(some, 50, i % 8 * PIECE, n));
+        atomic_fetch_add(&b->asked, 1);
+    }
+    CHECK(rc == -ECONNRESET && now_ns() < deadline);
+    CHECK(weft_file_open(w, 0, in_folder("file"), 0, &other, DEFAULT_TIME) == -ECONNRESET && !other);
+    CHECK(weft_file_stat(f, NULL, 0, DEFAULT_TIME) == -ECONNRESET);
+    CHECK(right(v.at, 50, 5, v.bytes));
+    weft_file_unmap(f, &v);
+    OK(weft_file_close(f));
+}
+
+static void test_deaths(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    struct death_board *b = shared_words(sizeof *b);
+    write_file(in_folder("file"), 50, 8 * PIECE, O_TRUNC);
+    nodes_run(3, asker_dies, b, SMALL, status);
+    assert_true(WIFSIGNALED(status[1]));
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[2], 0);
+    b = shared_words(sizeof *b);
+    nodes_run(2, gateway_dies, b, SMALL, status);
+    assert_true(WIFSIGNALED(status[0]));
+    assert_int_equal(status[1], 0);
+}
+
+/* --- a gateway that does not answer --- */
+
+static void stopped(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *words = arg;
+    static uint8_t some[1 << 20];
+    weft_file *f, *late;
+    weft_file_view v;
+    size_t n;
+    if (weft_rank(w) == 0) {
+        atomic_store(&words[1], (uint32_t)getpid());
+        wait_for(&words[0], 1);
+        return;
+    }
+    wait_for(&words[1], 1);
+    OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_read(f, some, 10, 0, &n, DEFAULT_TIME));
+    stop_asleep((pid_t)atomic_load(&words[1]));
+    CHECK(weft_file_open(w, 0, in_folder("file"), 0, &late, 50 * WEFT_MS) == -ETIMEDOUT && !late);
+    CHECK(weft_file_read(f, some, 10, 3 * PIECE, &n, 50 * WEFT_MS) == -ETIMEDOUT && strstr(weft_error(), "no answer before the deadline"));
+    CHECK(weft_file_map(f, 0, &v, 50 * WEFT_MS) == -ETIMEDOUT && !v.at);
+    CHECK(kill((pid_t)atomic_load(&words[1]), SIGCONT) == 0);
+    OK(weft_file_read(f, some, 10, 3 * PIECE, &n, DEFAULT_TIME));
+    CHECK(n == 10 && right(some, 50, 3 * PIECE, n));
+    int64_t deadline = now_ns() + patience_ns(10);
+    while (cache_of(w).readers != 1 || cache_of(w).mapped_bytes) /* what was given up is given back */
+        CHECK(now_ns() < deadline);
+    OK(weft_file_close(f));
+    while (cache_of(w).readers)
+        CHECK(now_ns() < deadline);
+    atomic_store(&words[0], 1);
+}
+
+static void test_stopped(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), 50, 8 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, stopped, shared_words(64), OPEN), 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_errors), TEST(test_once),  TEST(test_changes),
-                                       TEST(test_evictions), TEST(test_pins),   TEST(test_writes)};
+    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_errors), TEST(test_once),   TEST(test_changes),
+                                       TEST(test_evictions), TEST(test_pins),   TEST(test_writes), TEST(test_root),
+                                       TEST(test_settings),  TEST(test_deaths), TEST(test_stopped)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -155,7 +155,7 @@ class UpAndDown(Standing):
         got = self.status()
         self.assertEqual((got["cluster"], [n["node"] for n in got["nodes"]]), ("default", [0, 1, 2]))
         for n in got["nodes"]:
-            self.assertEqual((n["state"], n["services"], n["pool_bytes"]), ("up", ["process", "name", "net"], 64 << 20))
+            self.assertEqual((n["state"], n["services"], n["pool_bytes"]), ("up", ["process", "name", "net", "file"], 64 << 20))
             self.assertTrue(alive(n["pid"]))
         transport = "shm" if CLUSTER[0] == "-n" else "rc"
         self.assertEqual([(l["from"], l["to"], l["state"], l["transport"]) for l in got["links"]],
