@@ -93,6 +93,16 @@ static inline int64_t base_deadline(int64_t timeout_ns)
     return base_after(base_now_ns(), timeout_ns);
 }
 
+/* Fetches a cache line that will be written, while the caller does something else. `p` need not be a valid address. */
+static inline void base_fetch_to_write(const void *p)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p)); /* the builtin leaves the line shared, without -mprfchw */
+#else
+    __builtin_prefetch(p, 1);
+#endif
+}
+
 static inline void base_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

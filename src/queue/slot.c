@@ -74,6 +74,12 @@ static inline int store_fields(const struct slot_shard *s, uint32_t base, uint64
     return s->remote->store(s->arg, base + 1, all, SLOT_WORDS - 1);
 }
 
+void slot_fetch(const struct slot_shard *s, uint32_t slot)
+{
+    if (s->mem)
+        base_fetch_to_write(s->mem + slot_base(s, slot));
+}
+
 static inline int load_fields(const struct slot_shard *s, uint32_t base, struct slot_claim *c, uint32_t nodes)
 {
     if (BASE_LIKELY(s->mem != NULL)) {
