@@ -40,13 +40,14 @@ typedef struct weft_gpu_info {
     uint32_t pcie_generation, pcie_lanes; /* of the PCIe link now, which may be slower while the GPU is idle; 0: not known */
     uint32_t pcie_generation_most, pcie_lanes_most; /* the most that the link can have */
     bool usable;
-    char why[160];          /* the reason, if the GPU is not usable */
-    char remedy[160];       /* what to do about the reason; "": nothing, or `why` already tells */
-    bool external;          /* the GPU is behind a hot-plug port, such as a Thunderbolt port */
-    uint32_t rdma_distance; /* enum weft_gpu_distance */
-    char rdma[64];          /* the nearest RDMA device; "": there is none on PCI */
-    uint64_t nvlink_peers;  /* bit i is set if NVLink connects the GPU with cuda:i */
-    char no_rdma[160];      /* why RDMA devices cannot access the GPU's memory; "": they can, if they register dmabufs */
+    char why[160];            /* the reason, if the GPU is not usable */
+    char remedy[160];         /* what to do about the reason; "": nothing, or `why` already tells */
+    bool external;            /* the GPU is behind a hot-plug port, such as a Thunderbolt port */
+    uint32_t rdma_distance;   /* enum weft_gpu_distance */
+    char rdma[64];            /* the nearest RDMA device; "": there is none on PCI */
+    uint64_t nvlink_peers;    /* bit i is set if NVLink connects the GPU with cuda:i */
+    char no_rdma[160];        /* why RDMA devices cannot access the GPU's memory; "": they can, if they register dmabufs */
+    char no_rdma_remedy[160]; /* what to do about that; "": nothing helps */
 } weft_gpu_info;
 
 /* Describe the GPU with the number `index`. The numbers start at 0 with the usable GPUs. After them come GPUs on PCI that no driver offers,

@@ -12,8 +12,9 @@ static const char help[] =
     "Examines this host and prints what prevents RDMA on it, the most likely cause first, each with the facts and the remedy:\n"
     "no verbs library, RDMA not enabled, Thunderbolt 4 ports, no device or no right to open it, a port that is down, no\n"
     "usable address (GID), all protection domains or queue pairs in use, an active Thunderbolt bridge, a limit of locked\n"
-    "memory, WEFT_TRANSPORT=ofi on a host with RDMA, a GPU without a driver. The command also reports facts that it cannot\n"
-    "parse.\n"
+    "memory, WEFT_TRANSPORT=ofi on a host with RDMA, a GPU without a driver, memory of a GPU that no RDMA device accesses.\n"
+    "The command also reports facts that it cannot parse. Then it prints how data between the memory of each GPU and other\n"
+    "hosts goes: directly, or through the host's memory and why.\n"
     "\n"
     "  --facts DIR   examine facts that --save has written to DIR, instead of this host\n"
     "  --save DIR    also write the facts about this host to DIR, to examine them elsewhere\n"
@@ -23,16 +24,39 @@ static const char help[] =
     "On each device that can be used, the command allocates one protection domain and one queue pair, and frees both.\n"
     "Exit status: 0 if nothing prevents RDMA; 1 if something does; 2 if the command line is wrong.\n";
 
-static int doctor_print_json(const struct doctor_finding *all, unsigned count, unsigned usable, bool good)
+/* The memory of each GPU; a list for JSON. */
+static json_t *gpus_list(const struct doctor_gpu *gpus, unsigned n)
+{
+    json_t *list = json_array();
+    for (unsigned i = 0; i < n; i++)
+        json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s, s:s}", "gpu", gpus[i].name, "direct", gpus[i].direct, "device",
+                                              gpus[i].device, "why", gpus[i].why, "remedy", gpus[i].remedy));
+    return list;
+}
+
+static void gpus_print(const struct doctor_gpu *gpus, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (gpus[i].direct)
+            printf("GPU %s (%s): %s accesses its memory directly (dmabuf); `weft probe memory` tries it.\n", gpus[i].name, gpus[i].model,
+                   gpus[i].device);
+        else
+            printf("GPU %s (%s): data between its memory and other hosts is copied through the host's memory: %s.\n", gpus[i].name,
+                   gpus[i].model, gpus[i].why);
+}
+
+static int doctor_print_json(const struct doctor_finding *all, unsigned count, unsigned usable, bool good, json_t *gpus)
 {
     json_t *list = json_array();
     for (unsigned i = 0; i < count; i++)
         json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s, s:s}", "id", all[i].id, "stops", all[i].stops, "what", all[i].what,
                                               "seen", all[i].seen, "remedy", all[i].remedy));
-    return cli_json_print("doctor", json_pack("{s:b, s:i, s:o}", "ok", good, "usable_devices", (int)usable, "findings", list));
+    return cli_json_print("doctor",
+                          json_pack("{s:b, s:i, s:o, s:o}", "ok", good, "usable_devices", (int)usable, "findings", list, "gpus", gpus));
 }
 
-static int print_people(const struct doctor_finding *all, unsigned count, unsigned usable, bool known)
+static int print_people(const struct doctor_finding *all, unsigned count, unsigned usable, bool known, const struct doctor_gpu *gpus,
+                        unsigned n)
 {
     for (unsigned i = 0; i < count; i++)
         printf("%s%u. %s%s\n   seen: %s\n   do:   %s\n", i ? "\n" : "", i + 1, all[i].what, all[i].stops ? "" : " (a warning)", all[i].seen,
@@ -45,6 +69,7 @@ static int print_people(const struct doctor_finding *all, unsigned count, unsign
     }
     printf("%s%u RDMA device%s can be used.%s\n", count ? "\n" : "", usable, usable == 1 ? "" : "s",
            usable ? "" : " Nodes on this host can still use shared memory, and TCP to other hosts, which is slower.");
+    gpus_print(gpus, n);
     return cli_flush("doctor");
 }
 
@@ -56,6 +81,7 @@ int cli_doctor(int argc, char **argv)
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
     static struct doctor_finding found[DOCTOR_FINDINGS];
+    static struct doctor_gpu gpus[DOCTOR_GPUS_MOST];
     const char *facts_dir = NULL, *save_dir = NULL;
     bool as_json = false, started = false;
     struct doctor_facts facts;
@@ -81,7 +107,9 @@ int cli_doctor(int argc, char **argv)
         unsigned count = doctor_find(&facts, found, &usable);
         bool good = count == 0 || !found[0].stops;
         bool known = count == 0 || strcmp(found[0].id, "unreadable-fact") != 0;
-        rc = as_json ? doctor_print_json(found, count, usable, good) : print_people(found, count, usable, known);
+        unsigned n = doctor_gpus(&facts, gpus);
+        rc = as_json ? doctor_print_json(found, count, usable, good, gpus_list(gpus, n))
+                     : print_people(found, count, usable, known, gpus, n);
         if (rc == 0 && !good)
             rc = CLI_FAILED;
     }

@@ -9,16 +9,17 @@
 #include "cli/device_words.h"
 
 enum doctor_fact {
-    DOCTOR_SYSTEM,      /* system.txt       macOS: sw_vers; else uname -sr */
-    DOCTOR_LIBRARY,     /* library.txt      "found PATH", or "missing: REASON" */
-    DOCTOR_DEVICES,     /* devices.json     weft devices --json; an object with "error" if the devices cannot be listed */
-    DOCTOR_ALLOCATION,  /* allocation.txt   "DEVICE domain|queue_pair ERRNO"; 0: it could be allocated */
-    DOCTOR_LIMITS,      /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "transport: NAME", "privileged: yes|no" */
-    DOCTOR_UVERBS,      /* uverbs.txt       "PATH yes|no" for each device file: whether it opens */
+    DOCTOR_SYSTEM,     /* system.txt       macOS: sw_vers; else uname -sr */
+    DOCTOR_LIBRARY,    /* library.txt      "found PATH", or "missing: REASON" */
+    DOCTOR_DEVICES,    /* devices.json     weft devices --json; an object with "error" if the devices cannot be listed */
+    DOCTOR_ALLOCATION, /* allocation.txt   "DEVICE domain|queue_pair ERRNO"; 0: it could be allocated */
+    DOCTOR_LIMITS, /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "transport: NAME", "gpu_rdma: no", "privileged: yes|no" */
+    DOCTOR_UVERBS, /* uverbs.txt       "PATH yes|no" for each device file: whether it opens */
     DOCTOR_RDMA_CTL,    /* rdma_ctl.txt     rdma_ctl status */
     DOCTOR_THUNDERBOLT, /* thunderbolt.txt  system_profiler SPThunderboltDataType */
     DOCTOR_INTERFACES,  /* interfaces.txt   ifconfig -a */
     DOCTOR_PCI,         /* pci.txt          macOS: system_profiler SPPCIDataType; else one line for each GPU in /sys */
+    DOCTOR_GPUS,        /* gpus.json        weft gpus --json */
     DOCTOR_FACTS
 };
 
@@ -44,5 +45,18 @@ struct doctor_finding {
 /* Fill in the findings, the most likely cause first, and return their number. `usable`: number of devices that weft can use. A fact that
  * cannot be parsed is a finding, too. */
 unsigned doctor_find(const struct doctor_facts *f, struct doctor_finding out[DOCTOR_FINDINGS], unsigned *usable);
+
+/* doctor_gpus.c: how data between the memory of a GPU (arenas) and other hosts goes. */
+struct doctor_gpu {
+    char name[16], model[96];
+    bool direct;     /* an RDMA device accesses the memory; false: staged, through the host's memory */
+    bool warn;       /* it could be direct */
+    char device[64]; /* the RDMA device that does, or would; "": none of this host could */
+    char why[300], remedy[300];
+};
+#define DOCTOR_GPUS_MOST 64u
+/* Describes the usable GPUs, without `host`; returns their number. */
+unsigned doctor_gpus(const struct doctor_facts *f, struct doctor_gpu out[DOCTOR_GPUS_MOST]);
+json_t *cli_gpus_json(void); /* gpu_list.c: the fact about this host */
 
 #endif

@@ -86,6 +86,8 @@ static char *limits(void)
             fprintf(s.to, "pool: %llu\n", (unsigned long long)pool);
         if (strcmp(rows[i].name, "transport") == 0 && rows[i].value[0])
             fprintf(s.to, "transport: %s\n", rows[i].value);
+        if (strcmp(rows[i].name, "gpu_rdma") == 0 && strcmp(rows[i].value, "no") == 0)
+            fprintf(s.to, "gpu_rdma: no\n");
     }
     fprintf(s.to, "privileged: %s\n", geteuid() == 0 ? "yes" : "no");
     return sheet_text(&s);
@@ -142,6 +144,13 @@ static void devices(struct doctor_facts *f)
     verbs_devices_close(all, count);
     f->text[DOCTOR_DEVICES] = json_dumps(list, JSON_INDENT(1));
     f->text[DOCTOR_ALLOCATION] = sheet_text(&s);
+    json_decref(list);
+}
+
+static void gpus(struct doctor_facts *f)
+{
+    json_t *list = cli_gpus_json();
+    f->text[DOCTOR_GPUS] = json_dumps(list, JSON_INDENT(1));
     json_decref(list);
 }
 
@@ -259,6 +268,7 @@ int doctor_collect(struct doctor_facts *f)
     f->text[DOCTOR_LIBRARY] = facts_library();
     f->text[DOCTOR_LIMITS] = limits();
     devices(f);
+    gpus(f);
     system_facts(f);
     return f->text[DOCTOR_LIBRARY] ? 0 : base_fail(-ENOMEM, "no memory for the facts about this host");
 }

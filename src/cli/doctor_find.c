@@ -19,13 +19,6 @@ static bool has(const struct doctor *d, const char *id)
 }
 
 /* --- facts that cannot be parsed: each is a finding, since it may hide a problem --- */
-static void report_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy)
-{
-    struct doctor_finding *f = doctor_add(d, "unreadable-fact", UNREADABLE, true);
-    SAY(f->what, "%s cannot be parsed, so what it contains is not known", doctor_file(which));
-    SAY(f->seen, "%s: %s", doctor_file(which), why);
-    SAY(f->remedy, "%s", remedy);
-}
 
 /* Parse the list of devices; the caller frees it. NULL: there is none, or it is invalid, which is then a finding. */
 static json_t *doctor_read_devices(struct doctor *d)
@@ -57,7 +50,7 @@ static json_t *doctor_read_devices(struct doctor *d)
             SAY(why, "entry %zu of the list is not a device: expected \"device\", a text, and \"usable\", true or false", i + 1);
     if (!why[0])
         return list;
-    report_unreadable(d, DOCTOR_DEVICES, why, remedy);
+    doctor_unreadable(d, DOCTOR_DEVICES, why, remedy);
     json_decref(list);
     return NULL;
 }
@@ -81,7 +74,7 @@ static bool good_limit(const char *line)
         return doctor_is_number(value) || strcmp(value, "unlimited") == 0;
     if (doctor_value_of(line, "pool", value, sizeof value))
         return doctor_is_number(value);
-    if (doctor_value_of(line, "transport", value, sizeof value))
+    if (doctor_value_of(line, "transport", value, sizeof value) || doctor_value_of(line, "gpu_rdma", value, sizeof value))
         return true;
     return doctor_value_of(line, "privileged", value, sizeof value) && (strcmp(value, "yes") == 0 || strcmp(value, "no") == 0);
 }
@@ -105,7 +98,7 @@ static void check_lines(struct doctor *d)
         {DOCTOR_ALLOCATION, good_allocation, "\"DEVICE domain ERRNO\" or \"DEVICE queue_pair ERRNO\", with 0 for success", false},
         {DOCTOR_LIMITS, good_limit,
          "\"memlock: BYTES\" or \"memlock: unlimited\", \"pool: BYTES\", \"transport: NAME\", "
-         "\"privileged: yes\" or \"no\"",
+         "\"gpu_rdma: no\", \"privileged: yes\" or \"no\"",
          false},
         {DOCTOR_UVERBS, good_uverbs, "\"PATH yes\" or \"PATH no\"", false},
     };
@@ -121,7 +114,7 @@ static void check_lines(struct doctor *d)
         if (good)
             continue;
         SAY(why, "line %u, \"%.120s\": expected %s", n, line, all[i].expected);
-        report_unreadable(d, all[i].which, why, "Correct that line, or capture it again on that host: `weft doctor --save DIR`");
+        doctor_unreadable(d, all[i].which, why, "Correct that line, or capture it again on that host: `weft doctor --save DIR`");
     }
 }
 
@@ -399,14 +392,6 @@ static void weigh(struct doctor *d)
             d->out[i].stops = false;
 }
 
-/* Replace unprintable bytes: facts may contain any bytes, and a terminal may take some as commands. */
-static void plain(char *text)
-{
-    for (; *text; text++)
-        if (*text < ' ' || *text > '~')
-            *text = '?';
-}
-
 static int by_rank(const void *a, const void *b)
 {
     const struct doctor_finding *x = a, *y = b;
@@ -433,12 +418,13 @@ unsigned doctor_find(const struct doctor_facts *facts, struct doctor_finding out
     doctor_check_slow_path(&d);
     doctor_check_memlock(&d);
     doctor_check_gpu(&d);
+    doctor_check_staged(&d);
     json_decref(d.devices);
     weigh(&d);
     for (unsigned i = 0; i < d.count; i++) {
-        plain(out[i].what);
-        plain(out[i].seen);
-        plain(out[i].remedy);
+        doctor_plain(out[i].what);
+        doctor_plain(out[i].seen);
+        doctor_plain(out[i].remedy);
     }
     qsort(out, d.count, sizeof *out, by_rank);
     *usable = d.usable;

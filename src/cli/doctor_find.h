@@ -25,7 +25,8 @@ enum rank {
     BRIDGE,
     SLOW_PATH,
     MEMLOCK,
-    GPU
+    GPU,
+    GPU_STAGED
 };
 
 struct doctor {
@@ -38,6 +39,8 @@ struct doctor {
 
 /* Add a finding and return it to be filled in. If there are too many, it overwrites the last one. */
 struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops);
+void doctor_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy); /* the fact cannot be parsed */
+void doctor_plain(char *text); /* replaces what a terminal might take for a command */
 #define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
 
 /* --- facts --- */
@@ -54,5 +57,8 @@ void doctor_check_bridge(struct doctor *d);
 void doctor_check_memlock(struct doctor *d);
 void doctor_check_slow_path(struct doctor *d); /* after the devices were counted */
 void doctor_check_gpu(struct doctor *d);
+
+/* --- doctor_gpus.c --- */
+void doctor_check_staged(struct doctor *d);
 
 #endif

@@ -5,11 +5,17 @@
 #include "cli/doctor_find.h"
 
 static const char *const files[DOCTOR_FACTS] = {
-    [DOCTOR_SYSTEM] = "system.txt",         [DOCTOR_LIBRARY] = "library.txt",
-    [DOCTOR_DEVICES] = "devices.json",      [DOCTOR_ALLOCATION] = "allocation.txt",
-    [DOCTOR_LIMITS] = "limits.txt",         [DOCTOR_UVERBS] = "uverbs.txt",
-    [DOCTOR_RDMA_CTL] = "rdma_ctl.txt",     [DOCTOR_THUNDERBOLT] = "thunderbolt.txt",
-    [DOCTOR_INTERFACES] = "interfaces.txt", [DOCTOR_PCI] = "pci.txt",
+    [DOCTOR_SYSTEM] = "system.txt",
+    [DOCTOR_LIBRARY] = "library.txt",
+    [DOCTOR_DEVICES] = "devices.json",
+    [DOCTOR_ALLOCATION] = "allocation.txt",
+    [DOCTOR_LIMITS] = "limits.txt",
+    [DOCTOR_UVERBS] = "uverbs.txt",
+    [DOCTOR_RDMA_CTL] = "rdma_ctl.txt",
+    [DOCTOR_THUNDERBOLT] = "thunderbolt.txt",
+    [DOCTOR_INTERFACES] = "interfaces.txt",
+    [DOCTOR_PCI] = "pci.txt",
+    [DOCTOR_GPUS] = "gpus.json",
 };
 
 const char *doctor_file(enum doctor_fact which)
@@ -25,6 +31,22 @@ struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank ra
     f->rank = (int)rank;
     f->stops = stops;
     return f;
+}
+
+void doctor_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy)
+{
+    struct doctor_finding *f = doctor_add(d, "unreadable-fact", UNREADABLE, true);
+    SAY(f->what, "%s cannot be parsed, so what it contains is not known", doctor_file(which));
+    SAY(f->seen, "%s: %s", doctor_file(which), why);
+    SAY(f->remedy, "%s", remedy);
+}
+
+/* Facts may have any bytes: keep only printable ones, since a terminal may take others for commands. */
+void doctor_plain(char *text)
+{
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~')
+            *text = '?';
 }
 
 const char *doctor_fact(const struct doctor *d, enum doctor_fact which)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/command.h"
+#include "cli/doctor.h"
 #include "weft/gpu.h"
 
 static const char help[] =
@@ -14,8 +15,8 @@ static const char help[] =
     "Shows the GPUs of this host, a line for each GPU: the name that weft_gpu_open() takes, the model and the memory, the\n"
     "generation and width of the PCIe link now and at most, the GPUs that NVLink connects with it, the RDMA device that is\n"
     "nearest to it on PCI, and whether weft can use it. `staged` behind an RDMA device: no RDMA device can access the GPU's\n"
-    "memory, so data for other hosts goes through the host's memory (--json has the reason). For a GPU on PCI that no driver\n"
-    "offers, the line shows the reason and what to do. The GPU `host`, whose blocks are threads, is always there.\n"
+    "memory, so data for other hosts goes through the host's memory, for the reason below the table. For a GPU on PCI that no\n"
+    "driver offers, the line shows the reason and what to do. The GPU `host`, whose blocks are threads, is always there.\n"
     "\n"
     "  --json    print JSON\n"
     "  --help    print this text\n"
@@ -65,7 +66,7 @@ static int gpus_add_line(struct cli_table *t, const weft_gpu_info *g)
     return cli_table_add(t, cells);
 }
 
-static json_t *gpus_json(const weft_gpu_info *g)
+static json_t *gpus_json_of(const weft_gpu_info *g)
 {
     json_t *peers = json_array();
     for (unsigned i = 0; i < 64; i++)
@@ -74,11 +75,27 @@ static json_t *gpus_json(const weft_gpu_info *g)
             snprintf(name, sizeof name, "cuda:%u", i);
             json_array_append_new(peers, json_string(name));
         }
-    return json_pack("{s:s, s:s, s:I, s:s, s:b, s:{s:i, s:i, s:i, s:i}, s:o, s:s, s:s, s:b, s:s, s:s, s:s}", "name", g->name, "model",
+    return json_pack("{s:s, s:s, s:I, s:s, s:b, s:{s:i, s:i, s:i, s:i}, s:o, s:s, s:s, s:b, s:s, s:s, s:s, s:s}", "name", g->name, "model",
                      g->model, "memory_bytes", (json_int_t)g->memory_bytes, "pci", g->pci, "external", g->external, "pcie", "generation",
                      (int)g->pcie_generation, "lanes", (int)g->pcie_lanes, "generation_most", (int)g->pcie_generation_most, "lanes_most",
                      (int)g->pcie_lanes_most, "nvlink_peers", peers, "rdma", g->rdma, "rdma_distance", distance_text(g->rdma_distance),
-                     "usable", g->usable, "why", g->why, "remedy", g->remedy, "no_rdma", g->no_rdma);
+                     "usable", g->usable, "why", g->why, "remedy", g->remedy, "no_rdma", g->no_rdma, "no_rdma_remedy", g->no_rdma_remedy);
+}
+
+json_t *cli_gpus_json(void)
+{
+    json_t *list = json_array();
+    weft_gpu_info g;
+    for (uint32_t i = 0; weft_gpu_look(i, &g, sizeof g) == 0; i++)
+        json_array_append_new(list, gpus_json_of(&g));
+    return list;
+}
+
+/* Why data between a GPU and other hosts goes through the host's memory, below the table. */
+static void gpus_print_staged(const weft_gpu_info *g)
+{
+    if (g->usable && g->rdma[0] && g->no_rdma[0])
+        printf("%s is staged: %s%s%s\n", g->name, g->no_rdma, g->no_rdma_remedy[0] ? "; " : "", g->no_rdma_remedy);
 }
 
 static int gpus_print(struct cli_table *t)
@@ -91,6 +108,8 @@ static int gpus_print(struct cli_table *t)
         cli_error("gpus", "no memory for the table of GPUs");
     else
         cli_table_print(t, stdout);
+    for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)
+        gpus_print_staged(&g);
     cli_table_free(t);
     return rc ? CLI_FAILED : cli_flush("gpus");
 }
@@ -114,9 +133,5 @@ int cli_gpus(int argc, char **argv)
         return cli_usage("gpus", "'%s': no argument is expected", argv[optind]);
     if (!json)
         return gpus_print(cli_table_new(columns, 8));
-    json_t *list = json_array();
-    weft_gpu_info g;
-    for (uint32_t i = 0; weft_gpu_look(i, &g, sizeof g) == 0; i++)
-        json_array_append_new(list, gpus_json(&g));
-    return cli_json_print("gpus", list);
+    return cli_json_print("gpus", cli_gpus_json());
 }

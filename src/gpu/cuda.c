@@ -33,18 +33,26 @@ static int attribute(int device, int what)
     return cuda->cuDeviceGetAttribute && cuda->cuDeviceGetAttribute(&value, what, device) == 0 ? value : 0;
 }
 
-/* Why this GPU's memory cannot be registered with RDMA devices; "": it can be. */
-static const char *no_dmabuf(int device)
+/* Why this GPU's memory cannot be registered with RDMA devices; "": it can be. `*remedy` (may be NULL): what to do about that; "": nothing.
+ */
+static const char *no_dmabuf(int device, const char **remedy)
 {
+    static const char newer[] = "install NVIDIA's driver 515 or newer";
+    const char *unused, **helps = remedy ? remedy : &unused;
+    *helps = newer;
     if (!cuda->cuMemGetHandleForAddressRange || !cuda->cuDeviceGetAttribute)
         return "CUDA's driver is older than 11.7 and gives no dmabufs";
+    *helps = "install NVIDIA's open kernel modules in place of the proprietary ones, on Linux 5.12 or newer";
     if (!attribute(device, CUDA_DMABUF_SUPPORTED))
         return "the GPU gives no dmabufs: that takes NVIDIA's open kernel module and Linux 5.12";
+    *helps = "";
     if (!attribute(device, CUDA_RDMA_WITH_VMM))
         return "the GPU gives RDMA devices no memory of the kind that arenas are made of";
+    *helps = newer;
     if (attribute(device, CUDA_RDMA_ORDERING) < CUDA_ORDERED_FOR_ALL &&
         (!cuda->cuFlushGPUDirectRDMAWrites || !(attribute(device, CUDA_RDMA_FLUSHES) & CUDA_FLUSH_BY_HOST)))
         return "the GPU's kernels might not see what an RDMA device has written, and its driver has no call that makes them";
+    *helps = "";
     return "";
 }
 
@@ -65,7 +73,9 @@ static bool cuda_look(uint32_t index, weft_gpu_info *out)
     gpu_pci_read("", address, &pci);
     gpu_pci_tell("", &pci, out);
     out->nvlink_peers = nvlink_peers((int)index, count);
-    snprintf(out->no_rdma, sizeof out->no_rdma, "%s", no_dmabuf(device));
+    const char *remedy;
+    snprintf(out->no_rdma, sizeof out->no_rdma, "%s", no_dmabuf(device, &remedy));
+    snprintf(out->no_rdma_remedy, sizeof out->no_rdma_remedy, "%s", remedy);
     out->usable = true;
     return true;
 }
@@ -330,7 +340,7 @@ static int cuda_memory_allow(void *device, const struct gpu_memory *m)
 static int cuda_memory_dmabuf(void *device, const struct gpu_memory *m)
 {
     struct cuda_device *d = device;
-    const char *why = no_dmabuf(d->device);
+    const char *why = no_dmabuf(d->device, NULL);
     int fd = -1;
     if (why[0])
         return base_fail(-EOPNOTSUPP, "%s", why);

@@ -11,7 +11,7 @@
  *   arena.c  memory of GPUs in the address space, with rdma.c, views.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
  *   work.c   persistent workers: tasks from queues to blocks, results back
- *   tasks.c  requests of kernels to queues: submit, claim, renew, complete
+ *   tasks.c  requests of kernels to queues: submit, claim, renew, complete; their arrays may be in arenas
  *   record.c records of kernels that are in an arena
  *   serve.c  the serving thread, which does the requests of kernels
  *   gpu.c    opening and closing

@@ -4,8 +4,10 @@
  * for a shard on another host, and the serving thread must not wait. The thread tries each request once. A kernel that wants to wait
  * repeats its request, so the wait of one block does not delay another block's submission.
  *
- * A kernel may change its memory at any time, so the memory is copied once and then checked. The queue refuses a forged claim.
+ * A kernel may change its memory at any time, so the memory is copied once and then checked. The queue refuses a forged claim. Memory in an
+ * arena, which the processor may be unable to access, is copied by the GPU.
  */
+#include "gpu/arena.h"
 #include "gpu/ring.h"
 
 #include <sched.h>
@@ -38,34 +40,91 @@ static void tasks_answer(struct gpu_request *q, int rc)
     __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* release: pairs with server_look(), which then sees what was written */
 }
 
+/* --- the kernel's memory --- */
+
+/* Memory that a kernel names: in this node's pool, or in one of its arenas, which stays open until memory_leave(). */
+struct kernel_memory {
+    uint8_t *at;
+    struct gpu_arena *arena; /* NULL: in the pool */
+};
+
+static int memory_find(struct weft_node *w, uint64_t addr, uint64_t bytes, struct kernel_memory *out)
+{
+    *out = (struct kernel_memory){0};
+    void *at = NULL;
+    bool own = weft_gaddr_node(addr) == w->rank;
+    if (own && weft_gaddr_space(addr) == 0)
+        at = weft_ptr(w, addr, bytes);
+    else if (own && arena_enter(gpu_arenas_of(w), addr, bytes, &out->arena, &at))
+        at = NULL;
+    out->at = at;
+    return at ? 0
+              : base_fail(-EFAULT, "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas",
+                          (unsigned long long)addr, (unsigned long long)bytes);
+}
+
+static void memory_leave(struct kernel_memory *m)
+{
+    arena_leave(m->arena);
+    m->arena = NULL;
+}
+
+/* Waits for the GPU: a copy of a few KiB takes microseconds, and ends with an error if the GPU has failed. */
+static int memory_copy(struct kernel_memory *m, void *to, const void *from, uint64_t bytes)
+{
+    struct arena_copy copy;
+    if (!m->arena) {
+        memcpy(to, from, bytes);
+        return 0;
+    }
+    int rc = arena_copy(&copy, &m->arena->place, to, from, bytes);
+    while (!rc && (rc = arena_copied(&copy)) == -EINPROGRESS) {
+        rc = 0;
+        sched_yield();
+    }
+    return rc;
+}
+
+/* Copies an array that a kernel names. */
+static int memory_load(struct weft_node *w, uint64_t addr, void *to, uint64_t bytes)
+{
+    struct kernel_memory m;
+    int rc = memory_find(w, addr, bytes, &m);
+    if (!rc)
+        rc = memory_copy(&m, to, m.at, bytes);
+    memory_leave(&m);
+    return rc;
+}
+
+/* --- requests --- */
+
 static int tasks_submit(struct weft_node *w, weft_queue *queue, const struct gpu_request *q, uint32_t count)
 {
     weft_task tasks[WEFT_DEVICE_TASKS];
     uint64_t ids[WEFT_DEVICE_TASKS];
-    void *from, *to = NULL;
-    int rc = gpu_pool_memory(w, q->low[0], count * sizeof *tasks, &from);
-    if (!rc && q->low[1])
-        rc = gpu_pool_memory(w, q->low[1], count * sizeof *ids, &to);
-    if (rc)
-        return rc;
-    memcpy(tasks, from, count * sizeof *tasks);
-    rc = weft_submit(queue, tasks, count, ids, 0);
-    if (rc > 0 && to)
-        memcpy(to, ids, (size_t)rc * sizeof *ids);
-    return rc;
+    struct kernel_memory to = {0};
+    int rc = q->low[1] ? memory_find(w, q->low[1], count * sizeof *ids, &to) : 0;
+    if (!rc)
+        rc = memory_load(w, q->low[0], tasks, count * sizeof *tasks);
+    if (!rc)
+        rc = weft_submit(queue, tasks, count, ids, 0);
+    int failed = rc > 0 && to.at ? memory_copy(&to, to.at, ids, (size_t)rc * sizeof *ids) : 0;
+    memory_leave(&to);
+    return failed ? failed : rc;
 }
 
 static int tasks_claim(struct weft_node *w, weft_queue *queue, const struct gpu_request *q, uint32_t count)
 {
     weft_lease leases[WEFT_DEVICE_TASKS];
-    void *to;
-    int rc = gpu_pool_memory(w, q->low[0], count * sizeof *leases, &to);
-    if (rc)
-        return rc;
-    rc = weft_claim(queue, leases, count, 0);
-    if (rc > 0)
-        memcpy(to, leases, (size_t)rc * sizeof *leases);
-    return rc;
+    struct kernel_memory to;
+    int rc = memory_find(w, q->low[0], count * sizeof *leases, &to);
+    if (!rc)
+        rc = weft_claim(queue, leases, count, 0);
+    int failed = rc > 0 ? memory_copy(&to, to.at, leases, (size_t)rc * sizeof *leases) : 0;
+    memory_leave(&to);
+    for (int i = 0; failed && i < rc; i++)
+        (void)weft_release(queue, &leases[i]); /* the GPU has failed: other nodes can do the task now, not only when the lease ends */
+    return failed ? failed : rc;
 }
 
 static int tasks_complete(struct weft_node *w, weft_queue *queue, struct gpu_request *q, uint32_t count)
@@ -73,15 +132,11 @@ static int tasks_complete(struct weft_node *w, weft_queue *queue, struct gpu_req
     weft_lease leases[WEFT_DEVICE_TASKS];
     weft_result results[WEFT_DEVICE_TASKS];
     bool accepted[WEFT_DEVICE_TASKS] = {false};
-    void *from, *what;
-    int rc = gpu_pool_memory(w, q->low[0], count * sizeof *leases, &from);
+    int rc = memory_load(w, q->low[0], leases, count * sizeof *leases);
     if (!rc)
-        rc = gpu_pool_memory(w, q->low[1], count * sizeof *results, &what);
-    if (rc)
-        return rc;
-    memcpy(leases, from, count * sizeof *leases);
-    memcpy(results, what, count * sizeof *results);
-    rc = weft_complete(queue, leases, results, count, accepted);
+        rc = memory_load(w, q->low[1], results, count * sizeof *results);
+    if (!rc)
+        rc = weft_complete(queue, leases, results, count, accepted);
     for (uint32_t i = 0; rc > 0 && i < count; i++)
         q->value |= (uint64_t)accepted[i] << i;
     return rc;
@@ -91,17 +146,18 @@ static int tasks_complete(struct weft_node *w, weft_queue *queue, struct gpu_req
 static int tasks_renew(struct weft_node *w, weft_queue *queue, struct gpu_request *q, uint32_t count)
 {
     weft_lease leases[WEFT_DEVICE_TASKS];
-    void *at;
-    int rc = gpu_pool_memory(w, q->low[0], count * sizeof *leases, &at);
-    if (rc)
-        return rc;
-    memcpy(leases, at, count * sizeof *leases);
-    for (uint32_t i = 0; i < count && (rc == 0 || rc == -ESTALE); i++) {
+    struct kernel_memory at;
+    int rc = memory_find(w, q->low[0], count * sizeof *leases, &at);
+    if (!rc)
+        rc = memory_copy(&at, leases, at.at, count * sizeof *leases);
+    bool read = rc == 0;
+    for (uint32_t i = 0; i < count && read && (rc == 0 || rc == -ESTALE); i++) {
         rc = weft_renew(queue, &leases[i]);
         q->value |= (uint64_t)(rc == 0) << i;
     }
-    memcpy(at, leases, count * sizeof *leases);
-    return rc == -EBADF ? rc : 0;
+    int failed = read ? memory_copy(&at, at.at, leases, count * sizeof *leases) : rc;
+    memory_leave(&at);
+    return failed ? failed : rc == -EBADF ? rc : 0;
 }
 
 static int tasks_do(struct gpu_tasks *t, struct gpu_request *q)

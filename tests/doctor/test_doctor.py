@@ -8,6 +8,7 @@ import glob
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ class Cases(unittest.TestCase):
         got = {f["id"] for case in CASES for f in findings(case)[1]["findings"]}
         self.assertEqual(got, {"no-library", "old-system", "slow-path", "thunderbolt-4", "not-enabled", "no-access", "no-device", "port-down",
                                "no-gid", "no-domains", "no-queue-pairs", "device-error", "no-connections", "bridge", "memlock",
-                               "gpu", "unreadable-fact"})
+                               "gpu", "gpu-staged", "unreadable-fact"})
 
 
 class Words(unittest.TestCase):
@@ -70,6 +71,31 @@ class Words(unittest.TestCase):
     def test_a_gpu_s_link(self):
         self.assertIn("NVIDIA RTX PRO 5000 Blackwell: link x4 at 16.0 GT/s", self.only("mac-gpu")["seen"])
         self.assertIn("0000:17:00.0: link x8 at 16.0 GT/s PCIe; its driver is vfio-pci", self.only("linux-gpu")["seen"])
+
+    def test_memory_of_gpus(self):
+        code, got = findings("linux-gpu-direct")
+        self.assertEqual((code, [(g["gpu"], g["direct"], g["device"]) for g in got["gpus"]]),
+                         (0, [("cuda:0", True, "mlx5_0"), ("cuda:1", True, "mlx5_0")]))
+        text = doctor("--facts", os.path.join(HERE, "linux-gpu-direct")).stdout
+        self.assertIn("\nGPU cuda:1 (NVIDIA H100 80GB HBM3): mlx5_0 accesses its memory directly (dmabuf)", text)
+        got = findings("linux-gpu-staged")[1]
+        self.assertEqual([g["direct"] for g in got["gpus"]], [False] * 3)
+        self.assertEqual(sorted(f["seen"].split(":  ")[0][:14] for f in got["findings"]), ["cuda:0, cuda:1", "cuda:2: the GP"])
+        self.assertTrue(any("open kernel modules" in f["remedy"] for f in got["findings"]))
+        self.assertIn("cuda:2 (NVIDIA H100 80GB HBM3): data between its memory and other hosts is copied through the host's memory: the GPU gives",
+                      doctor("--facts", os.path.join(HERE, "linux-gpu-staged")).stdout)
+        self.assertIn("mlx5_0 cannot register dmabufs", self.only("linux-gpu-no-dmabuf")["seen"])
+        self.assertIn("rdma-core 34", self.only("linux-gpu-no-dmabuf")["remedy"])
+        self.assertEqual(self.only("linux-gpu-rdma-off")["remedy"], "Unset WEFT_GPU_RDMA")
+
+    def test_a_gpu_without_an_rdma_device(self):
+        with tempfile.TemporaryDirectory() as d:
+            for name in "system.txt", "library.txt", "limits.txt":
+                shutil.copy(os.path.join(HERE, "linux-gpu-direct", name), d)
+            shutil.copy(os.path.join(HERE, "linux-gpu-direct", "gpus.json"), d)
+            write(d, "devices.json", "[]")
+            self.assertNotIn("gpu-staged", doctor("--json", "--facts", d).stdout) # nothing that could be repaired on this host
+            self.assertIn("no RDMA device of this host reads and writes", doctor("--facts", d).stdout)
 
     def test_remedies_name_the_interface(self):
         self.assertIn("ifconfig en3 inet 169.254.10.1/16 alias", self.only("mac-no-gid")["remedy"])
@@ -108,6 +134,9 @@ class Words(unittest.TestCase):
                 ("allocation.txt", "a domain\n", r'allocation\.txt: line 1, "a domain": .*'),
                 ("allocation.txt", "a domain 1x\n", r"allocation\.txt: line 1, .*"),
                 ("allocation.txt", "a domain 0 0\n", r"allocation\.txt: line 1, .*"),
+                ("gpus.json", "{", r"gpus\.json: not JSON: .*"),
+                ("gpus.json", "7", r"gpus\.json: not .*"),
+                ("gpus.json", "[{\"name\": 1}]", r"gpus\.json: entry 1 of the list is not a GPU: .*"),
                 ("limits.txt", "memlock: x\n", r"limits\.txt: line 1, .*"),
                 ("uverbs.txt", "/dev/infiniband/uverbs0 perhaps\n", r"uverbs\.txt: line 1, .*"),
                 ("library.txt", "\n", r"library\.txt: line 1, .*")):

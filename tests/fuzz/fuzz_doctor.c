@@ -34,6 +34,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         data += n + (end != NULL);
         size -= n + (end != NULL);
     }
+    static struct doctor_gpu gpus[DOCTOR_GPUS_MOST];
+    unsigned n = doctor_gpus(&f, gpus);
+    for (unsigned i = 0; i < n; i++)
+        if (!gpus[i].direct) {
+            check(gpus[i].why);
+            check(gpus[i].remedy);
+        }
     unsigned count = doctor_find(&f, found, &usable);
     if (count > DOCTOR_FINDINGS)
         abort();

@@ -164,17 +164,16 @@ static __global__ void farm(const weft_device *d, uint32_t queue, weft_gaddr des
     }
 }
 
-static void test_farm(void)
+/* `desks` is in the pool or in an arena. */
+static void test_farm(const char *name, weft_gaddr desks)
 {
     weft_queue *q;
     uint32_t number;
-    weft_gaddr desks;
     weft_queue_config config = {};
     config.bytes = sizeof config;
     config.slots = 64;
-    OK(weft_queue_open(w, "farm", &config, &q));
+    OK(weft_queue_open(w, name, &config, &q));
     OK(weft_gpu_queue(gpu, q, &number));
-    OK(weft_alloc_aligned(w, 4 * 16384, 64, &desks));
     all_here();
     farm<<<4, 64>>>(weft_gpu_device(gpu), number, desks, bad);
     std::vector<bool> seen(TASKS);
@@ -269,13 +268,15 @@ int main(void)
     open_node();
     CHECK(weft_size(w) >= 2);
     weft_gaddr far = on_node(same_place(AREA), (weft_rank(w) + 1) % weft_size(w)), at = same_place(SLICE), signal = same_place(64), near,
-               mine, arena;
+               mine, arena, desks, arena_desks;
     uint32_t space;
     OK(weft_alloc(w, AREA, &near));
     OK(weft_alloc_aligned(w, SLICE, 64, &mine));
     open_gpu(4, 256);
     OK(weft_gpu_arena(gpu, 4 << 20, &space));
     OK(weft_gpu_alloc(gpu, space, 1 << 20, &arena));
+    OK(weft_gpu_alloc(gpu, space, 4 * 16384, &arena_desks));
+    OK(weft_alloc_aligned(w, 4 * 16384, 64, &desks));
     all_here();
     test_moves(near, far);
     all_here();
@@ -288,7 +289,8 @@ int main(void)
     signals<<<1, 256>>>(weft_gpu_device(gpu), at, signal, mine, 20, bad);
     KERNEL_DONE();
     all_here();
-    test_farm();
+    test_farm("farm", desks);
+    test_farm("farm in arenas", arena_desks);
     if (weft_rank(w) == 0)
         speed(arena);
     all_here();

@@ -18,7 +18,7 @@ def weft(*args, driver="driver", code=0, **more):
     p = subprocess.run([WEFT, *args], capture_output=True, text=True, timeout=60, check=False,
                        env={**env, "LD_LIBRARY_PATH": os.path.join(CUDA, driver), **more})
     assert p.returncode == code, p.stdout + p.stderr
-    return p.stdout if code == 0 else p.stderr
+    return p.stdout or p.stderr
 
 
 class Gpus(unittest.TestCase):
@@ -41,6 +41,14 @@ class Gpus(unittest.TestCase):
     def test_no_rdma(self):
         for words, why in ("no-dmabuf", "gives no dmabufs"), ("no-rdma", "no memory of the kind"):
             self.assertIn(why, json.loads(weft("gpus", "--json", FAKE_CUDA=words))[0]["no_rdma"])
+
+    def test_doctor(self):
+        """The GPUs of this host are among the facts; without an RDMA device there is nothing to repair."""
+        got = json.loads(weft("doctor", "--json", code=1, WEFT_VERBS_LIBRARY="/nonexistent", FAKE_CUDA="gpus=2"))
+        self.assertEqual([(g["gpu"], g["direct"]) for g in got["gpus"]], [("cuda:0", False), ("cuda:1", False)])
+        self.assertNotIn("gpu-staged", [f["id"] for f in got["findings"]])
+        remedies = [json.loads(weft("gpus", "--json", FAKE_CUDA=words))[0]["no_rdma_remedy"] for words in ("no-dmabuf", "no-rdma", "")]
+        self.assertEqual([bool(r) for r in remedies], [True, False, False])
 
     def test_no_driver(self):
         names = [g["name"] for g in json.loads(weft("gpus", "--json", driver="old"))]

@@ -21,7 +21,10 @@
 #define TASKS  600u
 #define BATCH  7u
 
-/* The memory of one block, in its node's pool. */
+#define ARENA_BYTES (1u << 16)
+#define IN_ARENA    (1u << 31) /* beside enum queue_force: the memory of blocks is in an arena */
+
+/* The memory of one block. */
 struct desk {
     weft_task tasks[BATCH];
     uint64_t ids[BATCH];
@@ -34,15 +37,16 @@ struct farm {
     weft_gpu *g;
     weft_queue *q;
     uint32_t number;      /* the number by which kernels name the queue */
-    weft_gaddr desks;     /* in the pool of this node: one struct desk for each block */
+    weft_gaddr desks;     /* in the pool or an arena of this node: one struct desk for each block */
     weft_gaddr counts;    /* in the pool of node 0: how often each task was done */
-    weft_gaddr elsewhere; /* in an arena of the GPU, where calls for queues must refuse their arrays */
+    weft_gaddr elsewhere; /* the arena of this node */
     uint64_t id[TASKS];   /* the ids that the submitting block was given */
     _Atomic uint32_t ended;
 };
 
-static void farm_open(weft_node *w, struct farm *f, uint32_t rings, uint32_t slots)
+static void farm_open(weft_node *w, struct farm *f, uint32_t rings, uint32_t slots, bool in_arena)
 {
+    uint32_t space;
     weft_queue_config c = {.bytes = sizeof c, .slots = 64};
     weft_gpu_config gc = {.bytes = sizeof gc, .name = "host", .rings = rings, .slots = slots};
     uint32_t again;
@@ -52,7 +56,12 @@ static void farm_open(weft_node *w, struct farm *f, uint32_t rings, uint32_t slo
     OK(weft_gpu_queue(f->g, f->q, &f->number));
     OK(weft_gpu_queue(f->g, f->q, &again));
     CHECK(again == f->number);
-    OK(weft_alloc_aligned(w, BLOCKS * sizeof(struct desk), 64, &f->desks));
+    OK(weft_gpu_arena(f->g, ARENA_BYTES, &space));
+    f->elsewhere = weft_gaddr_make(weft_rank(w), space, 0);
+    if (in_arena)
+        OK(weft_gpu_alloc(f->g, space, BLOCKS * sizeof(struct desk), &f->desks));
+    else
+        OK(weft_alloc_aligned(w, BLOCKS * sizeof(struct desk), 64, &f->desks));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
@@ -78,7 +87,9 @@ static int work_some(const weft_device *d, struct farm *f, struct desk *mine)
         CHECK(weft_device_fetch_add(d, f->counts + 8 * t->arg[0], 1, NULL) == 0);
         mine->results[i] = (weft_result){.status = (int32_t)t->kind - 9, .result = t->arg[0] * 3, .result_len = t->arg[0] + 1};
     }
-    uint64_t accepted = 0;
+    uint64_t accepted = 0, held = 0;
+    if (n > 0)
+        CHECK(weft_device_renew(d, f->number, OF(d->block, leases), (uint32_t)n, &held) == n && held == (1ull << n) - 1);
     if (n > 0)
         CHECK(weft_device_complete(d, f->number, OF(d->block, leases), OF(d->block, results), (uint32_t)n, &accepted) == n &&
               accepted == (1ull << n) - 1);
@@ -130,8 +141,9 @@ static void node_farm(weft_node *w, void *arg)
     struct farm f = {.counts = on_node(symmetric_alloc(w, 8 * TASKS), 0)};
     pthread_t thread;
     void *ids;
-    farm_open(w, &f, 1, 8);
-    queue_set_force(f.q, *(const uint32_t *)arg);
+    uint32_t how = *(const uint32_t *)arg;
+    farm_open(w, &f, 1, 8, how & IN_ARENA);
+    queue_set_force(f.q, how & ~IN_ARENA);
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0)
         CHECK(pthread_create(&thread, NULL, reap, &f) == 0);
@@ -155,6 +167,9 @@ static void test_farm(void **state)
     uint32_t near = 0, far = QUEUE_REMOTE | QUEUE_SPREAD; /* far: uses other nodes' shards through the fabric, so that calls have to wait */
     assert_int_equal(nodes_failed(2, node_farm, &near), 0);
     assert_int_equal(nodes_failed(2, node_farm, &far), 0);
+    near |= IN_ARENA, far |= IN_ARENA;
+    assert_int_equal(nodes_failed(2, node_farm, &near), 0);
+    assert_int_equal(nodes_failed(2, node_farm, &far), 0);
 }
 
 /* Waits for the result of a call that tries once. */
@@ -166,7 +181,17 @@ static int once(const weft_device *d, int rc, weft_device_op *op)
 static void lie_about_memory(const weft_device *d, struct farm *f)
 {
     uint64_t here = OF(0, tasks), end = weft_gaddr_make(d->rank, 0, d->pool_bytes[d->rank] - 64);
-    uint64_t wrong[] = {0, end, weft_gaddr_make(d->rank + 1, 0, 4096), weft_gaddr_make(d->rank, 0, 1ull << 43), f->elsewhere, UINT64_MAX};
+    uint64_t past = f->elsewhere + 2 * ARENA_BYTES + (1u << 20), none = weft_gaddr_make(d->rank, 7, 1 << 16);
+    uint64_t first = f->elsewhere; /* the first bytes of an arena are never given out */
+    uint64_t wrong[] = {0,
+                        end,
+                        weft_gaddr_make(d->rank + 1, 0, 4096),
+                        weft_gaddr_make(d->rank, 0, 1ull << 43),
+                        first,
+                        past,
+                        none,
+                        weft_gaddr_make(d->rank + 1, 1, 1 << 16),
+                        UINT64_MAX};
     weft_device_op op;
     for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         CHECK(weft_device_submit(d, f->number, wrong[i], 2, 0) == -EFAULT);
@@ -249,13 +274,9 @@ static void closed(const weft_device *d, void *arg)
 
 static void node_lie(weft_node *w, void *arg)
 {
-    (void)arg;
     struct farm f = {0};
-    uint32_t space;
     weft_done done;
-    farm_open(w, &f, 2, 8);
-    OK(weft_gpu_arena(f.g, 1 << 16, &space));
-    OK(weft_gpu_alloc(f.g, space, 1 << 16, &f.elsewhere));
+    farm_open(w, &f, 2, 8, *(const bool *)arg);
     OK(weft_gpu_run(f.g, lie, 1, &f));
     CHECK(weft_reap(f.q, &done, 1, 0) == 1 && done.tag == 5);
     CHECK(weft_reap(f.q, &done, 1, 0) == -ENOENT);
@@ -268,7 +289,10 @@ static void test_lie(void **state)
 {
     (void)state;
     const char *const environment[] = {"WEFT_DEADLINE=300ms", NULL};
-    assert_int_equal(nodes_failed_with(1, node_lie, NULL, environment), 0);
+    bool in_arena = false;
+    assert_int_equal(nodes_failed_with(1, node_lie, &in_arena, environment), 0);
+    in_arena = true;
+    assert_int_equal(nodes_failed_with(1, node_lie, &in_arena, environment), 0);
 }
 
 int main(void)
