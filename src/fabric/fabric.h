@@ -549,7 +549,7 @@ struct fab_look {
     int failed;    /* the errno with which the search failed; 0: it did not */
     char why[960]; /* the sentence of that failure */
 };
-/* false: the search failed, and the sentence is set */
+/* Returns false when the search failed; base_error() then says why. */
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w));
 
 int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler; accepts also the rooms' ids */
