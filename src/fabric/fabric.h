@@ -333,7 +333,7 @@ static inline uint64_t fab_polled(struct weft_node *w)
 }
 /* A program that only puts and waits delivers messages too, once in this many waits. */
 #define WAITS_PER_PROGRESS 16u
-/* Does only the work that needs no handler. */
+/* Makes progress without calling handlers. */
 int fab_service(struct weft_node *w);
 /* Does only the work that needs handlers. */
 int fab_messages(struct weft_node *w);
