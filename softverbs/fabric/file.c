@@ -63,7 +63,7 @@ int sf_directory(char *path, size_t bytes, bool make, struct sv_why *why)
     const char *set = getenv("SOFTVERBS_DIR");
     int n = set && set[0] ? snprintf(path, bytes, "%s", set) : snprintf(path, bytes, "/dev/shm/softverbs-%u", (unsigned)geteuid());
     if (n < 0 || (size_t)n >= bytes)
-        return file_because(why, -ENAMETOOLONG, "the directory of fabrics ($SOFTVERBS_DIR) has too long a name%s%s", "", "");
+        return file_because(why, -ENAMETOOLONG, "the directory of fabrics ($SOFTVERBS_DIR) has a name that is too long%s%s", "", "");
     if (make && mkdir(path, 0700) != 0 && errno != EEXIST)
         return file_because(why, -errno,
                             "cannot make the directory of fabrics %s: %s. Set SOFTVERBS_DIR to a directory that you can write to", path,
@@ -89,7 +89,7 @@ static int file_path(char *path, size_t bytes, const char *name, bool make, stru
         return r;
     size_t n = strlen(path);
     if (snprintf(path + n, bytes - n, "/%s", name) >= (int)(bytes - n))
-        return file_because(why, -ENAMETOOLONG, "%s/%s is too long a name", path, name);
+        return file_because(why, -ENAMETOOLONG, "%s/%s: the name is too long", path, name);
     return 0;
 }
 

@@ -44,7 +44,7 @@ static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv
             ENOMEM, "ibv_create_srq: the device already has %u shared receive queues, its limit (profile %s, max_srq; " SV_DOCUMENTED ")",
             p->max_srq, p->name);
     if (entry < 0)
-        return sv_refuse(-entry, "ibv_create_srq: no entry is free in the fabric");
+        return sv_refuse(-entry, "ibv_create_srq: the fabric has no room for another shared receive queue");
     srq->entry = (uint32_t)entry;
     srq->shared = &sv_lib.fabric->srqs[entry];
     srq->generation = srq->shared->generation;

@@ -290,7 +290,8 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
     }
     if (base) {
         /* the limit of the depth is for chains of built-in profiles: a file cannot extend another file */
-        rc = depth > 4 ? sv_fail(why, ELOOP, "%s: extends itself", origin) : load_builtin(json_string_value(base), p, why, depth + 1);
+        rc = depth > 4 ? sv_fail(why, ELOOP, "%s: the profile extends itself: remove \"extends\", or name another profile there", origin)
+                       : load_builtin(json_string_value(base), p, why, depth + 1);
         if (rc == -ENOENT) {
             char reason[sizeof why->text];
             snprintf(reason, sizeof reason, "%s", why ? why->text : "");

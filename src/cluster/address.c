@@ -163,7 +163,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     socklen_t len = unix_address(a, &un);
     int fd = new_socket(AF_UNIX);
     if (fd < 0)
-        return base_fail(fd, "cannot listen at '%s': no socket: %s", text, base_strerror(fd));
+        return base_fail(fd, "cannot listen at '%s': the socket cannot be created: %s", text, base_strerror(fd));
     fchmod(fd, 0600); /* before bind(): on Linux the socket file is then created with this mode */
     int rc = bind(fd, (struct sockaddr *)&un, len);
     if (rc && errno == EADDRINUSE) {
@@ -179,7 +179,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     if (rc) {
         int error = errno;
         close(fd);
-        return base_fail(-error, "listen at '%s': %s", text, base_strerror(error));
+        return base_fail(-error, "cannot listen at '%s': %s", text, base_strerror(error));
     }
     snprintf(bound, bound_len, "%s", text);
     return fd;
@@ -429,12 +429,13 @@ int cluster_connect(const char *address, int64_t deadline)
             break;
         }
         if (!again) {
-            base_fail(fd, "connect to '%s': %s", address, base_strerror(fd));
+            base_fail(fd, "cannot connect to '%s': %s", address, base_strerror(fd));
             break;
         }
         int64_t left = deadline - base_now_ns();
         if (left <= 0) {
-            fd = base_fail(-ETIMEDOUT, "connect to '%s': nobody listened until the deadline: %s", address, base_strerror(why));
+            fd = base_fail(-ETIMEDOUT, "cannot connect to '%s': no program listened there before the deadline: %s", address,
+                           base_strerror(why));
             break;
         }
         base_sleep_ns(pause < left ? pause : left);

@@ -88,5 +88,7 @@ int join_reach(const char *who, const char *address, int64_t connect_until, int6
     if (rc == -ECONNRESET || rc == -EPIPE)
         return base_fail(rc, "%s at %s closed the connection: it failed or ended (see its messages), or is not a weft of this version", who,
                          address);
-    return base_fail(rc, "%s at %s did not give the answer of a weft of this version: %s", who, address, base_strerror(rc));
+    return base_fail(
+        rc, "%s at %s did not answer as a weft of this version does (%s): check the address, and that all nodes run the same version", who,
+        address, base_strerror(rc));
 }

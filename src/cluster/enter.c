@@ -43,7 +43,8 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     uint8_t right[WIRE_MAC];
     join_answer_mac(right, j, hello, a, cards);
     if (sodium_memcmp(right, a->mac, WIRE_MAC))
-        return base_fail(-EACCES, "the member that answered does not know the cluster secret");
+        return base_fail(
+            -EACCES, "the member that answered has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)");
     if (a->kind == WIRE_REFUSED) {
         int error = a->error == ENOSPC || a->error == EBUSY || a->error == ETIMEDOUT ? a->error : EINVAL;
         return base_fail(-error, "the cluster says: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
@@ -123,7 +124,7 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     }
     bool members = answer.magic == WIRE_MAGIC && answer.kind == WIRE_MEMBERS && answer.count >= 1 && answer.count <= WEFT_MAX_NODES;
     if (!members && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
-        rc = base_fail(-EPROTO, "the member at %s sent an invalid answer", address);
+        rc = base_fail(-EPROTO, "the member at %s sent an invalid answer: do all nodes run the same version of weft?", address);
         goto out;
     }
     cards = calloc(answer.count + 1, sizeof *cards);
@@ -165,7 +166,7 @@ int cluster_enter(struct cluster_settings *s)
         return base_fail(-EIO, "cannot join the cluster: the library libsodium cannot be initialised");
     struct join *j = calloc(1, sizeof *j);
     if (!j)
-        return base_fail(-ENOMEM, "no memory to join the cluster");
+        return base_fail(-ENOMEM, "no memory for the state of joining the cluster");
     *j = (struct join){.settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     join_key(j->key, s);
     rc = join_listen_here(j);

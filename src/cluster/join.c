@@ -416,7 +416,7 @@ static int attend(struct join *j)
     }
     bool table = answer.magic == WIRE_MAGIC && answer.kind == WIRE_TABLE && answer.count == j->w->size;
     if (!table && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
-        rc = base_fail(-EPROTO, "node 0 at %s sent an invalid answer", coord);
+        rc = base_fail(-EPROTO, "node 0 at %s sent an invalid answer: do all nodes run the same version of weft?", coord);
         goto out;
     }
     if (table) {
@@ -428,7 +428,8 @@ static int attend(struct join *j)
     }
     join_answer_mac(right, j, &hello, &answer, j->cards);
     if (sodium_memcmp(right, answer.mac, WIRE_MAC)) {
-        rc = base_fail(-EACCES, "node 0 at %s does not know the cluster secret", coord);
+        rc = base_fail(-EACCES, "node 0 at %s has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)",
+                       coord);
         goto out;
     }
     if (!table) {

@@ -194,7 +194,7 @@ struct grow {
     char address[128];        /* where this node listens for newcomers; "": nowhere */
     int64_t patience_ns;      /* for one node to join */
     pthread_mutex_t lock;     /* protects what follows, up to `thread` */
-    struct wire_card **cards; /* [room]: the members'; NULL: not known, or it is gone */
+    struct wire_card **cards; /* [room]: the card of each member. NULL: it has not arrived, or the member has left */
     uint32_t highest;         /* the highest number that was ever given, as far as this node knows */
     struct grow_joining joining;
     /* The door's: the present attempt. */

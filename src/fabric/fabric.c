@@ -279,8 +279,8 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
         return rc;
     if (BASE_UNLIKELY(atomic_exchange_explicit(&w->links[node].unsure, false, memory_order_relaxed)))
         return base_fail(-ECONNABORTED,
-                         "flush of node %u: the link broke, or a device refused a request: an operation without an op may "
-                         "not have happened",
+                         "flush of node %u: the link broke, or a device refused a request: an operation that was started without an "
+                         "op may not have happened",
                          node);
     rc = arena_failure(w, node);
     return rc ? base_fail(rc, "flush of node %u: an operation on a GPU's memory, without an op, has failed: %s", node, base_strerror(rc))

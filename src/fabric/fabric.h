@@ -343,7 +343,7 @@ static inline uint64_t fab_polled(struct weft_node *w)
 }
 /* A program that only puts and waits delivers messages too, once in this many waits. */
 #define WAITS_PER_PROGRESS 16u
-/* Does only the work that needs no handler. */
+/* Makes progress without calling handlers. */
 int fab_service(struct weft_node *w);
 /* Does only the work that needs handlers. */
 int fab_messages(struct weft_node *w);
@@ -562,7 +562,7 @@ struct fab_look {
     int failed;    /* the errno with which the search failed; 0: it did not */
     char why[960]; /* the sentence of that failure */
 };
-/* false: the search failed, and the sentence is set */
+/* Returns false when the search failed; base_error() then says why. */
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w));
 
 int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler; accepts also the rooms' ids */

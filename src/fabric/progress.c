@@ -200,7 +200,7 @@ int fab_start(struct weft_node *w)
         return base_fail(-ENOMEM, "no memory to watch %u nodes", w->size);
     int rc = base_thread(&w->thread, progress_thread, w);
     if (rc)
-        return base_fail(rc, "starting the progress thread: %s%s", base_strerror(rc),
+        return base_fail(rc, "cannot start the progress thread: %s%s", base_strerror(rc),
                          rc == -EAGAIN ? "; this user may have too many processes and threads (ulimit -u)" : "");
     w->thread_started = true;
     return 0;

@@ -109,7 +109,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
     if (r->node >= g->w->size)
         return base_fail(-EFAULT, "a request to node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
     if (atomic_load_explicit(&g->closing, memory_order_acquire))
-        return base_fail(-ECONNRESET, "this node is closing");
+        return base_fail(-ECONNRESET, "this node is being closed, so it sends no more requests");
     struct gateway_ask *a = malloc(sizeof *a);
     if (!a)
         return base_fail(-ENOMEM, "no memory for a request to node %u", r->node);

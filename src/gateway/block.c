@@ -12,7 +12,7 @@
 
 static int block_wrong(const char *what)
 {
-    return base_fail(-EINVAL, "a request to start a program: %s", what);
+    return base_fail(-EINVAL, "a request to start a program is invalid: %s", what);
 }
 
 static int check_flags(const weft_request *q)

@@ -149,7 +149,10 @@ int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_p
         base_spin_lock(&g->lock);
         p->id = gateway_table_add(&g->processes, p);
         base_spin_unlock(&g->lock);
-        rc = p->id ? 0 : base_fail(-ENOMEM, "no memory for the handle of a process, or this node has too many handles");
+        rc = p->id ? 0
+                   : base_fail(
+                         -ENOMEM,
+                         "no memory for the handle of a process, or this node has too many handles: close some with weft_process_close()");
     }
     if (rc) {
         handle_free(p);
@@ -349,7 +352,7 @@ int weft_process_wait_start(weft_process *p, weft_op *op)
 {
     struct handle_wait *one = malloc(sizeof *one);
     if (!one)
-        return base_fail(-ENOMEM, "no memory to wait for a process");
+        return base_fail(-ENOMEM, "no memory for the request that waits for a process");
     *one = (struct handle_wait){.op = op};
     fab_pending(op, p->node);
     base_spin_lock(&p->g->lock);

@@ -103,7 +103,7 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
     if (!n) {
         n = *at = calloc(1, sizeof *n);
         if (!n)
-            return base_fail(-ENOMEM, "name '%s': no memory", name);
+            return base_fail(-ENOMEM, "name '%s': no memory for its entry in the table of names", name);
         memcpy(n->n.name, name, WEFT_NAME_BYTES);
         all->count++;
     }

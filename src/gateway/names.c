@@ -87,7 +87,7 @@ int weft_name_lookup_start(weft_node *w, uint32_t node, const char *name, bool w
     int rc = name_record(&r, node, WEFT_NAME_LOOKUP, name);
     struct lookup *l = rc ? NULL : calloc(1, sizeof *l);
     if (!l)
-        return rc ? rc : base_fail(-ENOMEM, "no memory to look a name up");
+        return rc ? rc : base_fail(-ENOMEM, "no memory for the request to look up a name");
     l->out = out;
     memcpy(l->name, &r.arg[4], sizeof l->name);
     r.flags = wait ? WEFT_NAME_WAIT : 0;

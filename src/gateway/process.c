@@ -201,7 +201,7 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
     if (step == BASE_STEP_LIMITS)
         return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
-        return base_fail(rc, "node %u: cannot make a process for '%s': %s", node, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: cannot start a process for '%s': %s", node, b->program, base_strerror(rc));
     if (rc == -ENOENT && base_check_interpreter(path) == -ENOENT)
         return base_context(rc, "node %u", node);
     return refuse_program(r, b, rc);
@@ -240,7 +240,8 @@ static int open_terminal(struct run *r, uint32_t flags, uint64_t size, int fds[3
             close(again);
     }
     r->terminal = true;
-    return rc ? base_fail(rc, "node %u: a pseudo-terminal: %s", gateway_of(r->server)->w->rank, base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "node %u: cannot open a pseudo-terminal for a process: %s", gateway_of(r->server)->w->rank, base_strerror(rc))
+              : 0;
 }
 
 static int open_pipes(struct run *r, const weft_request *q, int fds[3])
@@ -255,7 +256,7 @@ static int open_pipes(struct run *r, const weft_request *q, int fds[3])
         rc = open_pipe(r, &r->out[0], false, &fds[1]);
     if (!rc && flags & WEFT_SPAWN_STDERR)
         rc = open_pipe(r, &r->out[1], false, &fds[2]);
-    return rc ? base_fail(rc, "node %u: a pipe to a process: %s", gateway_of(r->server)->w->rank, base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "node %u: cannot create a pipe to a process: %s", gateway_of(r->server)->w->rank, base_strerror(rc)) : 0;
 }
 
 static int open_streams(struct run *r, const weft_request *q)
@@ -363,7 +364,9 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
                       .out = {{.fd = -1, .ready = on_output, .arg = r}, {.fd = -1, .ready = on_output, .arg = r}}};
     r->place = gateway_groups_place(gateway_server_groups(all->server));
     r->id = gateway_table_add(&all->table, r);
-    rc = r->id && r->place ? 0 : base_fail(-ENOMEM, "no room in the table of processes for '%s'", b.program);
+    rc = r->id && r->place
+             ? 0
+             : base_fail(-ENOMEM, "the table of processes is full, so '%s' was not started: end some processes first", b.program);
     if (!rc && (rc = find_program(&b, path, sizeof path)))
         rc = refuse_program(r, &b, rc);
     if (!rc)

@@ -97,7 +97,7 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     struct gateway *g = calloc(1, sizeof *g);
     if (!g) {
         gateway_groups_close(groups);
-        return base_fail(-ENOMEM, "no memory for services");
+        return base_fail(-ENOMEM, "no memory for the state of the services");
     }
     g->w = w;
     g->services = gateway_services;

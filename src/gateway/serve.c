@@ -490,7 +490,7 @@ int gateway_server_start(struct gateway *g)
     struct gateway_server *s = g->server;
     int rc = base_thread(&s->thread, server_run, s);
     s->started = rc == 0;
-    return rc ? base_fail(rc, "starting the thread that serves other nodes: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the thread that serves other nodes: %s", base_strerror(rc)) : 0;
 }
 
 void gateway_server_end(struct gateway *g)

@@ -25,7 +25,7 @@ static int stream_add(struct gateway *g, struct gateway_stream *s)
     base_spin_lock(&g->lock);
     s->id = gateway_table_add(&g->streams, s);
     base_spin_unlock(&g->lock);
-    return s->id ? 0 : base_fail(-ENOMEM, "no memory for a stream, or this node has too many streams");
+    return s->id ? 0 : base_fail(-ENOMEM, "no memory for a stream of bytes, or this node has too many streams: close some processes");
 }
 
 /* Adds a copy of `s` to the table. */

@@ -298,8 +298,8 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     if (code) {
         (void)cuda->cuDeviceTotalMem_v2(&total, d->device);
         return base_fail(code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO,
-                         "an arena of %llu bytes does not fit: the GPU has %zu, not all free (%s)", (unsigned long long)bytes, total,
-                         gpu_cuda_error_name(code));
+                         "an arena of %llu bytes does not fit: the GPU has %zu bytes in all, and some are in use (%s)",
+                         (unsigned long long)bytes, total, gpu_cuda_error_name(code));
     }
     code = map_handle(d, &m);
     if (!code)

@@ -220,7 +220,7 @@ int gpu_open(struct weft_node *w)
 {
     struct gpus *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for GPUs");
+        return base_fail(-ENOMEM, "no memory for the list of the node's GPUs");
     pthread_mutex_init(&all->lock, NULL);
     w->gpus = all;
     int rc = gpu_arenas_new(w, &all->arenas);
@@ -319,7 +319,7 @@ static int fill_device(weft_gpu *g, uint32_t slots)
     int rc = g->backend->alloc(g->device, l.bytes, &g->own);
     uint8_t *own = g->own, *image = rc ? NULL : calloc(1, l.words);
     if (!rc && !image)
-        rc = base_fail(-ENOMEM, "no memory for a GPU's tables");
+        rc = base_fail(-ENOMEM, "no memory for the tables of nodes and pools of a GPU");
     if (!rc)
         rc = open_rings(g, slots, &l, (weft_device_ring *)(void *)(image + l.rings));
     if (!rc)

@@ -299,7 +299,8 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
         return false;
     uint32_t n = take_back_all(k);
     if (n)
-        base_log(BASE_LOG_WARN, "a worker of a GPU is closed: %u tasks that no block has done are given back to the queue", n);
+        base_log(BASE_LOG_WARN,
+                 "a worker of a GPU was closed before its blocks had done %u of its tasks: other takers of the queue get them", n);
     while (k->used) /* the serving thread may still be passing on the last results */
         if (!finish(k, now))
             sched_yield();

@@ -68,7 +68,7 @@ int kernel_grep_check(const char *arg)
     if (!arg || !arg[0])
         return base_fail(-EINVAL, "kernel grep: no text to look for; give one, as in grep:TEXT");
     if (strchr(arg, '\n'))
-        return base_fail(-EINVAL, "kernel grep: the text has a newline, which no line contains");
+        return base_fail(-EINVAL, "kernel grep: the text contains a newline, so no line can match: give a text without newlines");
     return 0;
 }
 

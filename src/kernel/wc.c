@@ -31,7 +31,7 @@ struct wc_state {
 
 struct wc_count {
     uint64_t lines, ended;
-    unsigned char carry; /* the run at the end so far contains a mark */
+    unsigned char carry; /* 1: the bytes read so far end in a run that contains a mark, so a word is not counted yet */
 };
 
 static void count_bytes(struct wc_count *n, const uint8_t *p, size_t len, bool printable)

@@ -193,7 +193,9 @@ void slab_put(struct mem_pool *p, struct mem_block block)
     uint64_t bit = UINT64_C(1) << (g % 64);
     if (BASE_UNLIKELY(s->map[g / 64] & bit)) {
         /* Two threads freed the same buffer at the same time, and both cached it: drop it here, so that it is not free twice. */
-        base_log(BASE_LOG_ERROR, "the buffer at pool offset 0x%llx was freed by two threads at once", (unsigned long long)block.offset);
+        base_log(BASE_LOG_ERROR,
+                 "the buffer at pool offset 0x%llx was freed by two threads at once: the program must free each buffer once",
+                 (unsigned long long)block.offset);
         return;
     }
     s->map[g / 64] |= bit;

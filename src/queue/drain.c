@@ -23,7 +23,7 @@
 #define DRAIN_SLICE_NS WEFT_MS
 #define ASK_NS         (20 * WEFT_MS) /* between two questions to a node that has not yet answered that the queue is not open there */
 
-/* What one look found out about a node. */
+/* What one reading of the counters found about a node. */
 struct found {
     uint64_t submitted;
     uint32_t incarnation; /* of the node's queue; 0: the node is gone, or its counters are unknown */

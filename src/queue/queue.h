@@ -137,8 +137,8 @@ enum queue_message_type {
     QUEUE_SHUTDOWN,
     QUEUE_DONES,  /* payload: struct queue_done_message[count] */
     QUEUE_SETTLE, /* payload: struct queue_settle_message[count], asks the receiver to settle slots of its shard */
-    QUEUE_ASK,    /* asks whether the receiver has the queue open. If so, it sends ANSWER, ... */
-    QUEUE_NONE,   /* ... otherwise NONE, with the `count` of the ASK */
+    QUEUE_ASK,    /* asks whether the receiver has the queue open: it replies with ANSWER or NONE */
+    QUEUE_NONE,   /* reply to ASK: the queue is not open here. `count` is that of the ASK */
 };
 /* A message names its queue by key and by the incarnations at both ends. It may be handled late, when one end or both have closed the queue
  * and opened it again; the incarnation tells the two queues apart. */

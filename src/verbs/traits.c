@@ -37,7 +37,7 @@ static void traits_thunderbolt(struct verbs_traits *t, const struct ibv_device_a
     t->message_bytes = UINT64_C(4095) * 4096;
     t->sge = 1;
     t->access = REMOTE;
-    t->access_else = IBV_ACCESS_LOCAL_WRITE; /* enough; by other reports the device accepts no other flag */
+    t->access_else = IBV_ACCESS_LOCAL_WRITE; /* sufficient here; other users report that the device accepts no other flag */
 }
 
 static void iwarp(struct verbs_traits *t)

@@ -96,7 +96,7 @@ static void nonsense(weft_node *w, void *arg)
     meet(&s->here, weft_size(w));
     if (weft_rank(w) == 1) {
         rc_frame_send(w->links[0].impl, &s->frame, NULL, NULL, false, NULL, NULL);
-        wait_for(&s->given_up, 1); /* by node 0, because of that frame; by node 2, because this one is gone */
+        wait_for(&s->given_up, 1); /* node 0 gives this node up because of that frame, node 2 because this process ends */
         _exit(0);                  /* without leaving, so that the others need not wait for this node */
     }
     int64_t until = base_deadline(40 * WEFT_SECOND);

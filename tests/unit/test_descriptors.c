@@ -92,7 +92,7 @@ static void no_room_for_them(void **state)
     assert_int_equal(base_send_fds(s[0], "both", 4, p, 2), 0);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
     none = limit;
-    none.rlim_cur = 1; /* descriptor 0 is open; poll() needs room for the one that it is given */
+    none.rlim_cur = 1; /* no new descriptor fits. 1 and not 0, because poll() refuses more descriptors than the limit */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     int rc = base_receive_fds(s[1], text, 4, got, 2, SOON);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);

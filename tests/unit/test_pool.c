@@ -211,7 +211,8 @@ static void sizes_and_waste(void **state)
     for (uint64_t bytes = 1; bytes <= 32 * KIB; bytes++) {
         uint64_t at = get(p, bytes), size = mem_size(p, at);
         assert_true(size >= bytes);
-        /* Sizes are rounded up to the next multiple of 16, or of a cache line from 64 on; by an eighth at most, where that is more. */
+        /* The pool rounds a size up to a multiple of 16, from 64 bytes on to a multiple of a cache line. It may waste more than that,
+         * but at most an eighth of the size. */
         uint64_t line = bytes < 64 ? 16 : 64, rounded = base_round_up(bytes, line);
         if (size > rounded && size - bytes > size / 8)
             fail_msg("%llu bytes take %llu", (unsigned long long)bytes, (unsigned long long)size);

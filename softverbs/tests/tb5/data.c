@@ -214,7 +214,7 @@ static void check_losses_of_long_messages(void)
         return;
     }
     if (strict) {
-        expect(total - got >= 4 && total - got <= 60); /* 16 of 32 256 pages are to be expected; of 2016 messages it were one */
+        expect(total - got >= 4 && total - got <= 60); /* about 16 of 32256 pages; a loss per message would be 1 of 2016 */
     } else {
         expect(got == total);
     }

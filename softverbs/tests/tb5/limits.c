@@ -81,7 +81,7 @@ static int leak_failing(void)
     return 0; /* a set-up that fails half way ends like this */
 }
 
-/* Protection domains: 11; past it NULL. */
+/* The device gives 11 protection domains; allocating a twelfth returns NULL. */
 static void check_domains(void)
 {
     struct ibv_context *context = open_port(0);
@@ -95,7 +95,7 @@ static void check_domains(void)
     expect(ibv_alloc_pd(context));
 }
 
-/* A process that is killed, or whose set-up fails half way, leaks one until reboot. */
+/* A process that is killed, or whose set-up fails half way, leaks one protection domain until reboot. */
 static void check_domains_leak(void)
 {
     expect_error(apart(count_domains), 11);

@@ -68,10 +68,11 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
         return base_fail(-ENETDOWN, "%s: port %u is down", r->device->name, r->device->port);
     if (r->tracks == r->tracks_max) {
         if (!r->full_said)
-            base_log(BASE_LOG_WARN, "device %s has room for queue pairs to %u nodes, and is not used to reach the other nodes",
+            base_log(BASE_LOG_WARN, "device %s has room for queue pairs to only %u nodes: it is not used to reach the others",
                      r->device->name, r->tracks_max);
         r->full_said = true;
-        return base_fail(-ENOSPC, "%s: no room for one more queue pair", r->device->name);
+        return base_fail(-ENOSPC, "%s: the device has no room for one more queue pair, and is not used to reach this node",
+                         r->device->name);
     }
     struct verbs_qp_options options = {
         .type = IBV_QPT_RC, .send_cq = r->cq, .recv_cq = r->cq, .send_depth = 2 * RC_TRACK_DEPTH, .recv_depth = 1, .sge = 1};

@@ -38,7 +38,7 @@ int tb_routes_open(struct tb *tb)
     struct tb_routes *r = calloc(1, sizeof *r);
     tb->routes = r;
     if (!r)
-        return base_fail(-ENOMEM, "no memory for routes");
+        return base_fail(-ENOMEM, "tb: no memory for the state of routes");
     r->size = tb->w->founders;
     r->version = 1;
     r->told = calloc(n, sizeof *r->told);

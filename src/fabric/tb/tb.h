@@ -77,7 +77,8 @@ struct tb_cable {
     bool ready;                     /* both nodes are ready: frames may be sent */
     uint32_t flight_in, flight_out; /* control sends that have not completed, oldest first */
     struct {
-        /* whose: a node, and slot: a frame of its link. For a forwarded frame, the cable over which it arrived, and its receive */
+        /* Own frame: the node at the other end of its link, and the frame's slot there. Forwarded frame: the cable it came over, and its
+         * receive. */
         uint16_t whose, slot;
         bool passed_on;
     } flight[TB_SENDS];
