@@ -8,6 +8,7 @@
  *   list.c     the list of files, folders and links
  *   talk.c     words to other nodes
  *   chain.c    blocks from a node to the next one of the chain, in a thread of its own
+ *   ahead.c    a target: verifies a block in another thread, while the one before is written
  *   walk.c     the source: makes the list
  *   part.c     a target: the file beside another one that has its bytes until all are there
  *   dest.c     a target: DEST
@@ -262,6 +263,24 @@ void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Give a slot back to the node before. If that fails, c->lost is set. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
 
+/* --- ahead.c --- */
+struct cast_ahead {
+    struct cast *c;
+    pthread_t thread;
+    bool running;
+    pthread_mutex_t lock; /* over the four below */
+    pthread_cond_t asked;
+    uint64_t round, number; /* the block that was asked for last */
+    bool wanted, stop;
+    _Atomic uint64_t right; /* the last block whose checksums are all right */
+};
+void cast_ahead_start(struct cast_ahead *a, struct cast *c); /* without memory for a thread, no block is verified ahead */
+void cast_ahead_stop(struct cast_ahead *a);
+/* Begin to verify a block that has arrived. */
+void cast_ahead_ask(struct cast_ahead *a, uint64_t round, uint64_t number);
+/* Whether all pieces of files in the block are known to be right. */
+bool cast_ahead_is_right(const struct cast_ahead *a, uint64_t round, uint64_t number);
+
 /* --- order.c --- */
 void cast_order_tell(struct cast *c); /* a target: tell the source how it reaches the others */
 /* Put the nodes of `chain` in an order that begins behind node `from`. cost[i]: a row, how node i reaches each node, less is better; NULL:
@@ -324,6 +343,7 @@ struct cast_disk {
     uint64_t naming_bytes;
     uint64_t flushed; /* offset in the open file up to which pages were given to the disk */
     uint8_t *piece;   /* to compare */
+    bool verified;    /* the checksums of the records that come now are known to be right */
     bool verifying;   /* files have been compared a second time */
     bool made;        /* DEST was not there before */
     bool renamed;     /* files have got their names, which may not be on the disk yet */
