@@ -158,7 +158,8 @@ WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t column
 
 /* Frees the handle, which must not be used any more. If the process still runs, the server kills its process group. A detached process
  * (WEFT_SPAWN_DETACHED) goes on instead, and its further output is dropped. Operations under way on the handle end with the negative
- * ECANCELED. NULL is allowed. Does not wait.
+ * ECANCELED. NULL is allowed. Does not wait: the rings of its output stay allocated until the server has answered that it does not write
+ * there any more, or is gone.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_process_close(weft_process *p);
 

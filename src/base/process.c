@@ -108,7 +108,7 @@ struct prepared {
     int fds[3];    /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
     int opened[4]; /* descriptors that were opened for this, and are closed here afterwards; -1: none */
     int pipe[2];   /* for the report; exec closes it. -1: not needed, the child writes to `shared` */
-    struct report *shared;
+    volatile struct report *shared; /* volatile: the compiler does not know that a function that never returns here changes it */
     const sigset_t *mask;
 };
 
@@ -135,7 +135,7 @@ static int process_open_pipe(struct prepared *p)
 }
 
 /* The child overwrites descriptors 0 to 2 one by one, so move those that it still needs to higher numbers. */
-static int process_prepare(struct prepared *p, const struct base_process *s, struct report *shared)
+static int process_prepare(struct prepared *p, const struct base_process *s, volatile struct report *shared)
 {
     int null = -1;
     *p = (struct prepared){.s = s, .fds = {-1, -1, -1}, .opened = {-1, -1, -1, -1}, .pipe = {-1, -1}, .shared = shared};
@@ -257,7 +257,7 @@ static struct report process_hear(struct prepared *p)
 static int process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step)
 {
     struct prepared p;
-    struct report shared = {BASE_STEP_NONE, 0};
+    volatile struct report shared = {BASE_STEP_NONE, 0};
     sigset_t all, before;
     *step = BASE_STEP_PROCESS;
     int rc = process_prepare(&p, s, &shared);

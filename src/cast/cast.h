@@ -9,6 +9,7 @@
  *   list.c     the list of files, folders and links
  *   talk.c     sends messages to other nodes
  *   chain.c    puts blocks to the next node of the chain, in a thread of its own
+ *   ahead.c    a target: verifies a block in another thread while the block before it is written
  *   walk.c     the source: makes the list
  *   part.c     a target: the temporary file (.part) that holds a file's bytes until the file is complete
  *   dest.c     a target: opens DEST
@@ -275,6 +276,24 @@ void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Tell the node before this one in the chain that one more of its slots is free. If that fails, c->lost is set. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
 
+/* --- ahead.c --- */
+struct cast_ahead {
+    struct cast *c;
+    pthread_t thread;
+    bool running;
+    pthread_mutex_t lock; /* over the four below */
+    pthread_cond_t asked;
+    uint64_t round, number; /* the block that was asked for last */
+    bool wanted, stop;
+    _Atomic uint64_t right; /* the last block whose checksums are all right */
+};
+void cast_ahead_start(struct cast_ahead *a, struct cast *c); /* without memory for a thread, no block is verified ahead */
+void cast_ahead_stop(struct cast_ahead *a);
+/* Begin to verify a block that has arrived. */
+void cast_ahead_ask(struct cast_ahead *a, uint64_t round, uint64_t number);
+/* Whether all pieces of files in the block are known to be right. */
+bool cast_ahead_is_right(const struct cast_ahead *a, uint64_t round, uint64_t number);
+
 /* --- order.c --- */
 void cast_order_tell(struct cast *c); /* a target: tell the source how it reaches each node */
 /* Order the nodes of `chain`, which begins behind node `from`. cost[i][j]: the cost of the way from node i to node j (order.c); cost[i] is
@@ -337,6 +356,7 @@ struct cast_disk {
     uint64_t naming_bytes;
     uint64_t flushed; /* pages of the open file before this offset were handed to the disk */
     uint8_t *piece;   /* buffer to compare with */
+    bool verified;    /* the checksums of the records that are read next are known to be right */
     bool verifying;   /* the second comparison (--verify) has begun */
     bool made;        /* this cast has made DEST */
     bool renamed;     /* files have got their names, and the names may not be on the disk yet */

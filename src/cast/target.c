@@ -20,6 +20,7 @@ struct target {
     bool broken, ended, send_list, verify;
     uint64_t taken, given; /* blocks that were written; blocks whose slots were given back */
     struct cast_relay relay;
+    struct cast_ahead ahead;
 };
 
 static bool to_end(const struct cast *c)
@@ -150,6 +151,9 @@ static void take_block(struct target *t, uint64_t number)
         return;
     }
     const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node might write here meanwhile */
+    t->disk.verified = cast_ahead_is_right(&t->ahead, t->round, number);
+    if (cast_arrived(t->c, t->round, number + 1))
+        cast_ahead_ask(&t->ahead, t->round, number + 1);
     while (!t->broken && !t->ended &&
            (rc = cast_record_next((const uint8_t *)(b + 1), bytes <= CAST_BLOCK - sizeof *b ? bytes : 0, &at, &r, &payload)) == 1) {
         take_record(t, &r, payload);
@@ -279,6 +283,7 @@ int cast_target_run(struct cast *c)
         return 1;
     }
     cast_order_tell(c);
+    cast_ahead_start(&t.ahead, c);
     while (!to_end(c)) {
         pthread_mutex_lock(&c->lock);
         bool begun = c->wanted_round != t.round;
@@ -288,6 +293,7 @@ int cast_target_run(struct cast *c)
         else
             wait_for_round(&t);
     }
+    cast_ahead_stop(&t.ahead);
     cast_tell_state(c, t.disk.failed ? CAST_GAVE_UP : CAST_ENDED, true);
     cast_disk_close(&t.disk);
     return 0;

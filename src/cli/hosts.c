@@ -282,7 +282,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
 {
     const json_t *nodes = json_object_get(status, "nodes");
     json_int_t here = json_integer_value(json_object_get(status, "control_node"));
-    bool emulated = json_is_true(json_object_get(status, "emulated"));
+    const bool emulated = r->emulated = json_is_true(json_object_get(status, "emulated"));
     uint32_t up[WEFT_MAX_NODES], count = 0;
     size_t i;
     json_t *o;

@@ -14,6 +14,7 @@ struct hosts {
     const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL:
                              hosts_apply_cluster() chooses */
     char **hosts;         /* [nodes] names of hosts, for struct launch.ssh */
+    bool emulated;        /* hosts_apply_cluster(): the cluster has emulated hosts */
     char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];
     unsigned count; /* entries of `told` */

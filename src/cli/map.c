@@ -297,7 +297,9 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
         l->nodes = e.hosts;
     if (!status && l->nodes > MAP_NODES_MAX)
         status = cli_usage("map", "%u nodes: a job has at most %u; see --nodes", l->nodes, MAP_NODES_MAX);
-    if (!status && l->cluster && l->ssh[0] && reads_input(o))
+    if (!status && l->cluster && l->ssh[0] && !hosts.emulated)
+        status = cli_error("map", "the node of cluster '%s' on this host does not answer: see `weft status`", l->cluster);
+    if (!status && hosts.emulated && reads_input(o))
         status = cli_usage("map", "cluster '%s' has emulated hosts, which have no standard input: name the files", l->cluster);
     if (!status && l->ssh && l->ssh[0] && !l->cluster)
         status = cli_usage("map", "hostfile %s: the first host, %s, is not this host: it must be, because the files are here", l->hostfile,
