@@ -171,11 +171,12 @@ static int choices_add(const struct ofi_library *lib, struct choices *c, struct 
 }
 
 /* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses, because
- * peers could not reach an IP provider elsewhere. */
-static int choices_ask(const struct ofi_library *lib, struct choices *c, const char *name, const char *host, int *refused)
+ * peers could not reach an IP provider elsewhere. `bound`: the user has named the interface, perhaps of a tunnel. Then providers without IP
+ * addresses, which would not use it, are added only if there are no others. */
+static int choices_ask(const struct ofi_library *lib, struct choices *c, const char *name, const char *host, bool bound, int *refused)
 {
     int rc = 0;
-    for (int pass = 0; pass < 2; pass++) {
+    for (int pass = 0; pass < 2 && !(pass && bound && c->count); pass++) {
         struct fi_info *all;
         int err = provider_ask(lib, name, pass ? NULL : host, &all);
         *refused = err && !*refused ? err : *refused;
@@ -210,7 +211,7 @@ int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struc
         if (!rc && (n >= sizeof name || (n == 0 && *want->provider)))
             rc = base_fail(-EINVAL, "WEFT_OFI_PROVIDER '%s': expected names of providers, with commas between them", want->provider);
         snprintf(name, sizeof name, "%.*s", (int)n, p);
-        rc = rc ? rc : choices_ask(lib, &c, name, host, &refused);
+        rc = rc ? rc : choices_ask(lib, &c, name, host, *want->interface != 0, &refused);
         p += n;
     } while (*p++);
     if (!rc && !c.count)
