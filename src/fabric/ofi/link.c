@@ -53,13 +53,7 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-void ofi_move_over_locked(struct ofi_link *l, const struct ofi_request *q)
-{
-    l->moves--;
-    l->moves_bytes -= q->bytes;
-}
-
-/* Sets the timer as well: the end of the provider's connecting to the peer is an event without a completion. */
+/* Sets the timer as well: while the provider connects to the peer, its end of the connection is an event without a completion. */
 static bool link_no_room(struct ofi_link *l)
 {
     int64_t at = base_recent_ns() + OFI_RETRY;
@@ -123,7 +117,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     struct ofi_link *l = ctx;
     struct ofi *o = l->ofi;
     ssize_t rc = -FI_EAGAIN;
-    if (l->moves == OFI_MOVES || (l->moves && l->moves_bytes + len > OFI_MOVES_BYTES))
+    if (l->moves == OFI_MOVES)
         return false; /* when a move ends, the link is pumped again */
     if (link_pauses(l))
         return link_no_room(l);
@@ -136,7 +130,6 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     struct ofi_request *q = o->ep ? ofi_request_take_locked(o, get ? OFI_GET : OFI_PUT, l->r.link->node) : NULL;
     if (q) {
         q->cookie = cookie;
-        q->bytes = len;
         m.addr = l->peer;
         m.context = &q->context;
         rc = get ? fi_readmsg(o->ep, &m, FI_COMPLETION) : fi_writemsg(o->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE);
@@ -144,11 +137,9 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
             ofi_request_free_locked(o, q);
     }
     base_spin_unlock(&o->calls);
-    if (rc == 0) {
-        l->moves++;
-        l->moves_bytes += len;
+    l->moves += rc == 0;
+    if (rc == 0)
         return true;
-    }
     if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
         base_log(BASE_LOG_INFO, "%s refuses RMA (%s): large puts and gets are sent in frames", o->info->fabric_attr->prov_name,
                  o->lib->strerror((int)-rc));

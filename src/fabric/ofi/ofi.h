@@ -38,8 +38,7 @@
 
 #define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
 #define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
-#define OFI_MOVES         16u        /* RMA requests under way to a peer */
-#define OFI_MOVES_BYTES   (4u << 20) /* their bytes; few, because frames wait behind them */
+#define OFI_MOVES         4u         /* RMA requests under way to a peer; few, because frames wait behind them */
 #define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
 #define OFI_MOVE_LEAST    8192u      /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u        /* a memory region has at most 1 GiB */
@@ -55,10 +54,9 @@ struct ofi_request {
     enum ofi_request_kind kind;
     uint32_t slot; /* OFI_RECEIVE: index of the buffer; OFI_FRAME: index of the link's frame */
     uint16_t node;
-    bool busy;      /* under way at the provider */
-    bool given_up;  /* its link has ended: the completion is ignored */
-    void *cookie;   /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
-    uint64_t bytes; /* OFI_PUT, OFI_GET */
+    bool busy;     /* under way at the provider */
+    bool given_up; /* its link has ended: the completion is ignored */
+    void *cookie;  /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
 struct ofi_regions {
@@ -72,7 +70,6 @@ struct ofi_link {
     bool touched;   /* an event has happened since the last pump; under ofi->receiving */
     fi_addr_t peer; /* under ofi->calls */
     uint32_t moves; /* RMA requests under way; under the link's lock, with the next fields */
-    uint64_t moves_bytes;
     uint64_t moved; /* RMA requests that have succeeded */
     uint64_t base;  /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
     uint32_t shift; /* the peer's segments have 2^shift bytes */
@@ -181,7 +178,6 @@ static inline struct ofi_link *ofi_link_of(const struct ofi *o, uint32_t node)
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
-void ofi_move_over_locked(struct ofi_link *l, const struct ofi_request *q);          /* an RMA request has ended; under the link's lock */
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
 /* poll.c; struct fab_transport describes the last six */

@@ -54,7 +54,7 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
     if (!l->r.closed && q->kind == OFI_FRAME) {
         tb_endpoint_left(&l->r.endpoint, q->slot);
     } else if (!l->r.closed) {
-        ofi_move_over_locked(l, q);
+        l->moves--;
         l->moved += error == 0;
         tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
     }

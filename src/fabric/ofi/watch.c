@@ -107,7 +107,7 @@ static void watch_take_back(struct ofi *o)
             if (!l->r.closed && q->kind == OFI_FRAME) {
                 tb_endpoint_left(&l->r.endpoint, q->slot);
             } else if (!l->r.closed) {
-                ofi_move_over_locked(l, q);
+                l->moves--;
                 tb_endpoint_moved(&l->r.endpoint, q->cookie, -EAGAIN);
             }
             base_spin_unlock(&l->r.lock);
