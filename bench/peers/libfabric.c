@@ -4,7 +4,7 @@
  * on core 1, both polling their completion queue all the time, buffers touched beforehand.
  *
  * Environment: PEER_PROVIDER (shm); of a network, PEER_ADDRESSES, one of each process ("10.0.0.1,10.0.0.2"), and
- * PEER_NAMESPACE, the network namespace of the second ("/proc/123/ns/net").
+ * PEER_NAMESPACE, the network namespace of the second ("/proc/123/ns/net"). PEER_CONFIRMED: a write is complete when it is at the target.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -302,8 +302,19 @@ static int compare_swap(struct side *s, uint64_t n)
     return 0;
 }
 
+/* A write that is complete when its bytes are at the target, as puts of weft are. */
+static int64_t confirmed_write(struct side *s, const void *local, size_t len, void *desc, struct fi_context *c)
+{
+    struct iovec here = {.iov_base = (void *)(uintptr_t)local, .iov_len = len};
+    struct fi_rma_iov there = {.addr = theirs(s, WORDS), .len = len, .key = s->theirs.key};
+    struct fi_msg_rma m = {
+        .msg_iov = &here, .desc = &desc, .iov_count = 1, .addr = s->peer, .rma_iov = &there, .rma_iov_count = 1, .context = c};
+    return fi_writemsg(s->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE);
+}
+
 static int stream(struct side *s, uint64_t n, size_t len, bool writes)
 {
+    const bool confirmed = writes && getenv("PEER_CONFIRMED");
     static struct fi_context contexts[WINDOW];
     void *desc = fi_mr_desc(s->mr);
     uint8_t *local = s->memory + WORDS;
@@ -312,7 +323,9 @@ static int stream(struct side *s, uint64_t n, size_t len, bool writes)
         if (i >= WINDOW && completed(s, first + i - WINDOW + 1))
             return -1;
         struct fi_context *c = &contexts[i % WINDOW];
-        if (writes)
+        if (confirmed)
+            RETRY(s, "fi_writemsg", confirmed_write(s, local, len, desc, c));
+        else if (writes)
             RETRY(s, "fi_write", fi_write(s->ep, local, len, desc, s->peer, theirs(s, WORDS), s->theirs.key, c));
         else
             RETRY(s, "fi_read", fi_read(s->ep, local, len, desc, s->peer, theirs(s, WORDS), s->theirs.key, c));

@@ -3,6 +3,7 @@
 import filecmp
 import json
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -44,6 +45,7 @@ def rows(context):
                                        ("join", "{} nodes: joining", "ms"), ("meet", "{} nodes: the first message of each to each", "ms"))]
     found += [Row("map", "weft map of 1 GB, all pieces on the other host, without its start, link of 10 Gb/s", "s", "lower", MAP, against=(Link.peer,)),
               Row("map start", "weft map on two hosts: its start", "s", "lower"),
+              Row("map processors", "processor time of it, both hosts and the commands together", "s", "lower"),
               Row("map moved", "bytes that the link carried for it, each way", "GB", "lower")]
     return found
 
@@ -117,6 +119,9 @@ class OnNetwork(Side):
 
     def place(self, group):
         """How to start something on host i, the hosts' addresses, and the test."""
+        if group == "map":
+            self.slow.open()
+            return self.slow.on, self.slow.addresses, group
         place, test = group.split(" ", 1)
         if place == "loopback":
             return lambda host, argv: argv, ("127.0.0.1", "127.0.0.1"), test
@@ -173,6 +178,12 @@ class Weft(OnNetwork):
     def named(self, out):
         found = values(out, lambda line: line["test"])
         return {"memory": found["peer_memory"] / 1024, "join": found["join"], "meet": found["meet"]}
+
+
+def processors():
+    """Seconds of processor time that the processes have used which this one has started, and which have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Map:
@@ -233,12 +244,14 @@ exec %s sh -c "$*"
             if os.path.exists(copy):
                 os.unlink(copy)
         begun, _ = self.job(self.START_BYTES, "wc -c")
-        before = [self.hosts.sent(i) for i in (0, 1)]
+        before, used = [self.hosts.sent(i) for i in (0, 1)], processors()
         took, said = self.job(size, "wc -c")
+        used = processors() - used
         moved = [self.hosts.sent(i) - b for i, b in enumerate(before)]
         if sum(map(int, said.split())) != size:
             raise Missing("its pieces are not the whole input")
-        return {"map": (took - begun) * MAP_BYTES / size, "map start": begun, "map moved": max(moved) * MAP_BYTES / size / 1e9}
+        return {"map": (took - begun) * MAP_BYTES / size, "map start": begun, "map processors": used * MAP_BYTES / size,
+                "map moved": max(moved) * MAP_BYTES / size / 1e9}
 
 
 class Link(Side):
@@ -313,12 +326,14 @@ class UCX(OnNetwork):
 
 
 class Libfabric(OnNetwork):
-    """A bare loop of fi_write and fi_read, 64 in flight; and of fi_inject."""
+    """A bare loop of fi_write and fi_read, 64 in flight; and of fi_inject. A write is complete when the sender's kernel has it; `confirmed`: when it is at
+    the target, as weft's are."""
     NAMES = {"put_bw": "put_bw", "get_bw": "get_bw", "put_rate": "send_rate"}
 
-    def __init__(self, context, provider):
+    def __init__(self, context, provider, confirmed=False):
         super().__init__(context)
-        self.peer, self.provider, self.program = f"libfabric {provider}", provider, context.program("peer_libfabric")
+        self.peer, self.provider, self.program = f"libfabric {provider}" + ", confirmed" * confirmed, provider, context.program("peer_libfabric")
+        self.confirmed = confirmed
 
     def missing(self):
         why = self.context.need(self.program)
@@ -329,10 +344,10 @@ class Libfabric(OnNetwork):
             return {}
         on, addresses, test = self.place(group)
         name, size, iterations = TESTS[test]
-        if name not in self.NAMES:
+        if name not in self.NAMES or (self.confirmed and name != "put_bw"):
             return {}
         count = scaled(iterations, scale, 10)
-        env = {"PEER_PROVIDER": self.provider, "PEER_ADDRESSES": ",".join(addresses)}
+        env = {"PEER_PROVIDER": self.provider, "PEER_ADDRESSES": ",".join(addresses), **({"PEER_CONFIRMED": "1"} if self.confirmed else {})}
         if group.startswith("namespaces"):
             env["PEER_NAMESPACE"] = f"/proc/{self.hosts.held[1].pid}/ns/net"
         return values(run(on(0, [self.program, f"{self.NAMES[name]}:{size}:{count}:{max(1, count // 10)}"]), env=env), lambda line: group)
@@ -347,13 +362,14 @@ class Iperf(OnNetwork):
 
     def measure(self, group, scale):
         test = group.partition(" ")[2]
-        if not test.startswith("put "):
+        if group != "map" and not test.startswith("put "):
             return {}
         out = self.served(group, lambda port, address: ["iperf3", "-s", "-1", "-p", str(port)],
                           lambda port, address: ["iperf3", "-c", address, "-p", str(port), "-t", "1", "-J"])
-        return {group: json.loads(out)["end"]["sum_received"]["bits_per_second"] / 8e9}
+        rate = json.loads(out)["end"]["sum_received"]["bits_per_second"] / 8e9
+        return {"map": MAP_BYTES / 1e9 / rate} if group == "map" else {group: rate}
 
 
 def sides(context):
     return [Weft(context), *(Other(context, p) for p in PROVIDERS), *(Pingpong(context, p) for p in PROVIDERS), UCX(context),
-            *(Libfabric(context, p) for p in PROVIDERS), Iperf(context), Link()]
+            *(Libfabric(context, p) for p in PROVIDERS), Libfabric(context, "net", confirmed=True), Iperf(context), Link()]

@@ -9,7 +9,7 @@
 #include "cli/networks.h"
 #include "fabric/ofi/provider.h"
 
-/* The provider that weft would choose is the first of the list, at the address by which the node joins. */
+/* Two nodes use the first one of the list that both have, at the addresses by which they join. */
 static void networks_use(const struct ofi_listed *e, const struct ofi_listed *first, char *out, size_t len)
 {
     if (e->traits.rank == OFI_NEVER)
@@ -17,7 +17,7 @@ static void networks_use(const struct ofi_listed *e, const struct ofi_listed *fi
     else if (strcmp(e->provider, first->provider) == 0)
         snprintf(out, len, "ofi, where no better transport leads%s", e->traits.plain ? "; in the clear" : "");
     else
-        snprintf(out, len, "with WEFT_OFI_PROVIDER=%s; else %s comes first", e->provider, first->provider);
+        snprintf(out, len, "ofi, to nodes that do not have %s; or with WEFT_OFI_PROVIDER=%s", first->provider, e->provider);
 }
 
 static int networks_json(const struct ofi_listed *list)

@@ -118,7 +118,7 @@ const struct setting settings_table[COUNT] = {
                      .kind = PATH,
                      .help = "ofi: the libfabric to load; else libfabric.so.1, on macOS libfabric.1.dylib"},
     [OFI_PROVIDER] = {INTO(fabric.ofi_provider), .name = "ofi_provider", .variable = "WEFT_OFI_PROVIDER", .fallback = "", .kind = PATH,
-                      .in_hostfile = true, .help = "ofi: libfabric's provider, as `weft devices` names it; else the best"},
+                      .in_hostfile = true, .help = "ofi: libfabric's providers, best first, with commas between; else its own order"},
     [OFI_INTERFACE] = {INTO(fabric.ofi_interface), .name = "ofi_interface", .variable = "WEFT_OFI_INTERFACE", .fallback = "", .kind = PATH,
                        .in_hostfile = true,
                        .help = "ofi: the network interface, or this host's address, to use; else the one that joining uses"},

@@ -83,7 +83,7 @@ struct fab_options {
     char guard_socket[FAB_GUARD_SOCKET_MAX]; /* tb: where a guard of several programs listens; "": none */
     struct fab_lane lanes[FAB_LANES_MAX];    /* tb */
     uint32_t lane_count;
-    char ofi_provider[48];  /* ofi: libfabric's provider; "": the best */
+    char ofi_provider[256]; /* ofi: libfabric's providers, best first, with commas between; "": weft's own order */
     char ofi_interface[64]; /* ofi: a network interface, or an address of this host; "": that of the side connections */
     bool check_frames;      /* tb: verify a part of every frame of bulk data; false: every byte */
 };

@@ -28,6 +28,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         must(!h.keys || (h.pool_bytes - 1) >> h.shift == h.keys - 1);
         must((uint64_t)h.keys * sizeof(uint64_t) <= UINT64_C(1) << 24);
     }
+    struct ofi_offer offers[2] = {{0}};
+    memcpy(&offers[0], data, size < sizeof offers[0] ? size : sizeof offers[0]);
+    if (ofi_offer_valid(&offers[0])) {
+        must(offers[0].count >= 1 && offers[0].count <= OFI_CHOICES);
+        for (uint32_t i = 0; i < offers[0].count; i++)
+            must(offers[0].provider[i][0] && strlen(offers[0].provider[i]) < OFI_PROVIDER_NAME);
+        offers[1] = offers[0];
+        must(ofi_common(&offers[0], &offers[1]) == 0);
+    }
     (void)ofi_side_valid(data, size);
     return 0;
 }

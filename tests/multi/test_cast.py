@@ -259,6 +259,7 @@ class Chain(Cast):
 
     @classmethod
     def start(cls):
+        cls.env.pop("WEFT_TRANSPORT", None)  # as other tests of this file have it over an ordinary network
         lab = os.path.join(cls.tmp.name, "lab.json")
         cables = [(0, "en2", 2, "en2"), (2, "en3", 1, "en2"), (1, "en3", 3, "en2")]
         with open(lab, "w", encoding="utf-8") as f:

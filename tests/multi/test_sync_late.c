@@ -420,7 +420,7 @@ static int takes_nothing(struct weft_node *w, struct fab_link *l, uint32_t id, c
 /* A late grant of a lock whose holder died arrives while no message to the home finds room: the lock is returned later, and the next holder
  * is still told of the death. */
 /* Copies of the transports that never have room for a message; filled before nodes have threads. */
-static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb};
+static const struct fab_transport *const transports[] = {&fab_shm, &fab_rc, &fab_tb, &fab_ofi};
 #define TRANSPORTS (sizeof transports / sizeof transports[0])
 static struct fab_transport full_transports[TRANSPORTS];
 

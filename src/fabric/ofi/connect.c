@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Joining of two nodes: over their side connection, each sends the other its endpoint's address, its pool's address and the keys of the
- * pool's regions. Nothing is sent over libfabric yet: the provider connects at the first operation.
+ * When two nodes join, each sends the other, over their side connection, the providers that it can use; then its endpoint's address, its
+ * pool's address and the keys of the pool's regions. Nothing is sent over libfabric yet: the provider connects at the first operation.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -9,15 +9,78 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define OFI_OFFER UINT64_C(0x776566746f666c31) /* "weftofl1" */
 #define OFI_HELLO UINT64_C(0x776566746f663031) /* "weftof01" */
 
-static int connect_exchange(struct ofi_link *l, int fd, const void *mine, size_t mine_len, void *theirs, size_t their_len, int64_t deadline)
+static int connect_exchange(uint32_t node, int fd, const void *mine, size_t mine_len, void *theirs, size_t their_len, int64_t deadline)
 {
     int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, mine_len, true, deadline);
     if (!err)
         err = fab_side_transfer(fd, theirs, their_len, false, deadline);
-    return err ? base_fail(err, "exchange of endpoints with node %u: %s", l->r.link->node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "exchange of endpoints with node %u: %s", node, base_strerror(err)) : 0;
 }
+
+/* --- the provider --- */
+
+bool ofi_offer_valid(const struct ofi_offer *offer)
+{
+    bool valid = offer->magic == OFI_OFFER && offer->count > 0 && offer->count <= OFI_CHOICES;
+    for (uint32_t i = 0; valid && i < offer->count; i++)
+        valid = offer->provider[i][0] && memchr(offer->provider[i], 0, OFI_PROVIDER_NAME);
+    return valid;
+}
+
+int ofi_common(const struct ofi_offer *first, const struct ofi_offer *second)
+{
+    for (uint32_t i = 0; i < first->count; i++)
+        for (uint32_t k = 0; k < second->count; k++)
+            if (strcmp(first->provider[i], second->provider[k]) == 0)
+                return (int)i;
+    return -1;
+}
+
+static void connect_list(const struct ofi_offer *offer, char *out, size_t room)
+{
+    size_t n = 0;
+    out[0] = 0;
+    for (uint32_t i = 0; i < offer->count && n < room; i++)
+        n += (size_t)snprintf(out + n, room - n, "%s%s", i ? ", " : "", offer->provider[i]);
+}
+
+static int connect_no_common(uint32_t node, const struct ofi_offer *mine, const struct ofi_offer *theirs)
+{
+    char here[OFI_CHOICES * OFI_PROVIDER_NAME], there[sizeof here];
+    connect_list(mine, here, sizeof here);
+    connect_list(theirs, there, sizeof there);
+    return base_fail(-EINVAL,
+                     "node %u and this node have no provider of libfabric in common: that node can use %s, and this node %s. "
+                     "WEFT_OFI_PROVIDER must name one that both have; `weft devices --networks` lists what a host has",
+                     node, there, here);
+}
+
+int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline)
+{
+    const struct ofi_node *n = w->ofi;
+    struct ofi_offer mine = {.magic = OFI_OFFER, .count = n->choices_count}, theirs = {0};
+    for (uint32_t i = 0; i < mine.count; i++)
+        snprintf(mine.provider[i], sizeof mine.provider[i], "%s", n->choices[i]->fabric_attr->prov_name);
+    int rc = connect_exchange(node, side_fd, &mine, sizeof mine, &theirs, sizeof theirs, deadline);
+    if (rc)
+        return rc;
+    if (!ofi_offer_valid(&theirs))
+        return base_fail(-EPROTO, "node %u does not speak this version of the ofi transport: run the same version of weft on both", node);
+    bool lower = w->rank < node;
+    int at = ofi_common(lower ? &mine : &theirs, lower ? &theirs : &mine);
+    if (at < 0)
+        return connect_no_common(node, &mine, &theirs);
+    if (lower)
+        return at;
+    struct ofi_offer agreed = {.count = 1};
+    memcpy(agreed.provider[0], theirs.provider[at], OFI_PROVIDER_NAME);
+    return ofi_common(&mine, &agreed);
+}
+
+/* --- the endpoints --- */
 
 static void connect_introduce(struct ofi_link *l, struct ofi_hello *h)
 {
@@ -54,9 +117,8 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
                          "version, on all nodes",
                          node);
     if (strcmp(h->provider, o->info->fabric_attr->prov_name) != 0)
-        return base_fail(-EINVAL,
-                         "node %u uses %.47s of libfabric, and this node %s: WEFT_OFI_PROVIDER must name one that both have (tcp;ofi_rxm, "
-                         "if their libfabrics are of different versions)",
+        return base_fail(-EPROTO,
+                         "node %u uses %.47s of libfabric, although both nodes had agreed on %s: run the same version of weft on both",
                          node, h->provider, o->info->fabric_attr->prov_name);
     if (h->format != o->info->addr_format || h->address_bytes != o->address_bytes)
         return base_fail(-EINVAL,
@@ -76,7 +138,7 @@ static int connect_keys(struct ofi_link *l, const struct ofi_hello *h, int fd, i
     for (uint32_t i = 0; i < r->count && !err; i++)
         mine[i] = fi_mr_key(r->list[i]);
     if (!err)
-        err = connect_exchange(l, fd, mine, r->count * sizeof *mine, l->keys, h->keys * sizeof *l->keys, deadline);
+        err = connect_exchange(l->r.link->node, fd, mine, r->count * sizeof *mine, l->keys, h->keys * sizeof *l->keys, deadline);
     free(mine);
     l->keys_count = h->keys;
     return err;
@@ -97,7 +159,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     if (!err)
         err = base_random(&mine.session, sizeof mine.session);
     if (!err)
-        err = connect_exchange(l, side_fd, &mine, sizeof mine, &theirs, sizeof theirs, deadline);
+        err = connect_exchange(l->r.link->node, side_fd, &mine, sizeof mine, &theirs, sizeof theirs, deadline);
     if (!err)
         err = connect_check(l, &theirs);
     if (!err)
@@ -120,7 +182,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     /* Both nodes must have their endpoints before either sends a frame. */
     char ready = 'r', answer = 0;
     if (!err)
-        err = connect_exchange(l, side_fd, &ready, 1, &answer, 1, deadline);
+        err = connect_exchange(l->r.link->node, side_fd, &ready, 1, &answer, 1, deadline);
     if (!err && answer != 'r')
         err = base_fail(
             -EPROTO,

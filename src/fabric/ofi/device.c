@@ -250,7 +250,7 @@ static int device_refuse(const struct fi_info *info)
     return 0;
 }
 
-int ofi_device_open(struct ofi *o)
+static int device_open(struct ofi *o)
 {
     struct fi_info *info = o->info;
     size_t most = info->rx_attr->size;
@@ -279,7 +279,6 @@ int ofi_device_open(struct ofi *o)
         rc = ofi_endpoint_open(o);
     if (!rc && o->traits.rma && (o->traits.hardware || o->traits.local))
         rc = ofi_register(o, &o->pool);
-    atomic_store_explicit(&o->opened, rc == 0, memory_order_release);
     return rc;
 }
 
@@ -299,10 +298,8 @@ void ofi_device_close(struct ofi *o)
     device_close(o->av ? &o->av->fid : NULL);
     device_close(o->domain ? &o->domain->fid : NULL);
     device_close(o->fabric ? &o->fabric->fid : NULL);
-    o->ep = NULL;
     if (o->info)
         o->lib->freeinfo(o->info);
-    o->info = NULL;
     free(o->receives);
     free(o->requests);
     if (o->memory)
@@ -312,4 +309,28 @@ void ofi_device_close(struct ofi *o)
         munmap(late->frames, late->bytes);
         free(late);
     }
+    free(o->links);
+    free(o);
+}
+
+int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const struct fi_info *info, struct ofi **out)
+{
+    struct ofi *o = calloc(1, sizeof *o);
+    if (!o)
+        return base_fail(-ENOMEM, "no memory for a device of the ofi transport");
+    o->w = w;
+    o->lib = lib;
+    o->fd = -1;
+    atomic_init(&o->due, INT64_MAX);
+    o->links = calloc(w->room, sizeof(struct ofi_link *));
+    o->info = lib->dupinfo(info);
+    int rc = o->links && o->info ? 0 : base_fail(-ENOMEM, "ofi: no memory for %u links", w->room);
+    if (!rc) {
+        o->traits = ofi_traits_of(o->info);
+        rc = device_open(o);
+    }
+    if (rc)
+        ofi_device_close(o);
+    *out = rc ? NULL : o;
+    return rc;
 }

@@ -5,22 +5,25 @@
  *
  *   library.c     loads libfabric at run time
  *   provider.c    lists the providers, and chooses one
- *   device.c      the provider's objects, memory regions, receives
+ *   device.c      a device: the provider's objects, memory regions, receives
  *   link.c        creates links; sends frames and starts RMA for a link's endpoint
  *   poll.c        progress: completions, timers
- *   watch.c       watches for links that make no progress; replaces the endpoint
- *   connect.c     exchanges addresses and keys when two nodes join
+ *   watch.c       links that make no progress; replaces the endpoint
+ *   connect.c     when two nodes join: they agree on a provider, and exchange addresses and keys
  *   transport.c   opening, joining, the end of a link; the transport's table
  *
- * A node has one reliable datagram endpoint for all its peers. Small operations are records in frames, as on tb: frames that are lost with
- * a broken connection are sent again, and each record is executed once. Large puts and gets are RMA between the pools, if the provider
- * supports RMA.
+ * A node has one reliable datagram endpoint for all peers that it reaches by the same provider: a device (struct ofi). It has a second
+ * device only if it reaches some peers by another provider, because their libfabric has another version. Small operations are records in
+ * frames, as on tb: frames that are lost with a broken connection are sent again, and each record is executed once. Large puts and gets are
+ * RMA between the pools, if the provider supports it.
  *
  * Locks, outer first: ofi->receiving (held by the thread that polls), a link's lock, ofi->calls. ofi->calls is held during every call of
  * libfabric that uses the endpoint or its queue (FI_THREAD_DOMAIN).
  */
 #ifndef WEFT_OFI_H
 #define WEFT_OFI_H
+
+#include <pthread.h>
 
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -97,11 +100,11 @@ struct ofi_late {
     size_t bytes;
 };
 
+/* A device: one provider, with one endpoint. */
 struct ofi {
     struct weft_node *w;
-    struct fab_look look;
     const struct ofi_library *lib;
-    struct fi_info *info; /* the chosen provider's; NULL: none was chosen yet */
+    struct fi_info *info; /* the provider's */
     struct ofi_traits traits;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
@@ -109,7 +112,6 @@ struct ofi {
     struct fid_cq *cq;
     struct fid_wait *wait;   /* the wait set that the queue signals, if fi_trywait() does not work (device_wait_set()); else NULL */
     struct fid_ep *ep;       /* NULL: there is none; written under `receiving` and `calls` */
-    _Atomic bool opened;     /* an endpoint was opened at least once; read without a lock by the transport's functions */
     int fd;                  /* the completion queue's descriptor; -1: the provider has none, so the queue is polled. Written like `ep` */
     bool armed;              /* ofi_idle() found no completion: the progress thread may sleep on fd; written like `ep` */
     struct ofi_regions pool; /* if registering is expensive: the pool, registered once for all peers */
@@ -121,10 +123,9 @@ struct ofi {
     struct fid_mr *memory_mr; /* if the provider needs local memory registered */
     struct ofi_request *receives, *requests;
     uint32_t receives_count, requests_count;
-    /* requests that are free; receives for which the provider had no room, to be posted later. Under `calls` */
-    struct ofi_request *free, *owed;
-    struct ofi_link **links; /* [size]; NULL for peers that use another transport */
-    char name[64];           /* this node's address as text */
+    struct ofi_request *free, *owed; /* free requests; receives that the provider had no room for. Under `calls` */
+    struct ofi_link **links;         /* [size]; NULL for peers that use another transport or device */
+    char name[64];                   /* this node's address as text */
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
@@ -134,15 +135,29 @@ struct ofi {
     bool renew;          /* the endpoint should be replaced; under `receiving` */
 };
 
-/* Whether this node uses the transport. */
-static inline bool ofi_opened(const struct ofi *o)
+/* What a node has of the transport. */
+struct ofi_node {
+    struct weft_node *w;
+    struct fab_look look;
+    const struct ofi_library *lib;
+    struct fi_info *choices[OFI_CHOICES]; /* the providers that this node can use, best first */
+    uint32_t choices_count;
+    pthread_mutex_t opening; /* held while a device is added */
+    struct ofi *devices[OFI_CHOICES];
+    _Atomic uint32_t devices_count;
+};
+
+/* The device at this index; NULL: there are fewer. Needs no lock. */
+static inline struct ofi *ofi_device_at(const struct weft_node *w, uint32_t i)
 {
-    return atomic_load_explicit(&o->opened, memory_order_acquire); /* pairs with the release at the end of ofi_device_open() */
+    struct ofi_node *n = w->ofi;
+    /* acquire: pairs with the release in transport_open_device() */
+    return i < atomic_load_explicit(&n->devices_count, memory_order_acquire) ? n->devices[i] : NULL;
 }
 
 /* device.c */
-int ofi_device_open(struct ofi *o); /* opens the provider that o->info describes */
-void ofi_device_close(struct ofi *o);
+int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const struct fi_info *info, struct ofi **out);
+void ofi_device_close(struct ofi *o);                   /* frees it as well */
 int ofi_register(struct ofi *o, struct ofi_regions *r); /* registers the pool, with new keys */
 void ofi_unregister(struct ofi_regions *r);
 void *ofi_descriptor(const struct ofi *o, const void *at);           /* the descriptor of local memory; NULL if the provider needs none */
@@ -185,6 +200,16 @@ void ofi_renew(struct ofi *o);
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
+/* The providers that a node can use, which it sends to a peer first. The provider of the pair is the first of the lower node's list that
+   the other node has, too. */
+struct ofi_offer {
+    uint64_t magic;
+    uint32_t count, reserved;
+    char provider[OFI_CHOICES][OFI_PROVIDER_NAME];
+};
+bool ofi_offer_valid(const struct ofi_offer *offer); /* only computes */
+/* The index in `first` of the first provider that `second` has, too; -1: none. */
+int ofi_common(const struct ofi_offer *first, const struct ofi_offer *second);
 /* What a node sends to a peer when they join; `keys` keys of 8 bytes follow. */
 struct ofi_hello {
     uint64_t magic, pool_bytes;
@@ -193,11 +218,13 @@ struct ofi_hello {
     uint32_t format, address_bytes;
     uint32_t reserved;
     uint64_t base;
-    char provider[48];
+    char provider[OFI_PROVIDER_NAME];
     uint8_t address[OFI_ADDRESS];
 };
 /* Whether those fields are valid that do not depend on this node's provider. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
+/* Agrees with the peer on a provider: the index of this node's choice, or a negative errno with a sentence. */
+int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);
 int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 
 #endif

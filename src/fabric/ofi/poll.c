@@ -8,8 +8,8 @@
 #include <string.h>
 
 #define BATCH  16
-#define ROUNDS 8u        /* the most batches of completions read in one call */
-#define CLOCK  16u       /* the clock is read once in this many polls that find nothing */
+#define ROUNDS 8u  /* the most batches of completions read in one call */
+#define CLOCK  16u /* the clock is read once in this many polls that find nothing */
 
 /* A completion, copied out of the queue so that it can be handled without the lock `calls`. */
 struct event {
@@ -149,33 +149,34 @@ int ofi_poll(struct ofi *o)
     return (int)n;
 }
 
-static int poll_try(struct ofi *o)
-{
-    if (!ofi_opened(o) || !base_spin_try(&o->receiving))
-        return 0;
-    int n = ofi_poll(o);
-    base_spin_unlock(&o->receiving);
-    return n;
-}
-
 int ofi_service(struct weft_node *w)
 {
-    return poll_try(w->ofi);
+    struct ofi *o;
+    int n = 0;
+    for (uint32_t i = 0; (o = ofi_device_at(w, i)); i++) {
+        if (!base_spin_try(&o->receiving))
+            continue;
+        n += ofi_poll(o);
+        base_spin_unlock(&o->receiving);
+    }
+    return n;
 }
 
 void ofi_make_room(struct weft_node *w)
 {
-    if (poll_try(w->ofi) > 0)
+    if (ofi_service(w) > 0)
         fab_wake_here(w);
 }
 
 int ofi_progress(struct weft_node *w)
 {
-    struct ofi *o = w->ofi;
+    const struct ofi *o;
     int n = 0;
-    for (uint32_t i = 0; i < w->size && ofi_opened(o); i++) {
-        struct ofi_link *l = ofi_link_of(o, i);
-        n += l ? records_progress(w, &l->r) : 0;
+    for (uint32_t d = 0; (o = ofi_device_at(w, d)); d++) {
+        for (uint32_t i = 0; i < w->size; i++) {
+            struct ofi_link *l = ofi_link_of(o, i);
+            n += l ? records_progress(w, &l->r) : 0;
+        }
     }
     return n;
 }
@@ -191,11 +192,8 @@ static bool poll_no_messages(const struct ofi *o)
 }
 
 /* Whether the progress thread may sleep on the queue's descriptor. If the queue has none, the thread polls every millisecond (watch.c). */
-bool ofi_idle(struct weft_node *w)
+static bool poll_idle(struct ofi *o)
 {
-    struct ofi *o = w->ofi;
-    if (!ofi_opened(o))
-        return true;
     if (!base_spin_try(&o->receiving))
         return false;
     base_spin_lock(&o->calls);
@@ -206,17 +204,34 @@ bool ofi_idle(struct weft_node *w)
     return quiet && poll_no_messages(o);
 }
 
-/* The descriptor to sleep on, for the progress thread; -1 unless ofi_idle() has just prepared the queue. Without that, a thread of the
- * program is polling, and each frame would needlessly wake the progress thread. */
-int ofi_fd(struct weft_node *w, uint32_t i)
+bool ofi_idle(struct weft_node *w)
 {
-    struct ofi *o = w->ofi;
-    if (i > 0 || !ofi_opened(o))
-        return -1;
+    struct ofi *o;
+    bool quiet = true;
+    for (uint32_t i = 0; (o = ofi_device_at(w, i)); i++)
+        quiet = poll_idle(o) && quiet;
+    return quiet;
+}
+
+/* The descriptor, only just after ofi_idle(): otherwise a thread of the program polls, and each frame would needlessly wake the progress
+ * thread. */
+static int poll_armed(struct ofi *o)
+{
     base_spin_lock(&o->calls); /* another thread may be taking a new queue */
     int fd = o->armed ? o->fd : -1;
     o->armed = false;
     base_spin_unlock(&o->calls);
+    return fd;
+}
+
+/* Of several devices each call returns the next one that is armed: the earlier ones no longer are. */
+int ofi_fd(struct weft_node *w, uint32_t i)
+{
+    struct ofi *o;
+    int fd = -1;
+    (void)i;
+    for (uint32_t d = 0; fd < 0 && (o = ofi_device_at(w, d)); d++)
+        fd = poll_armed(o);
     return fd;
 }
 

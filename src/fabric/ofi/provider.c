@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Providers of libfabric: what weft needs from a provider, which one it chooses, and which address of this host it uses.
+ * Providers: what weft needs of them, which ones it can use, in which order, and at which address of this host.
  */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -20,9 +20,9 @@
 
 #define ASKED_VERSION FI_VERSION(1, 17)
 
-/* The known providers, best first. Of a layered provider ("tcp;ofi_rxm") the first name counts. WEFT_OFI_PROVIDER must name a provider to
- * use one that is not in this list. It must also name verbs, because on the devices of verbs the transports rc and tb are faster. `net` of
- * libfabric 1.17 is called `tcp` in later versions: datagrams over TCP without a layer in between, with two thirds of the latency of
+/* Best first: two nodes use the first one that both have. Of a layered provider ("tcp;ofi_rxm") the first name counts. A provider that is
+ * not in this list is used only if WEFT_OFI_PROVIDER names it; so is verbs, because the transports rc and tb are faster on its devices.
+ * `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without a layer between, with two thirds of the latency of
  * "tcp;ofi_rxm" and a fortieth of its memory (bench/run ofi). */
 static const struct known {
     const char *name;
@@ -143,46 +143,85 @@ static bool is_address(const char *text)
     return inet_pton(AF_INET, plain, bytes) == 1 || inet_pton(AF_INET6, plain, bytes) == 1;
 }
 
-/* The better of two providers; `a` may be NULL. If both are equally good, `a` is returned, because libfabric lists the requested address
- * first. */
-static struct fi_info *provider_better(struct fi_info *a, struct fi_info *b)
+/* The choices found so far. */
+struct choices {
+    struct fi_info **list; /* [OFI_CHOICES] */
+    uint32_t count;
+};
+
+/* Adds a provider: behind those that are as good or, if the user has named it, behind all. Of a provider with several infos the first one
+ * counts, because libfabric lists the requested address first. */
+static int choices_add(const struct ofi_library *lib, struct choices *c, struct fi_info *info, bool named)
 {
-    return !a || ofi_traits_of(b).rank < ofi_traits_of(a).rank ? b : a;
+    const char *name = info->fabric_attr->prov_name;
+    struct ofi_traits t = ofi_traits_of(info);
+    for (uint32_t i = 0; i < c->count; i++)
+        if (strcmp(c->list[i]->fabric_attr->prov_name, name) == 0)
+            return 0;
+    if (c->count == OFI_CHOICES || strlen(name) >= OFI_PROVIDER_NAME)
+        return 0;
+    struct fi_info *copy = lib->dupinfo(info);
+    if (!copy)
+        return base_fail(-ENOMEM, "no memory for a provider of libfabric");
+    uint32_t at = c->count++;
+    for (; at > 0 && !named && t.rank < ofi_traits_of(c->list[at - 1]).rank; at--)
+        c->list[at] = c->list[at - 1];
+    c->list[at] = copy;
+    return 0;
 }
 
-int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info **out, struct ofi_traits *traits)
+/* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses, because
+ * peers could not reach an IP provider elsewhere. `bound`: the user has named the interface, perhaps of a tunnel. Then providers without IP
+ * addresses, which would not use it, are added only if there are no others. */
+static int choices_ask(const struct ofi_library *lib, struct choices *c, const char *name, const char *host, bool bound, int *refused)
 {
-    char host[128] = "";
-    struct fi_info *all, *best = NULL;
     int rc = 0;
-    if (!*want->interface)
-        snprintf(host, sizeof host, "%s", *want->address ? want->address : "127.0.0.1");
-    else if (is_address(want->interface))
-        snprintf(host, sizeof host, "%s", want->interface);
-    else
-        rc = interface_address(want->interface, host, sizeof host);
-    if (rc)
-        return rc;
-    /* first providers at this address, then providers without IP addresses: peers could not reach an IP provider at any other address */
-    for (int pass = 0; pass < 2 && !best; pass++) {
-        rc = provider_ask(lib, want->provider, pass ? NULL : host, &all);
-        for (struct fi_info *i = rc ? NULL : all; i; i = i->next) {
+    for (int pass = 0; pass < 2 && !(pass && bound && c->count); pass++) {
+        struct fi_info *all;
+        int err = provider_ask(lib, name, pass ? NULL : host, &all);
+        *refused = err && !*refused ? err : *refused;
+        for (struct fi_info *i = err ? NULL : all; i && !rc; i = i->next) {
             struct ofi_traits t = ofi_traits_of(i);
-            if ((*want->provider || t.rank < OFI_NEVER) && t.inet == !pass)
-                best = provider_better(best, i);
+            if ((*name || t.rank < OFI_NEVER) && t.inet == !pass)
+                rc = choices_add(lib, c, i, *name != 0);
         }
-        best = best ? lib->dupinfo(best) : NULL;
-        if (!rc)
+        if (!err)
             lib->freeinfo(all);
     }
-    if (!best)
-        return base_fail(-ENODEV,
-                         "libfabric (%s) has no provider%s%s for reliable datagrams at %s%s%s: %s; `weft devices` lists what it has",
-                         lib->path, *want->provider ? " " : "", want->provider, host, *want->interface ? ", which is " : "",
-                         want->interface, rc ? lib->strerror(-rc) : "none that weft uses by itself (WEFT_OFI_PROVIDER)");
-    *traits = ofi_traits_of(best);
-    *out = best;
+    return rc;
+}
+
+/* The numeric address at which IP providers are to be. */
+static int choose_host(const struct ofi_want *want, char *host, size_t room)
+{
+    if (*want->interface && !is_address(want->interface))
+        return interface_address(want->interface, host, room);
+    snprintf(host, room, "%s", *want->interface ? want->interface : *want->address ? want->address : "127.0.0.1");
     return 0;
+}
+
+int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info *found[OFI_CHOICES])
+{
+    char host[128] = "", name[OFI_PROVIDER_NAME];
+    struct choices c = {.list = found};
+    int refused = 0, rc = choose_host(want, host, sizeof host);
+    const char *p = want->provider;
+    do {
+        size_t n = strcspn(p, ",");
+        if (!rc && (n >= sizeof name || (n == 0 && *want->provider)))
+            rc = base_fail(-EINVAL, "WEFT_OFI_PROVIDER '%s': expected names of providers, with commas between them", want->provider);
+        snprintf(name, sizeof name, "%.*s", (int)n, p);
+        rc = rc ? rc : choices_ask(lib, &c, name, host, *want->interface != 0, &refused);
+        p += n;
+    } while (*p++);
+    if (!rc && !c.count)
+        rc = base_fail(
+            -ENODEV, "libfabric (%s) has no provider%s%s for reliable datagrams at %s%s%s: %s; `weft devices --networks` lists what it has",
+            lib->path, *want->provider ? " " : "", want->provider, host, *want->interface ? ", which is " : "", want->interface,
+            refused ? lib->strerror(-refused) : "none that weft uses by itself (WEFT_OFI_PROVIDER)");
+    while (rc && c.count)
+        lib->freeinfo(found[--c.count]);
+    return rc ? rc : (int)c.count;
 }
 
 void ofi_print_address(const struct fi_info *info, const void *address, size_t len, char *out, size_t room)

@@ -33,22 +33,25 @@ struct ofi_traits {
     bool bind_regions; /* regions belong to the endpoint (FI_MR_ENDPOINT) */
     bool plain;        /* uses an ordinary network, where others could read the data */
     bool inet;         /* its addresses are IP addresses */
-    uint32_t rank;     /* the provider with the smallest rank is chosen; OFI_NEVER: only if it is named */
+    uint32_t rank;     /* the provider with the smallest rank is the best; OFI_NEVER: it is used only if it is named */
 };
 #define OFI_NEVER 1000u
 
 struct ofi_want {
-    const char *provider;  /* libfabric's name, "tcp;ofi_rxm" or only "tcp"; "": the best */
+    const char *provider;  /* libfabric's names, best first and with commas between ("tcp;ofi_rxm", or only "tcp"); "": weft's own order */
     const char *interface; /* a network interface, or an address of this host; "": `address` */
     const char *address;   /* numeric address at which peers reach this node; "": all peers are on this host */
 };
-/* Finds the provider to use. The caller frees `*out` with lib->freeinfo(). Returns 0, or a negative errno with base_error(). */
-int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info **out, struct ofi_traits *traits);
+#define OFI_CHOICES       8u  /* the most providers that a node offers to its peers */
+#define OFI_PROVIDER_NAME 48u /* bytes of a provider's name, with the null */
+/* The providers that this node can use, best first, each name once; each to be freed by lib->freeinfo(). Returns how many, or a negative
+   errno with a sentence. */
+int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info *found[OFI_CHOICES]);
 struct ofi_traits ofi_traits_of(const struct fi_info *info);
 
 /* For `weft devices`: every provider that weft could use, best first, each once. Ends with provider "". */
 struct ofi_listed {
-    char provider[48];
+    char provider[OFI_PROVIDER_NAME];
     char interface[48], address[64];
     struct ofi_traits traits;
 };

@@ -13,53 +13,103 @@
 
 static int ofi_open(struct weft_node *w)
 {
-    struct ofi *o = calloc(1, sizeof *o);
-    if (!o)
+    struct ofi_node *n = calloc(1, sizeof *n);
+    if (!n)
         return base_fail(-ENOMEM, "no memory for the ofi transport");
-    o->w = w;
-    o->fd = -1;
-    w->ofi = o;
-    atomic_init(&o->due, INT64_MAX);
-    o->links = calloc(w->room, sizeof(struct ofi_link *));
-    return o->links ? 0 : base_fail(-ENOMEM, "ofi: no memory for %u links", w->size);
+    n->w = w;
+    pthread_mutex_init(&n->opening, NULL);
+    w->ofi = n;
+    return 0;
 }
 
+/* Opens the device of a choice. It is published when it is complete, because other threads may be polling. */
+static int transport_open_device(struct ofi_node *n, uint32_t choice)
+{
+    uint32_t at = atomic_load_explicit(&n->devices_count, memory_order_relaxed);
+    int rc = ofi_device_open(n->w, n->lib, n->choices[choice], &n->devices[at]);
+    if (rc)
+        return rc;
+    const struct ofi *o = n->devices[at];
+    atomic_store_explicit(&n->devices_count, at + 1, memory_order_release); /* pairs with the acquire in ofi_device_at() */
+    base_log(BASE_LOG_INFO, "libfabric's %s at %s%s", o->info->fabric_attr->prov_name, o->name,
+             o->traits.plain ? ": data travels in the clear, and only joining is authenticated (weft(7), Networks)" : "");
+    return 0;
+}
+
+static void transport_drop_first(struct ofi_node *n)
+{
+    n->lib->freeinfo(n->choices[0]);
+    memmove(n->choices, n->choices + 1, --n->choices_count * sizeof *n->choices);
+}
+
+/* Finds the providers, and opens the best. One that does not open is no choice, if there is another. */
 static int transport_look(struct weft_node *w)
 {
-    struct ofi *o = w->ofi;
+    struct ofi_node *n = w->ofi;
     const struct ofi_want want = {.provider = w->options.ofi_provider, .interface = w->options.ofi_interface, .address = w->address};
-    int err = ofi_load(&o->lib);
-    if (!err)
-        err = ofi_choose(o->lib, &want, &o->info, &o->traits);
-    if (!err)
-        err = ofi_device_open(o);
-    if (!err)
-        base_log(BASE_LOG_INFO, "libfabric's %s at %s%s", o->info->fabric_attr->prov_name, o->name,
-                 o->traits.plain ? ": data is not encrypted, and only joining is authenticated (WEFT_OFI_INTERFACE in weft(1))" : "");
-    return err;
+    int rc = ofi_load(&n->lib);
+    if (!rc)
+        rc = ofi_choose(n->lib, &want, n->choices);
+    if (rc < 0)
+        return rc;
+    n->choices_count = (uint32_t)rc;
+    while ((rc = transport_open_device(n, 0)) && n->choices_count > 1) {
+        base_log(BASE_LOG_INFO, "%s; weft uses another provider", base_error());
+        transport_drop_first(n);
+    }
+    return rc;
 }
 
 static bool ofi_reaches(struct weft_node *w, const uint8_t *peer_host_id)
 {
-    struct ofi *o = w->ofi;
+    struct ofi_node *n = w->ofi;
     (void)peer_host_id;
-    return fab_look(w, &o->look, transport_look);
+    return fab_look(w, &n->look, transport_look);
 }
 
 static void ofi_close(struct weft_node *w)
 {
-    struct ofi *o = w->ofi;
-    if (!o)
+    struct ofi_node *n = w->ofi;
+    if (!n)
         return;
-    ofi_device_close(o);
-    free(o->links);
-    free(o);
+    for (uint32_t i = n->devices_count; i-- > 0;)
+        ofi_device_close(n->devices[i]);
+    while (n->choices_count)
+        transport_drop_first(n);
+    pthread_mutex_destroy(&n->opening);
+    free(n);
     w->ofi = NULL;
+}
+
+static struct ofi *transport_find(const struct ofi_node *n, const char *provider)
+{
+    struct ofi *o;
+    for (uint32_t i = 0; (o = ofi_device_at(n->w, i)); i++)
+        if (strcmp(o->info->fabric_attr->prov_name, provider) == 0)
+            return o;
+    return NULL;
+}
+
+/* The device of a choice, which is opened if no peer has needed it before. */
+static int transport_device(struct ofi_node *n, uint32_t choice, struct ofi **out)
+{
+    const char *provider = n->choices[choice]->fabric_attr->prov_name;
+    pthread_mutex_lock(&n->opening);
+    int rc = transport_find(n, provider) ? 0 : transport_open_device(n, choice);
+    pthread_mutex_unlock(&n->opening);
+    *out = rc ? NULL : transport_find(n, provider);
+    return rc;
 }
 
 static int transport_connect(struct weft_node *w, struct fab_link *link, int side_fd, int64_t deadline)
 {
-    struct ofi_link *l = ofi_link_make(w->ofi, link);
+    struct ofi *o;
+    int rc = ofi_agree(w, link->node, side_fd, deadline);
+    if (rc >= 0)
+        rc = transport_device(w->ofi, (uint32_t)rc, &o);
+    if (rc)
+        return base_context(rc, "link to node %u", link->node);
+    struct ofi_link *l = ofi_link_make(o, link);
     if (!l)
         return base_fail(-ENOMEM, "ofi: no memory for the link to node %u", link->node);
     l->r.make_room = ofi_make_room;
@@ -78,8 +128,8 @@ static const char *ofi_broken(struct weft_node *w, struct fab_link *link)
  * sends during this are ignored. */
 static void ofi_last_words(struct weft_node *w, struct fab_link *link)
 {
-    struct ofi *o = w->ofi;
     struct ofi_link *l = link->impl;
+    struct ofi *o = l->ofi;
     uint32_t left = TB_MESSAGES;
     int n;
     do {
@@ -137,11 +187,12 @@ static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending
  * operations. */
 static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
 {
-    struct ofi *o = w->ofi;
     struct ofi_link *l = link->impl;
     struct ending e = {.count = 0};
+    (void)w;
     if (!l)
         return;
+    struct ofi *o = l->ofi;
     base_spin_lock(&o->receiving);
     base_spin_lock(&l->r.lock);
     bool end = !l->r.closed && ofi_link_of(o, link->node);
@@ -168,10 +219,10 @@ static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
 
 static void ofi_release(struct weft_node *w, struct fab_link *link)
 {
-    struct ofi *o = w->ofi;
     struct ofi_link *l = link->impl;
     if (!l)
         return;
+    struct ofi *o = l->ofi;
     ofi_disconnect(w, link);
     __atomic_store_n(&o->links[link->node], NULL, __ATOMIC_RELEASE);
     ofi_link_free(l);
@@ -195,8 +246,9 @@ static void ofi_wake(struct weft_node *w, struct fab_link *l)
 
 static void ofi_stat(struct weft_node *w, struct fab_link *link, weft_link_stats *out)
 {
-    struct ofi *o = w->ofi;
     struct ofi_link *l = link->impl;
+    struct ofi *o = l->ofi;
+    (void)w;
     base_spin_lock(&l->r.lock);
     const struct tb_stream_counts *s = &l->r.endpoint.stream.counts;
     out->staged_puts = l->r.endpoint.counts.staged_puts;
@@ -214,9 +266,10 @@ static void ofi_stat(struct weft_node *w, struct fab_link *link, weft_link_stats
 
 static void ofi_regions(struct weft_node *w, uint32_t *used, uint32_t *budget)
 {
-    const struct ofi *o = w->ofi;
-    *used = o->pool.count;
-    *budget = 0;
+    const struct ofi *o;
+    *used = *budget = 0;
+    for (uint32_t i = 0; (o = ofi_device_at(w, i)); i++)
+        *used += o->pool.count;
 }
 
 const struct fab_transport fab_ofi = {

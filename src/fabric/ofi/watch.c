@@ -75,11 +75,12 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
 
 void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len)
 {
-    struct ofi *o = w->ofi;
     struct ofi_link *l = link->impl;
     struct side_message m;
+    (void)w;
     if (!l || l->r.closed)
         return;
+    struct ofi *o = l->ofi;
     if (!ofi_side_valid(bytes, len)) {
         records_break(&l->r, "it sent an invalid message about its endpoint");
         return;
@@ -198,15 +199,12 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
             o->info->fabric_attr->prov_name, l->name, (double)(now - l->still_at) / 1e9, l->error[0] ? "; last: " : "", l->error);
 }
 
-int64_t ofi_upkeep(struct weft_node *w, int64_t now)
+static int64_t watch_device(struct ofi *o, int64_t now)
 {
-    struct ofi *o = w->ofi;
     int64_t next = INT64_MAX;
-    if (!ofi_opened(o))
-        return INT64_MAX;
     if (!base_spin_try(&o->receiving))
         return WEFT_MS; /* another thread polls, and runs the timers */
-    for (uint32_t i = 0; i < w->size; i++) {
+    for (uint32_t i = 0; i < o->w->size; i++) {
         struct ofi_link *l = ofi_link_of(o, i);
         if (!l || l->r.closed)
             continue;
@@ -225,4 +223,15 @@ int64_t ofi_upkeep(struct weft_node *w, int64_t now)
     due = due == INT64_MAX ? due : due > now ? due - now : 0;
     next = due < next ? due : next;
     return polled && POLL < next ? POLL : next < WATCH * 4 ? next : WATCH * 4;
+}
+
+int64_t ofi_upkeep(struct weft_node *w, int64_t now)
+{
+    struct ofi *o;
+    int64_t next = INT64_MAX;
+    for (uint32_t i = 0; (o = ofi_device_at(w, i)); i++) {
+        int64_t in = watch_device(o, now);
+        next = in < next ? in : next;
+    }
+    return next;
 }

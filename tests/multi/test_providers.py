@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Nodes whose libfabrics have different providers: each pair uses one that both have, or says that there is none.
+
+Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER
+
+The providers of each node are named in WEFT_OFI_PROVIDER, as if its libfabric had no others.
+"""
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+sys.dont_write_bytecode = True
+from processes import clean_env, patience  # noqa: E402
+
+PEER = os.path.abspath(sys.argv[1])
+LIMIT = patience(60)
+HOSTS = os.environ["TEST_NAMESPACES"].split(":")
+COORD = os.environ["TEST_COORD"]
+NET, RXM = "net", "tcp;ofi_rxm"  # of libfabric 1.17
+BOTH = f"{NET},{RXM}"
+
+
+class Providers(unittest.TestCase):
+    def nodes(self, lists, end="leave", seconds=60, **more):
+        """(stdout, stderr, status) of each node; lists[i]: the providers of node i."""
+        env = clean_env(WEFT_SIZE=str(len(lists)), WEFT_COORD=f"{COORD}:7654", WEFT_TRANSPORT="ofi", WEFT_POOL="16M", WEFT_LOG="debug",
+                        WEFT_LIVENESS=os.environ["WEFT_LIVENESS"], WEFT_JOIN_TIMEOUT=f"{patience(seconds):.0f}s", **more)
+        nodes = [subprocess.Popen(["nsenter", f"--net={HOSTS[i]}", "--", PEER, "1", end],
+                                  env=dict(env, WEFT_RANK=str(i), **({"WEFT_OFI_PROVIDER": list} if list else {})),
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                 for i, list in enumerate(lists)]
+        try:
+            return [(*node.communicate(timeout=2 * LIMIT), node.returncode) for node in nodes]
+        finally:
+            for node in nodes:
+                node.kill()
+                node.wait()
+
+    def check(self, lists, pairs, end="leave", **more):
+        """All operations work between all nodes, and pairs[i][k] is the provider that node i uses for node k."""
+        found = self.nodes(lists, end, **more)
+        for i, (out, err, status) in enumerate(found):
+            if end == "leave" or i != len(lists) - 1:
+                self.assertEqual(status, 0, err)
+            self.assertIn(f"node {i} of {len(lists)}: all is well", out)
+            used = {int(k): p for k, p in re.findall(r"debug: node (\d+) is at \S+ of (\S+)$", err, re.M)}
+            self.assertEqual(used, pairs[i], err)
+        return found
+
+    def test_same(self):
+        """One device serves all pairs."""
+        for _, err, _ in self.check([BOTH, BOTH, BOTH], [{1: NET, 2: NET}, {0: NET, 2: NET}, {0: NET, 1: NET}]):
+            self.assertEqual(len(re.findall(r"info: libfabric's ", err)), 1, err)
+
+    def test_by_themselves(self):
+        """Nodes with a list meet one that takes the best of its libfabric."""
+        self.check(["", RXM], [{1: RXM}, {0: RXM}])
+
+    def test_each_pair(self):
+        """Two nodes use the better provider with each other, and another one with the third."""
+        pairs = [{1: NET, 2: RXM}, {0: NET, 2: RXM}, {0: RXM, 1: RXM}]
+        self.check([BOTH, BOTH, RXM], pairs)
+        self.check([BOTH, BOTH, RXM], pairs, "kill")
+
+    def test_order(self):
+        """The list of the node with the lower number has the say."""
+        self.check([f"{RXM},{NET}", BOTH], [{1: RXM}, {0: RXM}])
+        self.check([BOTH, f"{RXM},{NET}"], [{1: NET}, {0: NET}])
+
+    def test_absent(self):
+        """A provider that the host does not have is no choice; nor is one that cannot be opened."""
+        self.check([f"psm9,{RXM}", BOTH], [{1: RXM}, {0: RXM}])
+        with subprocess.Popen(["nsenter", f"--net={HOSTS[0]}", "--", sys.executable, "-c",
+                               f"import socket, sys; s = socket.create_server(('{COORD}', 7655)); print(flush=True); sys.stdin.read()"],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taken:
+            taken.stdout.readline()
+            (_, err, _), _ = self.check([BOTH, BOTH], [{1: RXM}, {0: RXM}], FI_NET_PORT_LOW_RANGE="7655", FI_NET_PORT_HIGH_RANGE="7655")
+            taken.stdin.close()
+        self.assertRegex(err, r"info: net of libfabric: .*; weft uses another provider")
+
+    def test_none(self):
+        found = self.nodes([NET, RXM], seconds=5)
+        self.assertTrue(all(status for _, _, status in found), found)
+        said = "".join(err for _, err, _ in found)
+        self.assertRegex(said, "node 0 and this node have no provider of libfabric in common: that node can use net, net;ofi_rxm, and "
+                               "this node tcp;ofi_rxm. WEFT_OFI_PROVIDER must name one that both have")
+
+    def test_not_a_list(self):
+        (_, err, status), _ = self.nodes(["net,,tcp", NET], seconds=2)
+        self.assertNotEqual(status, 0)
+        self.assertIn("WEFT_OFI_PROVIDER 'net,,tcp': expected names of providers, with commas between them", err)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
