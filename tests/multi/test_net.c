@@ -579,6 +579,55 @@ static void slow(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* The gateway runs out of open files: askers are told, and it has some left for itself. */
+#define FILES 256u
+static void files(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        int own[16];
+        OK(weft_barrier(w, DEFAULT_TIME));
+        for (unsigned i = 0; i < 16; i++)
+            CHECK((own[i] = open("/dev/null", O_RDONLY)) >= 0);
+        for (unsigned i = 0; i < 16; i++)
+            close(own[i]);
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    weft_socket *s[FILES] = {NULL}, *l;
+    uint32_t port, n = 0;
+    int rc = 0, listener = listen_at("127.0.0.1", &port);
+    OK(weft_net_listen(w, 0, SPEC(.host = "127.0.0.1"), &l, DEFAULT_TIME));
+    while (n < FILES && !(rc = weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port, .receive_ring = 4096, .send_ring = 4096),
+                                                &s[n], DEFAULT_TIME)))
+        n++;
+    CHECK(rc == -EMFILE && n > FILES / 2);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(weft_net_local(l) + 10))};
+    inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    CHECK(weft_net_accept(l, &s[n], DEFAULT_TIME) == -EMFILE);
+    OK(weft_barrier(w, DEFAULT_TIME));
+    while (n)
+        OK(weft_net_close(s[--n]));
+    OK(weft_net_close(l));
+    close(fd);
+    close(listener);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_files(void **state)
+{
+    (void)state;
+    struct rlimit before, few;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = FILES;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    assert_int_equal(nodes_failed_with(2, files, NULL, OPEN), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 /* An asker that lies about the bytes of its own connections: each is reset, the asker is told, and others go on. */
 static void lies(weft_node *w, void *arg)
 {
@@ -988,7 +1037,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams), cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),   cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
         cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting), cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_lies),
+        cmocka_unit_test(test_lies),     cmocka_unit_test(test_files),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(__linux__)
