@@ -234,6 +234,13 @@ static int listen_now(struct net_socket *s)
 static void listen_go_on(struct net_socket *s)
 {
     int rc = listen_now(s);
+    if (rc == -EAFNOSUPPORT && !s->lookup->host[0] && !(s->flags & WEFT_NET_IPV6)) { /* all addresses of a system without IPv6 */
+        freeaddrinfo(s->lookup->found);
+        s->lookup->family = AF_INET;
+        rc = net_names_numeric(s->lookup);
+        s->next_address = s->lookup->found;
+        rc = rc ? rc : listen_now(s);
+    }
     if (rc)
         open_failed(
             s, base_fail(rc, "node %u cannot listen at %s port %s: %s", own_rank(s->all), host_of(s), s->lookup->port, base_strerror(rc)));

@@ -23,6 +23,10 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
+
 #include "cluster_test.h"
 #include "gateway/net_handle.h"
 
@@ -708,6 +712,29 @@ int getaddrinfo(const char *restrict host, const char *restrict port, const stru
     return 0;
 }
 
+/* A system without IPv6. */
+int socket(int family, int type, int protocol)
+{
+    if (family == AF_INET6 && getenv("TEST_NO_IPV6")) {
+        errno = EAFNOSUPPORT;
+        return -1;
+    }
+    return (int)syscall(SYS_socket, family, type, protocol);
+}
+
+static void old_system(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        weft_socket *l;
+        OK(weft_net_listen(w, 0, SPEC(.host = NULL), &l, DEFAULT_TIME));
+        CHECK(strncmp(weft_net_local(l), "0.0.0.0:", 8) == 0);
+        OK(weft_net_close(l));
+        CHECK(weft_net_listen(w, 0, SPEC(.host = NULL, .flags = WEFT_NET_IPV6), &l, DEFAULT_TIME) == -EAFNOSUPPORT);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 /* The name server does not answer: that error is one of opening, not "nothing is there now", and nothing waits for more. */
 static void no_answer(weft_node *w, void *arg)
 {
@@ -769,6 +796,7 @@ static void test_names(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed_with(2, no_answer, NULL, OPEN), 0);
+    assert_int_equal(nodes_failed_with(2, old_system, NULL, (const char *const[]){"WEFT_SERVE=net", "TEST_NO_IPV6=1", NULL}), 0);
     assert_int_equal(nodes_failed_with(2, holes, NULL, (const char *const[]){"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.0/8", NULL}),
                      0);
 }
