@@ -268,7 +268,7 @@ static int ls_show(const char *name, bool all, json_t *all_json)
     int status = 0;
     struct usage *u = ls_look(view.fabric);
     if (!u)
-        status = cli_error("ls", "out of memory");
+        status = cli_error("ls", "no memory for the list of fabrics");
     else if (all_json)
         json_array_append_new(all_json, fabric_json(&view, u));
     else

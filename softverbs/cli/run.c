@@ -146,7 +146,7 @@ static int check_profile(const struct sf_fabric *f, const struct sv_profile *wan
     char *is = sv_profile_json(&f->model.profile), *asked = sv_profile_json(wanted);
     int status = 0;
     if (!is || !asked)
-        status = cli_error("run", "out of memory");
+        status = cli_error("run", "no memory for the profile");
     else if (strcmp(is, asked) != 0)
         status = cli_error("run",
                            "fabric '%s' is there already, with profile '%s'%s, and not with '%s'. `softverbs down "

@@ -352,7 +352,7 @@ struct sf_fabric {
     _Atomic uint32_t fault_count; /* how many rules are in force; 0: skip them */
     struct sf_lock lock;          /* held to take entries of tables and pages of the arena */
     _Atomic uint32_t next_fault;
-    /* Never changes. On pages of its own, which processes map read-only. */
+    /* Never changes. It is on separate pages, which processes map read-only. */
     struct sv_model model __attribute__((aligned(4096)));
     struct sf_device devices[SV_DEVICES] __attribute__((aligned(4096)));
     struct sf_fault faults[SF_FAULTS];
@@ -397,7 +397,7 @@ int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct s
 int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
 /* Maps it. -ENOENT, -EPROTO (made by another build), -EACCES. With `join` it takes an entry in processes. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
-/* Gives back all that this process has on the fabric (protection domains leak if the profile says so), and unmaps it. */
+/* Give back all that this process has on the fabric, and unmap the fabric. If the profile says so, protection domains leak. */
 void sf_detach(struct sf_view *);
 /* Removes the name and marks the file as down. -EBUSY, with the number of live processes in *live, unless `force`. */
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
@@ -428,7 +428,7 @@ void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
 void sf_lock_receive(struct sf_view *, struct sf_receive_queue *, struct sf_cq *completes_on);
 void sf_lock_send(struct sf_view *, struct sf_qp *);
-void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the owner, to look at what a dead process has begun */
+void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the owner, so that it finishes what a dead process has begun */
 /* advances the work queue that a completion belongs to; repeating it does no harm */
 void sf_advance(struct sf_fabric *, const struct sf_intent *);
 void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
@@ -499,7 +499,7 @@ bool sf_reachable(const struct sf_fabric *, uint32_t from, uint32_t to);
 
 /* signal.c: the message in the pipes of channels and contexts, written with one write(). */
 struct sv_event {
-    uint32_t kind; /* 1: a completion event of cq `entry`, 2: look at the clock, 3: an asynchronous event of type `type` */
+    uint32_t kind; /* 1: a completion event of cq `entry`; 2: check the timers; 3: an asynchronous event of type `type` */
     uint32_t entry, generation;
     uint32_t type;       /* enum ibv_event_type; it says whether `entry` is a device, cq, qp or srq */
     uint32_t connection; /* for an event of a queue pair: its sf_qp.connection at that time */

@@ -66,7 +66,7 @@ __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const str
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
     if (!qp || qp->base.qp_num != e->qp_num || qp->base.qp_type == IBV_QPT_UD)
         return;
-    /* release: as in sv_fail_qp(). The next poll that finds nothing looks at it, even if the last look was just before. */
+    /* release: as in sv_fail_qp(). The next poll that finds no completion handles it, even if queue pairs were checked just before. */
     atomic_store_explicit(&qp->shared->failing, qp->shared->connection, memory_order_release);
     atomic_store_explicit(&cq->shared->waiting, 1, memory_order_release);
     cq->look_again = 0;

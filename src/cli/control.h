@@ -10,7 +10,8 @@
  *   logs             OUT, DONE
  *   status, metrics  TEXT, DONE
  *   join             TEXT, DONE: what a node needs to join, with the secret
- *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket (SCM_RIGHTS)
+ *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket, and perhaps one of UDP
+ *                    (SCM_RIGHTS)
  *   publish          STARTED the gateway's node, with the address there and the name of its host
  *   proxy or publish, detached: then DONE
  *   kill, down       DONE. For down the socket closes when the node has ended

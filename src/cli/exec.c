@@ -76,7 +76,7 @@ int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
     p->hosts = calloc(WEFT_MAX_NODES, sizeof *p->hosts);
     p->tags = calloc(WEFT_MAX_NODES, TAG_BYTES);
     if (!p->place || !p->in || !p->hosts || !p->tags)
-        return base_fail(-ENOMEM, "no memory for the output");
+        return base_fail(-ENOMEM, "no memory for the buffers of the output");
     return 0;
 }
 
@@ -249,7 +249,7 @@ static int exec_catch_signals(bool tty)
         if (sigaction(caught[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(caught[i], &act, NULL);
     signal(SIGPIPE, SIG_IGN);
-    return rc ? base_fail(rc, "no pipe for signals: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot create the pipe for signals: %s", base_strerror(rc)) : 0;
 }
 
 /* Send a frame. When it fails since the control node has ended, reading tells so. */
@@ -452,7 +452,7 @@ static int exec_split_hosts(struct exec_options *o)
         n += *c == ',';
     o->host_list = calloc(n, sizeof *o->host_list);
     if (!o->host_list)
-        return cli_error("exec", "no memory for the list of hosts");
+        return cli_error("exec", "no memory for the list of hosts (--on)");
     n = 0;
     char *save = NULL;
     for (char *word = strtok_r(o->hosts, ",", &save); word; word = strtok_r(NULL, ",", &save))
@@ -534,7 +534,7 @@ int cli_exec(int argc, char **argv)
     bool started = false;
     int c, status = 0;
     if (!(o.changes = calloc((size_t)argc + 2, sizeof *o.changes)))
-        return cli_error("exec", "no memory for the changes of the environment");
+        return cli_error("exec", "no memory for the changes of the environment (--env)");
     while (!status && (c = cli_option("exec", argc, argv, "+tdh", longs, &started)) != -1) {
         if (c == 'h') {
             fputs(help, stdout);

@@ -5,7 +5,7 @@
  *
  *   proxy.c, publish.c       the commands; forward_command.c: what they share
  *   standing_forward.c       the control node: its list of forwards, what `weft status` says of them, and those that are kept
- *   proxy_serve.c, proxy_talk.c   serves the clients of a proxy, and reads what they say
+ *   proxy_serve.c, proxy_udp.c, proxy_talk.c   serves the clients of a proxy, and reads what they say
  *   publish_serve.c          serves a published port
  */
 #ifndef WEFT_CLI_FORWARD_H
@@ -33,6 +33,7 @@ struct forward {
     uint32_t to_port;              /* that port */
     char user[FORWARD_WORD_MAX + 1], password[FORWARD_WORD_MAX + 1]; /* a proxy: "": none are asked for */
     int listener;                                                    /* a proxy: non-blocking. A published port: -1 */
+    int datagrams;                                                   /* a proxy: a socket of UDP for SOCKS5; -1: none */
     int control;                   /* the forward ends when the other end of this socket or pipe is closed */
     struct weft_socket *published; /* a published port: the listener at the gateway */
     /* For `weft status`. Written by the forward's thread only. `up`: from clients; `down`: to them. */
@@ -62,10 +63,10 @@ void forwards_end(struct jobs *jobs); /* after jobs_end(), from which on no more
 /* --- forward_command.c --- */
 /* Read [ADDRESS:]PORT, the address of IPv6 in brackets: `host` becomes "" without an address. -EINVAL with base_fail(). */
 int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *port);
-/* Ask the control node. Returns the control socket, or -1 after an error was printed. `listener`: passed to it; -1: none. `address`: where
- * the forward listens, if the control node says so. */
-int forward_ask(const char *sub, const char *cluster, struct control_request *r, int listener, char host[64], uint32_t *node,
-                char address[FORWARD_ADDRESS]);
+/* Ask the control node. Returns the control socket, or -1 after an error was printed. `passed`: descriptors that it gets, `count` of them.
+ * `address`: where the forward listens, if the control node says so. */
+int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
+                uint32_t *node, char address[FORWARD_ADDRESS]);
 /* Why the forward has ended, which its command did not want: print it. */
 void forward_print_end(const char *sub, int control);
 /* Wait until the control node has said that it keeps the forward. Returns the exit status. */

@@ -35,8 +35,8 @@ static int answer_failed(const char *sub, int rc, const struct control_frame *f,
     return cli_error(sub, "the cluster has ended, or its answer is invalid: %s", base_strerror(rc ? rc : -EPROTO));
 }
 
-int forward_ask(const char *sub, const char *cluster, struct control_request *r, int listener, char host[64], uint32_t *node,
-                char address[FORWARD_ADDRESS])
+int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
+                uint32_t *node, char address[FORWARD_ADDRESS])
 {
     struct control_frame f = {0};
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
@@ -52,12 +52,12 @@ int forward_ask(const char *sub, const char *cluster, struct control_request *r,
         answer_failed(sub, rc, &f, payload);
         rc = -1;
     } else {
-        const char *space = listener < 0 ? strchr(payload, ' ') : NULL; /* "ADDRESS HOST" */
+        const char *space = count ? NULL : strchr(payload, ' '); /* "ADDRESS HOST" */
         if (space)
             snprintf(address, FORWARD_ADDRESS, "%.*s", (int)(space - payload), payload);
         snprintf(host, 64, "%s", space ? space + 1 : payload);
         *node = f.node;
-        if (listener >= 0 && (rc = base_send_fds(fd, "", 1, &listener, 1)))
+        if (count && (rc = base_send_fds(fd, "", 1, passed, count)))
             cli_error(sub, "passing the listening socket to the cluster: %s", base_strerror(rc));
     }
     free(payload);

@@ -143,7 +143,7 @@ static int hosts_prepare_remote(struct hosts *r, struct launch *l, const struct 
                            "it",
                            s.coord);
     else if (s.secret && memchr(s.secret, 0, s.secret_len))
-        status = cli_error(l->sub, "the secret has a zero byte, which cannot be passed on to other hosts");
+        status = cli_error(l->sub, "the secret contains a zero byte, which cannot be passed to other hosts: choose another secret");
     else if (s.secret)
         status = hosts_tell(r, l, "WEFT_SECRET", (const char *)s.secret, s.secret_len);
     snprintf(r->coord, sizeof r->coord, "%s", s.coord);

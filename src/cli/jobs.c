@@ -59,7 +59,7 @@ static int print_jobs(const json_t *jobs)
     if (t)
         cli_table_print(t, stdout);
     cli_table_free(t);
-    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table");
+    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs");
 }
 
 int cli_ps(int argc, char **argv)
@@ -187,7 +187,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     int status = 0, fd = -1;
     if (!payload || exec_print_open(&print, "logs", form)) {
         free(payload);
-        return cli_error("logs", "no memory");
+        return cli_error("logs", "no memory for the buffers of the output");
     }
     fd = standing_ask("logs", cluster, r);
     status = fd < 0 ? CLI_FAILED : 0;

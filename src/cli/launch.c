@@ -431,7 +431,7 @@ int launch_cluster(const struct launch *l)
         if (s.interrupted) /* the failure is probably due to the signal */
             status = 128 + s.interrupted;
         else
-            launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment" : base_error());
+            launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment of the nodes" : base_error());
         goto out;
     }
     s.deadline = l->timeout_ns ? base_deadline(l->timeout_ns) : INT64_MAX;

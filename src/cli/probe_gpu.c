@@ -37,7 +37,7 @@ static int probe_gpu_start(struct probe_gpu *g)
     if ((rc = probe_gpu_failed("cuDeviceGetCount", cuda->cuDeviceGetCount(&count))))
         return rc;
     if (count == 0)
-        return base_fail(-ENODEV, "CUDA's driver knows of no GPU");
+        return base_fail(-ENODEV, "CUDA's driver finds no GPU: `weft gpus` shows the reason");
     if ((rc = probe_gpu_failed("cuDeviceGet", cuda->cuDeviceGet(&g->device, 0))) ||
         (rc = probe_gpu_failed("cuDeviceGetName", cuda->cuDeviceGetName(g->name, (int)sizeof g->name, g->device))) ||
         (rc = probe_gpu_failed("cuDevicePrimaryCtxRetain", cuda->cuDevicePrimaryCtxRetain(&g->context, g->device))))
@@ -220,7 +220,7 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
         return rc ? rc : differs(m->at, m->bytes, byte, "that the processor reads");
     uint8_t *copy = malloc(m->bytes);
     if (!copy)
-        return base_fail(-ENOMEM, "no memory for a copy");
+        return base_fail(-ENOMEM, "no memory for a copy of the bytes that the GPU writes");
     rc = probe_gpu_failed("cuMemcpyAsync", cuda->cuMemcpyAsync(address(copy), at, m->bytes, NULL));
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());

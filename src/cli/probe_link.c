@@ -122,7 +122,7 @@ static bool said(const struct probe_end *e)
 
 static int given_up(void)
 {
-    return base_fail(-ECONNABORTED, "the other end has given up");
+    return base_fail(-ECONNABORTED, "the other end of the probe has given up: its own output has the reason");
 }
 
 /* --- the end that receives --- */
@@ -264,8 +264,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
             uint32_t slot = free_slots[left - 1];
             stamp(e->base + (uint64_t)slot * size, size, *sent);
             int rc = link_post(e, true, slot, size);
-            /* the queue is full before its depth is reached, as some Thunderbolt devices are known to be */
-            if (rc == -ENOMEM && left < depth) {
+            if (rc == -ENOMEM && left < depth) { /* the queue is full below its depth, as on some Thunderbolt devices */
                 r->refused = true;
                 break;
             }

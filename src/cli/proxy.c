@@ -5,10 +5,12 @@
  */
 #include "cli/forward.h"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -165,6 +167,26 @@ static int run_command(const struct proxy_options *o, int control)
     return base_process_status(base_process_reap(pid));
 }
 
+/* A socket of UDP at the listener's address: at the same port, if it is free. -1: none, and SOCKS5 has no datagrams. */
+static int datagrams_beside(int listener)
+{
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a;
+    if (getsockname(listener, (struct sockaddr *)&a, &len))
+        return -1;
+    int fd = socket(a.ss_family, SOCK_DGRAM, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, len) == 0)
+        return fd;
+    if (a.ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)&a)->sin6_port = 0;
+    else
+        ((struct sockaddr_in *)&a)->sin_port = 0;
+    if (bind(fd, (struct sockaddr *)&a, len) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
 static int proxy_begin(struct proxy_options *o)
 {
     char bound[160], host[64] = "";
@@ -184,8 +206,11 @@ static int proxy_begin(struct proxy_options *o)
     const char *hosts[] = {o->via, NULL}, *words[] = {o->user, o->password, NULL};
     struct control_request r = {
         .head = {.what = CONTROL_PROXY, .flags = o->keep ? CONTROL_DETACHED : 0}, .hosts = hosts, .arguments = words};
-    int control = forward_ask("proxy", o->cluster, &r, listener, host, &node, NULL);
+    int passed[2] = {listener, datagrams_beside(listener)};
+    int control = forward_ask("proxy", o->cluster, &r, passed, passed[1] < 0 ? 1 : 2, host, &node, NULL);
     close(listener); /* the control node has it now */
+    if (passed[1] >= 0)
+        close(passed[1]);
     if (control < 0)
         return proxy_failed(o);
     int status;

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cli/proxy_talk.h"
+#include "cli/proxy_udp.h"
 #include "gateway/gateway.h"
 #include "weft/net.h"
 
@@ -30,7 +31,7 @@
 #define MSG_NOSIGNAL 0 /* the socket has SO_NOSIGPIPE */
 #endif
 
-enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_REFUSED };
+enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_ASSOCIATED, CLIENT_REFUSED };
 struct speech { /* while a client talks */
     struct talk talk;
     int64_t deadline;
@@ -49,6 +50,7 @@ struct client {
     struct talk_body body;   /* of that request */
     struct speech *speech;   /* NULL: all is said */
     weft_socket *net;
+    struct association *association;
     weft_op op;
 };
 struct proxy {
@@ -60,6 +62,7 @@ struct proxy {
     bool over, paused;
     struct client *clients;
     uint32_t count, talking;
+    struct proxy_udp *udp;
     base_spin lock;
     struct client *ready;
 };
@@ -70,6 +73,7 @@ static void client_free(struct client *c)
 {
     struct proxy *p = c->p;
     weft_net_close(c->net); /* from here on notice() is not called */
+    proxy_udp_leave(c->association);
     base_spin_lock(&p->lock);
     for (struct client **at = &p->ready; c->listed && *at; at = &(*at)->next_ready)
         if (*at == c) {
@@ -294,6 +298,28 @@ static void client_connect(struct client *c)
     client_opened(c);
 }
 
+/* From now on the client sends datagrams; its connection says how long. */
+static void client_associate(struct client *c)
+{
+    struct speech *s = c->speech;
+    char at[FORWARD_ADDRESS];
+    c->association = proxy_udp_associate(c->p->udp, c->watch.fd, s->talk.port, at);
+    if (!c->association) {
+        talk_failed(&s->talk, -ENOBUFS, "no more associations are possible", &s->reply);
+        client_refuse(c);
+        return;
+    }
+    talk_opened(&s->talk, at, &s->reply);
+    if (!send_reply(c)) {
+        client_free(c);
+        return;
+    }
+    c->p->talking--;
+    free(s);
+    c->speech = NULL;
+    c->state = CLIENT_ASSOCIATED;
+}
+
 /* False: the client was closed, or talks no more. */
 static bool client_hear(struct client *c)
 {
@@ -309,6 +335,7 @@ static bool client_hear(struct client *c)
         return false;
     case TALK_REFUSE: client_refuse(c); return false;
     case TALK_GO: client_connect(c); return false;
+    case TALK_ASSOCIATE: client_associate(c); return false;
     default:
         if (s->at && s->bytes > s->at)
             memmove(s->in, s->in + s->at, s->bytes - s->at);
@@ -340,6 +367,7 @@ static void on_client(struct gateway_watch *watch)
     switch (c->state) {
     case CLIENT_TALKS: client_talk(c); break;
     case CLIENT_MOVES: client_move(c); break;
+    case CLIENT_ASSOCIATED:
     case CLIENT_REFUSED: {
         ssize_t n = read(watch->fd, some, sizeof some);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
@@ -476,6 +504,8 @@ static int proxy_open(struct proxy *p)
         rc = proxy_watch(p, &p->listener, p->f->listener, on_listener);
     if (!rc)
         rc = proxy_watch(p, &p->control, p->f->control, on_control);
+    if (!rc)
+        rc = proxy_udp_open(&p->udp, p->f, p->watches, p->f->datagrams, p->wake_fd);
     return rc;
 }
 
@@ -485,12 +515,15 @@ static void proxy_loop(struct proxy *p)
     bool idle = true;
     while (!p->over) {
         int64_t now = base_now_ns();
-        if (p->talking && now >= look) {
-            look_at_talking(p);
+        if (now >= look) {
+            if (p->talking)
+                look_at_talking(p);
+            proxy_udp_tick(p->udp);
             look = base_after(now, LOOK_NS);
         }
-        gateway_watches_wait(p->watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 60 * WEFT_SECOND);
+        gateway_watches_wait(p->watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
         idle = look_at_ready(p);
+        proxy_udp_go_on(p->udp);
         if (p->paused) {
             p->paused = false;
             gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
@@ -509,6 +542,7 @@ int proxy_serve(struct forward *f)
     p.paused = true; /* accept no more while the clients are closed */
     while (p.clients)
         client_reset(p.clients);
+    proxy_udp_close(p.udp);
     if (p.watches) {
         gateway_unwatch(p.watches, &p.listener);
         gateway_unwatch(p.watches, &p.control);

@@ -13,7 +13,7 @@
 
 #include "base/base.h"
 
-enum { SOCKS_VERSION = 5, SOCKS_NO_AUTH = 0, SOCKS_PASSWORD = 2, SOCKS_NO_METHOD = 0xff, SOCKS_CONNECT = 1 };
+enum { SOCKS_VERSION = 5, SOCKS_NO_AUTH = 0, SOCKS_PASSWORD = 2, SOCKS_NO_METHOD = 0xff, SOCKS_CONNECT = 1, SOCKS_ASSOCIATE = 3 };
 enum { SOCKS_IPV4 = 1, SOCKS_NAME = 3, SOCKS_IPV6 = 4 };
 enum { SOCKS_OK, SOCKS_FAILURE, SOCKS_DENIED, SOCKS_NO_NET, SOCKS_NO_HOST, SOCKS_REFUSED, SOCKS_LATE, SOCKS_NO_COMMAND, SOCKS_NO_TYPE };
 
@@ -45,11 +45,14 @@ static bool same(const char *want, const uint8_t *got, size_t len)
 
 /* --- SOCKS5 --- */
 
-static void socks_reply(struct talk_reply *r, uint8_t code, const char *local)
+/* Writes type, address and port behind three bytes, of an address such as "10.0.0.1:80". Returns the length with these three. */
+static size_t socks_local(uint8_t at[22], const char *local)
 {
-    uint8_t at[22] = {SOCKS_VERSION, code, 0, SOCKS_IPV4}, n = 10;
+    size_t n = 10;
     char host[64];
     const char *colon = local ? strrchr(local, ':') : NULL;
+    memset(at + 4, 0, 18);
+    at[3] = SOCKS_IPV4;
     int64_t port = 0;
     if (colon && base_parse_number(colon + 1, 0, 65535, &port) == 0) {
         bool v6 = local[0] == '[';
@@ -63,7 +66,13 @@ static void socks_reply(struct talk_reply *r, uint8_t code, const char *local)
         at[n - 2] = (uint8_t)(port >> 8);
         at[n - 1] = (uint8_t)port;
     }
-    put(r, at, n);
+    return n;
+}
+
+static void socks_reply(struct talk_reply *r, uint8_t code, const char *local)
+{
+    uint8_t at[22] = {SOCKS_VERSION, code};
+    put(r, at, socks_local(at, local));
 }
 
 static enum talk_next socks_methods(struct talk *t, const uint8_t *in, size_t bytes, size_t *taken, struct talk_reply *reply)
@@ -101,33 +110,66 @@ static enum talk_next socks_refuse(struct talk_reply *reply, uint8_t code)
     return TALK_REFUSE;
 }
 
+/* Reads type, address and port, which begin at `in`. Returns their length; 0: there is less; SIZE_MAX: they are invalid. A
+ * name is not empty. */
+static size_t socks_address(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
+{
+    if (bytes < 2)
+        return 0;
+    size_t n = in[0] == SOCKS_IPV4 ? 4 : in[0] == SOCKS_IPV6 ? 16 : in[0] == SOCKS_NAME ? 1u + in[1] : 0;
+    if (!n)
+        return SIZE_MAX;
+    if (bytes < 1 + n + 2)
+        return 0;
+    if (in[0] == SOCKS_NAME) {
+        memcpy(host, in + 2, n - 1);
+        host[n - 1] = '\0';
+        if (n == 1 || strlen(host) != n - 1)
+            return SIZE_MAX;
+    } else {
+        inet_ntop(in[0] == SOCKS_IPV4 ? AF_INET : AF_INET6, in + 1, host, INET6_ADDRSTRLEN);
+    }
+    *port = (uint32_t)in[1 + n] << 8 | in[2 + n];
+    return 1 + n + 2;
+}
+
 static enum talk_next socks_request(struct talk *t, const uint8_t *in, size_t bytes, size_t *taken, struct talk_reply *reply)
 {
     if (bytes < 5)
         return TALK_MORE;
     if (in[0] != SOCKS_VERSION || in[2] != 0)
         return socks_refuse(reply, SOCKS_FAILURE);
-    size_t n = in[3] == SOCKS_IPV4 ? 4 : in[3] == SOCKS_IPV6 ? 16 : in[3] == SOCKS_NAME ? 1u + in[4] : 0;
-    if (!n)
+    if (in[3] != SOCKS_IPV4 && in[3] != SOCKS_IPV6 && in[3] != SOCKS_NAME)
         return socks_refuse(reply, SOCKS_NO_TYPE);
-    if (bytes < 4 + n + 2)
+    size_t n = socks_address(in + 3, bytes - 3, t->host, &t->port);
+    if (n == 0)
         return TALK_MORE;
-    *taken = 4 + n + 2;
-    if (in[1] != SOCKS_CONNECT)
-        return socks_refuse(reply, SOCKS_NO_COMMAND);
-    if (in[3] == SOCKS_NAME) {
-        memcpy(t->host, in + 5, n - 1);
-        t->host[n - 1] = '\0';
-        if (n == 1 || strlen(t->host) != n - 1)
-            return socks_refuse(reply, SOCKS_FAILURE);
-    } else {
-        inet_ntop(in[3] == SOCKS_IPV4 ? AF_INET : AF_INET6, in + 4, t->host, sizeof t->host);
-    }
-    t->port = (uint32_t)in[4 + n] << 8 | in[5 + n];
-    if (!t->port)
+    if (n == SIZE_MAX)
         return socks_refuse(reply, SOCKS_FAILURE);
+    *taken = 3 + n;
+    if (in[1] != SOCKS_CONNECT && in[1] != SOCKS_ASSOCIATE)
+        return socks_refuse(reply, SOCKS_NO_COMMAND);
     t->state = TALK_SOCKS;
-    return TALK_GO;
+    if (in[1] == SOCKS_ASSOCIATE)
+        return TALK_ASSOCIATE;
+    return t->port ? TALK_GO : socks_refuse(reply, SOCKS_FAILURE);
+}
+
+size_t talk_datagram(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
+{
+    if (bytes < 4 || in[0] || in[1] || in[2]) /* in[2]: a piece of a datagram, which the RFC lets us drop */
+        return 0;
+    size_t n = socks_address(in + 3, bytes - 3, host, port);
+    return n == 0 || n == SIZE_MAX || !*port ? 0 : 3 + n;
+}
+
+size_t talk_datagram_head(uint8_t *end, const char *from)
+{
+    uint8_t at[22];
+    size_t n = socks_local(at, from);
+    at[0] = at[1] = at[2] = 0;
+    memcpy(end - n, at, n);
+    return n;
 }
 
 static uint8_t socks_code(int rc)

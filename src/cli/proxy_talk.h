@@ -14,10 +14,11 @@
 #define TALK_REPLY_MAX (TALK_MAX + 1024u) /* bytes of `reply` */
 
 enum talk_next {
-    TALK_MORE,   /* more bytes are needed */
-    TALK_REPLY,  /* send `reply`, then go on with the bytes after `taken` */
-    TALK_REFUSE, /* send `reply`, then close the connection */
-    TALK_GO,     /* connect to `host` and `port`; send talk_opened(), and pass on all bytes after `taken` */
+    TALK_MORE,      /* more bytes are needed */
+    TALK_REPLY,     /* send `reply`, then go on with the bytes after `taken` */
+    TALK_REFUSE,    /* send `reply`, then close the connection */
+    TALK_ASSOCIATE, /* UDP: the client's datagrams come from `port`, if it is not 0; send talk_opened() with the address for them */
+    TALK_GO,        /* connect to `host` and `port`; send talk_opened(), and pass on all bytes after `taken` */
 };
 /* The body of a plain request. What a client sends behind it is another request, perhaps for another host: this server must not get it. */
 enum body_state {
@@ -61,5 +62,11 @@ enum talk_next talk_read(struct talk *t, const uint8_t *in, size_t bytes, size_t
  * sentence). */
 void talk_opened(const struct talk *t, const char *local, struct talk_reply *reply);
 void talk_failed(const struct talk *t, int rc, const char *why, struct talk_reply *reply);
+
+/* Datagrams of SOCKS5. talk_datagram(): the length of the head of a client's datagram, and where it is to go; 0: it is to be dropped.
+ * talk_datagram_head(): writes the head of one from an address such as "10.0.0.1:53" before `end`; returns its length. */
+#define TALK_DATAGRAM_HEAD 22u
+size_t talk_datagram(const uint8_t *in, size_t bytes, char host[256], uint32_t *port);
+size_t talk_datagram_head(uint8_t *end, const char *from);
 
 #endif

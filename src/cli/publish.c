@@ -49,7 +49,7 @@ static int publish(const struct publish_options *o, const char *at)
     char host[64], address[FORWARD_ADDRESS] = "";
     uint32_t node;
     cli_catch_signals();
-    int control = forward_ask("publish", o->cluster, &r, -1, host, &node, address);
+    int control = forward_ask("publish", o->cluster, &r, NULL, 0, host, &node, address);
     if (control < 0)
         return CLI_FAILED;
     int status = o->keep ? forward_kept("publish", control) : 0;

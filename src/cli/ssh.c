@@ -94,11 +94,11 @@ int ssh_command(struct ssh_command *c, const char *host, const char *weft)
     char *save = NULL;
     for (char *word = strtok_r(c->words, " \t", &save); word; word = strtok_r(NULL, " \t", &save)) {
         if (n + 8 > sizeof c->argv / sizeof c->argv[0])
-            return base_fail(-E2BIG, "WEFT_SSH has too many words");
+            return base_fail(-E2BIG, "WEFT_SSH has too many words: use a script instead");
         c->argv[n++] = word;
     }
     if (n == 0)
-        return base_fail(-EINVAL, "WEFT_SSH has only blanks");
+        return base_fail(-EINVAL, "WEFT_SSH contains only blanks: unset it to use ssh");
     for (unsigned i = 0; i < sizeof options / sizeof options[0]; i++)
         c->argv[n++] = options[i];
     memcpy(c->remote, "exec ", 5);

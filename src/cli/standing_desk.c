@@ -149,13 +149,16 @@ static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
 {
     uint32_t last = 0;
     if (p->count > (bytes - sizeof *p) / sizeof p->links[0])
-        return base_fail(-EPROTO, "node %u reported %u links, for which its figures have no room", node, p->count);
+        return base_fail(-EPROTO, "node %u sent a report of the wrong length for its %u links: run the same version of weft on all hosts",
+                         node, p->count);
     topo_check_node(&p->node);
     topo_check_text(p->door, sizeof p->door);
     for (uint32_t i = 0; i < p->count; i++) {
         weft_link_stats *s = &p->links[i].stats;
         if (p->links[i].node >= WEFT_MAX_NUMBERS || (i && p->links[i].node <= last))
-            return base_fail(-EPROTO, "node %u reported a link to node %u, which cannot be", node, p->links[i].node);
+            return base_fail(-EPROTO,
+                             "node %u reported a link to node %u, which is not a possible link: run the same version of weft on all hosts",
+                             node, p->links[i].node);
         last = p->links[i].node;
         topo_check_text(s->transport, sizeof s->transport);
         topo_check_text(s->devices, sizeof s->devices);

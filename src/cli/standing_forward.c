@@ -154,15 +154,20 @@ static int choose_gateway(struct forward *f, const struct control_request *r, ui
 static int take_listener(struct forward *f)
 {
     char byte;
-    int listens = 0;
+    int listens = 0, fds[2] = {-1, -1}, type = 0;
     socklen_t len = sizeof listens;
     struct sockaddr_storage a;
     struct net_address address;
-    int rc = base_receive_fds(f->control, &byte, 1, &f->listener, 1, base_deadline(SOCKET_NS));
+    int rc = base_receive_fds(f->control, &byte, 1, fds, 2, base_deadline(SOCKET_NS));
+    f->listener = fds[0];
+    f->datagrams = fds[1];
     if (rc || f->listener < 0)
         return base_fail(rc ? rc : -EPROTO, "the command has sent no listening socket: %s", base_strerror(rc ? rc : -EPROTO));
     if (getsockopt(f->listener, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) || !listens)
         return base_fail(-EPROTO, "the descriptor that the command has sent is no listening socket");
+    len = sizeof type;
+    if (f->datagrams >= 0 && (getsockopt(f->datagrams, SOL_SOCKET, SO_TYPE, &type, &len) || type != SOCK_DGRAM))
+        return base_fail(-EPROTO, "the second descriptor that the command has sent is no socket of datagrams");
     fcntl(f->listener, F_SETFL, O_NONBLOCK);
     len = sizeof a;
     if (getsockname(f->listener, (struct sockaddr *)&a, &len) == 0 && net_address_take(&address, (struct sockaddr *)&a, len))
@@ -238,6 +243,8 @@ static void forward_free(struct forward *f)
     weft_net_close(f->published);
     if (f->listener >= 0)
         close(f->listener);
+    if (f->datagrams >= 0)
+        close(f->datagrams);
     free(f);
 }
 
@@ -296,7 +303,7 @@ void standing_forward(weft_node *w, struct jobs *jobs, int fd, const struct cont
     } else if (!f) {
         base_fail(rc, "no memory for a proxy or published port");
     } else {
-        *f = (struct forward){.w = w, .jobs = jobs, .publishes = publishes, .listener = -1, .control = fd, .end = -1};
+        *f = (struct forward){.w = w, .jobs = jobs, .publishes = publishes, .listener = -1, .datagrams = -1, .control = fd, .end = -1};
         rc = publishes ? publish_make(f, r) : proxy_make(f, r);
         kept = !rc && r->head.flags & CONTROL_DETACHED;
         if (kept) {

@@ -18,13 +18,13 @@ int jobs_open(struct jobs **out, weft_node *w)
 {
     struct jobs *all = *out = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for jobs");
+        return base_fail(-ENOMEM, "no memory for the list of jobs");
     all->w = w;
     all->last_id = weft_rank(w) * JOBS_EACH;
     pthread_mutex_init(&all->lock, NULL);
     pthread_cond_init(&all->changed, NULL);
     if (!(all->told = calloc(WEFT_MAX_NUMBERS, sizeof *all->told)))
-        return base_fail(-ENOMEM, "no memory for jobs");
+        return base_fail(-ENOMEM, "no memory for the list of jobs");
     return desks_open(&all->desks, w);
 }
 
@@ -275,7 +275,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     if (rc)
         return rc;
     pthread_mutex_lock(&all->lock);
-    rc = all->closing ? base_fail(-ESHUTDOWN, "the cluster is ending") : 0;
+    rc = all->closing ? base_fail(-ESHUTDOWN, "the cluster is ending, so it starts no more jobs") : 0;
     if (!rc) {
         struct job **last = &all->first;
         while (*last)

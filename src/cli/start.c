@@ -85,7 +85,7 @@ int launch_make_address(struct launcher *s)
     const size_t at = sizeof variable - 1;
     int rc;
     if (s->dir[0] && mkdir(s->dir, 0700))
-        return base_fail(-errno, "temporary directory %s: %s", s->dir, base_strerror(errno));
+        return base_fail(-errno, "cannot create the temporary directory %s: %s", s->dir, base_strerror(errno));
     memcpy(s->coord, variable, at);
     if (s->l->coord)
         snprintf(s->coord + at, sizeof s->coord - at, "%s", s->l->coord);

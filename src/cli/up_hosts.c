@@ -148,7 +148,7 @@ static int keep_start(const struct up *u, const struct standing_place *p)
     bool written = f && fprintf(f, "%s\n", u->start ? u->start : "") > 0;
     if (f)
         written = fclose(f) == 0 && written;
-    return written ? 0 : base_fail(-EIO, "%s/start cannot be written: %s", p->folder, base_strerror(errno));
+    return written ? 0 : base_fail(-EIO, "cannot write the file %s/start: %s", p->folder, base_strerror(errno));
 }
 
 int up_end_started(const struct up *u)

@@ -158,7 +158,7 @@ int up_background(struct up *u, struct launch *l, const struct standing_place *p
     fflush(NULL);
     pid_t pid = base_process_fork();
     if (pid < 0)
-        return cli_error("up", "no process for the launcher: %s", base_strerror((int)pid));
+        return cli_error("up", "cannot start the launcher process: %s", base_strerror((int)pid));
     if (pid > 0)
         return wait_until_up(u, l, p, pid, log_from);
     int status = go_to_background(p);

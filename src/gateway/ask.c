@@ -117,6 +117,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
     *a = (struct gateway_ask){.node = r->node,
                               .service = r->service,
                               .kind = r->kind,
+                              .handle = r->service == WEFT_SERVICE_PROCESS && r->kind == WEFT_PROCESS_SPAWN ? r->arg[11] : 0,
                               .deadline = base_deadline(timeout),
                               .op = q->op,
                               .tell = q->tell,

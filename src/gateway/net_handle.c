@@ -220,6 +220,9 @@ static int check_spec(const weft_net_spec *spec, uint32_t kind)
         return base_fail(
             -EINVAL,
             "weft_net_spec: WEFT_NET_LOOPBACK is to connect: to a port with no host, or to the path of a Unix socket with no port");
+    bool small = (spec->receive_ring && spec->receive_ring < NET_DATAGRAM_RING) || (spec->send_ring && spec->send_ring < NET_DATAGRAM_RING);
+    if (spec->flags & WEFT_NET_DATAGRAMS && (small || (near && host[0])))
+        return base_fail(-EINVAL, "weft_net_spec: datagrams need rings of at least 128 KiB, and a Unix socket has none here");
     if (spec->flags & ~WEFT_NET_FLAGS || (spec->flags & both) == both || spec->receive_buffer > INT32_MAX || spec->send_buffer > INT32_MAX)
         return base_fail(-EINVAL, "weft_net_spec: the flags (%#x) are unknown or exclude each other, or a buffer is over 2 GiB",
                          spec->flags);
@@ -239,8 +242,9 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
     if (rc)
         return rc;
     const char *host = spec.host ? spec.host : "";
-    like.receive_ring = spec.receive_ring ? spec.receive_ring : GATEWAY_RING;
-    like.send_ring = spec.send_ring ? spec.send_ring : GATEWAY_RING;
+    uint64_t usual = spec.flags & WEFT_NET_DATAGRAMS ? NET_DATAGRAM_RING : GATEWAY_RING;
+    like.receive_ring = spec.receive_ring ? spec.receive_ring : usual;
+    like.send_ring = spec.send_ring ? spec.send_ring : usual;
     like.flags = spec.flags;
     if (host[0] == '/')
         snprintf(like.what, sizeof like.what, "%s", host);
@@ -250,7 +254,7 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
                  : spec.flags & WEFT_NET_LOOPBACK ? "localhost"
                                                   : "*",
                  spec.port);
-    rc = socket_new(&like, kind == NET_LISTEN, &s);
+    rc = socket_new(&like, kind == NET_LISTEN && !(spec.flags & WEFT_NET_DATAGRAMS), &s);
     if (rc)
         return rc;
     weft_request r = {.kind = (uint16_t)kind,
@@ -287,6 +291,16 @@ int socket_error(struct weft_socket *s)
     int error = s->error;
     base_spin_unlock(&s->g->lock);
     return gateway_ask_status(s->g, &r, error, s->text);
+}
+
+int socket_bytes_error(struct weft_socket *s, int rc)
+{
+    base_spin_lock(&s->g->lock);
+    bool lost = s->state == SOCKET_OVER;
+    base_spin_unlock(&s->g->lock);
+    if (lost)
+        return socket_error(s);
+    return base_fail(rc, "connection to %s through node %u: %s", s->what, s->node, base_strerror(rc));
 }
 
 int64_t socket_until(const struct weft_socket *s, int64_t timeout_ns)

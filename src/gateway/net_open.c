@@ -68,7 +68,7 @@ static void set_number(int fd, int level, int option, int value)
 
 static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
 {
-    if (flags & WEFT_NET_NODELAY)
+    if (flags & WEFT_NET_NODELAY && !(flags & WEFT_NET_DATAGRAMS))
         set_number(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     if (flags & WEFT_NET_KEEPALIVE)
         set_number(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -84,7 +84,7 @@ static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
 static int open_socket(const struct net_socket *s)
 {
     const weft_request *r = &s->call->record;
-    int fd = gateway_connection(socket(s->address.any.sa_family, SOCK_STREAM, 0));
+    int fd = gateway_connection(socket(s->address.any.sa_family, s->lookup->type, 0));
     if (fd < 0)
         return fd;
     fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -223,7 +223,7 @@ static int listen_now(struct net_socket *s)
         if (s->address.any.sa_family == AF_INET6)
             set_number(fd, IPPROTO_IPV6, IPV6_V6ONLY, s->flags & WEFT_NET_IPV6 ? 1 : 0);
         int backlog = r->arg[9] && r->arg[9] < 65536 ? (int)r->arg[9] : BACKLOG;
-        if (bind(fd, &s->address.any, s->address.len) == 0 && listen(fd, backlog) == 0)
+        if (bind(fd, &s->address.any, s->address.len) == 0 && (s->lookup->type == SOCK_DGRAM || listen(fd, backlog) == 0))
             return net_socket_watch(s, fd, 0);
         rc = -errno;
         close(fd);
@@ -245,7 +245,7 @@ static void listen_go_on(struct net_socket *s)
         open_failed(
             s, base_fail(rc, "node %u cannot listen at %s port %s: %s", own_rank(s->all), host_of(s), s->lookup->port, base_strerror(rc)));
     else
-        open_done(s, s->call, NET_LISTENS);
+        open_done(s, s->call, s->lookup->type == SOCK_DGRAM ? NET_OPEN : NET_LISTENS);
 }
 
 static void accept_ready(struct net_socket *s)
@@ -366,6 +366,9 @@ static int check_open(const weft_request *r)
     bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
     if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
         return base_fail(-EINVAL, "a request to connect has no host or no port");
+    bool udp = r->flags & WEFT_NET_DATAGRAMS;
+    if (udp && (path || r->arg[3] < NET_DATAGRAM_RING || r->arg[6] < NET_DATAGRAM_RING))
+        return base_fail(-EINVAL, "a request for datagrams names a Unix socket, or rings of less than 128 KiB");
     return 0;
 }
 
@@ -400,7 +403,7 @@ static struct net_lookup *lookup_of(struct net_socket *s, const struct gateway_c
     *l = (struct net_lookup){.family = r->flags & WEFT_NET_IPV4   ? AF_INET
                                        : r->flags & WEFT_NET_IPV6 ? AF_INET6
                                                                   : AF_UNSPEC,
-                             .type = SOCK_STREAM,
+                             .type = r->flags & WEFT_NET_DATAGRAMS ? SOCK_DGRAM : SOCK_STREAM,
                              .passive = r->kind == NET_LISTEN,
                              .owner = s};
     if (r->data_bytes)
@@ -432,7 +435,7 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     s->state = NET_CONNECTS;
     if (!(s->lookup = lookup_of(s, c)))
         rc = base_fail(-ENOMEM, "no memory for a socket for node %u", c->node);
-    if (!rc && c->record.kind == NET_CONNECT)
+    if (!rc && (c->record.kind == NET_CONNECT || c->record.flags & WEFT_NET_DATAGRAMS))
         rc = net_socket_streams(s, &c->record);
     if (rc) {
         open_failed(s, rc);

@@ -89,7 +89,7 @@ static int metal_open(uint32_t index, void **device)
     m->queue = m->device ? METAL_SEND(void *, (), m->device, "newCommandQueue") : NULL;
     if (!m->queue) {
         metal_close(m);
-        return base_fail(-EIO, "GPU metal:%u has not created a command queue", index);
+        return base_fail(-EIO, "GPU metal:%u: Metal has not created a command queue: is too much memory in use?", index);
     }
     *device = m;
     return 0;
@@ -166,7 +166,7 @@ static int metal_alloc(void *device, size_t bytes, void **memory)
     size_t whole = base_round_up(bytes, BASE_PAGE);
     void *at = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
     if (at == MAP_FAILED)
-        return base_fail(-ENOMEM, "no memory for %zu bytes of a GPU", bytes);
+        return base_fail(-ENOMEM, "no memory for a buffer of %zu bytes for the GPU", bytes);
     pthread_mutex_lock(&m->lock);
     int rc = metal_piece_new(m, at, whole, true, &p);
     if (!rc)
@@ -219,7 +219,7 @@ static int metal_memory_map(struct metal_open *m, int fd, uint64_t bytes, struct
 {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED)
-        return base_fail(-errno, "mapping %llu bytes of a GPU: %s", (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU: %s", (unsigned long long)bytes, base_strerror(errno));
     *out = (struct gpu_memory){.base = at, .bytes = bytes, .fd = fd};
     int rc = metal_attach(m, at, bytes, &out->there);
     if (rc)

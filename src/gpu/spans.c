@@ -424,7 +424,7 @@ static int chunk_wait(struct gpu_pass *p, const struct gpu_input *in, const stru
         if (rc != -EINPROGRESS)
             return pass_failed(p, rc);
         if (gpu_spans_failed(s)) /* another pass has seen the failure */
-            return base_fail(-EIO, "the GPU has failed in another pass, and is not used any more");
+            return base_fail(-EIO, "the GPU has failed in another thread, and is not used any more");
         if (looks < LOOKS)
             continue;
         if (!deadline)

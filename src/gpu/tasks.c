@@ -185,7 +185,7 @@ static int tasks_open(struct gpu_workers *all)
 {
     struct gpu_tasks *t = calloc(1, sizeof *t);
     if (!t)
-        return base_fail(-ENOMEM, "no memory for queues of a GPU");
+        return base_fail(-ENOMEM, "no memory for the table of queues that kernels of a GPU use");
     t->all = all;
     t->last = &t->first;
     pthread_mutex_init(&t->lock, NULL);

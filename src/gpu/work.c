@@ -344,7 +344,7 @@ static int work_check(const weft_gpu_worker_config *config, weft_gpu_worker_conf
     if (c->ahead > AHEAD_MAX || (c->ahead & (c->ahead - 1)))
         return base_fail(-EINVAL, "weft_gpu_worker_config.ahead is %u: it must be a power of two, at most %u", c->ahead, AHEAD_MAX);
     if (c->task_ns < 0 || c->renew_ns < 0)
-        return base_fail(-EINVAL, "weft_gpu_worker_config: a time is negative");
+        return base_fail(-EINVAL, "weft_gpu_worker_config.task_ns or renew_ns is negative: it must be positive, or 0 for the default");
     return 0;
 }
 

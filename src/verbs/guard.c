@@ -39,7 +39,7 @@ static int start_guard(const char *command, const char *at, int socket)
     if (rc && step == BASE_STEP_PROGRAM)
         return base_fail(rc, "cannot start the guard: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
                          base_strerror(rc), command);
-    return rc ? base_fail(rc, "starting the guard: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the guard of RDMA devices: %s", base_strerror(rc)) : 0;
 }
 
 /* Receives the guard's greeting. Returns -EEXIST if another guard already uses the socket, and -ECONNRESET if the guard was about to
@@ -73,7 +73,7 @@ static int greet(struct verbs_guard *g, const char *command)
     if (!rc) {
         void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
         if (p == MAP_FAILED)
-            rc = base_fail(-errno, "mapping the guard's memory: %s", base_strerror(errno));
+            rc = base_fail(-errno, "cannot map the memory of the guard: %s", base_strerror(errno));
         else
             g->page = p;
     }

@@ -258,6 +258,7 @@ class Shared(Standing):
             self.assertTrue(out == f.read())
         self.assertIsNone(program.p.poll())
         self.hold(1)
+        self.assertIn("have no standard input", self.weft("map", "--cluster", "default", "-", "--", "cat", code=2).stderr)
 
     def test_node_is_killed(self):
         """A standing node and what it runs is killed: its device leaks nothing."""

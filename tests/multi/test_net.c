@@ -478,6 +478,165 @@ static void rules(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+static int udp_at(const char *address, uint32_t *port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    inet_pton(AF_INET, address, &a.sin_addr);
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0);
+    *port = ntohs(a.sin_port);
+    return fd;
+}
+
+/* Sends each datagram back, until one is "end". */
+static void *echo_datagrams(void *arg)
+{
+    static uint8_t some[65536];
+    const int *fd = arg;
+    for (;;) {
+        struct sockaddr_in from;
+        socklen_t len = sizeof from;
+        ssize_t n = recvfrom(*fd, some, sizeof some, 0, (struct sockaddr *)&from, &len);
+        CHECK(n >= 0);
+        if (n == 3 && memcmp(some, "end", 3) == 0)
+            return NULL;
+        CHECK(sendto(*fd, some, (size_t)n, 0, (struct sockaddr *)&from, len) == n);
+    }
+}
+
+static void with_peer(weft_node *w, uint32_t port)
+{
+    static uint8_t out[WEFT_NET_DATAGRAM_MAX + 1], in[sizeof out];
+    static const size_t sizes[] = {0, 1, 23, 24, 25, 1472, 3584, 3585, 9000, 40000, 65506, WEFT_NET_DATAGRAM_MAX};
+    weft_socket *s, *none;
+    const void *at;
+    void *room;
+    size_t n;
+    char from[WEFT_NET_ADDRESS], peer[WEFT_NET_ADDRESS];
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port, .flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME));
+    snprintf(peer, sizeof peer, "127.0.0.1:%u", port);
+    CHECK(strcmp(weft_net_peer(s), peer) == 0);
+    CHECK(weft_net_receive(s, in, sizeof in, &n, 0) == -ETIMEDOUT && weft_net_receive(s, in, sizeof in, &n, WEFT_MS) == -ETIMEDOUT);
+    for (unsigned i = 0; i < 60; i++) { /* goes round the rings many times */
+        size_t size = i < 24 ? sizes[i % 12] : (i * 7919u) % 60000u;
+        fill(out, i, 0, size);
+        OK(weft_net_send(s, out, size, &n, DEFAULT_TIME));
+        CHECK(n == size);
+        OK(weft_net_receive_from(s, from, in, sizeof in, &n, DEFAULT_TIME));
+        CHECK(n == size && memcmp(in, out, size) == 0 && strcmp(from, peer) == 0);
+    }
+    OK(weft_net_send(s, "hello", 5, NULL, DEFAULT_TIME));
+    CHECK(weft_net_receive(s, in, 4, &n, DEFAULT_TIME) == -EMSGSIZE && n == 5); /* it stays */
+    OK(weft_net_receive(s, in, 5, &n, DEFAULT_TIME));
+    CHECK(n == 5 && memcmp(in, "hello", 5) == 0);
+    CHECK(weft_net_send(s, out, WEFT_NET_DATAGRAM_MAX + 1, &n, DEFAULT_TIME) == -EMSGSIZE && n == 0);
+    CHECK(weft_net_send_to(s, peer, "x", 1, DEFAULT_TIME) == -EINVAL && weft_net_accept(s, &none, 0) == -EINVAL);
+    CHECK(weft_net_received(s, &at, &n) == -EINVAL && weft_net_room(s, &room, &n) == -EINVAL);
+    OK(weft_net_send(s, "end", 3, NULL, DEFAULT_TIME));
+    OK(weft_net_shutdown(s));
+    CHECK(weft_net_send(s, "x", 1, NULL, DEFAULT_TIME) == -EPIPE);
+    OK(weft_net_close(s));
+}
+
+/* A bound socket: from and to everybody, except whom the rules forbid. */
+static void without_peer(weft_node *w)
+{
+    weft_socket *s, *closed;
+    uint32_t port[3];
+    int fd[2] = {udp_at("127.0.0.1", &port[0]), udp_at("127.0.0.1", &port[1])}, denied = udp_at("127.0.0.2", &port[2]);
+    char to[2][WEFT_NET_ADDRESS], from[WEFT_NET_ADDRESS], text[64], wrong[WEFT_NET_ADDRESS];
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    size_t n;
+    OK(weft_net_listen(w, 0, SPEC(.flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME)); /* of IPv6, takes IPv4, too */
+    CHECK(weft_net_peer(s)[0] == '\0' && strncmp(weft_net_local(s), "[::]:", 5) == 0);
+    inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+    a.sin_port = htons((uint16_t)atoi(weft_net_local(s) + 5));
+    snprintf(wrong, sizeof wrong, "127.0.0.2:%u", port[2]);
+    OK(weft_net_send_to(s, wrong, "denied", 6, DEFAULT_TIME)); /* before the others: the gateway sends in order */
+    snprintf(wrong, sizeof wrong, "[::ffff:127.0.0.2]:%u", port[2]);
+    OK(weft_net_send_to(s, wrong, "denied", 6, DEFAULT_TIME));
+    for (unsigned i = 0; i < 200; i++) {
+        unsigned k = i % 2;
+        snprintf(to[k], sizeof to[k], k ? "127.0.0.1:%u" : "[::ffff:127.0.0.1]:%u", port[k]);
+        OK(weft_net_send_to(s, to[k], &i, sizeof i, DEFAULT_TIME));
+        CHECK(recv(fd[k], text, sizeof text, 0) == sizeof i && memcmp(text, &i, sizeof i) == 0);
+        CHECK(sendto(fd[k], &i, sizeof i, 0, (struct sockaddr *)&a, sizeof a) == sizeof i);
+        OK(weft_net_receive_from(s, from, text, sizeof text, &n, DEFAULT_TIME));
+        snprintf(to[k], sizeof to[k], "127.0.0.1:%u", port[k]);
+        CHECK(n == sizeof i && memcmp(text, &i, sizeof i) == 0 && strcmp(from, to[k]) == 0);
+    }
+    CHECK(recv(denied, text, sizeof text, MSG_DONTWAIT) < 0);
+    static const char *const no_address[] = {"",      "127.0.0.1", "localhost:53", "127.0.0.1:0", "127.0.0.1:70000",
+                                             "[::1]", "::1:53",    "[::1:53",      ":53",         "[]:1"};
+    for (unsigned i = 0; i < sizeof no_address / sizeof no_address[0]; i++)
+        CHECK(weft_net_send_to(s, no_address[i], "x", 1, DEFAULT_TIME) == -EINVAL);
+    CHECK(weft_net_send_to(s, NULL, "x", 1, DEFAULT_TIME) == -EINVAL);
+    OK(weft_net_close(s));
+    close(fd[0]);
+    close(fd[1]);
+    close(denied);
+    CHECK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.2", .port = port[2], .flags = WEFT_NET_DATAGRAMS), &closed, DEFAULT_TIME) ==
+          -EACCES);
+    CHECK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = 9, .flags = WEFT_NET_DATAGRAMS, .send_ring = 65536), &closed,
+                           DEFAULT_TIME) == -EINVAL);
+    /* Nobody is there: sending goes on. */
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port[0], .flags = WEFT_NET_DATAGRAMS), &closed, DEFAULT_TIME));
+    for (unsigned i = 0; i < 20; i++)
+        OK(weft_net_send(closed, "x", 1, NULL, DEFAULT_TIME));
+    CHECK(weft_net_receive(closed, text, sizeof text, &n, 20 * WEFT_MS) == -ETIMEDOUT);
+    OK(weft_net_close(closed));
+}
+
+/* One that is not read holds up nobody, and what it has got is whole. */
+static void not_read(weft_node *w)
+{
+    static uint8_t some[20000], right[sizeof some];
+    weft_socket *s;
+    uint32_t port;
+    char text[WEFT_NET_ADDRESS];
+    size_t n;
+    int fd = udp_at("127.0.0.1", &port);
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    OK(weft_net_listen(w, 0, SPEC(.host = "127.0.0.1", .flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME));
+    inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+    a.sin_port = htons((uint16_t)atoi(weft_net_local(s) + 10));
+    for (unsigned i = 0; i < 100; i++) {
+        fill(some, i, 0, sizeof some);
+        memcpy(some, &i, sizeof i);
+        CHECK(sendto(fd, some, sizeof some, 0, (struct sockaddr *)&a, sizeof a) == sizeof some);
+    }
+    unsigned count = 0, before = 0, this;
+    for (; weft_net_receive_from(s, text, some, sizeof some, &n, 100 * WEFT_MS) == 0; count++) {
+        CHECK(n == sizeof some);
+        memcpy(&this, some, sizeof this);
+        CHECK(count == 0 || this > before);
+        before = this;
+        fill(right, this, 0, sizeof right);
+        CHECK(memcmp(some + 4, right + 4, sizeof some - 4) == 0);
+    }
+    CHECK(count >= 3 && count <= 100);
+    OK(weft_net_close(s));
+    close(fd);
+}
+
+static void datagrams(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        uint32_t port;
+        pthread_t thread;
+        int fd = udp_at("127.0.0.1", &port);
+        CHECK(pthread_create(&thread, NULL, echo_datagrams, &fd) == 0);
+        with_peer(w, port);
+        pthread_join(thread, NULL);
+        close(fd);
+        without_peer(w);
+        not_read(w);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 struct near {
     uint32_t port[2];
     char path[64];
@@ -979,6 +1138,14 @@ TEST(basics)
 TEST(streams)
 TEST(listening)
 TEST(waiting)
+
+static void test_datagrams(void **state)
+{
+    (void)state;
+    const char *const settings[] = {"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.1", "WEFT_LOG=error", NULL};
+    assert_int_equal(nodes_failed_with(2, datagrams, NULL, settings), 0);
+}
+
 TEST(slow)
 TEST(stalled)
 TEST(lies)
@@ -1062,10 +1229,10 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams), cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),   cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
-        cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting), cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_lies),     cmocka_unit_test(test_files),
+        cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams),   cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),     cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
+        cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting),   cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_lies),     cmocka_unit_test(test_datagrams), cmocka_unit_test(test_files),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(__linux__)

@@ -372,6 +372,37 @@ class Out(Case):
             self.assertGreater(got["end"]["sum_received"]["bytes"], 20 << 20)  # the rest may be on its way when iperf3 stops counting
 
 
+    @needs("drill")
+    def test_dns(self):
+        """DNS over UDP: a small client of SOCKS5 at port 5300 of the loopback passes the datagrams of drill on; and over TCP by itself."""
+        client = """if True:
+            import os, socket, struct, subprocess, sys, threading, urllib.parse
+            p = urllib.parse.urlsplit(os.environ["all_proxy"])
+            control = socket.create_connection((p.hostname, p.port))
+            control.sendall(bytes([5, 1, 0, 5, 3, 0, 1, 0, 0, 0, 0, 0, 0]))
+            answer = b""
+            while len(answer) < 12:
+                answer += control.recv(12 - len(answer))
+            to = socket.inet_ntoa(answer[6:10]), struct.unpack(">H", answer[10:])[0]
+            head = bytes(3) + bytes([1]) + socket.inet_aton(sys.argv[1]) + struct.pack(">H", 53)
+            outside, inside = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+            inside.bind(("127.0.0.1", 5300))
+            def serve():
+                while True:
+                    query, peer = inside.recvfrom(4096)
+                    outside.sendto(head + query, to)
+                    data = outside.recv(4096)
+                    assert data[:10] == head
+                    inside.sendto(data[10:], peer)
+            threading.Thread(target=serve, daemon=True).start()
+            sys.exit(subprocess.run(sys.argv[2:]).returncode)"""
+        def drill(*words):
+            return self.proxied(sys.executable, "-c", client, WORLD, "drill", "-p", "5300", *words, "@127.0.0.1").stdout
+        self.assertRegex(drill("world.test"), rf"(?m)^world\.test\.\s+0\s+IN\s+A\s+{WORLD}$")
+        self.assertRegex(drill("world.test", "AAAA"), r"(?m)^world\.test\.\s+0\s+IN\s+AAAA\s+fd78::2$")
+        self.assertIn("NXDOMAIN", drill("nothing.test"))
+
+
 class In(Case):
     """From the world to servers of the bare host."""
 

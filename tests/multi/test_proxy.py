@@ -403,7 +403,7 @@ class Talk(Proxy):
                            (b"GET http://x/ HTTP/1.1\r\nA: \0\r\n\r\n", b" 400 "), (b"GET http://x/ HTTP/1.1\r\nA: b\nC: d\r\n\r\n", b" 400 "),
                            (b"GET http://x/ HTTP/1.1\r\n" + b"A: b\r\n" * 10000, b" 431 "), (b"\x05\0", b"\x05\xff"),
                            (b"\x05\x01\x07", b"\x05\xff"), (b"\x05\x01\0\x05\x02\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x07"),
-                           (b"\x05\x01\0\x05\x03\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x07"), (b"\x05\x01\0\x05\x01\0\x05\x7f\0\0\x01\0\x50", b"\x05\0\x05\x08"),
+                           (b"\x05\x01\0\x05\x04\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x07"), (b"\x05\x01\0\x05\x01\0\x05\x7f\0\0\x01\0\x50", b"\x05\0\x05\x08"),
                            (b"\x05\x01\0\x05\x01\0\x01\x7f\0\0\x01\0\0", b"\x05\0\x05\x01"), (b"\x05\x01\0\x04\x01\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x01"),
                            (b"\x05\x01\0\x05\x01\0\x03\0\0\x50\0", b"\x05\0\x05\x01"), (b"\x05\x01\0\x05\x01\0\x03\x03a\0b\0\x50", b"\x05\0\x05\x01")):
             with contextlib.suppress(ConnectionError):
@@ -413,6 +413,86 @@ class Talk(Proxy):
         with self.socks(at) as s:  # and it still works
             s.sendall(b"x")
             self.assertEqual(exactly(s, 1), b"x")
+
+    def associate(self, address, port=0):
+        """A connection that asks for datagrams, and the address for them."""
+        s = socket.create_connection(address, timeout=LIMIT)
+        self.addCleanup(s.close)
+        s.sendall(b"\x05\x01\0" + b"\x05\x03\0\x01\0\0\0\0" + struct.pack(">H", port))
+        self.assertEqual(exactly(s, 2), b"\x05\0")
+        answer = exactly(s, 10)
+        self.assertEqual(answer[:4], b"\x05\0\0\x01")
+        return s, (socket.inet_ntoa(answer[4:8]), struct.unpack(">H", answer[8:])[0])
+
+    def udp(self, address="127.0.0.1", port=0):
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.addCleanup(s.close)
+        s.bind((address, port))
+        s.settimeout(LIMIT)
+        return s
+
+    def test_datagrams(self):
+        _, at = self.proxy("--via", "1")
+        port = self.echo.port  # which a rule allows
+        echo = self.udp(port=port)
+        denied = self.udp("127.0.0.2")
+        def answer():
+            while True:
+                data, peer = echo.recvfrom(65536)
+                if data == b"stop":
+                    return
+                echo.sendto(data, peer)
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        four = b"\0\0\0\x01\x7f\0\0\x01" + struct.pack(">H", port)
+        name = b"\0\0\0\x03\x09127.0.0.1" + struct.pack(">H", port)
+        control, to = self.associate(at)
+        self.assertEqual(to[0], "127.0.0.1")
+        client = self.udp()
+        for head in (four, name):
+            for size in (0, 1, 512, 1472, 9000, 65000):
+                data = os.urandom(size)
+                client.sendto(head + data, to)
+                self.assertEqual(client.recv(65536), four + data, (head, size))
+        # Pieces of datagrams, nonsense, and a peer that a rule forbids: dropped. The next right one is answered.
+        for wrong in (b"", b"\0", b"\0\0\0", b"\0\0\x01" + four[3:] + b"piece", b"\0\x01" + four[2:] + b"x", four[:9], b"\0\0\0\x05" + four[4:],
+                      b"\0\0\0\x03\0\0\x50x", b"\0\0\0\x01\x7f\0\0\x01\0\0x", b"\0\0\0\x01\x7f\0\0\x02" + struct.pack(">H", denied.getsockname()[1]) + b"denied"):
+            client.sendto(wrong, to)
+        client.sendto(four + b"right", to)
+        self.assertEqual(client.recv(65536), four + b"right")
+        until("the denied one is logged", lambda: f"port {denied.getsockname()[1]} (127.0.0.2:" in self.log())
+        denied.setblocking(False)
+        self.assertRaises(BlockingIOError, denied.recv, 10)
+        # Who has no association is not served; with one of its own, yes, and each gets its own answers.
+        other = self.udp()
+        other.sendto(four + b"other", to)
+        client.sendto(four + b"again", to)
+        self.assertEqual(client.recv(65536), four + b"again")
+        other.setblocking(False)
+        self.assertRaises(BlockingIOError, other.recv, 10)
+        other.settimeout(LIMIT)
+        second, to = self.associate(at, other.getsockname()[1])
+        for i in range(50):
+            for s in (client, other):
+                s.sendto(four + b"%d of %d" % (i, s.fileno()), to)
+            for s in (client, other):
+                self.assertEqual(s.recv(65536), four + b"%d of %d" % (i, s.fileno()))
+        # Its connection ends: so does the association.
+        control.close()
+        until("the association has ended", lambda: not self.answers(client, four, to))
+        other.sendto(four + b"goes on", to)
+        self.assertEqual(other.recv(65536), four + b"goes on")
+        second.close()
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"stop", ("127.0.0.1", port))
+        thread.join(LIMIT)
+
+    def answers(self, client, head, to):
+        client.sendto(head + b"?", to)
+        client.settimeout(0.2)
+        try:
+            return client.recv(65536)
+        except TimeoutError:
+            return None
 
     def test_thousand(self):
         """A thousand connections at once, and one that is not read beside them."""

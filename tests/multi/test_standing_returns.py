@@ -257,7 +257,7 @@ class Returns(Kills):
 
 
 class Maps(Kills):
-    """Not on emulated hosts, which have no files for `weft map`."""
+    """Not on emulated hosts, where a map's first node would be started by a standing node, and end with it."""
 
     def test_with_a_map(self):
         """Every node in turn, each while a `weft map` runs on all of them: its bytes are right."""

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of an endpoint. They are written as records at once while there is room; else they wait, in order, as works in a backlog.
+ * The operations of an endpoint. While there is room, an operation is written as a record at once. Otherwise it waits, in order, in a list
+ * of works, the backlog.
  */
 #include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"
@@ -40,7 +41,7 @@ void tb_work_free(struct tb_endpoint *e, struct tb_work *k)
     free(k);
 }
 
-/* Adds to the backlog counter to which the list belongs. */
+/* Add to the counter of bytes that are queued in this list. */
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes)
 {
     uint64_t *sum = end == &e->messages_end ? &e->message_bytes : &e->backlog_bytes;
@@ -187,7 +188,7 @@ static uint64_t operation_within(uint64_t n, uint64_t segment, uint64_t offset)
     return n < left ? n : left;
 }
 
-/* How many of these bytes are sent together, and which way; by a lane, `offset` is their place in the pool. */
+/* How many of these bytes are sent together, and in which way. For a lane, `offset` is their place in the pool. */
 static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, enum way *way,
                               uint64_t *offset)
 {
@@ -206,7 +207,7 @@ static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local,
     return n;
 }
 
-/* Puts the work ahead of all that waits, so that it passes no fence. */
+/* Put the work before all others that wait, so that no fence is between them. */
 static void put_first(struct tb_endpoint *e, struct tb_work *k)
 {
     k->next = e->works;
@@ -333,8 +334,8 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
     return true;
 }
 
-/* Takes the first work out of the list, because all of it has begun. If it has pieces under way, the last of them ends it; else the
-   acknowledgement of the record that was just written does. */
+/* Remove the first work from the list, because all of it has begun. If it has pieces under way, the last of them ends it; otherwise the
+ * acknowledgement of the record that was just written ends it. */
 static void operation_begun(struct tb_endpoint *e)
 {
     struct tb_work *k = tb_work_unlink_first(e, &e->works, &e->works_end);
@@ -524,8 +525,8 @@ int tb_endpoint_fence(struct tb_endpoint *e)
     return 0;
 }
 
-/* Whether all works and asks of turns up to this one have ended. Only two turns are counted: the next one begins when the one before this
-   has ended. */
+/* Whether all works and asks of turns up to this one have ended. Only two turns are counted: a new turn begins only when the turn before
+ * the present one has ended. */
 static bool turn_over(struct tb_endpoint *e, uint32_t turn)
 {
     if (e->turn == turn && e->under_way[1 - (turn & 1)] == 0)
