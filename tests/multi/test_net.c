@@ -912,6 +912,11 @@ static void no_answer(weft_node *w, void *arg)
         CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
         CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && n == 0 && strstr(weft_error(), "name server"));
         OK(weft_net_close(s));
+        OK(weft_net_connect_start(w, 0, SPEC(.host = "again.test", .port = 80, .flags = WEFT_NET_DATAGRAMS), &s, &op));
+        CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EAGAIN && weft_net_error(s) == -EAGAIN);
+        CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
+        CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
+        OK(weft_net_close(s));
     }
     OK(weft_barrier(w, DEFAULT_TIME));
 }
