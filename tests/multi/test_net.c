@@ -445,7 +445,10 @@ static void defaults(weft_node *w, void *arg)
                                             "2002:7f00:1::1",
                                             "2002:a9fe:a9fe::",
                                             "::ffff:0:127.0.0.1",
-                                            "fd20:ce::254"};
+                                            "fd20:ce::254",
+                                            "239.255.255.250",
+                                            "255.255.255.255",
+                                            "ff02::fb%lo"};
         uint32_t port;
         close(listen_at("127.0.0.1", &port));
         for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
