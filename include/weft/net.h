@@ -12,9 +12,9 @@
  * must wait; if the peer does not read, weft_net_send() waits. Nothing is dropped.
  *
  * Rules. The setting WEFT_NET_RULES of the gateway says whom it connects to for others: the first rule that fits, such as
- * `allow=127.0.0.1:8000` or `deny=10.0.0.0/8`. Without a rule all may be reached but link-local addresses, the metadata of cloud machines
- * and the gateway's own loopback. Each address is checked just before it is connected to, after its name was resolved. Where the gateway
- * listens, and who connects there, is not restricted. Who may join the cluster may use the service: set WEFT_SECRET.
+ * `allow=127.0.0.1:8000` or `deny=10.0.0.0/8`. Without a rule all may be reached but link-local and multicast addresses, the metadata of
+ * cloud machines and the gateway's own loopback. Each address is checked just before it is connected to, after its name was resolved. Where
+ * the gateway listens, and who connects there, is not restricted. Who may join the cluster may use the service: set WEFT_SECRET.
  *
  * Death. When the asker leaves or dies, its connections are reset and its listeners closed. When the gateway leaves or dies, calls end with
  * -ECONNRESET; what had arrived can still be read.

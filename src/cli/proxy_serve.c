@@ -285,7 +285,8 @@ static void client_opened(struct client *c)
 static void client_connect(struct client *c)
 {
     struct speech *s = c->speech;
-    const weft_net_spec spec = {.bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY};
+    const weft_net_spec spec = {
+        .bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY | WEFT_NET_KEEPALIVE};
     c->state = CLIENT_WAITS;
     gateway_watch_events(c->p->watches, &c->watch, 0);
     int rc = weft_net_connect_start(c->p->w, c->p->f->gateway, &spec, &c->net, &c->op);
@@ -396,6 +397,7 @@ static bool client_new(struct proxy *p, int fd)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* a client whose host has vanished must not stay for ever */
 #if defined(SO_NOSIGPIPE)
     setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
 #endif
@@ -419,12 +421,12 @@ static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
     for (unsigned i = 0; i < TURNS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
-        int fd = accept(watch->fd, NULL, NULL);
+        int fd = gateway_connection(accept(watch->fd, NULL, NULL));
         if (fd >= 0 && client_new(p, fd))
             continue;
-        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+        if (fd == -EINTR || fd == -ECONNABORTED)
             continue;
-        p->paused = fd >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK); /* no memory or no descriptors: later */
+        p->paused = fd >= 0 || (fd != -EAGAIN && fd != -EWOULDBLOCK); /* no memory or no descriptors: later */
         break;
     }
     if (p->paused || p->count == FORWARD_CONNECTIONS_MAX)

@@ -224,7 +224,7 @@ static int publish_make(struct forward *f, const struct control_request *r)
     if (!rc)
         rc = choose_gateway(f, r, f->target);
     const weft_net_spec spec = {
-        .bytes = sizeof spec, .host = host, .port = port, .flags = WEFT_NET_NODELAY | WEFT_NET_REUSE, .backlog = 1024};
+        .bytes = sizeof spec, .host = host, .port = port, .flags = WEFT_NET_NODELAY | WEFT_NET_KEEPALIVE | WEFT_NET_REUSE, .backlog = 1024};
     if (!rc)
         rc = weft_net_listen(f->w, f->gateway, &spec, &f->published, WEFT_TIMEOUT_DEFAULT);
     if (rc)

@@ -85,6 +85,10 @@ void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *wat
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
 void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
 
+/* Takes the result of socket() or accept() for a connection of others. Returns the descriptor, or a negative errno: -EMFILE and closes it
+ * if it is one of the last that this process may open, which are for its own files. */
+int gateway_connection(int fd);
+
 /* --- groups.c --- */
 #define GATEWAY_PROCESSES 1024u
 struct gateway_groups;

@@ -39,12 +39,6 @@ void weft_net_notify(weft_socket *s, weft_net_fn fn, void *arg)
     base_spin_unlock(&s->g->lock);
 }
 
-/* How a socket ended, for the calls whose -EAGAIN means that there is nothing now: nobody must wait for more. */
-static int end_of(int status)
-{
-    return status == -EAGAIN ? -ENOTCONN : status;
-}
-
 /* --- receiving --- */
 
 int weft_net_received(weft_socket *s, const void **at, size_t *bytes)
@@ -56,7 +50,7 @@ int weft_net_received(weft_socket *s, const void **at, size_t *bytes)
     base_spin_lock(&s->g->lock);
     uint64_t n = gateway_stream_next(s->in, &from);
     bool over = s->state == SOCKET_OVER, right_end = s->in->ended && !s->in->status;
-    int rc = n || right_end ? 0 : over ? end_of(s->error) : s->in->ended ? end_of(s->in->status) : -EAGAIN;
+    int rc = n || right_end ? 0 : over ? socket_end_of(s->error) : s->in->ended ? socket_end_of(s->in->status) : -EAGAIN;
     base_spin_unlock(&s->g->lock);
     *at = from;
     *bytes = (size_t)n;
@@ -141,7 +135,7 @@ int weft_net_room(weft_socket *s, void **at, size_t *bytes)
     base_spin_lock(&s->g->lock);
     struct gateway_stream *out = s->out;
     uint64_t room = out->bytes - (out->last - out->first), from = out->last & (out->bytes - 1), gap = out->bytes - from;
-    int rc = s->state == SOCKET_OVER    ? end_of(s->error)
+    int rc = s->state == SOCKET_OVER    ? socket_end_of(s->error)
              : s->state == SOCKET_OPENS ? -EAGAIN
              : out->shut || out->ended  ? -EPIPE
              : room                     ? 0

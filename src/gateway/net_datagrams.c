@@ -56,7 +56,7 @@ static int next_datagram(struct weft_socket *s, struct net_datagram *d)
         rc = d->bytes > NET_DATAGRAM_ROOM - sizeof *d || total > in->bytes ? -EPROTO : n < total ? -EAGAIN : 0;
     }
     if (rc == -EAGAIN && (in->ended || s->state == SOCKET_OVER))
-        rc = in->ended && in->status ? in->status : s->state == SOCKET_OVER ? s->error : -ECONNRESET;
+        rc = socket_end_of(s->state == SOCKET_OVER ? s->error : in->status ? in->status : -ECONNRESET);
     base_spin_unlock(&s->g->lock);
     return rc;
 }
@@ -109,7 +109,7 @@ static int record_room(struct wanted *want)
     const struct gateway_stream *out = s->out;
     uint64_t room = out->bytes - (out->last - out->first), gap = out->bytes - (out->last & (out->bytes - 1));
     want->skip = gap < want->bytes ? gap : 0;
-    int rc = s->state == SOCKET_OVER           ? s->error
+    int rc = s->state == SOCKET_OVER           ? socket_end_of(s->error)
              : s->state == SOCKET_OPENS        ? -EAGAIN
              : out->shut || out->ended         ? -EPIPE
              : room < want->skip + want->bytes ? -EAGAIN

@@ -38,6 +38,11 @@ struct weft_socket {
 
 bool socket_is_settled(void *arg); /* arg: a socket that is open, or could not be opened */
 int socket_error(struct weft_socket *s);
+/* How a socket ended, for the calls whose -EAGAIN means that there is nothing now: nobody must wait for more. */
+static inline int socket_end_of(int status)
+{
+    return status == -EAGAIN ? -ENOTCONN : status;
+}
 int socket_bytes_error(struct weft_socket *s, int rc); /* of receiving or sending: sets the text */
 int64_t socket_until(const struct weft_socket *s, int64_t timeout_ns);
 /* Waits until ready(arg). The handle cannot be closed meanwhile. */

@@ -84,9 +84,9 @@ static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
 static int open_socket(const struct net_socket *s)
 {
     const weft_request *r = &s->call->record;
-    int fd = socket(s->address.any.sa_family, s->lookup->type, 0);
+    int fd = gateway_connection(socket(s->address.any.sa_family, s->lookup->type, 0));
     if (fd < 0)
-        return -errno;
+        return fd;
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
     set_options(fd, s->flags, r->arg[7], r->arg[8]);
@@ -170,8 +170,8 @@ static void connect_path(struct net_socket *s)
     s->lookup->port[0] = '\0';
     if (len >= sizeof a.sun_path)
         rc = -ENAMETOOLONG;
-    else if ((fd = socket(AF_UNIX, SOCK_STREAM, 0)) < 0)
-        rc = -errno;
+    else if ((fd = gateway_connection(socket(AF_UNIX, SOCK_STREAM, 0))) < 0)
+        rc = fd;
     if (!rc) {
         memcpy(a.sun_path, s->lookup->host, len + 1);
         fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -234,6 +234,13 @@ static int listen_now(struct net_socket *s)
 static void listen_go_on(struct net_socket *s)
 {
     int rc = listen_now(s);
+    if (rc == -EAFNOSUPPORT && !s->lookup->host[0] && !(s->flags & WEFT_NET_IPV6)) { /* all addresses of a system without IPv6 */
+        freeaddrinfo(s->lookup->found);
+        s->lookup->family = AF_INET;
+        rc = net_names_numeric(s->lookup);
+        s->next_address = s->lookup->found;
+        rc = rc ? rc : listen_now(s);
+    }
     if (rc)
         open_failed(
             s, base_fail(rc, "node %u cannot listen at %s port %s: %s", own_rank(s->all), host_of(s), s->lookup->port, base_strerror(rc)));
@@ -245,8 +252,8 @@ static void accept_ready(struct net_socket *s)
 {
     for (struct gateway_call *c; (c = s->accepts);) {
         struct net_socket *new;
-        int fd = accept(s->watch.fd, NULL, NULL);
-        int rc = fd < 0 ? -errno : 0;
+        int fd = gateway_connection(accept(s->watch.fd, NULL, NULL));
+        int rc = fd < 0 ? fd : 0;
         if (rc == -EINTR || rc == -ECONNABORTED)
             continue;
         if (rc == -EAGAIN || rc == -EWOULDBLOCK)

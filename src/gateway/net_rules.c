@@ -46,6 +46,9 @@ static const struct {
     {"fd20:ce::254/128", "the metadata of cloud machines"},
     {"fd00:c1::a9fe:a9fe/128", "the metadata of cloud machines"},
     {"fd00:42::42/128", "the metadata of cloud machines"},
+    {"224.0.0.0/4", "a multicast address"},
+    {"255.255.255.255/32", "the broadcast address"},
+    {"ff00::/8", "a multicast address"},
 };
 #define PRESETS (sizeof presets / sizeof presets[0])
 

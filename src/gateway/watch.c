@@ -5,9 +5,27 @@
  */
 #include "gateway/gateway.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+#define SPARE_FILES 64u
+
+int gateway_connection(int fd)
+{
+    struct rlimit files;
+    if (fd < 0)
+        return -errno;
+    if (getrlimit(RLIMIT_NOFILE, &files))
+        return fd;
+    rlim_t spare = files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES;
+    if ((rlim_t)fd < files.rlim_cur - spare) /* the system gives the lowest number that is free */
+        return fd;
+    close(fd);
+    return -EMFILE;
+}
 
 #if defined(__linux__)
 #include <sys/epoll.h>

@@ -23,6 +23,10 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
+
 #include "cluster_test.h"
 #include "gateway/net_handle.h"
 
@@ -441,7 +445,10 @@ static void defaults(weft_node *w, void *arg)
                                             "2002:7f00:1::1",
                                             "2002:a9fe:a9fe::",
                                             "::ffff:0:127.0.0.1",
-                                            "fd20:ce::254"};
+                                            "fd20:ce::254",
+                                            "239.255.255.250",
+                                            "255.255.255.255",
+                                            "ff02::fb%lo"};
         uint32_t port;
         close(listen_at("127.0.0.1", &port));
         for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -738,6 +745,55 @@ static void slow(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* The gateway runs out of open files: askers are told, and it has some left for itself. */
+#define FILES 256u
+static void files(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        int own[16];
+        OK(weft_barrier(w, DEFAULT_TIME));
+        for (unsigned i = 0; i < 16; i++)
+            CHECK((own[i] = open("/dev/null", O_RDONLY)) >= 0);
+        for (unsigned i = 0; i < 16; i++)
+            close(own[i]);
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    weft_socket *s[FILES] = {NULL}, *l;
+    uint32_t port, n = 0;
+    int rc = 0, listener = listen_at("127.0.0.1", &port);
+    OK(weft_net_listen(w, 0, SPEC(.host = "127.0.0.1"), &l, DEFAULT_TIME));
+    while (n < FILES && !(rc = weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port, .receive_ring = 4096, .send_ring = 4096),
+                                                &s[n], DEFAULT_TIME)))
+        n++;
+    CHECK(rc == -EMFILE && n > FILES / 2);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(weft_net_local(l) + 10))};
+    inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    CHECK(weft_net_accept(l, &s[n], DEFAULT_TIME) == -EMFILE);
+    OK(weft_barrier(w, DEFAULT_TIME));
+    while (n)
+        OK(weft_net_close(s[--n]));
+    OK(weft_net_close(l));
+    close(fd);
+    close(listener);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_files(void **state)
+{
+    (void)state;
+    struct rlimit before, few;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = FILES;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    assert_int_equal(nodes_failed_with(2, files, NULL, OPEN), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 /* An asker that lies about the bytes of its own connections: each is reset, the asker is told, and others go on. */
 static void lies(weft_node *w, void *arg)
 {
@@ -818,6 +874,29 @@ int getaddrinfo(const char *restrict host, const char *restrict port, const stru
     return 0;
 }
 
+/* A system without IPv6. */
+int socket(int family, int type, int protocol)
+{
+    if (family == AF_INET6 && getenv("TEST_NO_IPV6")) {
+        errno = EAFNOSUPPORT;
+        return -1;
+    }
+    return (int)syscall(SYS_socket, family, type, protocol);
+}
+
+static void old_system(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        weft_socket *l;
+        OK(weft_net_listen(w, 0, SPEC(.host = NULL), &l, DEFAULT_TIME));
+        CHECK(strncmp(weft_net_local(l), "0.0.0.0:", 8) == 0);
+        OK(weft_net_close(l));
+        CHECK(weft_net_listen(w, 0, SPEC(.host = NULL, .flags = WEFT_NET_IPV6), &l, DEFAULT_TIME) == -EAFNOSUPPORT);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 /* The name server does not answer: that error is one of opening, not "nothing is there now", and nothing waits for more. */
 static void no_answer(weft_node *w, void *arg)
 {
@@ -835,6 +914,11 @@ static void no_answer(weft_node *w, void *arg)
         CHECK(weft_net_received(s, &at, &n) == -ENOTCONN && n == 0 && weft_net_room(s, &to, &n) == -ENOTCONN && n == 0);
         CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
         CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && n == 0 && strstr(weft_error(), "name server"));
+        OK(weft_net_close(s));
+        OK(weft_net_connect_start(w, 0, SPEC(.host = "again.test", .port = 80, .flags = WEFT_NET_DATAGRAMS), &s, &op));
+        CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EAGAIN && weft_net_error(s) == -EAGAIN);
+        CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
+        CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
         OK(weft_net_close(s));
     }
     OK(weft_barrier(w, DEFAULT_TIME));
@@ -879,6 +963,7 @@ static void test_names(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed_with(2, no_answer, NULL, OPEN), 0);
+    assert_int_equal(nodes_failed_with(2, old_system, NULL, (const char *const[]){"WEFT_SERVE=net", "TEST_NO_IPV6=1", NULL}), 0);
     assert_int_equal(nodes_failed_with(2, holes, NULL, (const char *const[]){"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.0/8", NULL}),
                      0);
 }
@@ -1155,7 +1240,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams),   cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
         cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),     cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
         cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting),   cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_lies),     cmocka_unit_test(test_datagrams),
+        cmocka_unit_test(test_lies),     cmocka_unit_test(test_datagrams), cmocka_unit_test(test_files),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(__linux__)
