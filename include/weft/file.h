@@ -13,7 +13,8 @@
  * reads that generation only: the bytes that it had, or calls end with -ESTALE; never bytes of two generations. The gateway compares size
  * and time before and after each read from the disk, and waits before a read until any later change must show in the time (20 ms after the
  * last change; 2 s on a file system that counts whole seconds). It does not notice what a program changes without changing the time: if it
- * sets the time back, or writes to a mapping (mmap(2)) before the system has updated the time. Opening a file always looks at the disk.
+ * sets the time back, or writes to a mapping (mmap(2)) before the system has updated the time. Opening a file always looks at the disk;
+ * while a file is read from the cache, the gateway looks once a second.
  *
  * Paths. The gateway opens files as its own user. With WEFT_FILE_ROOT set, only files below that folder can be opened: no symbolic link and
  * no `..` leads out of it. Only regular files can be opened. Who may join the cluster may use the service: set WEFT_SECRET.

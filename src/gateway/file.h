@@ -29,7 +29,8 @@
 #define FILE_THREADS    4u
 #define FILE_OPEN_MAX   4096u
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
-#define FILE_LEASES_MAX 4096u /* of one handle */
+#define FILE_CHECK_NS   WEFT_SECOND /* a file that is read from the cache is compared with the disk so often */
+#define FILE_LEASES_MAX 4096u       /* of one handle */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* what a small piece counts for: it also has a structure */
 
@@ -103,6 +104,7 @@ struct file_body {
     int fd; /* -1: no handle and no job uses it */
     uint32_t opens, jobs;
     bool stale, pinned;
+    int64_t checked; /* when it was last compared with the disk, or that began */
     uint64_t cached, hits, reads;
     struct file_piece *pieces;
 };

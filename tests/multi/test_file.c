@@ -425,6 +425,39 @@ static void test_evictions(void **state)
     assert_int_equal(nodes_failed_with(5, evictions, NULL, SMALL), 0);
 }
 
+/* --- a change that only the cache's readers could notice --- */
+
+static void noticed(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) != 0) {
+        static uint8_t some[5000];
+        weft_file *f;
+        size_t n;
+        int rc = 0;
+        int64_t deadline = now_ns() + patience_ns(20);
+        OK(weft_file_open(w, 0, in_folder("cached"), 0, &f, DEFAULT_TIME));
+        for (uint64_t i = 0; i < 12; i++)
+            OK(weft_file_read(f, some, sizeof some, i * PIECE, &n, DEFAULT_TIME));
+        uint64_t reads = cache_of(w).disk_reads;
+        write_file(in_folder("cached"), 26, 12 * PIECE, 0);
+        for (uint64_t i = 0; !rc; i++) {
+            rc = weft_file_read(f, some, sizeof some, i % 12 * PIECE, &n, DEFAULT_TIME);
+            CHECK(right(some, 25, i % 12 * PIECE, n) && now_ns() < deadline);
+        }
+        CHECK(rc == -ESTALE && cache_of(w).disk_reads == reads);
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_noticed(void **state)
+{
+    (void)state;
+    write_file(in_folder("cached"), 25, 12 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, noticed, NULL, OPEN), 0);
+}
+
 /* --- pins --- */
 
 static void pins(weft_node *w, void *arg)
@@ -804,8 +837,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_errors), TEST(test_once),   TEST(test_changes),
-                                       TEST(test_evictions), TEST(test_pins),   TEST(test_writes), TEST(test_root),
-                                       TEST(test_settings),  TEST(test_deaths), TEST(test_stopped)};
+    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_errors),   TEST(test_once),   TEST(test_changes),
+                                       TEST(test_evictions), TEST(test_noticed),  TEST(test_pins),   TEST(test_writes),
+                                       TEST(test_root),      TEST(test_settings), TEST(test_deaths), TEST(test_stopped)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
