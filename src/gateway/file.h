@@ -153,7 +153,7 @@ void file_piece_rest(struct files *all, struct file_piece *p); /* it may be drop
 /* -ENOBUFS: too much is mapped and pinned, or the handle has too many leases; -ENOMEM. Without base_fail(). */
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, uint64_t *id);
 void file_lease_end(struct files *all, struct file_lease *l);
-void file_leases_of(struct files *all, const struct file_open *o, bool maps); /* ends those of a handle, with or without what it maps */
+void file_leases_of(struct files *all, const struct file_open *o); /* ends those of a handle */
 /* Ends those whose time is over. Returns in how many ns the next one is over; INT64_MAX: there is none. */
 int64_t file_leases_over(struct files *all);
 void file_cache_free(struct files *all);

@@ -13,6 +13,11 @@ static struct file_open *open_of(const struct files *all, const struct gateway_c
     return o && o->node == c->node ? o : NULL;
 }
 
+static bool has_piece(const struct file_body *b, uint64_t index)
+{
+    return index < b->is.bytes / WEFT_FILE_PIECE + (b->is.bytes % WEFT_FILE_PIECE != 0);
+}
+
 /* Answers a request for a piece that is there. */
 static void lease_answer(struct files *all, struct gateway_call *c, struct file_piece *p)
 {
@@ -111,7 +116,7 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
 static int lease_try(struct files *all, struct gateway_call *c)
 {
     struct file_open *o = open_of(all, c);
-    int rc = !o ? -EBADF : o->body->stale ? -ESTALE : 0;
+    int rc = !o ? -EBADF : o->body->stale || !has_piece(o->body, c->record.arg[0]) ? -ESTALE : 0; /* it waited, and a write came between */
     struct file_piece *p = rc ? NULL : file_piece_find(all, o->body, c->record.arg[0]);
     if (p) {
         all->hits++;
@@ -142,8 +147,8 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
         if (l && l->open == o)
             file_lease_end(all, l);
     }
-    if (r->arg[0] >= o->body->is.bytes / WEFT_FILE_PIECE + (o->body->is.bytes % WEFT_FILE_PIECE != 0)) {
-        base_fail(-EINVAL, "%s at node %u has no piece %llu", o->body->path, gateway_of(all->server)->w->rank,
+    if (!has_piece(o->body, r->arg[0])) {
+        base_fail(-EINVAL, "%.300s at node %u has no piece %llu", o->body->path, gateway_of(all->server)->w->rank,
                   (unsigned long long)r->arg[0]);
         gateway_answer_error(c, -EINVAL);
         return;
