@@ -74,6 +74,35 @@ __global__ void request(const weft_device *d, uint64_t n, int *rc)
     *rc = r;
 }
 
+/* Empty requests with a pause of so many clocks of the GPU before the first look at the answer. Adds up in `sum` the looks, the clocks of
+   posting, and those from then on. */
+__global__ void request_parts(const weft_device *d, uint64_t n, long long pause, unsigned long long *sum, int *rc)
+{
+    const weft_device_request q = {WEFT_DEVICE_NOTHING, {0, 0, 0}, {0, 0, 0}};
+    unsigned long long looks = 0;
+    long long post = 0, answer = 0;
+    int r = 0;
+    for (uint64_t i = 0; i < n && r == 0; i++) {
+        weft_device_op op;
+        long long began = clock64(), posted;
+        r = weft_device_post(d, &q, true, &op);
+        posted = clock64();
+        post += posted - began;
+        while (clock64() - posted < pause)
+            ;
+        while (r == 0 && (r = weft_device_test(d, &op)) == -WEFT_DEVICE_EINPROGRESS) {
+            looks++;
+            r = 0;
+        }
+        looks++;
+        answer += clock64() - posted;
+    }
+    sum[0] = looks;
+    sum[1] = (unsigned long long)post;
+    sum[2] = (unsigned long long)answer;
+    *rc = r;
+}
+
 /* Puts of 8 bytes, each waited for. */
 __global__ void put_wait(const weft_device *d, uint64_t there, uint64_t n, int *rc)
 {
@@ -149,6 +178,21 @@ static double wait_taken(uint64_t before, uint64_t more, uint64_t start)
         sched_yield();
     } while (s.requests - before < more);
     return (double)(spec_now_ns() - start) / 1e3;
+}
+
+/* `bytes` is the pause. Prints the microseconds of a request; and the parts on standard error. */
+static void parts(const struct spec *s)
+{
+    static unsigned long long *sum;
+    int *rc = rc_word();
+    if (!sum)
+        CUDA(cudaHostAlloc(&sum, 3 * sizeof *sum, cudaHostAllocMapped));
+    (void)TIMED((request_parts<<<1, 1>>>(weft_gpu_device(g), s->warmup, (long long)s->bytes, sum, rc)));
+    double ms = TIMED((request_parts<<<1, 1>>>(weft_gpu_device(g), s->iterations, (long long)s->bytes, sum, rc)));
+    double n = (double)s->iterations;
+    fprintf(stderr, "pause of %llu clocks: %.3f us a request; looks %.2f; clocks: posting %.0f, until the answer %.0f\n",
+            (unsigned long long)s->bytes, ms * 1e3 / n, (double)sum[0] / n, (double)sum[1] / n, (double)sum[2] / n);
+    spec_value(s, ms * 1e3 / n);
 }
 
 static void ours(const struct spec *s)
@@ -518,6 +562,8 @@ int main(int argc, char **argv)
             spec_value(&s, arena_gbs(&s, 0, get));
         else if (strncmp(s.test, "remote_", 7) == 0)
             spec_value(&s, arena_gbs(&s, 1, get));
+        else if (strcmp(s.test, "request_parts") == 0)
+            parts(&s);
         else if (strcmp(s.test, "pool_put") == 0)
             spec_value(&s, pool_gbs(&s));
         else if (strncmp(s.test, "bare", 4) == 0)

@@ -20,8 +20,8 @@
 #include "types.h"
 #endif
 
-/* Metal needs to know where a pointer leads to. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the thread's own
-   variables. */
+/* Metal must know which kind of memory a pointer leads to. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the
+ * thread's own variables. */
 #if defined(WEFT_DEVICE_METAL)
 #define WEFT_FAR  device
 #define WEFT_NEAR thread
@@ -62,6 +62,18 @@ WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* loads from 
 WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+/* A word of the device's own memory by which a thread passes on what it has read from the node: later reads of the thread that loads it see
+   all that the storing thread had seen before. */
+WEFT_DEVICE_CALL uint64_t weft_device_load_passed(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+WEFT_DEVICE_CALL void weft_device_store_passed(uint64_t *p, uint64_t v)
+{
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 /* Loads from the cache of this thread's multiprocessor: fast, but perhaps an older value. */
 WEFT_DEVICE_CALL uint64_t weft_device_load_guess(const uint64_t *p)
@@ -130,11 +142,14 @@ WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores a word
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* Loads several cells. Later reads of this thread are ordered after these loads. */
+/* Loads several cells. Later reads of this thread are ordered after these loads. If the node changes the cells meanwhile, any mixture of
+   old and new bytes may be loaded: read a word afterwards that tells. The loads are plain ones, which a multiprocessor combines and has
+   under way at the same time; it serves volatile ones to the same bytes of the bus one after the other. The thread's last acquire has
+   removed older bytes from the multiprocessor's cache. */
 WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++)
-        weft_device_load_cell(&c[i], &out[2 * i], &out[2 * i + 1]);
+        asm volatile("ld.global.v2.u64 {%0, %1}, [%2];" : "=l"(out[2 * i]), "=l"(out[2 * i + 1]) : "l"(&c[i]) : "memory");
     __threadfence_system();
 }
 WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
@@ -216,6 +231,16 @@ WEFT_DEVICE_CALL uint64_t weft_device_load_own(const uint64_t *p) /* loads from 
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+/* A word of the device's own memory by which a thread passes on what it has read from the node: later reads of the thread that loads it see
+   all that the storing thread had seen before. */
+WEFT_DEVICE_CALL uint64_t weft_device_load_passed(const uint64_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+WEFT_DEVICE_CALL void weft_device_store_passed(uint64_t *p, uint64_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }

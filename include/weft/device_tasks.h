@@ -123,6 +123,8 @@ WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t 
 #ifndef WEFT_DEVICE_TASKS_SURE
 #define WEFT_DEVICE_TASKS_SURE 512u
 #endif
+/* Of so many numbers of tasks, the thread that takes the first one also reads how many tasks are in the ring, for all threads. */
+#define WEFT_DEVICE_TASKS_LOOK 64u
 
 /* A task for a worker's blocks. The node writes it: `number` is the task's number + 1, and 0 while the other words change. */
 typedef struct weft_device_task_slot {
@@ -150,7 +152,8 @@ typedef struct weft_device_task {
     uint64_t number; /* private */
 } weft_device_task;
 
-/* Reads the task with that number. False: the node has taken it back. */
+/* Reads the task with that number, which has been put into the ring, as far as this thread has acquired. False: the node has taken it back,
+   or has skipped the number. */
 WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k, uint64_t number, WEFT_NEAR weft_device_task *out)
 {
     union {
@@ -158,12 +161,10 @@ WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k
         uint64_t words[8];
     } u;
     WEFT_FAR const weft_device_task_slot *s = &k->slots[number & k->mask];
-    if (weft_device_load(&s->number) != number + 1)
-        return false;
     weft_device_load_words(s->task, 4, u.words);
     out->task = u.task;
     out->number = number;
-    return weft_device_load(&s->number) == number + 1; /* otherwise the words may belong to two tasks */
+    return weft_device_load(&s->number) == number + 1; /* otherwise the words may belong to other tasks */
 }
 
 /* Waits until task `t` is in the ring. If `drawn` is false, this thread has not taken the number `t` yet: then the call polls once, and
@@ -172,11 +173,11 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT
                                             WEFT_NEAR weft_device_patience *p)
 {
     uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS];
-    while (t >= weft_device_load_own(k->filled_seen)) {
+    while (t >= weft_device_load_passed(k->filled_seen)) {
         uint64_t ended = weft_device_load(k->ended); /* read before `filled`: tasks that came before the end are still done */
         uint64_t filled = weft_device_load(k->filled);
         if (t < filled) {
-            weft_device_store_own(k->filled_seen, filled);
+            weft_device_store_passed(k->filled_seen, filled);
             return 0;
         }
         if (ended)
@@ -196,24 +197,30 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT
 
    While more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes the number of its task by an addition, which always
    succeeds. Otherwise it takes the number by a compare-and-swap, and only once the task is there, so that a thread whose wait ends holds no
-   number. If more threads than WEFT_DEVICE_TASKS_SURE add at the same time, a thread may take the number of a task that has not arrived
-   yet. It then waits for this task. If its wait ends first, the node gives the task back to the queue after
-   weft_gpu_worker_config.task_ns. */
-WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
+   number. Of all threads that try this at the same time only one succeeds, so it is slow with many threads. If more threads than
+   WEFT_DEVICE_TASKS_SURE add at the same time, a thread may take the number of a task that has not arrived yet. It then waits for this
+   task. If its wait ends first, the node gives the task back to the queue after weft_gpu_worker_config.task_ns. */
+WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *worker,
                                            WEFT_NEAR weft_device_task *out)
 {
+    const weft_device_worker own = *worker, *k = &own; /* read once: each acquire empties the multiprocessor's cache */
     weft_device_patience p = {0, 0};
     for (;;) {
-        uint64_t t = weft_device_load_own(k->next);
-        bool sure = (int64_t)(weft_device_load_own(k->filled_seen) - t) > (int64_t)WEFT_DEVICE_TASKS_SURE;
+        uint64_t t = weft_device_load_own(k->next), seen = weft_device_load_passed(k->filled_seen);
+        bool sure = (int64_t)(seen - t) > (int64_t)WEFT_DEVICE_TASKS_SURE;
         if (sure)
             t = weft_device_add_own(k->next, 1);
-        int rc = weft_device_task_is_in(d, k, t, sure, &p);
+        int rc = t < seen ? 0 : weft_device_task_is_in(d, k, t, sure, &p);
         if (rc == -WEFT_DEVICE_EAGAIN)
             continue;
         if (rc)
             return rc;
-        if ((sure || weft_device_swap_own(k->next, t, t + 1) == t) && weft_device_read_task(k, t, out))
+        if (!sure && weft_device_swap_own(k->next, t, t + 1) != t)
+            continue;
+        if (t % WEFT_DEVICE_TASKS_LOOK == 0)
+            weft_device_store_passed(k->filled_seen,
+                                     weft_device_load(k->filled)); /* another thread may have stored a newer value: no harm */
+        if (weft_device_read_task(k, t, out))
             return 0;
     }
 }

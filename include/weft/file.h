@@ -70,8 +70,8 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
  * invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
-/* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many, also after an error. If the calls read one
- * piece after the other, the next 4 pieces are asked for ahead.
+/* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many, also after an error. If a call reads more
+ * than one piece, or calls read one after the other, the next 4 pieces are asked for ahead.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and others: the gateway could not read it; -EBUSY another thread reads or
  * writes through this handle; -ENOMEM no memory here or there; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone;
  * -EPROTO it has sent an invalid answer; -ETIMEDOUT not all bytes were there before the deadline, and over rc, tb and ofi `buf` must not be

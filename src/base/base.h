@@ -93,6 +93,16 @@ static inline int64_t base_deadline(int64_t timeout_ns)
     return base_after(base_now_ns(), timeout_ns);
 }
 
+/* Fetches a cache line that will be written, while the caller does something else. `p` need not be a valid address. */
+static inline void base_fetch_to_write(const void *p)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p)); /* the builtin leaves the line shared, without -mprfchw */
+#else
+    __builtin_prefetch(p, 1);
+#endif
+}
+
 static inline void base_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -147,7 +157,7 @@ int base_random(void *bytes, size_t len);
 /* Start a thread with all signals blocked: signals are for the program's own threads. Returns 0, or a negative errno without base_fail().
  */
 int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
-/* Timed sleeps of this thread end at most so much late, where the system lets a thread say so (Linux: 50 us otherwise). */
+/* Let timed sleeps of this thread end at most `slack_ns` late, if the system supports it. Without this call Linux allows 50 us. */
 void base_wake_in_time(int64_t slack_ns);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);

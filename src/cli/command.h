@@ -31,6 +31,7 @@ int cli_pin(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);
 int cli_proxy(int argc, char **argv);
+int cli_publish(int argc, char **argv);
 int cli_ps(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_status(int argc, char **argv);

@@ -399,7 +399,7 @@ static void weigh(struct doctor *d)
             d->out[i].stops = false;
 }
 
-/* Facts may have any bytes: keep only printable ones, since a terminal may take others for commands. */
+/* Replace unprintable bytes: facts may contain any bytes, and a terminal may take some as commands. */
 static void plain(char *text)
 {
     for (; *text; text++)

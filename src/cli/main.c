@@ -25,6 +25,7 @@ static const struct command commands[] = {
     {"cast", "copy files to many hosts of a standing cluster at once", cli_cast},
     {"cp", "copy files between hosts of a standing cluster", cli_cp},
     {"proxy", "let programs of a host without network use the network of another", cli_proxy},
+    {"publish", "let others reach a server of a host without network at another host", cli_publish},
     {"cat", "print a file of a node, which is read from its disk once for all", cli_cat},
     {"files", "show the files that nodes have cached for others", cli_files},
     {"pin", "keep a file in the cache of its node", cli_pin},

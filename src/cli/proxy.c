@@ -3,12 +3,14 @@
  * weft proxy: lets programs of a host without network use the network of another node's host. This command makes the listening socket and
  * passes it to the control node, which serves the clients (proxy_serve.c). So programs in a network namespace of their own can use it, too.
  */
-#include "cli/proxy.h"
+#include "cli/forward.h"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,11 +29,13 @@ static const char help[] =
     "Lets programs of this host use the network of another host of a standing cluster (`weft up`): a proxy for SOCKS5 and HTTP,\n"
     "whose connections another node, the gateway, makes. That node also resolves the names. With COMMAND: runs it with the\n"
     "variables http_proxy, https_proxy, all_proxy and no_proxy set, and ends with it. Else it prints the address and stays\n"
-    "until a signal or the cluster's end.\n"
+    "until a signal or the cluster's end. `weft status` shows the proxies of this host.\n"
     "\n"
     "      --via HOST         the gateway: a host, as `weft status` names it, or the number of a node; else the first other node\n"
     "      --listen ADDRESS   where the proxy listens: 127.0.0.1:1080; with COMMAND any free port of 127.0.0.1\n"
     "      --auth FILE        ask clients for the user and the password in FILE, which has USER:PASSWORD as its first line\n"
+    "      --keep             do not stay: the proxy stays until --end or the cluster's end\n"
+    "      --end ADDRESS      end a proxy of --keep, which listens at ADDRESS or at this port\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
     "  -h, --help             this text\n"
     "\n"
@@ -45,8 +49,9 @@ static const char help[] =
 
 struct proxy_options {
     const char *via, *listen, *cluster;
+    bool keep;
     char **command; /* NULL: none */
-    char auth[2 * PROXY_WORD_MAX + 4];
+    char auth[2 * FORWARD_WORD_MAX + 4];
     const char *user, *password; /* NULL: none */
 };
 
@@ -66,70 +71,11 @@ static int read_auth(struct proxy_options *o, const char *path)
     o->auth[n] = '\0';
     o->auth[strcspn(o->auth, "\r\n")] = '\0';
     char *colon = strchr(o->auth, ':');
-    if (!colon || colon == o->auth || colon - o->auth > (int)PROXY_WORD_MAX || strlen(colon + 1) > PROXY_WORD_MAX || !colon[1])
-        return cli_error("proxy", "--auth %s: expected USER:PASSWORD as the first line, each of 1 to %u bytes", path, PROXY_WORD_MAX);
+    if (!colon || colon == o->auth || colon - o->auth > (int)FORWARD_WORD_MAX || strlen(colon + 1) > FORWARD_WORD_MAX || !colon[1])
+        return cli_error("proxy", "--auth %s: expected USER:PASSWORD as the first line, each of 1 to %u bytes", path, FORWARD_WORD_MAX);
     *colon = '\0';
     o->user = o->auth;
     o->password = colon + 1;
-    return 0;
-}
-
-/* --- the cluster's part --- */
-
-/* Asks the control node for a proxy, and passes the listening socket. Returns the control socket, or -1 after an error was printed. */
-static int proxy_ask(const struct proxy_options *o, int listener, char host[64], uint32_t *node)
-{
-    const char *hosts[] = {o->via, NULL}, *words[] = {o->user, o->password, NULL};
-    struct control_request r = {.head = {.what = CONTROL_PROXY}, .hosts = hosts, .arguments = words};
-    struct control_frame f = {0};
-    char *payload = malloc(CONTROL_PIECE_MAX + 1);
-    int fd = payload ? standing_ask("proxy", o->cluster, &r) : -1;
-    if (!payload)
-        cli_error("proxy", "no memory for the answer");
-    int rc = fd < 0 ? 0 : standing_answer(fd, &f, payload, base_deadline(STANDING_ANSWER_NS));
-    if (fd >= 0 && (rc || f.type != CONTROL_STARTED)) {
-        if (!rc && f.type == CONTROL_ERROR)
-            cli_error("proxy", "%s", payload);
-        else
-            cli_error("proxy", "the cluster has ended, or its answer is invalid: %s", base_strerror(rc ? rc : -EPROTO));
-        close(fd);
-        fd = -1;
-    } else if (fd >= 0) {
-        snprintf(host, 64, "%s", payload);
-        *node = f.node;
-        rc = base_send_fds(fd, "", 1, &listener, 1);
-        if (rc) {
-            cli_error("proxy", "passing the listening socket to the cluster: %s", base_strerror(rc));
-            close(fd);
-            fd = -1;
-        }
-    }
-    free(payload);
-    return fd;
-}
-
-/* Why the proxy has ended, which the command did not want. Prints it. */
-static void print_end(int control)
-{
-    struct control_frame f;
-    char *payload = malloc(CONTROL_PIECE_MAX + 1);
-    if (payload && standing_answer(control, &f, payload, base_deadline(STANDING_ANSWER_NS)) == 0 && f.type == CONTROL_ERROR)
-        cli_error("proxy", "%s", payload);
-    else
-        cli_error("proxy", "the cluster has ended");
-    free(payload);
-}
-
-/* Stays until a signal, or the cluster's end. */
-static int stay(int control)
-{
-    struct pollfd p = {.fd = control, .events = POLLIN};
-    while (!cli_stopped()) {
-        if (poll(&p, 1, 1000) > 0) {
-            print_end(control);
-            return CLI_FAILED;
-        }
-    }
     return 0;
 }
 
@@ -150,7 +96,7 @@ static void put_escaped(char *to, size_t room, const char *text)
 static void set_variables(const struct proxy_options *o, const char *address)
 {
     static const char *const names[] = {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"};
-    char url[6 * PROXY_WORD_MAX + 64 + 160];
+    char url[6 * FORWARD_WORD_MAX + 64 + 160];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(url, sizeof url, "%s", i < 4 ? "http://" : "socks5h://");
         if (o->user) {
@@ -211,7 +157,7 @@ static int run_command(const struct proxy_options *o, int control)
     struct pollfd p[2] = {{.fd = watch, .events = POLLIN}, {.fd = control, .events = POLLIN}};
     while (!base_process_ended(pid, NULL)) {
         if (poll(p, 2, watch >= 0 ? 1000 : LOOK_MS) > 0 && p[1].revents) {
-            print_end(control);
+            forward_print_end("proxy", control);
             p[1].fd = -1; /* the command goes on, without a network */
         }
     }
@@ -219,6 +165,26 @@ static int run_command(const struct proxy_options *o, int control)
     if (watch >= 0)
         close(watch);
     return base_process_status(base_process_reap(pid));
+}
+
+/* A socket of UDP at the listener's address: at the same port, if it is free. -1: none, and SOCKS5 has no datagrams. */
+static int datagrams_beside(int listener)
+{
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a;
+    if (getsockname(listener, (struct sockaddr *)&a, &len))
+        return -1;
+    int fd = socket(a.ss_family, SOCK_DGRAM, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, len) == 0)
+        return fd;
+    if (a.ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)&a)->sin6_port = 0;
+    else
+        ((struct sockaddr_in *)&a)->sin_port = 0;
+    if (bind(fd, (struct sockaddr *)&a, len) == 0)
+        return fd;
+    close(fd);
+    return -1;
 }
 
 static int proxy_begin(struct proxy_options *o)
@@ -237,8 +203,14 @@ static int proxy_begin(struct proxy_options *o)
     signal(SIGPIPE, SIG_IGN);
     if (!o->command)
         cli_catch_signals();
-    int control = proxy_ask(o, listener, host, &node);
+    const char *hosts[] = {o->via, NULL}, *words[] = {o->user, o->password, NULL};
+    struct control_request r = {
+        .head = {.what = CONTROL_PROXY, .flags = o->keep ? CONTROL_DETACHED : 0}, .hosts = hosts, .arguments = words};
+    int passed[2] = {listener, datagrams_beside(listener)};
+    int control = forward_ask("proxy", o->cluster, &r, passed, passed[1] < 0 ? 1 : 2, host, &node, NULL);
     close(listener); /* the control node has it now */
+    if (passed[1] >= 0)
+        close(passed[1]);
     if (control < 0)
         return proxy_failed(o);
     int status;
@@ -247,10 +219,14 @@ static int proxy_begin(struct proxy_options *o)
         signal(SIGPIPE, SIG_DFL);
         status = run_command(o, control);
     } else {
-        fprintf(stderr, "weft proxy: SOCKS5 and HTTP at %s, through node %u (%s)\n", bound, node, host);
-        printf("%s\n", bound);
-        status = cli_flush("proxy");
-        status = status ? status : stay(control);
+        status = o->keep ? forward_kept("proxy", control) : 0;
+        if (!status) {
+            fprintf(stderr, "weft proxy: SOCKS5 and HTTP at %s, through node %u (%s)\n", bound, node, host);
+            printf("%s\n", bound);
+            status = cli_flush("proxy");
+        }
+        if (!status && !o->keep)
+            status = forward_stay("proxy", control);
     }
     close(control);
     return status;
@@ -260,9 +236,10 @@ int cli_proxy(int argc, char **argv)
 {
     static const struct option longs[] = {{"via", required_argument, NULL, 'V'},  {"listen", required_argument, NULL, 'L'},
                                           {"auth", required_argument, NULL, 'A'}, {"cluster", required_argument, NULL, 'C'},
+                                          {"keep", no_argument, NULL, 'k'},       {"end", required_argument, NULL, 'e'},
                                           {"help", no_argument, NULL, 'h'},       {0}};
     struct proxy_options o = {.via = NULL};
-    const char *auth = NULL;
+    const char *auth = NULL, *end = NULL;
     bool started = false;
     int c;
     while ((c = cli_option("proxy", argc, argv, "+h", longs, &started)) != -1)
@@ -275,12 +252,19 @@ int cli_proxy(int argc, char **argv)
                 return cli_usage("proxy", "--listen '%s': expected ADDRESS:PORT, as in " LISTEN_AT, optarg);
             o.listen = optarg;
             break;
+        case 'k': o.keep = true; break;
+        case 'e': end = optarg; break;
         case 'h': fputs(help, stdout); return cli_flush("proxy");
         default: return CLI_USAGE;
         }
     if (optind < argc && strcmp(argv[optind - 1], "--") != 0)
         return cli_usage("proxy", "unexpected '%s': give a command after --", argv[optind]);
     o.command = optind < argc ? argv + optind : NULL;
+    if (o.keep && o.command)
+        return cli_usage("proxy", "--keep is for a proxy without a command");
+    if (end)
+        return o.command || o.keep || o.via || o.listen || auth ? cli_usage("proxy", "--end excludes all but --cluster")
+                                                                : forward_end("proxy", o.cluster, CONTROL_PROXY, end);
     if (auth && read_auth(&o, auth))
         return proxy_failed(&o);
     return proxy_begin(&o);

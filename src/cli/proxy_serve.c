@@ -4,7 +4,7 @@
  * which the gateway sends it; what comes from the network is written to the client from the other ring. So there is no buffer here, except
  * while a client says what it wants.
  */
-#include "cli/proxy.h"
+#include "cli/forward.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cli/proxy_talk.h"
+#include "cli/proxy_udp.h"
 #include "gateway/gateway.h"
 #include "weft/net.h"
 
@@ -30,7 +31,7 @@
 #define MSG_NOSIGNAL 0 /* the socket has SO_NOSIGPIPE */
 #endif
 
-enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_REFUSED };
+enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_ASSOCIATED, CLIENT_REFUSED };
 struct speech { /* while a client talks */
     struct talk talk;
     int64_t deadline;
@@ -45,19 +46,23 @@ struct client {
     enum client_state state;
     bool listed;             /* in the list of clients whose connection has changed; under the proxy's lock */
     bool up_over, down_over; /* nothing more is taken from the client, or from the network */
+    bool plain, answered;    /* one request of plain HTTP; the client has got bytes of its answer */
+    struct talk_body body;   /* of that request */
     struct speech *speech;   /* NULL: all is said */
     weft_socket *net;
+    struct association *association;
     weft_op op;
 };
 struct proxy {
     weft_node *w;
-    const struct proxy_order *order;
+    struct forward *f;
     struct gateway_watches *watches;
     struct gateway_watch listener, control, wake;
     int wake_fd;
     bool over, paused;
     struct client *clients;
     uint32_t count, talking;
+    struct proxy_udp *udp;
     base_spin lock;
     struct client *ready;
 };
@@ -68,6 +73,7 @@ static void client_free(struct client *c)
 {
     struct proxy *p = c->p;
     weft_net_close(c->net); /* from here on notice() is not called */
+    proxy_udp_leave(c->association);
     base_spin_lock(&p->lock);
     for (struct client **at = &p->ready; c->listed && *at; at = &(*at)->next_ready)
         if (*at == c) {
@@ -80,10 +86,11 @@ static void client_free(struct client *c)
     if (c->next)
         c->next->at = c->at;
     p->count--;
+    atomic_store_explicit(&p->f->open, p->count, memory_order_relaxed);
     p->talking -= c->speech != NULL;
     free(c->speech);
     free(c);
-    if (p->count < PROXY_CLIENTS_MAX && !p->paused)
+    if (p->count < FORWARD_CONNECTIONS_MAX && !p->paused)
         gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
 }
 
@@ -118,6 +125,16 @@ static void notice(void *arg)
 
 /* --- moving bytes --- */
 
+/* Drops what the client sends behind its request of plain HTTP, which the server must not get. Its answer is still passed on. If all of
+ * that has been, but the server stays, the client must connect again: then it is reset. Returns how many bytes belong to the request. */
+static size_t take_body(struct client *c, const void *bytes, size_t n, bool *broken)
+{
+    const void *at;
+    size_t some, right = talk_body(&c->body, bytes, n);
+    *broken = right < n && c->answered && weft_net_received(c->net, &at, &some) == -EAGAIN;
+    return right;
+}
+
 /* From the client to the network. False: nothing more now. `*wants`: when the client sends more, go on; `*broken`: it is gone. */
 static bool move_up(struct client *c, bool *wants, bool *broken)
 {
@@ -131,8 +148,11 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         return false;
     }
     ssize_t n = read(c->watch.fd, at, room);
-    if (n > 0)
-        return weft_net_put(c->net, (size_t)n) == 0;
+    if (n > 0) {
+        size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
+        forward_count(&c->p->f->up_bytes, right);
+        return !*broken && weft_net_put(c->net, right) == 0;
+    }
     if (n < 0 && errno == EINTR)
         return true;
     *wants = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
@@ -163,8 +183,11 @@ static bool move_down(struct client *c, bool *full, bool *broken)
         return false;
     }
     ssize_t n = send(c->watch.fd, at, bytes, MSG_NOSIGNAL);
-    if (n > 0)
+    if (n > 0) {
+        forward_count(&c->p->f->down_bytes, (uint64_t)n);
+        c->answered = true;
         return weft_net_taken(c->net, (size_t)n) == 0;
+    }
     if (n < 0 && errno == EINTR)
         return true;
     *full = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
@@ -216,6 +239,7 @@ static void client_refuse(struct client *c)
 
 static void client_failed(struct client *c, int rc)
 {
+    forward_count(&c->p->f->refused, 1);
     talk_failed(&c->speech->talk, rc, weft_error(), &c->speech->reply);
     client_refuse(c);
 }
@@ -224,6 +248,7 @@ static void client_failed(struct client *c, int rc)
 static bool pass_on(struct client *c, const uint8_t *bytes, size_t len)
 {
     size_t put = 0;
+    forward_count(&c->p->f->up_bytes, len);
     return len == 0 || (weft_net_send(c->net, bytes, len, &put, 0) == 0 && put == len);
 }
 
@@ -239,8 +264,14 @@ static void client_opened(struct client *c)
         return;
     }
     bool right = !plain || pass_on(c, s->reply.at, s->reply.bytes);
+    size_t more = s->bytes - s->at;
+    if (plain) {
+        c->plain = true;
+        c->body = s->talk.body;
+        more = talk_body(&c->body, s->in + s->at, more);
+    }
     talk_opened(&s->talk, weft_net_local(c->net), &s->reply);
-    if (!right || !send_reply(c) || !pass_on(c, s->in + s->at, s->bytes - s->at)) {
+    if (!right || !send_reply(c) || !pass_on(c, s->in + s->at, more)) {
         client_reset(c);
         return;
     }
@@ -257,13 +288,35 @@ static void client_connect(struct client *c)
     const weft_net_spec spec = {.bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY};
     c->state = CLIENT_WAITS;
     gateway_watch_events(c->p->watches, &c->watch, 0);
-    int rc = weft_net_connect_start(c->p->w, c->p->order->gateway, &spec, &c->net, &c->op);
+    int rc = weft_net_connect_start(c->p->w, c->p->f->gateway, &spec, &c->net, &c->op);
     if (rc) {
         client_failed(c, rc);
         return;
     }
     weft_net_notify(c->net, notice, c);
     client_opened(c);
+}
+
+/* From now on the client sends datagrams; its connection says how long. */
+static void client_associate(struct client *c)
+{
+    struct speech *s = c->speech;
+    char at[FORWARD_ADDRESS];
+    c->association = proxy_udp_associate(c->p->udp, c->watch.fd, s->talk.port, at);
+    if (!c->association) {
+        talk_failed(&s->talk, -ENOBUFS, "no more associations are possible", &s->reply);
+        client_refuse(c);
+        return;
+    }
+    talk_opened(&s->talk, at, &s->reply);
+    if (!send_reply(c)) {
+        client_free(c);
+        return;
+    }
+    c->p->talking--;
+    free(s);
+    c->speech = NULL;
+    c->state = CLIENT_ASSOCIATED;
 }
 
 /* False: the client was closed, or talks no more. */
@@ -281,6 +334,7 @@ static bool client_hear(struct client *c)
         return false;
     case TALK_REFUSE: client_refuse(c); return false;
     case TALK_GO: client_connect(c); return false;
+    case TALK_ASSOCIATE: client_associate(c); return false;
     default:
         if (s->at && s->bytes > s->at)
             memmove(s->in, s->in + s->at, s->bytes - s->at);
@@ -312,6 +366,7 @@ static void on_client(struct gateway_watch *watch)
     switch (c->state) {
     case CLIENT_TALKS: client_talk(c); break;
     case CLIENT_MOVES: client_move(c); break;
+    case CLIENT_ASSOCIATED:
     case CLIENT_REFUSED: {
         ssize_t n = read(watch->fd, some, sizeof some);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
@@ -334,7 +389,7 @@ static bool client_new(struct proxy *p, int fd)
         close(fd);
         return false;
     }
-    s->talk = (struct talk){.user = p->order->user, .password = p->order->password};
+    s->talk = (struct talk){.user = p->f->user[0] ? p->f->user : NULL, .password = p->f->user[0] ? p->f->password : NULL};
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
     *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
@@ -354,6 +409,8 @@ static bool client_new(struct proxy *p, int fd)
         c->next->at = &c->next;
     p->clients = c;
     p->count++;
+    forward_count(&p->f->connections, 1);
+    atomic_store_explicit(&p->f->open, p->count, memory_order_relaxed);
     p->talking++;
     return true;
 }
@@ -361,7 +418,7 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    for (unsigned i = 0; i < TURNS && p->count < PROXY_CLIENTS_MAX; i++) {
+    for (unsigned i = 0; i < TURNS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
         int fd = accept(watch->fd, NULL, NULL);
         if (fd >= 0 && client_new(p, fd))
             continue;
@@ -370,7 +427,7 @@ static void on_listener(struct gateway_watch *watch)
         p->paused = fd >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK); /* no memory or no descriptors: later */
         break;
     }
-    if (p->paused || p->count == PROXY_CLIENTS_MAX)
+    if (p->paused || p->count == FORWARD_CONNECTIONS_MAX)
         gateway_watch_events(p->watches, watch, 0);
 }
 
@@ -378,7 +435,7 @@ static void on_control(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
     char some[64];
-    ssize_t n = recv(watch->fd, some, sizeof some, MSG_DONTWAIT);
+    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something. A socket, or of a kept proxy a pipe */
     p->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
@@ -442,9 +499,11 @@ static int proxy_open(struct proxy *p)
         rc = proxy_watch(p, &p->wake, wake[0], on_wake);
     close(wake[0]);
     if (!rc)
-        rc = proxy_watch(p, &p->listener, p->order->listener, on_listener);
+        rc = proxy_watch(p, &p->listener, p->f->listener, on_listener);
     if (!rc)
-        rc = proxy_watch(p, &p->control, p->order->control, on_control);
+        rc = proxy_watch(p, &p->control, p->f->control, on_control);
+    if (!rc)
+        rc = proxy_udp_open(&p->udp, p->f, p->watches, p->f->datagrams, p->wake_fd);
     return rc;
 }
 
@@ -454,12 +513,15 @@ static void proxy_loop(struct proxy *p)
     bool idle = true;
     while (!p->over) {
         int64_t now = base_now_ns();
-        if (p->talking && now >= look) {
-            look_at_talking(p);
+        if (now >= look) {
+            if (p->talking)
+                look_at_talking(p);
+            proxy_udp_tick(p->udp);
             look = base_after(now, LOOK_NS);
         }
-        gateway_watches_wait(p->watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 60 * WEFT_SECOND);
+        gateway_watches_wait(p->watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
         idle = look_at_ready(p);
+        proxy_udp_go_on(p->udp);
         if (p->paused) {
             p->paused = false;
             gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
@@ -467,17 +529,18 @@ static void proxy_loop(struct proxy *p)
     }
 }
 
-int proxy_serve(weft_node *w, const struct proxy_order *o)
+int proxy_serve(struct forward *f)
 {
-    struct proxy p = {.w = w, .order = o, .wake_fd = -1, .listener = {.fd = -1}, .control = {.fd = -1}, .wake = {.fd = -1}};
+    struct proxy p = {.w = f->w, .f = f, .wake_fd = -1, .listener = {.fd = -1}, .control = {.fd = -1}, .wake = {.fd = -1}};
     int rc = proxy_open(&p);
     if (rc)
         base_fail(rc, "the proxy cannot wait for clients: %s", base_strerror(rc));
     else
         proxy_loop(&p);
-    p.count += PROXY_CLIENTS_MAX; /* accept no more while the clients are closed */
+    p.paused = true; /* accept no more while the clients are closed */
     while (p.clients)
         client_reset(p.clients);
+    proxy_udp_close(p.udp);
     if (p.watches) {
         gateway_unwatch(p.watches, &p.listener);
         gateway_unwatch(p.watches, &p.control);

@@ -13,7 +13,7 @@
 
 #include "base/base.h"
 
-enum { SOCKS_VERSION = 5, SOCKS_NO_AUTH = 0, SOCKS_PASSWORD = 2, SOCKS_NO_METHOD = 0xff, SOCKS_CONNECT = 1 };
+enum { SOCKS_VERSION = 5, SOCKS_NO_AUTH = 0, SOCKS_PASSWORD = 2, SOCKS_NO_METHOD = 0xff, SOCKS_CONNECT = 1, SOCKS_ASSOCIATE = 3 };
 enum { SOCKS_IPV4 = 1, SOCKS_NAME = 3, SOCKS_IPV6 = 4 };
 enum { SOCKS_OK, SOCKS_FAILURE, SOCKS_DENIED, SOCKS_NO_NET, SOCKS_NO_HOST, SOCKS_REFUSED, SOCKS_LATE, SOCKS_NO_COMMAND, SOCKS_NO_TYPE };
 
@@ -45,11 +45,14 @@ static bool same(const char *want, const uint8_t *got, size_t len)
 
 /* --- SOCKS5 --- */
 
-static void socks_reply(struct talk_reply *r, uint8_t code, const char *local)
+/* Writes type, address and port behind three bytes, of an address such as "10.0.0.1:80". Returns the length with these three. */
+static size_t socks_local(uint8_t at[22], const char *local)
 {
-    uint8_t at[22] = {SOCKS_VERSION, code, 0, SOCKS_IPV4}, n = 10;
+    size_t n = 10;
     char host[64];
     const char *colon = local ? strrchr(local, ':') : NULL;
+    memset(at + 4, 0, 18);
+    at[3] = SOCKS_IPV4;
     int64_t port = 0;
     if (colon && base_parse_number(colon + 1, 0, 65535, &port) == 0) {
         bool v6 = local[0] == '[';
@@ -63,7 +66,13 @@ static void socks_reply(struct talk_reply *r, uint8_t code, const char *local)
         at[n - 2] = (uint8_t)(port >> 8);
         at[n - 1] = (uint8_t)port;
     }
-    put(r, at, n);
+    return n;
+}
+
+static void socks_reply(struct talk_reply *r, uint8_t code, const char *local)
+{
+    uint8_t at[22] = {SOCKS_VERSION, code};
+    put(r, at, socks_local(at, local));
 }
 
 static enum talk_next socks_methods(struct talk *t, const uint8_t *in, size_t bytes, size_t *taken, struct talk_reply *reply)
@@ -101,33 +110,66 @@ static enum talk_next socks_refuse(struct talk_reply *reply, uint8_t code)
     return TALK_REFUSE;
 }
 
+/* Reads type, address and port, which begin at `in`. Returns their length; 0: there is less; SIZE_MAX: they are invalid. A
+ * name is not empty. */
+static size_t socks_address(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
+{
+    if (bytes < 2)
+        return 0;
+    size_t n = in[0] == SOCKS_IPV4 ? 4 : in[0] == SOCKS_IPV6 ? 16 : in[0] == SOCKS_NAME ? 1u + in[1] : 0;
+    if (!n)
+        return SIZE_MAX;
+    if (bytes < 1 + n + 2)
+        return 0;
+    if (in[0] == SOCKS_NAME) {
+        memcpy(host, in + 2, n - 1);
+        host[n - 1] = '\0';
+        if (n == 1 || strlen(host) != n - 1)
+            return SIZE_MAX;
+    } else {
+        inet_ntop(in[0] == SOCKS_IPV4 ? AF_INET : AF_INET6, in + 1, host, INET6_ADDRSTRLEN);
+    }
+    *port = (uint32_t)in[1 + n] << 8 | in[2 + n];
+    return 1 + n + 2;
+}
+
 static enum talk_next socks_request(struct talk *t, const uint8_t *in, size_t bytes, size_t *taken, struct talk_reply *reply)
 {
     if (bytes < 5)
         return TALK_MORE;
     if (in[0] != SOCKS_VERSION || in[2] != 0)
         return socks_refuse(reply, SOCKS_FAILURE);
-    size_t n = in[3] == SOCKS_IPV4 ? 4 : in[3] == SOCKS_IPV6 ? 16 : in[3] == SOCKS_NAME ? 1u + in[4] : 0;
-    if (!n)
+    if (in[3] != SOCKS_IPV4 && in[3] != SOCKS_IPV6 && in[3] != SOCKS_NAME)
         return socks_refuse(reply, SOCKS_NO_TYPE);
-    if (bytes < 4 + n + 2)
+    size_t n = socks_address(in + 3, bytes - 3, t->host, &t->port);
+    if (n == 0)
         return TALK_MORE;
-    *taken = 4 + n + 2;
-    if (in[1] != SOCKS_CONNECT)
-        return socks_refuse(reply, SOCKS_NO_COMMAND);
-    if (in[3] == SOCKS_NAME) {
-        memcpy(t->host, in + 5, n - 1);
-        t->host[n - 1] = '\0';
-        if (n == 1 || strlen(t->host) != n - 1)
-            return socks_refuse(reply, SOCKS_FAILURE);
-    } else {
-        inet_ntop(in[3] == SOCKS_IPV4 ? AF_INET : AF_INET6, in + 4, t->host, sizeof t->host);
-    }
-    t->port = (uint32_t)in[4 + n] << 8 | in[5 + n];
-    if (!t->port)
+    if (n == SIZE_MAX)
         return socks_refuse(reply, SOCKS_FAILURE);
+    *taken = 3 + n;
+    if (in[1] != SOCKS_CONNECT && in[1] != SOCKS_ASSOCIATE)
+        return socks_refuse(reply, SOCKS_NO_COMMAND);
     t->state = TALK_SOCKS;
-    return TALK_GO;
+    if (in[1] == SOCKS_ASSOCIATE)
+        return TALK_ASSOCIATE;
+    return t->port ? TALK_GO : socks_refuse(reply, SOCKS_FAILURE);
+}
+
+size_t talk_datagram(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
+{
+    if (bytes < 4 || in[0] || in[1] || in[2]) /* in[2]: a piece of a datagram, which the RFC lets us drop */
+        return 0;
+    size_t n = socks_address(in + 3, bytes - 3, host, port);
+    return n == 0 || n == SIZE_MAX || !*port ? 0 : 3 + n;
+}
+
+size_t talk_datagram_head(uint8_t *end, const char *from)
+{
+    uint8_t at[22];
+    size_t n = socks_local(at, from);
+    at[0] = at[1] = at[2] = 0;
+    memcpy(end - n, at, n);
+    return n;
 }
 
 static uint8_t socks_code(int rc)
@@ -162,9 +204,10 @@ static enum talk_next http_wrong(struct talk_reply *reply, const char *why)
 /* The length of a head, with the empty line at its end. 0: it is not complete. */
 static size_t head_end(const uint8_t *in, size_t bytes)
 {
-    for (size_t i = 0; i + 4 <= bytes; i++)
-        if (memcmp(in + i, "\r\n\r\n", 4) == 0)
-            return i + 4;
+    const uint8_t *end = in + bytes;
+    for (const uint8_t *at = in; (at = memchr(at, '\r', (size_t)(end - at))); at++)
+        if (end - at >= 4 && memcmp(at, "\r\n\r\n", 4) == 0)
+            return (size_t)(at - in) + 4;
     return 0;
 }
 
@@ -211,12 +254,13 @@ static bool read_authority(struct talk *t, const char *at, size_t len, uint32_t 
         return false;
     memcpy(text, at, len);
     text[len] = '\0';
-    char *host = text, *close = text[0] == '[' ? strchr(text, ']') : NULL, *colon = strrchr(close ? close : text, ':');
+    char *host = text, *close = text[0] == '[' ? strchr(text, ']') : NULL, *colon = close ? strchr(close, ':') : strrchr(text, ':');
     if (close) {
         if (close[1] && close[1] != ':')
             return false;
         *close = '\0';
-        host++;
+        if (!strchr(++host, ':')) /* only an address of IPv6 has brackets */
+            return false;
     } else if (strpbrk(text, "[]") || (colon && strchr(text, ':') != colon)) {
         return false;
     }
@@ -244,6 +288,31 @@ static bool is_ours(const char *line, size_t len)
     return false;
 }
 
+/* Reads the line that tells the body's length. False: it is wrong, or there was one before. */
+static bool read_length(struct talk_body *b, const char *line, size_t len)
+{
+    static const char chunked[] = "chunked";
+    const char *at = memchr(line, ':', len), *end = line + len;
+    bool chunks = is_header(line, len, "Transfer-Encoding");
+    if (!chunks && !is_header(line, len, "Content-Length"))
+        return true;
+    for (at++; at < end && (*at == ' ' || *at == '\t'); at++)
+        ;
+    for (; at < end && (end[-1] == ' ' || end[-1] == '\t'); end--)
+        ;
+    if (b->digits || at == end)
+        return false;
+    b->digits = true; /* for now: there was such a line */
+    if (chunks) {
+        b->state = BODY_SIZE;
+        return end - at == sizeof chunked - 1 && strncasecmp(at, chunked, sizeof chunked - 1) == 0;
+    }
+    for (; at < end && *at >= '0' && *at <= '9' && b->left < UINT64_MAX / 20; at++)
+        b->left = b->left * 10 + (uint64_t)(*at - '0');
+    b->state = b->left ? BODY_BYTES : BODY_OVER;
+    return at == end;
+}
+
 /* The head as the server gets it: the path instead of the whole address, without what is for the proxy. One request a connection. */
 static enum talk_next http_plain(struct talk *t, const char *method, size_t method_len, const char *url, size_t url_len, const char *lines,
                                  struct talk_reply *reply)
@@ -254,7 +323,10 @@ static enum talk_next http_plain(struct talk *t, const char *method, size_t meth
     size_t authority = 0;
     while (from + authority < end && !strchr("/?#", from[authority]))
         authority++;
-    const char *path = from + authority;
+    const char *path = from + authority, *fragment = path;
+    while (fragment < end && *fragment != '#')
+        fragment++;
+    end = fragment;
     for (size_t i = 0; i < authority; i++)
         if (from[i] == '@')
             return http_wrong(reply, "an address with a user is not possible here");
@@ -267,12 +339,18 @@ static enum talk_next http_plain(struct talk *t, const char *method, size_t meth
     put(reply, from, authority);
     put_text(reply, "\r\nConnection: close\r\n");
     size_t len;
-    for (const char *line; (line = next_line(&lines, &len)) && len;)
+    for (const char *line; (line = next_line(&lines, &len)) && len;) {
+        if (!read_length(&t->body, line, len)) {
+            reply->bytes = 0;
+            return http_wrong(reply, "the length of the request's body is wrong, or it is there twice");
+        }
         if (!is_ours(line, len)) {
             put(reply, line, len);
             put_text(reply, "\r\n");
         }
+    }
     put_text(reply, "\r\n");
+    t->body.digits = false;
     t->state = TALK_PLAIN;
     return TALK_GO;
 }
@@ -308,7 +386,7 @@ static enum talk_next http_request(struct talk *t, const uint8_t *in, size_t byt
     const char *lines = head, *line = next_line(&lines, &len), *url = memchr(line, ' ', len);
     const char *version = url ? memchr(url + 1, ' ', (size_t)(line + len - url - 1)) : NULL;
     bool right = !t->user;
-    if (!version || url == line || (line + len - version != 9) || strncmp(version, " HTTP/1.", 8) != 0)
+    if (!version || url == line || memchr(line, '\t', len) || (line + len - version != 9) || strncmp(version, " HTTP/1.", 8) != 0)
         return http_wrong(reply, "this is a proxy for HTTP/1.1 and SOCKS5");
     if (!check_lines(t, lines, &right))
         return http_wrong(reply, "a line of the request's head has no name");
@@ -322,6 +400,48 @@ static enum talk_next http_request(struct talk *t, const uint8_t *in, size_t byt
         return http_wrong(reply, "CONNECT expects HOST:PORT");
     t->state = TALK_CONNECT;
     return TALK_GO;
+}
+
+/* --- the body of a plain request --- */
+
+/* The next byte of what is around chunks. One that is wrong ends the body: the server gets it, but nothing behind it. */
+static enum body_state body_byte(struct talk_body *b, uint8_t c)
+{
+    const char *hex = "0123456789abcdef", *digit = c ? strchr(hex, c >= 'A' && c <= 'F' ? c + 'a' - 'A' : c) : NULL;
+    switch (b->state) {
+    case BODY_SIZE:
+        if (digit && b->left < UINT64_MAX / 32) {
+            b->left = b->left * 16 + (uint64_t)(digit - hex);
+            b->digits = true;
+            return BODY_SIZE;
+        }
+        return !b->digits ? BODY_OVER : c == '\r' ? BODY_SIZE_LF : c == ';' || c == ' ' || c == '\t' ? BODY_EXTENSION : BODY_OVER;
+    case BODY_EXTENSION: return c == '\r' ? BODY_SIZE_LF : c == '\n' ? BODY_OVER : BODY_EXTENSION;
+    case BODY_SIZE_LF: return c != '\n' ? BODY_OVER : b->left ? BODY_CHUNK : BODY_TRAILER;
+    case BODY_CHUNK_CR: return c == '\r' ? BODY_CHUNK_LF : BODY_OVER;
+    case BODY_CHUNK_LF: b->digits = false; return c == '\n' ? BODY_SIZE : BODY_OVER;
+    case BODY_TRAILER: return c == '\r' ? BODY_LAST_LF : c == '\n' ? BODY_OVER : BODY_TRAILER_LINE;
+    case BODY_TRAILER_LINE: return c == '\r' ? BODY_TRAILER_LF : c == '\n' ? BODY_OVER : BODY_TRAILER_LINE;
+    case BODY_TRAILER_LF: return c == '\n' ? BODY_TRAILER : BODY_OVER;
+    default: return BODY_OVER; /* BODY_LAST_LF */
+    }
+}
+
+size_t talk_body(struct talk_body *b, const uint8_t *in, size_t bytes)
+{
+    size_t at = 0;
+    while (at < bytes && b->state != BODY_OVER) {
+        if (b->state != BODY_BYTES && b->state != BODY_CHUNK) {
+            b->state = body_byte(b, in[at++]);
+            continue;
+        }
+        size_t n = b->left < bytes - at ? (size_t)b->left : bytes - at;
+        at += n;
+        b->left -= n;
+        if (!b->left)
+            b->state = b->state == BODY_BYTES ? BODY_OVER : BODY_CHUNK_CR;
+    }
+    return at;
 }
 
 /* --- all --- */

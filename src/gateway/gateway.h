@@ -16,10 +16,10 @@
  *   run.c       process service: input and output of one process
  *   process.c   process service: starts and ends processes
  *   name.c      name service
- *   net_rules.c, net_names.c, net_socket.c, net_open.c, net.c   net service (net.h)
+ *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_open.c, net.c   net service (net.h)
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
- *   net_handle.c, net_bytes.c   asker's side of the net service
+ *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
  *   file_handle.c, file_read.c   asker's side of the file service
  *   services.c  the table of services
@@ -124,7 +124,7 @@ struct gateway_posts;
 int gateway_posts_open(struct gateway *g);
 void gateway_posts_free(struct gateway *g);
 /* Sends a message, or queues it until there is room. Messages posted by one thread arrive in order. Never waits. Must not be called with
- * gateway.lock held. -ECONNRESET: the node is gone. */
+ * gateway.lock held: a message to this node itself is handled before the call returns. -ECONNRESET: the node is gone. */
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len);
 bool gateway_posts_flush(struct gateway *g); /* sends queued messages; true: some are left */
 
@@ -195,7 +195,7 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
-    bool answered; /* the server has sent it; false: the request was given up here, and the server may still work on it */
+    bool answered; /* the server does not work on the request any more: it has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
@@ -208,7 +208,8 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    bool told; /* tell() was called, or no thread waits for the answer any more */
+    uint64_t handle; /* of a request that starts a process: the asker's number of it */
+    bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
     gateway_tell_fn tell, late;
@@ -219,7 +220,7 @@ struct gateway_question {
     const weft_request *record; /* copied */
     const void *data;           /* record->data_bytes bytes; in this node's pool if more than WEFT_REQUEST_INLINE */
     gateway_tell_fn tell;
-    /* Receives an answer that nobody waits for any more, without the lock, and releases what the server has allocated. May be NULL. */
+    /* Called without the lock for an answer for which no thread waits any more: releases what the server has allocated. May be NULL. */
     gateway_tell_fn late;
     void *arg;
     weft_op *op;
@@ -296,6 +297,7 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
+void gateway_server_linger(struct gateway_server *s); /* another request is likely to come soon, and nothing else is to be done */
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
@@ -364,7 +366,7 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *failed; /* handles of records whose process could not be started, to be freed; under the lock */
+    struct weft_process *unused; /* closed handles, to be freed; under the lock */
     _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
     struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
     char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */

@@ -101,12 +101,14 @@ static int64_t net_tick(void *state, int64_t now)
     for (struct net_socket *s = all->timed, *after; s; s = after) {
         after = s->timed_next;
         int64_t in = s->wants_piece ? LOOK_NS : INT64_MAX;
-        if (s->deadline <= now)
+        if (s->deadline <= now) {
             net_open_timeout(s);
-        else if (s->wants_piece)
+            in = 0; /* the next address may have a deadline now */
+        } else if (s->wants_piece) {
             net_socket_move(s);
-        else if (s->deadline != INT64_MAX)
+        } else if (s->deadline != INT64_MAX) {
             in = s->deadline - now;
+        }
         next = in < next ? in : next;
     }
     return next;

@@ -4,10 +4,11 @@
  *
  *   net_rules.c    addresses, and whom the askers may reach
  *   net_names.c    resolves names on threads of its own
+ *   net_udp.c      datagrams of one socket
  *   net_socket.c   moves bytes between one socket and its asker's memory
  *   net_open.c     makes sockets: resolves, checks, connects, listens, accepts
  *   net.c          the service: its requests
- *   net_handle.c   the asker's handles; net_bytes.c: what the asker sends and receives
+ *   net_handle.c   the asker's handles; net_datagrams.c, net_bytes.c: what the asker sends and receives
  *
  * All at the gateway but the resolving threads runs on the server thread. A connection has two streams, `down` from the network to the
  * asker and `up` from the asker to the network. Both rings are the asker's memory. A gateway that has mapped the asker's pool reads the
@@ -45,8 +46,9 @@ struct net_rules;
 /* Reads rules such as "allow=127.0.0.1:8000,deny=10.0.0.0/8". -EINVAL (sets the error text), -ENOMEM. */
 int net_rules_read(const char *text, struct net_rules **out);
 void net_rules_free(struct net_rules *all);
-/* Whether an asker may reach `to`, an address of `host`, which is the name that it asked for. If not, `why` tells the rule. */
-bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, char *why, size_t len);
+/* Whether an asker may reach `to`, an address of `host`, which is the name that it asked for. If not, `why` tells the rule. `near`: it may
+ * reach this node's loopback (WEFT_NET_LOOPBACK), so only the rules of the node's owner count. */
+bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len);
 
 /* --- net_names.c --- */
 struct net_names;
@@ -67,6 +69,30 @@ void net_names_leave(struct net_names *all, struct net_lookup *l); /* its owner 
 int net_names_numeric(struct net_lookup *l);                       /* resolves an address at once; else a negative errno */
 void net_lookup_free(struct net_lookup *l);
 void net_names_close(struct net_names *all); /* does not wait for names that are being resolved */
+
+/* --- net_udp.c --- */
+/* A datagram in a stream: this, then its bytes. What is sent lies together in the ring. So up to the ring's end there may be bytes to skip:
+ * fewer than a struct, or one whose `bytes` is NET_DATAGRAM_SKIP and what is behind it. */
+struct net_datagram {
+    uint32_t bytes;
+    uint8_t family; /* 4, 6; 0: to the peer */
+    uint8_t zero;
+    uint16_t port;
+    uint8_t address[16]; /* of the peer */
+};
+_Static_assert(sizeof(struct net_datagram) == 24, "the head of a datagram");
+#define NET_DATAGRAM_SKIP UINT32_MAX
+#define NET_DATAGRAM_ROOM (sizeof(struct net_datagram) + 65535u) /* for any that comes */
+#define NET_DATAGRAM_RING (UINT64_C(128) << 10)                  /* the least and the usual ring of datagrams: has room for two */
+_Static_assert(sizeof(struct net_datagram) + WEFT_NET_DATAGRAM_MAX <= 65536u, "a datagram fits into a NET_PIECE");
+/* Reads a head. `have` bytes are at `at`, and the ring ends after `gap` bytes. Returns the bytes of the record, or those to skip; 0: it is
+ * not complete; -EPROTO: it is invalid. */
+int64_t net_datagram_read(struct net_datagram *out, const uint8_t *at, uint64_t have, uint64_t gap);
+struct net_socket;
+/* Sends one, or drops it with a line in the log. Returns as net_datagram_read(), and -EAGAIN: not now. */
+int64_t net_udp_send(struct net_socket *s, const uint8_t *at, uint64_t have, uint64_t gap, bool *skip);
+bool net_udp_receive(struct net_socket *s);               /* receives one. False: there is none now, or no room */
+uint64_t net_udp_room(const struct gateway_stream *down); /* 0: none for any datagram */
 
 /* --- net_socket.c --- */
 #define NET_SOCKETS_MAX 16384u
@@ -98,6 +124,7 @@ struct net_socket {
     int tried;                     /* the last failure of an address; 0: none was tried */
     struct net_address address;    /* the one that is being tried */
     struct net_piece *piece;
+    int64_t said; /* when a dropped datagram was logged last; 0: never */
     /* In the list of sockets that the tick looks at: */
     bool timed, wants_piece;
     int64_t deadline; /* INT64_MAX: none */
@@ -110,7 +137,7 @@ struct net {
     struct net_names *names;
     struct net_socket *timed;
     struct net_piece *spare, *orphans; /* orphans: their socket is gone, and the fabric may still write to them */
-    uint32_t pieces;
+    uint32_t pieces, spares;           /* how many there are; of these, in the list `spare` */
 };
 int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_socket **out);
 /* Makes the streams of a connection from the request that opens it. */

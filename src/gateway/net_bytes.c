@@ -39,17 +39,24 @@ void weft_net_notify(weft_socket *s, weft_net_fn fn, void *arg)
     base_spin_unlock(&s->g->lock);
 }
 
+/* How a socket ended, for the calls whose -EAGAIN means that there is nothing now: nobody must wait for more. */
+static int end_of(int status)
+{
+    return status == -EAGAIN ? -ENOTCONN : status;
+}
+
 /* --- receiving --- */
 
 int weft_net_received(weft_socket *s, const void **at, size_t *bytes)
 {
     const uint8_t *from = NULL;
     *bytes = 0;
-    if (!s->in)
+    if (!s->in || s->flags & WEFT_NET_DATAGRAMS)
         return -EINVAL;
     base_spin_lock(&s->g->lock);
     uint64_t n = gateway_stream_next(s->in, &from);
-    int rc = n ? 0 : s->in->ended ? s->in->status : s->state == SOCKET_OVER ? s->error : -EAGAIN;
+    bool over = s->state == SOCKET_OVER, right_end = s->in->ended && !s->in->status;
+    int rc = n || right_end ? 0 : over ? end_of(s->error) : s->in->ended ? end_of(s->in->status) : -EAGAIN;
     base_spin_unlock(&s->g->lock);
     *at = from;
     *bytes = (size_t)n;
@@ -59,7 +66,7 @@ int weft_net_received(weft_socket *s, const void **at, size_t *bytes)
 int weft_net_taken(weft_socket *s, size_t bytes)
 {
     struct gateway_credit due = {0};
-    if (!s->in)
+    if (!s->in || s->flags & WEFT_NET_DATAGRAMS)
         return -EINVAL;
     base_spin_lock(&s->g->lock);
     bool fits = bytes <= s->in->last - s->in->first;
@@ -77,14 +84,11 @@ static bool has_bytes(void *arg)
     return weft_net_received(arg, &at, &n) != -EAGAIN;
 }
 
-static int bytes_error(struct weft_socket *s, int rc)
+static void receive_ends(struct weft_socket *s)
 {
     base_spin_lock(&s->g->lock);
-    bool lost = s->state == SOCKET_OVER;
+    s->in->busy = false;
     base_spin_unlock(&s->g->lock);
-    if (lost)
-        return socket_error(s);
-    return base_fail(rc, "connection to %s through node %u: %s", s->what, s->node, base_strerror(rc));
 }
 
 int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t timeout_ns)
@@ -95,7 +99,7 @@ int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t
     *got = 0;
     if (!s->in)
         return no_connection(s);
-    if (!len)
+    if (!len && !(s->flags & WEFT_NET_DATAGRAMS))
         return 0;
     base_spin_lock(&g->lock);
     bool busy = s->in->busy;
@@ -103,24 +107,27 @@ int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t
     base_spin_unlock(&g->lock);
     if (busy)
         return base_fail(-EBUSY, "another thread receives from %s already", s->what);
+    if (s->flags & WEFT_NET_DATAGRAMS) {
+        int rc = socket_receive_datagram(s, NULL, buf, len, got, timeout_ns);
+        receive_ends(s);
+        return rc;
+    }
     int rc = weft_net_received(s, &at, &n);
     if (rc == -EAGAIN) {
         rc = socket_wait(s, has_bytes, s, socket_until(s, timeout_ns));
         if (rc == -ETIMEDOUT && timeout_ns)
             base_fail(rc, "nothing came from %s through node %u before the deadline", s->what, s->node);
         if (!rc && (rc = weft_net_received(s, &at, &n)))
-            rc = bytes_error(s, rc);
+            rc = socket_bytes_error(s, rc);
     } else if (rc) {
-        rc = bytes_error(s, rc);
+        rc = socket_bytes_error(s, rc);
     }
     if (!rc && n) {
         *got = n < len ? n : len;
         memcpy(buf, at, *got); /* the gateway leaves these bytes alone until they are taken */
         (void)weft_net_taken(s, *got);
     }
-    base_spin_lock(&g->lock);
-    s->in->busy = false;
-    base_spin_unlock(&g->lock);
+    receive_ends(s);
     return rc;
 }
 
@@ -129,12 +136,12 @@ int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t
 int weft_net_room(weft_socket *s, void **at, size_t *bytes)
 {
     *bytes = 0;
-    if (!s->out)
+    if (!s->out || s->flags & WEFT_NET_DATAGRAMS)
         return -EINVAL;
     base_spin_lock(&s->g->lock);
     struct gateway_stream *out = s->out;
     uint64_t room = out->bytes - (out->last - out->first), from = out->last & (out->bytes - 1), gap = out->bytes - from;
-    int rc = s->state == SOCKET_OVER    ? s->error
+    int rc = s->state == SOCKET_OVER    ? end_of(s->error)
              : s->state == SOCKET_OPENS ? -EAGAIN
              : out->shut || out->ended  ? -EPIPE
              : room                     ? 0
@@ -169,6 +176,11 @@ int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *put, int6
     size_t done = 0, room;
     void *at;
     int rc = s->out ? 0 : no_connection(s);
+    if (!rc && s->flags & WEFT_NET_DATAGRAMS) {
+        rc = socket_send_datagram(s, NULL, buf, len, timeout_ns);
+        done = rc ? 0 : len;
+        len = 0;
+    }
     while (!rc && done < len) {
         rc = weft_net_room(s, &at, &room);
         if (rc == -EAGAIN) {
@@ -179,7 +191,7 @@ int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *put, int6
             continue;
         }
         if (rc) {
-            rc = bytes_error(s, rc);
+            rc = socket_bytes_error(s, rc);
             break;
         }
         size_t n = room < len - done ? room : len - done;

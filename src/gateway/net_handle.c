@@ -26,6 +26,8 @@ static void socket_over(struct weft_socket *s, int error)
 /* The gateway no longer uses the rings. */
 static void socket_unserved(struct weft_socket *s)
 {
+    if (!s->served)
+        return;
     s->served = s->unclosed = false;
     if (!s->closed)
         return;
@@ -54,7 +56,7 @@ static void opened(struct gateway *g, const struct gateway_ask *a, const struct 
         if (r->answered)
             s->served = false; /* the handle is not closed yet, or it would have left the request */
         s->text = r->len ? strndup((const char *)r->payload, r->len) : NULL;
-        socket_over(s, r->status);
+        socket_over(s, r->status == -EINPROGRESS ? -EPROTO : r->status); /* which would say that there will be another answer */
         return;
     }
     s->there = r->word[0];
@@ -74,17 +76,17 @@ static void stream_moved(struct gateway_stream *stream)
 
 static void closed_there(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
-    (void)g;
     struct weft_socket *s = a->arg;
-    if (r->answered || r->status == -ECONNRESET)
+    if (r->answered && (r->status == -ENOMEM || r->status == -EAGAIN))
+        g->unclosed = s->unclosed = true; /* the gateway could not take the request, and still uses the rings: the tick tries again */
+    else if (r->answered || r->status == -ECONNRESET)
         socket_unserved(s);
 }
 
 static void late_closed(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
-    (void)r;
     base_spin_lock(&g->lock);
-    socket_unserved(a->arg);
+    closed_there(g, a, r);
     base_spin_unlock(&g->lock);
 }
 
@@ -210,13 +212,21 @@ static int check_spec(const weft_net_spec *spec, uint32_t kind)
 {
     const uint32_t both = WEFT_NET_IPV4 | WEFT_NET_IPV6;
     const char *host = spec->host ? spec->host : "";
+    bool near = spec->flags & WEFT_NET_LOOPBACK;
     bool rings = (!spec->receive_ring || gateway_ring_fits(spec->receive_ring)) && (!spec->send_ring || gateway_ring_fits(spec->send_ring));
     if (!rings)
         return base_fail(-EINVAL, "weft_net_spec: rings of %llu and %llu bytes: the sizes must be powers of two from 4 KiB to 16 MiB",
                          (unsigned long long)spec->receive_ring, (unsigned long long)spec->send_ring);
-    if (strlen(host) > NET_HOST_MAX || spec->port > 65535 || (kind == NET_CONNECT && (!host[0] || !spec->port)))
+    if (strlen(host) > NET_HOST_MAX || spec->port > 65535 || (kind == NET_CONNECT && !near && (!host[0] || !spec->port)))
         return base_fail(-EINVAL, "weft_net_spec: host '%.64s', port %u: expected a name or an address of at most %u bytes, and a port",
                          host, spec->port, NET_HOST_MAX);
+    if (near && (kind != NET_CONNECT || (host[0] ? host[0] != '/' || spec->port : !spec->port)))
+        return base_fail(
+            -EINVAL,
+            "weft_net_spec: WEFT_NET_LOOPBACK is to connect: to a port with no host, or to the path of a Unix socket with no port");
+    bool small = (spec->receive_ring && spec->receive_ring < NET_DATAGRAM_RING) || (spec->send_ring && spec->send_ring < NET_DATAGRAM_RING);
+    if (spec->flags & WEFT_NET_DATAGRAMS && (small || (near && host[0])))
+        return base_fail(-EINVAL, "weft_net_spec: datagrams need rings of at least 128 KiB, and a Unix socket has none here");
     if (spec->flags & ~WEFT_NET_FLAGS || (spec->flags & both) == both || spec->receive_buffer > INT32_MAX || spec->send_buffer > INT32_MAX)
         return base_fail(-EINVAL, "weft_net_spec: the flags (%#x) are unknown or exclude each other, or a buffer is over 2 GiB",
                          spec->flags);
@@ -236,11 +246,19 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
     if (rc)
         return rc;
     const char *host = spec.host ? spec.host : "";
-    like.receive_ring = spec.receive_ring ? spec.receive_ring : GATEWAY_RING;
-    like.send_ring = spec.send_ring ? spec.send_ring : GATEWAY_RING;
+    uint64_t usual = spec.flags & WEFT_NET_DATAGRAMS ? NET_DATAGRAM_RING : GATEWAY_RING;
+    like.receive_ring = spec.receive_ring ? spec.receive_ring : usual;
+    like.send_ring = spec.send_ring ? spec.send_ring : usual;
     like.flags = spec.flags;
-    snprintf(like.what, sizeof like.what, strchr(host, ':') ? "[%s]:%u" : "%s:%u", host[0] ? host : "*", spec.port);
-    rc = socket_new(&like, kind == NET_LISTEN, &s);
+    if (host[0] == '/')
+        snprintf(like.what, sizeof like.what, "%s", host);
+    else
+        snprintf(like.what, sizeof like.what, strchr(host, ':') ? "[%s]:%u" : "%s:%u",
+                 host[0]                          ? host
+                 : spec.flags & WEFT_NET_LOOPBACK ? "localhost"
+                                                  : "*",
+                 spec.port);
+    rc = socket_new(&like, kind == NET_LISTEN && !(spec.flags & WEFT_NET_DATAGRAMS), &s);
     if (rc)
         return rc;
     weft_request r = {.kind = (uint16_t)kind,
@@ -277,6 +295,16 @@ int socket_error(struct weft_socket *s)
     int error = s->error;
     base_spin_unlock(&s->g->lock);
     return gateway_ask_status(s->g, &r, error, s->text);
+}
+
+int socket_bytes_error(struct weft_socket *s, int rc)
+{
+    base_spin_lock(&s->g->lock);
+    bool lost = s->state == SOCKET_OVER;
+    base_spin_unlock(&s->g->lock);
+    if (lost)
+        return socket_error(s);
+    return base_fail(rc, "connection to %s through node %u: %s", s->what, s->node, base_strerror(rc));
 }
 
 int64_t socket_until(const struct weft_socket *s, int64_t timeout_ns)
@@ -336,6 +364,13 @@ int weft_net_listen(weft_node *w, uint32_t node, const weft_net_spec *spec, weft
     return open_now(w, node, NET_LISTEN, spec, out, timeout_ns);
 }
 
+static int accept_new(struct weft_socket *listener, struct weft_socket **out, weft_op *op)
+{
+    int rc = socket_new(listener, false, out);
+    weft_request r = {.kind = NET_ACCEPT, .handle = listener->there, .timeout_ns = INT64_MAX};
+    return rc ? rc : socket_ask(*out, &r, NULL, op);
+}
+
 /* A socket for the next connection: one that an earlier call has left, or a new one. */
 static int accept_begin(struct weft_socket *listener, struct weft_socket **out)
 {
@@ -347,11 +382,7 @@ static int accept_begin(struct weft_socket *listener, struct weft_socket **out)
     base_spin_unlock(&g->lock);
     *out = s;
     int rc = s ? 0 : socket_error(listener);
-    if (s || rc)
-        return rc;
-    rc = socket_new(listener, false, out);
-    weft_request r = {.kind = NET_ACCEPT, .handle = listener->there, .timeout_ns = INT64_MAX};
-    return rc ? rc : socket_ask(*out, &r, NULL, NULL);
+    return s || rc ? rc : accept_new(listener, out, NULL);
 }
 
 int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns)
@@ -383,6 +414,21 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
             *out = s;
     }
     socket_use(listener, -1);
+    return rc;
+}
+
+int weft_net_accept_start(weft_socket *listener, weft_socket **out, weft_op *op)
+{
+    struct weft_socket *s;
+    *out = NULL;
+    if (!listener->listens)
+        return base_fail(-EINVAL, "weft_net_accept_start(): this socket does not listen");
+    if (!socket_is_settled(listener))
+        return base_fail(-EAGAIN, "the listener %s at node %u is not open yet", listener->what, listener->node);
+    int rc = socket_error(listener);
+    rc = rc ? rc : accept_new(listener, &s, op);
+    if (!rc)
+        *out = s;
     return rc;
 }
 

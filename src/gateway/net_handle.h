@@ -38,8 +38,13 @@ struct weft_socket {
 
 bool socket_is_settled(void *arg); /* arg: a socket that is open, or could not be opened */
 int socket_error(struct weft_socket *s);
+int socket_bytes_error(struct weft_socket *s, int rc); /* of receiving or sending: sets the text */
 int64_t socket_until(const struct weft_socket *s, int64_t timeout_ns);
 /* Waits until ready(arg). The handle cannot be closed meanwhile. */
 int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t deadline);
+
+/* --- net_datagrams.c: of sockets with WEFT_NET_DATAGRAMS. `from`, `to`: NULL: its peer --- */
+int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
+int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
 
 #endif

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define RESOLVE_NS (15 * WEFT_SECOND) /* how long a name may take to resolve */
@@ -67,7 +68,7 @@ static void set_number(int fd, int level, int option, int value)
 
 static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
 {
-    if (flags & WEFT_NET_NODELAY)
+    if (flags & WEFT_NET_NODELAY && !(flags & WEFT_NET_DATAGRAMS))
         set_number(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     if (flags & WEFT_NET_KEEPALIVE)
         set_number(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -83,7 +84,7 @@ static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
 static int open_socket(const struct net_socket *s)
 {
     const weft_request *r = &s->call->record;
-    int fd = socket(s->address.any.sa_family, SOCK_STREAM, 0);
+    int fd = socket(s->address.any.sa_family, s->lookup->type, 0);
     if (fd < 0)
         return -errno;
     fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -101,9 +102,10 @@ static const char *host_of(const struct net_socket *s)
 
 static int connect_refused(struct net_socket *s)
 {
-    if (s->tried == -EACCES)
+    const char *port = s->lookup->port, *host = !s->lookup->host[0] ? "localhost" : s->lookup->host;
+    if (s->tried == -EACCES && port[0])
         return s->tried; /* the sentence is there */
-    return base_fail(s->tried, "node %u cannot connect to %s port %s: %s", own_rank(s->all), host_of(s), s->lookup->port,
+    return base_fail(s->tried, "node %u cannot connect to %s%s%s: %s", own_rank(s->all), host, port[0] ? " port " : "", port,
                      base_strerror(s->tried));
 }
 
@@ -125,7 +127,7 @@ static int connect_next(struct net_socket *s)
         s->next_address = a->ai_next;
         if (!net_address_take(&s->address, a->ai_addr, (socklen_t)a->ai_addrlen))
             continue;
-        if (!net_rules_allow(s->all->rules, s->lookup->host, &s->address, why, sizeof why)) {
+        if (!net_rules_allow(s->all->rules, s->lookup->host, &s->address, s->flags & WEFT_NET_LOOPBACK, why, sizeof why)) {
             int rc = deny(s, why);
             s->tried = s->tried ? s->tried : rc;
             continue;
@@ -155,6 +157,37 @@ static void connect_go_on(struct net_socket *s)
         open_done(s, s->call, NET_OPEN);
     else if (rc < 0)
         open_failed(s, connect_refused(s));
+}
+
+/* Connects to a Unix socket of this host, whose path is the lookup's host. */
+static void connect_path(struct net_socket *s)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    const weft_request *r = &s->call->record;
+    size_t len = strlen(s->lookup->host);
+    int fd = -1, rc = 0;
+    s->state = NET_CONNECTS;
+    s->lookup->port[0] = '\0';
+    if (len >= sizeof a.sun_path)
+        rc = -ENAMETOOLONG;
+    else if ((fd = socket(AF_UNIX, SOCK_STREAM, 0)) < 0)
+        rc = -errno;
+    if (!rc) {
+        memcpy(a.sun_path, s->lookup->host, len + 1);
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        set_options(fd, 0, r->arg[7], r->arg[8]);
+        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* at once; -EAGAIN: its backlog is full */
+        if (!rc)
+            rc = net_socket_watch(s, fd, 0);
+        else
+            close(fd);
+    }
+    s->tried = rc;
+    if (rc)
+        open_failed(s, connect_refused(s));
+    else
+        open_done(s, s->call, NET_OPEN);
 }
 
 static void connect_ready(struct net_socket *s)
@@ -190,7 +223,7 @@ static int listen_now(struct net_socket *s)
         if (s->address.any.sa_family == AF_INET6)
             set_number(fd, IPPROTO_IPV6, IPV6_V6ONLY, s->flags & WEFT_NET_IPV6 ? 1 : 0);
         int backlog = r->arg[9] && r->arg[9] < 65536 ? (int)r->arg[9] : BACKLOG;
-        if (bind(fd, &s->address.any, s->address.len) == 0 && listen(fd, backlog) == 0)
+        if (bind(fd, &s->address.any, s->address.len) == 0 && (s->lookup->type == SOCK_DGRAM || listen(fd, backlog) == 0))
             return net_socket_watch(s, fd, 0);
         rc = -errno;
         close(fd);
@@ -205,7 +238,7 @@ static void listen_go_on(struct net_socket *s)
         open_failed(
             s, base_fail(rc, "node %u cannot listen at %s port %s: %s", own_rank(s->all), host_of(s), s->lookup->port, base_strerror(rc)));
     else
-        open_done(s, s->call, NET_LISTENS);
+        open_done(s, s->call, s->lookup->type == SOCK_DGRAM ? NET_OPEN : NET_LISTENS);
 }
 
 static void accept_ready(struct net_socket *s)
@@ -323,9 +356,35 @@ static int check_open(const weft_request *r)
         r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
         return base_fail(-EINVAL, "a request for a socket has wrong flags (%#x), port (%llu), buffer sizes, or a host of %llu bytes",
                          r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
-    if (r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
+    bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
+    if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
         return base_fail(-EINVAL, "a request to connect has no host or no port");
+    bool udp = r->flags & WEFT_NET_DATAGRAMS;
+    if (udp && (path || r->arg[3] < NET_DATAGRAM_RING || r->arg[6] < NET_DATAGRAM_RING))
+        return base_fail(-EINVAL, "a request for datagrams names a Unix socket, or rings of less than 128 KiB");
     return 0;
+}
+
+/* Whether askers may connect to this host itself: if they may start programs, which could do so. */
+static int check_near(const struct net *all, const struct gateway_call *c)
+{
+    if (!(c->record.flags & WEFT_NET_LOOPBACK))
+        return 0;
+    if (!(gateway_of(all->server)->offered >> WEFT_SERVICE_PROCESS & 1))
+        return base_fail(-EACCES, "node %u does not connect to its own host for other nodes, because it does not offer 'process'",
+                         own_rank(all));
+    if (c->record.data_bytes && c->data[0] != '/')
+        return base_fail(-EINVAL, "a request to connect to a Unix socket does not name its absolute path");
+    return 0;
+}
+
+/* The resolver reads "\097" as "a", which a rule would not; and a new line would forge lines of the log. */
+static bool is_host(const uint8_t *host, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (host[i] <= ' ' || host[i] == 0x7f || host[i] == '\\')
+            return false;
+    return true;
 }
 
 static struct net_lookup *lookup_of(struct net_socket *s, const struct gateway_call *c)
@@ -337,7 +396,7 @@ static struct net_lookup *lookup_of(struct net_socket *s, const struct gateway_c
     *l = (struct net_lookup){.family = r->flags & WEFT_NET_IPV4   ? AF_INET
                                        : r->flags & WEFT_NET_IPV6 ? AF_INET6
                                                                   : AF_UNSPEC,
-                             .type = SOCK_STREAM,
+                             .type = r->flags & WEFT_NET_DATAGRAMS ? SOCK_DGRAM : SOCK_STREAM,
                              .passive = r->kind == NET_LISTEN,
                              .owner = s};
     if (r->data_bytes)
@@ -352,8 +411,12 @@ void net_open_connect(struct net *all, struct gateway_call *c)
 {
     struct net_socket *s;
     int rc = check_open(&c->record);
-    if (!rc && c->data && memchr(c->data, 0, (size_t)c->record.data_bytes))
-        rc = base_fail(-EINVAL, "a request for a socket names a host with a zero byte");
+    bool near = c->record.flags & WEFT_NET_LOOPBACK;
+    const size_t len = (size_t)c->record.data_bytes;
+    if (!rc && c->data && (near ? memchr(c->data, 0, len) != NULL : !is_host(c->data, len)))
+        rc = base_fail(-EINVAL, "a request for a socket names a host with a character that no name and no address has");
+    if (!rc)
+        rc = check_near(all, c);
     if (!rc)
         rc = net_socket_new(all, c->node, c->record.flags, &s);
     if (rc) {
@@ -365,10 +428,14 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     s->state = NET_CONNECTS;
     if (!(s->lookup = lookup_of(s, c)))
         rc = base_fail(-ENOMEM, "no memory for a socket for node %u", c->node);
-    if (!rc && c->record.kind == NET_CONNECT)
+    if (!rc && (c->record.kind == NET_CONNECT || c->record.flags & WEFT_NET_DATAGRAMS))
         rc = net_socket_streams(s, &c->record);
     if (rc) {
         open_failed(s, rc);
+        return;
+    }
+    if (c->record.flags & WEFT_NET_LOOPBACK && c->record.data_bytes) {
+        connect_path(s);
         return;
     }
     if (net_names_numeric(s->lookup) == 0) {

@@ -43,14 +43,19 @@ static const struct {
     {"::1/128", "the gateway's loopback"},
     {"fe80::/10", "link-local addresses"},
     {"fd00:ec2::254/128", "the metadata of cloud machines"},
+    {"fd20:ce::254/128", "the metadata of cloud machines"},
+    {"fd00:c1::a9fe:a9fe/128", "the metadata of cloud machines"},
+    {"fd00:42::42/128", "the metadata of cloud machines"},
 };
 #define PRESETS (sizeof presets / sizeof presets[0])
 
 /* --- addresses --- */
 
+/* An address of IPv6 that begins with this stands for one of IPv4. */
+static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+
 bool net_address_take(struct net_address *out, const struct sockaddr *from, socklen_t len)
 {
-    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     memset(out, 0, sizeof *out);
     if (from->sa_family == AF_INET && len >= (socklen_t)sizeof out->v4) {
         memcpy(&out->v4, from, sizeof out->v4);
@@ -143,8 +148,20 @@ static bool rule_net(struct rule *r, const char *what)
     if (!r->family || (slash && base_parse_number(slash + 1, 0, r->bits, &bits)))
         return false;
     r->bits = slash ? (uint8_t)bits : r->bits;
+    if (r->family == 6 && r->bits >= 96 && memcmp(r->net, mapped, sizeof mapped) == 0) {
+        memmove(r->net, r->net + 12, 4);
+        r->family = 4;
+        r->bits = (uint8_t)(r->bits - 96);
+    }
     r->host = RULE_NET;
     return true;
+}
+
+/* Whether it is the last part of an address, such as "1" in "127.1": no name ends so. */
+static bool is_number(const char *part)
+{
+    bool hex = part[0] == '0' && part[1] == 'x';
+    return part[0] && part[strspn(part, hex ? "0123456789abcdefx" : "0123456789")] == '\0';
 }
 
 static int rule_read(struct rule *r, const char *text, size_t len)
@@ -168,13 +185,16 @@ static int rule_read(struct rule *r, const char *text, size_t len)
     else if (!rule_net(r, what)) {
         const char *name = what[0] == '*' ? what + 1 : what;
         size_t n = strlen(name);
-        if (n == 0 || n > NET_HOST_MAX || strpbrk(name, "*/:[] ") || (name != what && name[0] != '.'))
+        if (n == 0 || n > NET_HOST_MAX || strpbrk(name, "*/:[] \\") || (name != what && name[0] != '.'))
             return rule_wrong(r->text, "the host is wrong");
         r->host = RULE_NAME;
         for (size_t i = 0; i <= n; i++)
             r->name[i] = (char)tolower((unsigned char)name[i]);
         if (r->name[n - 1] == '.')
             r->name[n - 1] = '\0';
+        const char *dot = strrchr(r->name, '.');
+        if (!r->name[0] || is_number(dot ? dot + 1 : r->name))
+            return rule_wrong(r->text, "the host is neither a name nor a complete address");
     }
     return 0;
 }
@@ -239,15 +259,18 @@ static bool name_fits(const struct rule *r, const char *host)
     return true;
 }
 
-/* The address of IPv4 that an address of IPv6 contains, if a translator (64:ff9b::/96), or an old rule (::/96), makes one of it. */
+/* The address of IPv4 that an address of IPv6 contains, if a translator, a tunnel, or an old rule makes one of it. */
 static const uint8_t *contained(const uint8_t *v6)
 {
-    static const uint8_t translated[12] = {0, 0x64, 0xff, 0x9b}, compatible[12] = {0};
-    bool own = memcmp(v6, compatible, 12) == 0 && (v6[12] || v6[13] || v6[14]);
-    return own || memcmp(v6, translated, 12) == 0 ? v6 + 12 : NULL;
+    static const uint8_t translated[12] = {0, 0x64, 0xff, 0x9b}, own_translator[6] = {0, 0x64, 0xff, 0x9b, 0, 1}, compatible[12] = {0},
+                         siit[12] = {[8] = 0xff, [9] = 0xff}, six_to_four[2] = {0x20, 0x02};
+    bool old = memcmp(v6, compatible, 12) == 0 && (v6[12] || v6[13] || v6[14]);
+    if (memcmp(v6, six_to_four, 2) == 0)
+        return v6 + 2;
+    return old || memcmp(v6, translated, 12) == 0 || memcmp(v6, own_translator, 6) == 0 || memcmp(v6, siit, 12) == 0 ? v6 + 12 : NULL;
 }
 
-bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, char *why, size_t len)
+bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len)
 {
     bool v4 = to->any.sa_family == AF_INET, named = false;
     const uint8_t *bytes = v4 ? (const uint8_t *)&to->v4.sin_addr : to->v6.sin6_addr.s6_addr, *inner = v4 ? NULL : contained(bytes);
@@ -258,7 +281,7 @@ bool net_rules_allow(const struct net_rules *all, const char *host, const struct
         bool fits = r->host == RULE_ANY    ? true
                     : r->host == RULE_NAME ? name_fits(r, host)
                                            : net_holds(r, v4 ? 4 : 6, bytes) || (inner && net_holds(r, 4, inner));
-        if (!fits || port < r->port || port > r->last_port || (named && !r->preset))
+        if (!fits || port < r->port || port > r->last_port || (r->preset ? near : named))
             continue;
         if (!r->allow && r->preset)
             snprintf(why, len, "%s cannot be reached by default (allow=ADDRESS at the gateway permits it)", r->text);

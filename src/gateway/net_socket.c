@@ -55,6 +55,7 @@ static struct net_piece *piece_take(struct net *all)
     struct net_piece *p = all->spare;
     if (p) {
         all->spare = p->next;
+        all->spares--;
     } else if (all->pieces < NET_PIECES && (p = malloc(sizeof *p))) {
         all->pieces++;
     }
@@ -68,6 +69,13 @@ static void piece_give(struct net *all, struct net_piece *p)
     struct net_piece **list = p->getting ? &all->orphans : &all->spare;
     p->next = *list;
     *list = p;
+    all->spares += !p->getting;
+}
+
+/* Connections whose peers do not read keep at most three quarters of the buffers: the others need some, too. */
+static bool pieces_are_short(const struct net *all)
+{
+    return NET_PIECES - all->pieces + all->spares < NET_PIECES / 4;
 }
 
 int64_t net_pieces_tick(struct net *all)
@@ -212,9 +220,18 @@ static bool is_shut(const struct gateway_stream *stream)
     return shut;
 }
 
+static bool is_udp(const struct net_socket *s)
+{
+    return s->flags & WEFT_NET_DATAGRAMS;
+}
+
 /* Moves one piece. False: there is nothing more to read now, or no room. */
 static bool down_move(struct net_socket *s)
 {
+    if (is_udp(s)) {
+        s->down_over = is_shut(s->down);
+        return !s->down_over && net_udp_receive(s);
+    }
     uint8_t some[WEFT_PAYLOAD_MAX];
     struct iovec piece[2];
     uint64_t room = gateway_stream_room(s->down, piece);
@@ -310,18 +327,54 @@ static void up_taken(struct net_socket *s, uint64_t n)
     }
 }
 
+/* The asker has given up, or its memory cannot be read, or it has sent nonsense. */
+static bool up_broken(struct net_socket *s, int error)
+{
+    socket_reset(s);
+    if (!s->down_over)
+        down_end(s, error); /* else an asker that waits for bytes would wait for ever */
+    up_end(s);
+    return false;
+}
+
+static void piece_drop(struct net_socket *s)
+{
+    if (s->piece)
+        piece_give(s->all, s->piece);
+    s->piece = NULL;
+}
+
+/* Sends one datagram of the `n` bytes. False: not now, or the socket is broken. */
+static bool up_datagram(struct net_socket *s, const uint8_t *at, uint64_t n, bool *full)
+{
+    struct gateway_stream *up = s->up;
+    bool skip, again = s->piece && s->piece->used;
+    base_spin_lock(&up->g->lock);
+    uint64_t gap = up->bytes - (up->first & (up->bytes - 1)), all = up->last - up->first;
+    base_spin_unlock(&up->g->lock);
+    int64_t taken = net_udp_send(s, at, n, gap, &skip);
+    *full = taken == -EAGAIN;
+    if (*full)
+        return false;
+    if (taken < 0 || (uint64_t)taken > all || (taken == 0 && !again))
+        return up_broken(s, taken < 0 ? (int)taken : -EPROTO);
+    if (taken == 0 || skip)
+        piece_drop(s); /* the rest of it does not hold the whole datagram, which is fetched again: it fits into a piece */
+    if (taken)
+        up_taken(s, (uint64_t)taken);
+    return true;
+}
+
 /* Moves one piece. False: nothing to write now; `*full`: the socket takes no more. */
 static bool up_move(struct net_socket *s, bool *full)
 {
     const uint8_t *at = NULL;
     bool last = false;
     int64_t n = up_next(s, &at, &last);
-    if (n < 0) { /* the asker has given up, or its memory cannot be read */
-        socket_reset(s);
-        s->down_over = true;
-        up_end(s);
-        return false;
-    }
+    if (n < 0)
+        return up_broken(s, (int)n);
+    if (n > 0 && is_udp(s))
+        return up_datagram(s, at, (uint64_t)n, full);
     if (n == 0) {
         if (last) {
             shutdown(s->watch.fd, SHUT_WR);
@@ -337,6 +390,10 @@ static bool up_move(struct net_socket *s, bool *full)
     if (put < 0 && errno == EINTR)
         return true;
     *full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (*full && s->piece && pieces_are_short(s->all)) { /* what it holds is still in the ring, and is fetched again */
+        piece_give(s->all, s->piece);
+        s->piece = NULL;
+    }
     if (!*full) {
         int rc = put < 0 ? -errno : -EPIPE;
         if (!s->down_over && rc != -EPIPE) /* with EPIPE there may be bytes to read still */
@@ -388,7 +445,7 @@ void net_socket_move(struct net_socket *s)
         return;
     }
     struct iovec piece[2];
-    bool room = !s->down_over && (more || gateway_stream_room(s->down, piece) > 0);
+    bool room = !s->down_over && (more || (is_udp(s) ? net_udp_room(s->down) : gateway_stream_room(s->down, piece)) > 0);
     gateway_watch_events(watches_of(s), &s->watch, (room ? GATEWAY_READABLE : 0u) | (full ? GATEWAY_WRITABLE : 0u));
 }
 

@@ -110,11 +110,11 @@ void gateway_stream_close(struct gateway_stream *s)
     struct gateway *g = s->g;
     base_spin_lock(&g->lock);
     gateway_table_remove(&g->streams, s->id);
-    bool shut = !s->sends && !s->ended && s->peer, cut = s->sends && !s->ended && !s->shut;
+    bool shut = !s->sends && !s->ended && s->peer, cut = s->sends && !s->ended;
     base_spin_unlock(&g->lock);
     if (shut) /* if the writer is not known yet, SHUT is sent when its first bytes arrive */
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
-    if (cut)
+    if (cut) /* also if the reader reads no more: then it learns that its ring is not written any more */
         (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
     if (s->owned) {
         fab_use(g->w, FAB_USE_STREAMS, -(int64_t)s->bytes);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Arenas that are registered with the RDMA device, by a dmabuf. Then the device moves data between an arena and the pool of another node,
- * and nothing is copied through this node's pool. An arena that cannot be registered is staged; its node logs the reason, and tells it to
- * the others in short.
+ * Registers arenas with the RDMA device, through a dmabuf. The device then moves data between an arena and another node's pool, without a
+ * copy through this node's pool. If an arena cannot be registered, its transfers are staged; its node logs the reason, and sends the errno
+ * to the other nodes.
  */
 #include "gpu/arena.h"
 
@@ -25,8 +25,9 @@ static int rdma_register(struct arenas *c, struct gpu_arena *a)
 
 void rdma_open(struct arenas *c, struct gpu_arena *a)
 {
-    a->rdma_why = rdma_register(c, a);
-    if (a->rdma_why) {
+    int rc = rdma_register(c, a);
+    atomic_store_explicit(&a->rdma_why, rc, memory_order_relaxed);
+    if (rc) {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is not registered with an RDMA device: %s; other hosts reach it through the pool",
                  (unsigned long long)a->memory.bytes, base_error());
         base_error_clear(); /* the arena can be used */
@@ -43,10 +44,10 @@ void rdma_close(struct arenas *c, struct gpu_arena *a)
 
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node)
 {
-    return a && !atomic_load_explicit(&a->rdma_refused, memory_order_relaxed) && fab_memory_leads(c->w, a->rdma, node);
+    return a && !atomic_load_explicit(&a->rdma_why, memory_order_relaxed) && fab_memory_leads(c->w, a->rdma, node);
 }
 
-/* Whether kernels of other GPUs may read the arena, in this process or in others. */
+/* Whether kernels of other GPUs, in this process or in another one, may read the arena. */
 static bool others_reach(const struct gpu_arena *a)
 {
     uint64_t gpus = atomic_load_explicit(&a->gpus, memory_order_relaxed);
@@ -65,10 +66,13 @@ int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gad
     if (rc == -EAGAIN || rc == -EINPROGRESS)
         return rc;
     *started = false;
-    if (rc == -ECONNABORTED && !atomic_exchange_explicit(&a->rdma_refused, true, memory_order_relaxed))
+    if (rc == -ECONNABORTED && !atomic_exchange_explicit(&a->rdma_why, -EACCES, memory_order_relaxed)) {
         base_log(BASE_LOG_WARN,
-                 "the RDMA device does not access the GPU's memory, although it was registered: from now on data goes through "
-                 "the pool (WEFT_GPU_RDMA=no does so from the beginning)");
+                 "the RDMA device does not access the GPU's memory of space %u, although it was registered: its data, and what was under "
+                 "way, goes through the pool from now on (WEFT_GPU_RDMA=no does so from the beginning)",
+                 a->space);
+        atomic_store_explicit(&c->refusals, true, memory_order_relaxed);
+    }
     if (!rc)
         atomic_fetch_add_explicit(&c->direct, 1, memory_order_relaxed);
     if (!rc && in && a->place.backend->memory_settle)
@@ -82,6 +86,7 @@ const char *rdma_reason(int why)
     case -ECANCELED: return "WEFT_GPU_RDMA is no there";
     case -ENODEV: return "its node uses no RDMA device";
     case -ENOSPC: return "its RDMA device has too few regions for it";
+    case -EACCES: return "its RDMA device refuses to access it";
     case -EOPNOTSUPP: return "its GPU gives, or its RDMA device takes, no dmabuf";
     default: return base_strerror(why);
     }

@@ -207,6 +207,16 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
     return 0;
 }
 
+/* Fetches the slots of several claims at the same time: the swap of one would wait for its slot before the next one is fetched. */
+static void claim_fetch(const struct weft_queue *q, const weft_lease *claims, uint32_t n)
+{
+    for (uint32_t i = 0, slot; i < n; i++) {
+        struct queue_view *v = queue_slot_find(q, claims[i].private_[CLAIM_SLOT], &slot);
+        if (v)
+            slot_fetch(&v->shard, slot);
+    }
+}
+
 BASE_INLINE int complete(weft_queue *q, const weft_lease *claims, const weft_result *results, uint32_t count, bool *accepted)
 {
     uint32_t good = 0;
@@ -215,6 +225,8 @@ BASE_INLINE int complete(weft_queue *q, const weft_lease *claims, const weft_res
     for (uint32_t from = 0; from < count; from += 64) {
         uint32_t n = count - from < 64 ? count - from : 64;
         uint64_t left = n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1;
+        if (n >= QUEUE_FETCH)
+            claim_fetch(q, claims + from, n);
         while (left) {
             struct queue_done_message dones[64];
             uint8_t which[64];

@@ -46,9 +46,12 @@
 
 #define QUEUE_NAME_BYTES 32u
 #define QUEUES_MAX       64u /* queues that one node may have open at once */
-#define QUEUE_SLOTS      4096u
-#define QUEUE_LEASE_NS   (60 * WEFT_SECOND)
-#define CLAIM_SLICE_NS   (10 * WEFT_MS)
+#define QUEUE_FETCH                                                                                                       \
+    32u /* from so many completions in one call on, their memory is fetched in advance: that costs more than it gains for \
+           tasks that are still in the cache */
+#define QUEUE_SLOTS    4096u
+#define QUEUE_LEASE_NS (60 * WEFT_SECOND)
+#define CLAIM_SLICE_NS (10 * WEFT_MS)
 /* How long a call waits for the answer of one node. QUEUE_LOOK_NS: a call with time-out 0. QUEUE_ANSWER_NS: any other call; it does not
  * spend more on one silent node, since another may have what it needs. */
 #define QUEUE_LOOK_NS   (200 * WEFT_MS)

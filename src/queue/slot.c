@@ -74,6 +74,12 @@ static inline int store_fields(const struct slot_shard *s, uint32_t base, uint64
     return s->remote->store(s->arg, base + 1, all, SLOT_WORDS - 1);
 }
 
+void slot_fetch(const struct slot_shard *s, uint32_t slot)
+{
+    if (s->mem)
+        base_fetch_to_write(s->mem + slot_base(s, slot));
+}
+
 static inline int load_fields(const struct slot_shard *s, uint32_t base, struct slot_claim *c, uint32_t nodes)
 {
     if (BASE_LIKELY(s->mem != NULL)) {
@@ -375,8 +381,8 @@ int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return 0;
 }
 
-/* Home: make claimers look at a slot again, by raising tail past the slot's next position. Claimers look at the last `slots` positions
- * below tail, and have passed none above it. */
+/* Home: make claimers check a slot again, by raising `tail` past the slot's next position. Claimers check the last `slots` positions below
+ * `tail`, and never go above `tail`. */
 static void show(const struct slot_shard *s, uint32_t slot)
 {
     uint64_t tail;

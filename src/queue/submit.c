@@ -176,6 +176,8 @@ void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done
     struct table *t = &q->table;
     uint32_t accepted = 0;
     base_spin_lock(&t->lock);
+    for (uint32_t i = 0; count >= QUEUE_FETCH && i < count; i++)
+        table_fetch(t, dones[i].id);
     for (uint32_t i = 0; i < count; i++) {
         const struct queue_done_message *m = &dones[i];
         weft_done done = {.status = m->status, .worker = worker, .result = m->result, .result_len = m->result_len};

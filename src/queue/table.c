@@ -124,6 +124,16 @@ bool table_remove(struct table *t, uint64_t id, uint32_t home)
     return true;
 }
 
+void table_fetch(const struct table *t, uint64_t id)
+{
+    uint32_t index = (uint32_t)id;
+    if (index / TABLE_CHUNK < t->chunk_count) {
+        const struct table_entry *e = &t->chunks[index / TABLE_CHUNK][index % TABLE_CHUNK];
+        base_fetch_to_write(&e->generation);
+        base_fetch_to_write(&e->result_len);
+    }
+}
+
 bool table_complete(struct table *t, uint64_t id, const weft_done *done)
 {
     struct table_entry *e = find(t, id);

@@ -4,6 +4,7 @@
  * goes on, refuses, or connects to a host with a name and a port; never a crash, and never more bytes taken than there were.
  */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,11 +24,47 @@ static void finish(const struct talk *t, struct talk_reply *reply)
         abort();
 }
 
+/* The body ends at the same byte, in whatever pieces it comes. */
+static void pass_body(const struct talk *t, const uint8_t *in, size_t bytes)
+{
+    struct talk_body whole = t->body, pieces = t->body;
+    size_t all = talk_body(&whole, in, bytes), one = 0;
+    while (one < bytes && talk_body(&pieces, in + one, 1))
+        one++;
+    if (all > bytes || one != all || whole.state != pieces.state || whole.left != pieces.left)
+        abort();
+}
+
+/* The same bytes as a datagram: its head is inside, and one with the address that it names has a head that is read as the same. */
+static void datagram(const uint8_t *data, size_t size, char host[256], uint32_t *port)
+{
+    uint8_t *own = malloc(size), back[TALK_DATAGRAM_HEAD], *end = back + sizeof back;
+    char address[300], again[256];
+    uint32_t port_again;
+    if (!own)
+        abort();
+    memcpy(own, data, size);
+    size_t n = talk_datagram(own, size, host, port);
+    if (n > size || (n && (n < 8 || !host[0] || strlen(host) > 255 || !*port || *port > 65535)))
+        abort();
+    if (n && own[3] != 3) {
+        snprintf(address, sizeof address, own[3] == 4 ? "[%s]:%u" : "%s:%u", host, *port);
+        size_t head = talk_datagram_head(end, address);
+        if (head > sizeof back || talk_datagram(end - head, head, again, &port_again) != head || strcmp(again, host) != 0 ||
+            port_again != *port)
+            abort();
+    }
+    free(own);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct talk_reply reply;
     if (size == 0)
         return 0;
+    char host[256];
+    uint32_t port;
+    datagram(data, size, host, &port);
     struct talk t = {.state = TALK_FIRST};
     if (data[0] & 1) {
         t.user = "user";
@@ -48,9 +85,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (taken > have - at || reply.bytes > sizeof reply.at)
             abort();
         at += taken;
-        if (next == TALK_GO)
+        if (next == TALK_GO) {
+            if (t.state == TALK_PLAIN)
+                pass_body(&t, data + at, size - at);
             finish(&t, &reply);
-        if (next == TALK_GO || next == TALK_REFUSE || (next == TALK_MORE && have == size))
+        }
+        if (next == TALK_ASSOCIATE && t.port > 65535)
+            abort();
+        if (next == TALK_GO || next == TALK_ASSOCIATE || next == TALK_REFUSE || (next == TALK_MORE && have == size))
             return 0;
         if (next == TALK_REPLY && !taken)
             abort();

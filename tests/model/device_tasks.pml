@@ -64,13 +64,9 @@ draw:   if
         :: atomic { next == t -> next = t + 1 }
         :: atomic { next != t -> goto again }
         fi;
-        if
-        :: atomic { number[t % SLOTS] != t + 1 -> goto again }
-        :: atomic { number[t % SLOTS] == t + 1 -> skip }
-        fi;
         a = first[t % SLOTS];
         b = second[t % SLOTS];
-#ifndef MUTATION_NO_SECOND_LOOK
+#ifndef MUTATION_NO_LOOK
         if
         :: number[t % SLOTS] != t + 1 -> goto again
         :: else

@@ -9,7 +9,10 @@
 
 #include <cmocka.h>
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,9 +20,11 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include "cluster_test.h"
+#include "gateway/net_handle.h"
 
 #define LOOPBACK "allow=127.0.0.1,allow=::1"
 static const char *const OPEN[] = {"WEFT_SERVE=net", "WEFT_NET_RULES=" LOOPBACK, "WEFT_LOG=error", NULL};
@@ -287,6 +292,47 @@ static void listening(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* Several wait at once; each gets a connection. What still waits when the listener is closed ends with an error. */
+static void waiting(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        enum { WAITING = 5, COME = 3 };
+        weft_socket *l, *s[WAITING], *none;
+        weft_op op[WAITING];
+        int fd[COME];
+        char text[2];
+        size_t n;
+        struct sockaddr_in a = {.sin_family = AF_INET};
+        OK(weft_net_listen(w, 0, SPEC(.host = "127.0.0.1"), &l, DEFAULT_TIME));
+        a.sin_port = htons((uint16_t)atoi(weft_net_local(l) + 10));
+        inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+        for (unsigned i = 0; i < WAITING; i++)
+            OK(weft_net_accept_start(l, &s[i], &op[i]));
+        CHECK(weft_net_error(s[0]) == -EINPROGRESS && weft_net_accept_start(s[0], &none, &op[0]) == -EINVAL && !none);
+        for (unsigned i = 0; i < COME; i++) {
+            fd[i] = socket(AF_INET, SOCK_STREAM, 0);
+            CHECK(fd[i] >= 0 && connect(fd[i], (struct sockaddr *)&a, sizeof a) == 0);
+            send_all(fd[i], &(char){(char)('a' + i)}, 1);
+            OK(weft_wait(w, &op[i], DEFAULT_TIME));
+            OK(weft_net_error(s[i]));
+            OK(weft_net_receive(s[i], text, sizeof text, &n, DEFAULT_TIME));
+            CHECK(n == 1 && text[0] == (char)('a' + i));
+        }
+        CHECK(weft_net_error(s[COME]) == -EINPROGRESS);
+        OK(weft_net_close(s[COME])); /* while it waits */
+        OK(weft_net_close(l));
+        CHECK(weft_wait(w, &op[COME], DEFAULT_TIME) == -ECANCELED && weft_wait(w, &op[COME + 1], DEFAULT_TIME) == -ECANCELED);
+        CHECK(weft_net_error(s[COME + 1]) == -ECANCELED);
+        OK(weft_net_close(s[COME + 1]));
+        for (unsigned i = 0; i < COME; i++) {
+            OK(weft_net_close(s[i]));
+            close(fd[i]);
+        }
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 static void must_fail(weft_node *w, const weft_net_spec *spec, int code, const char *says)
 {
     weft_socket *s = (weft_socket *)1;
@@ -312,6 +358,8 @@ static void errors(weft_node *w, void *arg)
     close(listen_at("127.0.0.1", &other));
     must_fail(w, SPEC(.host = "127.0.0.1", .port = other), -ECONNREFUSED, "node 0 cannot connect to 127.0.0.1 port");
     must_fail(w, SPEC(.host = "no.such.name.invalid", .port = 80), -EHOSTUNREACH, "cannot resolve 'no.such.name.invalid'");
+    must_fail(w, SPEC(.host = "loc\\097lhost", .port = 80), -EINVAL, "a character that no name");
+    must_fail(w, SPEC(.host = "a\nweft: error: b", .port = 80), -EINVAL, "a character that no name");
     must_fail(w, SPEC(.port = 80), -EINVAL, "host ''");
     must_fail(w, SPEC(.host = "x"), -EINVAL, "port 0");
     must_fail(w, SPEC(.host = "x", .port = 80, .flags = 0x100), -EINVAL, "flags");
@@ -388,7 +436,12 @@ static void defaults(weft_node *w, void *arg)
                                             "::ffff:169.254.169.254",
                                             "fe80::1%lo",
                                             "fd00:ec2::254",
-                                            "64:ff9b::a9fe:a9fe"};
+                                            "64:ff9b::a9fe:a9fe",
+                                            "64:ff9b:1::7f00:1",
+                                            "2002:7f00:1::1",
+                                            "2002:a9fe:a9fe::",
+                                            "::ffff:0:127.0.0.1",
+                                            "fd20:ce::254"};
         uint32_t port;
         close(listen_at("127.0.0.1", &port));
         for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -411,6 +464,9 @@ static void rules(weft_node *w, void *arg)
         must_fail(w, SPEC(.host = "LOCALHOST", .port = port[0]), -EACCES, "rule deny=LocalHost");
         must_fail(w, SPEC(.host = "10.1.2.3", .port = 80), -EACCES, "rule deny=10.0.0.0/8");
         must_fail(w, SPEC(.host = "::ffff:10.1.2.3", .port = 80), -EACCES, "rule deny=10.0.0.0/8");
+        must_fail(w, SPEC(.host = "2002:a01:203::1", .port = 80), -EACCES, "rule deny=10.0.0.0/8");
+        must_fail(w, SPEC(.host = "11.1.2.3", .port = 80), -EACCES, "rule deny=::ffff:11.0.0.0/104");
+        must_fail(w, SPEC(.host = "12.1.2.3", .port = 80), -EACCES, "rule deny=[::ffff:12.1.2.3]:80");
         must_fail(w, SPEC(.host = "192.0.2.1", .port = 25), -EACCES, "rule deny=*:20-30");
         must_fail(w, SPEC(.host = "2001:db8::7", .port = 80), -EACCES, "rule deny=[2001:db8::]/32:80");
         must_fail(w, SPEC(.host = "127.200.0.1", .port = 80), -EACCES, "by default"); /* allow=* opens nothing that is denied by default */
@@ -418,11 +474,210 @@ static void rules(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+static int udp_at(const char *address, uint32_t *port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    inet_pton(AF_INET, address, &a.sin_addr);
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0);
+    *port = ntohs(a.sin_port);
+    return fd;
+}
+
+/* Sends each datagram back, until one is "end". */
+static void *echo_datagrams(void *arg)
+{
+    static uint8_t some[65536];
+    const int *fd = arg;
+    for (;;) {
+        struct sockaddr_in from;
+        socklen_t len = sizeof from;
+        ssize_t n = recvfrom(*fd, some, sizeof some, 0, (struct sockaddr *)&from, &len);
+        CHECK(n >= 0);
+        if (n == 3 && memcmp(some, "end", 3) == 0)
+            return NULL;
+        CHECK(sendto(*fd, some, (size_t)n, 0, (struct sockaddr *)&from, len) == n);
+    }
+}
+
+static void with_peer(weft_node *w, uint32_t port)
+{
+    static uint8_t out[WEFT_NET_DATAGRAM_MAX + 1], in[sizeof out];
+    static const size_t sizes[] = {0, 1, 23, 24, 25, 1472, 3584, 3585, 9000, 40000, 65506, WEFT_NET_DATAGRAM_MAX};
+    weft_socket *s, *none;
+    const void *at;
+    void *room;
+    size_t n;
+    char from[WEFT_NET_ADDRESS], peer[WEFT_NET_ADDRESS];
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port, .flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME));
+    snprintf(peer, sizeof peer, "127.0.0.1:%u", port);
+    CHECK(strcmp(weft_net_peer(s), peer) == 0);
+    CHECK(weft_net_receive(s, in, sizeof in, &n, 0) == -ETIMEDOUT && weft_net_receive(s, in, sizeof in, &n, WEFT_MS) == -ETIMEDOUT);
+    for (unsigned i = 0; i < 60; i++) { /* goes round the rings many times */
+        size_t size = i < 24 ? sizes[i % 12] : (i * 7919u) % 60000u;
+        fill(out, i, 0, size);
+        OK(weft_net_send(s, out, size, &n, DEFAULT_TIME));
+        CHECK(n == size);
+        OK(weft_net_receive_from(s, from, in, sizeof in, &n, DEFAULT_TIME));
+        CHECK(n == size && memcmp(in, out, size) == 0 && strcmp(from, peer) == 0);
+    }
+    OK(weft_net_send(s, "hello", 5, NULL, DEFAULT_TIME));
+    CHECK(weft_net_receive(s, in, 4, &n, DEFAULT_TIME) == -EMSGSIZE && n == 5); /* it stays */
+    OK(weft_net_receive(s, in, 5, &n, DEFAULT_TIME));
+    CHECK(n == 5 && memcmp(in, "hello", 5) == 0);
+    CHECK(weft_net_send(s, out, WEFT_NET_DATAGRAM_MAX + 1, &n, DEFAULT_TIME) == -EMSGSIZE && n == 0);
+    CHECK(weft_net_send_to(s, peer, "x", 1, DEFAULT_TIME) == -EINVAL && weft_net_accept(s, &none, 0) == -EINVAL);
+    CHECK(weft_net_received(s, &at, &n) == -EINVAL && weft_net_room(s, &room, &n) == -EINVAL);
+    OK(weft_net_send(s, "end", 3, NULL, DEFAULT_TIME));
+    OK(weft_net_shutdown(s));
+    CHECK(weft_net_send(s, "x", 1, NULL, DEFAULT_TIME) == -EPIPE);
+    OK(weft_net_close(s));
+}
+
+/* A bound socket: from and to everybody, except whom the rules forbid. */
+static void without_peer(weft_node *w)
+{
+    weft_socket *s, *closed;
+    uint32_t port[3];
+    int fd[2] = {udp_at("127.0.0.1", &port[0]), udp_at("127.0.0.1", &port[1])}, denied = udp_at("127.0.0.2", &port[2]);
+    char to[2][WEFT_NET_ADDRESS], from[WEFT_NET_ADDRESS], text[64], wrong[WEFT_NET_ADDRESS];
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    size_t n;
+    OK(weft_net_listen(w, 0, SPEC(.flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME)); /* of IPv6, takes IPv4, too */
+    CHECK(weft_net_peer(s)[0] == '\0' && strncmp(weft_net_local(s), "[::]:", 5) == 0);
+    inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+    a.sin_port = htons((uint16_t)atoi(weft_net_local(s) + 5));
+    snprintf(wrong, sizeof wrong, "127.0.0.2:%u", port[2]);
+    OK(weft_net_send_to(s, wrong, "denied", 6, DEFAULT_TIME)); /* before the others: the gateway sends in order */
+    snprintf(wrong, sizeof wrong, "[::ffff:127.0.0.2]:%u", port[2]);
+    OK(weft_net_send_to(s, wrong, "denied", 6, DEFAULT_TIME));
+    for (unsigned i = 0; i < 200; i++) {
+        unsigned k = i % 2;
+        snprintf(to[k], sizeof to[k], k ? "127.0.0.1:%u" : "[::ffff:127.0.0.1]:%u", port[k]);
+        OK(weft_net_send_to(s, to[k], &i, sizeof i, DEFAULT_TIME));
+        CHECK(recv(fd[k], text, sizeof text, 0) == sizeof i && memcmp(text, &i, sizeof i) == 0);
+        CHECK(sendto(fd[k], &i, sizeof i, 0, (struct sockaddr *)&a, sizeof a) == sizeof i);
+        OK(weft_net_receive_from(s, from, text, sizeof text, &n, DEFAULT_TIME));
+        snprintf(to[k], sizeof to[k], "127.0.0.1:%u", port[k]);
+        CHECK(n == sizeof i && memcmp(text, &i, sizeof i) == 0 && strcmp(from, to[k]) == 0);
+    }
+    CHECK(recv(denied, text, sizeof text, MSG_DONTWAIT) < 0);
+    static const char *const no_address[] = {"",      "127.0.0.1", "localhost:53", "127.0.0.1:0", "127.0.0.1:70000",
+                                             "[::1]", "::1:53",    "[::1:53",      ":53",         "[]:1"};
+    for (unsigned i = 0; i < sizeof no_address / sizeof no_address[0]; i++)
+        CHECK(weft_net_send_to(s, no_address[i], "x", 1, DEFAULT_TIME) == -EINVAL);
+    CHECK(weft_net_send_to(s, NULL, "x", 1, DEFAULT_TIME) == -EINVAL);
+    OK(weft_net_close(s));
+    close(fd[0]);
+    close(fd[1]);
+    close(denied);
+    CHECK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.2", .port = port[2], .flags = WEFT_NET_DATAGRAMS), &closed, DEFAULT_TIME) ==
+          -EACCES);
+    CHECK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = 9, .flags = WEFT_NET_DATAGRAMS, .send_ring = 65536), &closed,
+                           DEFAULT_TIME) == -EINVAL);
+    /* Nobody is there: sending goes on. */
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port[0], .flags = WEFT_NET_DATAGRAMS), &closed, DEFAULT_TIME));
+    for (unsigned i = 0; i < 20; i++)
+        OK(weft_net_send(closed, "x", 1, NULL, DEFAULT_TIME));
+    CHECK(weft_net_receive(closed, text, sizeof text, &n, 20 * WEFT_MS) == -ETIMEDOUT);
+    OK(weft_net_close(closed));
+}
+
+/* One that is not read holds up nobody, and what it has got is whole. */
+static void not_read(weft_node *w)
+{
+    static uint8_t some[20000], right[sizeof some];
+    weft_socket *s;
+    uint32_t port;
+    char text[WEFT_NET_ADDRESS];
+    size_t n;
+    int fd = udp_at("127.0.0.1", &port);
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    OK(weft_net_listen(w, 0, SPEC(.host = "127.0.0.1", .flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME));
+    inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
+    a.sin_port = htons((uint16_t)atoi(weft_net_local(s) + 10));
+    for (unsigned i = 0; i < 100; i++) {
+        fill(some, i, 0, sizeof some);
+        memcpy(some, &i, sizeof i);
+        CHECK(sendto(fd, some, sizeof some, 0, (struct sockaddr *)&a, sizeof a) == sizeof some);
+    }
+    unsigned count = 0, before = 0, this;
+    for (; weft_net_receive_from(s, text, some, sizeof some, &n, 100 * WEFT_MS) == 0; count++) {
+        CHECK(n == sizeof some);
+        memcpy(&this, some, sizeof this);
+        CHECK(count == 0 || this > before);
+        before = this;
+        fill(right, this, 0, sizeof right);
+        CHECK(memcmp(some + 4, right + 4, sizeof some - 4) == 0);
+    }
+    CHECK(count >= 3 && count <= 100);
+    OK(weft_net_close(s));
+    close(fd);
+}
+
+static void datagrams(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        uint32_t port;
+        pthread_t thread;
+        int fd = udp_at("127.0.0.1", &port);
+        CHECK(pthread_create(&thread, NULL, echo_datagrams, &fd) == 0);
+        with_peer(w, port);
+        pthread_join(thread, NULL);
+        close(fd);
+        without_peer(w);
+        not_read(w);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+struct near {
+    uint32_t port[2];
+    char path[64];
+};
+
+/* The gateway's own loopback and its Unix sockets, for askers that may start programs there. */
+static void near(weft_node *w, void *arg)
+{
+    const struct near *n = arg;
+    if (weft_rank(w) == 1) {
+        weft_socket *s;
+        OK(weft_net_connect(w, 0, SPEC(.port = n->port[0], .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME));
+        CHECK(strncmp(weft_net_peer(s), "127.0.0.1:", 10) == 0); /* nobody listens at ::1 */
+        OK(weft_net_close(s));
+        OK(weft_net_connect(w, 0, SPEC(.host = n->path, .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME));
+        CHECK(weft_net_peer(s)[0] == '\0');
+        OK(weft_net_close(s));
+        must_fail(w, SPEC(.port = n->port[1], .flags = WEFT_NET_LOOPBACK), -EACCES, "rule deny="); /* the owner's rules hold */
+        must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0]), -EACCES, "by default");
+        must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0], .flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
+        must_fail(w, SPEC(.host = n->path, .port = 1, .flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
+        must_fail(w, SPEC(.host = "/no/such", .flags = WEFT_NET_LOOPBACK), -ENOENT, "cannot connect to /no/such: ");
+        must_fail(w, SPEC(.flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
+        CHECK(weft_net_listen(w, 0, SPEC(.port = 1, .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME) == -EINVAL && !s);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void not_near(weft_node *w, void *arg)
+{
+    const struct near *n = arg;
+    if (weft_rank(w) == 1) {
+        must_fail(w, SPEC(.port = n->port[0], .flags = WEFT_NET_LOOPBACK), -EACCES, "because it does not offer 'process'");
+        must_fail(w, SPEC(.host = n->path, .flags = WEFT_NET_LOOPBACK), -EACCES, "because it does not offer 'process'");
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 static int wrong_rules(int rank, void *arg)
 {
     (void)rank, (void)arg;
-    static const char *const wrong[] = {"allow",    "allow=",  "permit=*",  "deny=10.0.0.0/33", "deny=1.2.3.4:0", "deny=1.2.3.4:9-8",
-                                        "deny=a b", "deny=*x", "deny=[::1", "deny=[::1]x",      "deny=x:70000",   "deny=::1/129"};
+    static const char *const wrong[] = {
+        "allow",      "allow=",          "permit=*",        "deny=10.0.0.0/33", "deny=1.2.3.4:0", "deny=1.2.3.4:9-8",
+        "deny=a b",   "deny=*x",         "deny=[::1",       "deny=[::1]x",      "deny=x:70000",   "deny=::1/129",
+        "deny=127.1", "deny=0x7f000001", "deny=2130706433", "deny=10.0.0.256",  "deny=*.",        "deny=a\\097"};
     for (unsigned i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         weft_node *w;
         setenv("WEFT_SERVE", "net", 1);
@@ -476,6 +731,197 @@ static void slow(weft_node *w, void *arg)
     OK(weft_net_shutdown(s[2]));
     take_stream(&late);
     for (unsigned i = 0; i < 3; i++) {
+        OK(weft_net_close(s[i]));
+        close(fd[i]);
+    }
+    close(listener);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+/* An asker that lies about the bytes of its own connections: each is reset, the asker is told, and others go on. */
+static void lies(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    static const struct {
+        uint8_t type;
+        int32_t status;
+        uint64_t number, position, bytes, last; /* number: added to that of the asker's stream */
+        size_t payload;
+    } lie[] = {
+        {GATEWAY_DATA, 0, 0, 1, 1, 0, 0},          {GATEWAY_DATA, 0, 0, UINT64_MAX, 1, 0, 0}, {GATEWAY_DATA, 0, 0, 0, 65537, 0, 0},
+        {GATEWAY_DATA, 0, 0, 0, UINT64_MAX, 0, 0}, {GATEWAY_DATA, 0, 0, 0, 1, 2, 0},          {GATEWAY_DATA, 1, 0, 0, 1, 1, 0},
+        {GATEWAY_DATA, 0, 1, 0, 1, 0, 0},          {GATEWAY_DATA, 0, 0, 0, 8, 0, 8},          {GATEWAY_DATA, 0, 0, 0, 9, 0, 8},
+        {GATEWAY_CREDIT, 0, 1, 0, 0, 0, 0},        {GATEWAY_SHUT, 0, 0, 0, 0, 0, 0},
+    };
+    uint32_t port;
+    char text[8] = "";
+    size_t n;
+    weft_socket *s, *good;
+    int listener = listen_at("127.0.0.1", &port);
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &good, DEFAULT_TIME));
+    int there = accept_at(listener);
+    for (unsigned i = 0; i < sizeof lie / sizeof lie[0]; i++) {
+        OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &s, DEFAULT_TIME));
+        int fd = accept_at(listener);
+        const struct gateway_message m = {.type = lie[i].type,
+                                          .status = lie[i].status,
+                                          .to = s->out->peer,
+                                          .word = {s->out->id + lie[i].number, lie[i].position, lie[i].bytes, lie[i].last}};
+        OK(fab_send(w, 0, GATEWAY_HANDLER, &m, sizeof m, text, lie[i].payload, NULL));
+        int rc = weft_net_receive(s, text, sizeof text, &n, patience_ns(10));
+        if (rc != -EPROTO)
+            fprintf(stderr, "lie %u: %d\n", i, rc);
+        CHECK(rc == -EPROTO);
+        CHECK(read(fd, text, 1) < 0 && errno == ECONNRESET);
+        OK(weft_net_close(s));
+        close(fd);
+    }
+    OK(weft_net_send(good, "good", 4, NULL, DEFAULT_TIME));
+    CHECK(read(there, text, 4) == 4);
+    send_all(there, "good", 4);
+    OK(weft_net_receive(good, text, 4, &n, DEFAULT_TIME));
+    /* Lies about what it has taken: it gets no more bytes, and the connection can still be closed. */
+    const struct gateway_message credit = {.type = GATEWAY_CREDIT, .to = good->in->peer, .word = {1000}};
+    OK(fab_send(w, 0, GATEWAY_HANDLER, &credit, sizeof credit, NULL, 0, NULL));
+    OK(weft_net_close(good));
+    CHECK(read(there, text, 1) <= 0);
+    close(there);
+    close(listener);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+#if defined(__linux__)
+/* Names that a name server would have to know, in place of libc's function. again.test: the name server does not answer. holes.test:
+ * three addresses. */
+int getaddrinfo(const char *restrict host, const char *restrict port, const struct addrinfo *restrict hints, struct addrinfo **restrict out)
+{
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    if (!host || hints->ai_flags & AI_NUMERICHOST)
+        return real(host, port, hints, out);
+    if (strcmp(host, "again.test") == 0)
+        return EAI_AGAIN;
+    if (strcmp(host, "holes.test") != 0)
+        return real(host, port, hints, out);
+    static const char *const addresses[] = {"127.0.0.2", "127.0.0.3", "127.0.0.4"};
+    for (unsigned i = 0; i < 3; i++) {
+        int rc = real(addresses[i], port, hints, out);
+        if (rc)
+            return rc;
+        while (*out)
+            out = &(*out)->ai_next;
+    }
+    return 0;
+}
+
+/* The name server does not answer: that error is one of opening, not "nothing is there now", and nothing waits for more. */
+static void no_answer(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        weft_socket *s;
+        weft_op op;
+        const void *at;
+        void *to;
+        char text[4];
+        size_t n;
+        must_fail(w, SPEC(.host = "again.test", .port = 80), -EAGAIN, "the name server does not answer");
+        OK(weft_net_connect_start(w, 0, SPEC(.host = "again.test", .port = 80), &s, &op));
+        CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EAGAIN && weft_net_error(s) == -EAGAIN);
+        CHECK(weft_net_received(s, &at, &n) == -ENOTCONN && n == 0 && weft_net_room(s, &to, &n) == -ENOTCONN && n == 0);
+        CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
+        CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && n == 0 && strstr(weft_error(), "name server"));
+        OK(weft_net_close(s));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+/* Listens, and lets no connection come: its queue is full. */
+static int hole_at(const char *address, uint32_t port, int *client)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    inet_pton(AF_INET, address, &a.sin_addr);
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 0) == 0);
+    for (unsigned i = 0; i < 3; i++) {
+        CHECK((client[i] = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && fcntl(client[i], F_SETFL, O_NONBLOCK) == 0);
+        CHECK(connect(client[i], (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
+    }
+    return fd;
+}
+
+/* A name has three addresses, of which two do not answer: each gets its three seconds, and no more. */
+static void holes(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        uint32_t port;
+        int client[6], listener = listen_at("127.0.0.4", &port);
+        int hole[2] = {hole_at("127.0.0.2", port, client), hole_at("127.0.0.3", port, client + 3)};
+        weft_socket *s;
+        OK(weft_net_connect(w, 0, SPEC(.host = "holes.test", .port = port), &s, patience_ns(20)));
+        CHECK(strncmp(weft_net_peer(s), "127.0.0.4:", 10) == 0);
+        OK(weft_net_close(s));
+        for (unsigned i = 0; i < 6; i++)
+            close(client[i]);
+        close(hole[0]);
+        close(hole[1]);
+        close(listener);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, no_answer, NULL, OPEN), 0);
+    assert_int_equal(nodes_failed_with(2, holes, NULL, (const char *const[]){"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.0/8", NULL}),
+                     0);
+}
+#endif
+
+/* More peers that do not read than the gateway has buffers for what it fetches: other connections go on, and nothing is lost. */
+#define STALLED 80u
+static void stalled(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    static uint8_t some[50000];
+    weft_socket *s[STALLED + 1];
+    int fd[STALLED + 1];
+    uint64_t sent[STALLED] = {0};
+    uint32_t port;
+    int listener = listen_at("127.0.0.1", &port);
+    CHECK(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int)) == 0);
+    for (unsigned i = 0; i <= STALLED; i++) {
+        OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port, .send_buffer = 4096), &s[i], DEFAULT_TIME));
+        fd[i] = accept_at(listener);
+    }
+    for (unsigned i = 0; i < STALLED; i++) {
+        size_t put;
+        int rc;
+        do {
+            fill(some, i, sent[i], sizeof some);
+            rc = weft_net_send(s[i], some, sizeof some, &put, 20 * WEFT_MS);
+            sent[i] += put;
+        } while (rc == 0 && sent[i] < 20u << 20);
+        CHECK(rc == -ETIMEDOUT);
+    }
+    const struct timeval patience = {.tv_sec = patience_ns(10) / WEFT_SECOND};
+    CHECK(setsockopt(fd[STALLED], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0);
+    OK(weft_net_send(s[STALLED], "go on", 5, NULL, DEFAULT_TIME));
+    CHECK(recv(fd[STALLED], some, 5, MSG_WAITALL) == 5 && memcmp(some, "go on", 5) == 0);
+    for (unsigned i = 0; i <= STALLED; i++) {
+        struct sender all = {fd[i], i, i < STALLED ? sent[i] : 0};
+        OK(weft_net_shutdown(s[i]));
+        take_stream(&all);
         OK(weft_net_close(s[i]));
         close(fd[i]);
     }
@@ -614,7 +1060,39 @@ static void gateway_dies(weft_node *w, void *arg)
 TEST(basics)
 TEST(streams)
 TEST(listening)
+TEST(waiting)
+
+static void test_datagrams(void **state)
+{
+    (void)state;
+    const char *const settings[] = {"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.1", "WEFT_LOG=error", NULL};
+    assert_int_equal(nodes_failed_with(2, datagrams, NULL, settings), 0);
+}
+
 TEST(slow)
+TEST(stalled)
+TEST(lies)
+
+static void test_near(void **state)
+{
+    (void)state;
+    struct near n;
+    char text[100];
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int listener[2] = {listen_at("127.0.0.1", &n.port[0]), listen_at("127.0.0.1", &n.port[1])}, fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(n.path, sizeof n.path, "/tmp/weft-net-%d", (int)getpid());
+    memcpy(a.sun_path, n.path, strlen(n.path));
+    unlink(n.path);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(fd, 16), 0);
+    snprintf(text, sizeof text, "WEFT_NET_RULES=deny=127.0.0.1:%u,deny=[::1]:%u", n.port[1], n.port[1]);
+    assert_int_equal(nodes_failed_with(2, near, &n, (const char *const[]){"WEFT_SERVE=net,process", "WEFT_LOG=error", text, NULL}), 0);
+    assert_int_equal(nodes_failed_with(2, not_near, &n, OPEN), 0);
+    unlink(n.path);
+    close(fd);
+    close(listener[0]);
+    close(listener[1]);
+}
 
 static void test_errors(void **state)
 {
@@ -632,12 +1110,12 @@ static void test_rules(void **state)
 {
     (void)state;
     uint32_t port[2];
-    char text[300];
+    char text[400];
     int listener[2] = {listen_at("127.0.0.1", &port[0]), listen_at("127.0.0.1", &port[1])};
-    snprintf(
-        text, sizeof text,
-        "WEFT_NET_RULES=deny=LocalHost,allow=127.0.0.1:%u,deny=127.0.0.0/9,deny=10.0.0.0/8,deny=*:20-30,deny=[2001:db8::]/32:80,allow=*",
-        port[0]);
+    snprintf(text, sizeof text,
+             "WEFT_NET_RULES=deny=LocalHost,allow=127.0.0.1:%u,deny=127.0.0.0/9,deny=10.0.0.0/8,deny=::ffff:11.0.0.0/"
+             "104,deny=[::ffff:12.1.2.3]:80,deny=*:20-30,deny=[2001:db8::]/32:80,allow=*",
+             port[0]);
     assert_int_equal(nodes_failed_with(2, rules, port, (const char *const[]){"WEFT_SERVE=net", "WEFT_LOG=error", text, NULL}), 0);
     close(listener[0]);
     close(listener[1]);
@@ -674,9 +1152,15 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_basics), cmocka_unit_test(test_streams),  cmocka_unit_test(test_listening),
-        cmocka_unit_test(test_errors), cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_slow),   cmocka_unit_test(test_many),     cmocka_unit_test(test_deaths),
+        cmocka_unit_test(test_basics),   cmocka_unit_test(test_streams),   cmocka_unit_test(test_listening), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_rules),     cmocka_unit_test(test_slow),      cmocka_unit_test(test_many),
+        cmocka_unit_test(test_deaths),   cmocka_unit_test(test_waiting),   cmocka_unit_test(test_near),      cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_lies),     cmocka_unit_test(test_datagrams),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+#if defined(__linux__)
+    const struct CMUnitTest names[] = {cmocka_unit_test(test_names)};
+    failed += cmocka_run_group_tests(names, NULL, NULL);
+#endif
+    return failed;
 }

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft proxy: programs that have no network reach servers through a gateway. The programs run in a network namespace without interface,
+"""weft proxy, weft publish: programs that have no network reach servers through a gateway. The programs run in a network namespace without interface,
 where the kernel allows that; the servers are this test's, on loopback, which rules of the gateway allow.
 
 Usage: test_proxy.py PATH-OF-WEFT CLUSTER, CLUSTER: "-n 2", or "--softverbs switch:2"
 """
 import base64
+import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import resource
+import select
 import selectors
 import shutil
 import signal
@@ -189,6 +191,10 @@ class Proxy(unittest.TestCase):
         host, port = line.rsplit(":", 1)
         return p, (host, int(port))
 
+    def pid_of(self, node):
+        p = subprocess.run([WEFT, "status", "--json"], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT)
+        return next(n["pid"] for n in json.loads(p.stdout)["nodes"] if n["place"] == node)
+
     def talk(self, address, *pieces):
         """What the proxy answers to these bytes, until it closes the connection or waits."""
         with socket.create_connection(address, timeout=LIMIT) as s:
@@ -351,6 +357,33 @@ class Talk(Proxy):
             s.shutdown(socket.SHUT_WR)
             self.assertEqual(exactly(s, 100_003), b"x" * 100_000 + b"end")
 
+    def test_one_request(self):
+        """Plain HTTP: a server gets the client's one request, not what comes behind it: that may be for another server, with a password."""
+        _, at = self.proxy()
+        second = b"GET http://other.invalid/ HTTP/1.1\r\nProxy-Authorization: Basic c2VjcmV0\r\nCookie: secret\r\n\r\n"
+        for head, body, right in ((b"GET", b"", b""), (b"POST", b"Content-Length: 5\r\n\r\nhello", b"hello"),
+                                  (b"POST", b"Transfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nA: b\r\n\r\n", None),
+                                  (b"POST", b"Transfer-Encoding: chunked\r\n\r\n5\nhello\n0\n\n", b"5\n"),
+                                  (b"POST", b"Transfer-Encoding: chunked\r\n\r\n00000000000000000000005\r\nhellox", None)):
+            lines, _, body = (body or b"\r\n").partition(b"\r\n\r\n")
+            right = body if right is None else right
+            request = head + b" http://127.0.0.1:%d/ HTTP/1.1\r\n" % self.echo.port + lines + (b"\r\n\r\n" if lines else b"\r\n") + body
+            for pieces in ((request + second,), (request, second), tuple(bytes([b]) for b in request + second)):
+                got = self.talk(at, *pieces)
+                self.assertTrue(got.partition(b"\r\n\r\n")[2] == right + b"end", (request, len(pieces), got))
+        for lines in (b"Content-Length: 5\r\nContent-Length: 6\r\n", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+                      b"Content-Length: -1\r\n", b"Content-Length: 5, 5\r\n", b"Content-Length:\r\n", b"Content-Length: 0x5\r\n",
+                      b"Content-Length: 99999999999999999999\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"Transfer-Encoding: xchunked\r\n"):
+            self.assertIn(b" 400 ", self.talk(at, b"POST http://127.0.0.1:%d/ HTTP/1.1\r\n" % self.echo.port + lines + b"\r\nhello"), lines)
+        with socket.create_connection(at, timeout=LIMIT) as s:  # the server has answered, and stays: the client has to connect again
+            s.sendall(b"GET http://127.0.0.1:%d/ HTTP/1.1\r\n\r\n" % self.echo.port)
+            self.assertIn(b"\r\n\r\n", exactly(s, 60))
+            while select.select([s], [], [], 0.5)[0]:
+                s.recv(65536)
+            s.sendall(second)
+            with self.assertRaises(ConnectionResetError):
+                s.recv(65536)
+
     def test_nonsense(self):
         _, at = self.proxy()
         for what, says in ((b"\x04\x01", b" 400 "), (b"hello\r\n\r\n", b" 400 "), (b"\x16\x03\x01", b" 400 "), (b"GET / HTTP/1.1\r\n\r\n", b" 400 "),
@@ -358,10 +391,12 @@ class Talk(Proxy):
                            (b"GET http://x:0/ HTTP/1.1\r\n\r\n", b" 400 "), (b"CONNECT x HTTP/1.1\r\n\r\n", b" 400 "),
                            (b"CONNECT x:99999 HTTP/1.1\r\n\r\n", b" 400 "), (b"GET http://x/ HTTP/2\r\n\r\n", b" 400 "),
                            (b"GET http://x/ HTTP/1.1\r\n folded: x\r\n\r\n", b" 400 "), (b"GET http://x/ HTTP/1.1\r\nno name\r\n\r\n", b" 400 "),
+                           (b"CONNECT [::1]:80:90 HTTP/1.1\r\n\r\n", b" 400 "), (b"CONNECT [x]:80 HTTP/1.1\r\n\r\n", b" 400 "),
+                           (b"GET\thttp://y/ http://x/ HTTP/1.1\r\n\r\n", b" 400 "),
                            (b"GET http://x/ HTTP/1.1\r\nA: \0\r\n\r\n", b" 400 "), (b"GET http://x/ HTTP/1.1\r\nA: b\nC: d\r\n\r\n", b" 400 "),
                            (b"GET http://x/ HTTP/1.1\r\n" + b"A: b\r\n" * 10000, b" 431 "), (b"\x05\0", b"\x05\xff"),
                            (b"\x05\x01\x07", b"\x05\xff"), (b"\x05\x01\0\x05\x02\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x07"),
-                           (b"\x05\x01\0\x05\x03\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x07"), (b"\x05\x01\0\x05\x01\0\x05\x7f\0\0\x01\0\x50", b"\x05\0\x05\x08"),
+                           (b"\x05\x01\0\x05\x04\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x07"), (b"\x05\x01\0\x05\x01\0\x05\x7f\0\0\x01\0\x50", b"\x05\0\x05\x08"),
                            (b"\x05\x01\0\x05\x01\0\x01\x7f\0\0\x01\0\0", b"\x05\0\x05\x01"), (b"\x05\x01\0\x04\x01\0\x01\x7f\0\0\x01\0\x50", b"\x05\0\x05\x01"),
                            (b"\x05\x01\0\x05\x01\0\x03\0\0\x50\0", b"\x05\0\x05\x01"), (b"\x05\x01\0\x05\x01\0\x03\x03a\0b\0\x50", b"\x05\0\x05\x01")):
             with contextlib.suppress(ConnectionError):
@@ -371,6 +406,86 @@ class Talk(Proxy):
         with self.socks(at) as s:  # and it still works
             s.sendall(b"x")
             self.assertEqual(exactly(s, 1), b"x")
+
+    def associate(self, address, port=0):
+        """A connection that asks for datagrams, and the address for them."""
+        s = socket.create_connection(address, timeout=LIMIT)
+        self.addCleanup(s.close)
+        s.sendall(b"\x05\x01\0" + b"\x05\x03\0\x01\0\0\0\0" + struct.pack(">H", port))
+        self.assertEqual(exactly(s, 2), b"\x05\0")
+        answer = exactly(s, 10)
+        self.assertEqual(answer[:4], b"\x05\0\0\x01")
+        return s, (socket.inet_ntoa(answer[4:8]), struct.unpack(">H", answer[8:])[0])
+
+    def udp(self, address="127.0.0.1", port=0):
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.addCleanup(s.close)
+        s.bind((address, port))
+        s.settimeout(LIMIT)
+        return s
+
+    def test_datagrams(self):
+        _, at = self.proxy("--via", "1")
+        port = self.echo.port  # which a rule allows
+        echo = self.udp(port=port)
+        denied = self.udp("127.0.0.2")
+        def answer():
+            while True:
+                data, peer = echo.recvfrom(65536)
+                if data == b"stop":
+                    return
+                echo.sendto(data, peer)
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        four = b"\0\0\0\x01\x7f\0\0\x01" + struct.pack(">H", port)
+        name = b"\0\0\0\x03\x09127.0.0.1" + struct.pack(">H", port)
+        control, to = self.associate(at)
+        self.assertEqual(to[0], "127.0.0.1")
+        client = self.udp()
+        for head in (four, name):
+            for size in (0, 1, 512, 1472, 9000, 65000):
+                data = os.urandom(size)
+                client.sendto(head + data, to)
+                self.assertEqual(client.recv(65536), four + data, (head, size))
+        # Pieces of datagrams, nonsense, and a peer that a rule forbids: dropped. The next right one is answered.
+        for wrong in (b"", b"\0", b"\0\0\0", b"\0\0\x01" + four[3:] + b"piece", b"\0\x01" + four[2:] + b"x", four[:9], b"\0\0\0\x05" + four[4:],
+                      b"\0\0\0\x03\0\0\x50x", b"\0\0\0\x01\x7f\0\0\x01\0\0x", b"\0\0\0\x01\x7f\0\0\x02" + struct.pack(">H", denied.getsockname()[1]) + b"denied"):
+            client.sendto(wrong, to)
+        client.sendto(four + b"right", to)
+        self.assertEqual(client.recv(65536), four + b"right")
+        until("the denied one is logged", lambda: f"port {denied.getsockname()[1]} (127.0.0.2:" in self.log())
+        denied.setblocking(False)
+        self.assertRaises(BlockingIOError, denied.recv, 10)
+        # Who has no association is not served; with one of its own, yes, and each gets its own answers.
+        other = self.udp()
+        other.sendto(four + b"other", to)
+        client.sendto(four + b"again", to)
+        self.assertEqual(client.recv(65536), four + b"again")
+        other.setblocking(False)
+        self.assertRaises(BlockingIOError, other.recv, 10)
+        other.settimeout(LIMIT)
+        second, to = self.associate(at, other.getsockname()[1])
+        for i in range(50):
+            for s in (client, other):
+                s.sendto(four + b"%d of %d" % (i, s.fileno()), to)
+            for s in (client, other):
+                self.assertEqual(s.recv(65536), four + b"%d of %d" % (i, s.fileno()))
+        # Its connection ends: so does the association.
+        control.close()
+        until("the association has ended", lambda: not self.answers(client, four, to))
+        other.sendto(four + b"goes on", to)
+        self.assertEqual(other.recv(65536), four + b"goes on")
+        second.close()
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"stop", ("127.0.0.1", port))
+        thread.join(LIMIT)
+
+    def answers(self, client, head, to):
+        client.sendto(head + b"?", to)
+        client.settimeout(0.2)
+        try:
+            return client.recv(65536)
+        except TimeoutError:
+            return None
 
     def test_thousand(self):
         """A thousand connections at once, and one that is not read beside them."""
@@ -385,6 +500,144 @@ class Talk(Proxy):
         self.assertGreaterEqual(self.echo.most, 1000)
         for s in (*every, slow):
             s.close()
+
+
+class Publish(Proxy):
+    def publish(self, *args):
+        """A published port that stays, and where it listens."""
+        p = subprocess.Popen([WEFT, "publish", *args], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True)
+        def end():
+            p.kill()
+            p.communicate()
+        self.addCleanup(end)
+        line = p.stdout.readline().strip()
+        if not line:
+            self.fail(p.stderr.read())
+        return p, ("127.0.0.1", int(line.rsplit(":", 1)[1]))
+
+    def weft(self, *args, code=0):
+        p = subprocess.run([WEFT, *args], env=self.env, capture_output=True, text=True, timeout=LIMIT, check=False, stdin=subprocess.DEVNULL)
+        self.assertEqual(p.returncode, code, p.stderr)
+        return p.stdout if code == 0 else p.stderr
+
+    def forwards(self):
+        return {f["address"].rsplit(":", 1)[1]: f for f in json.loads(self.weft("status", "--json"))["forwards"]}
+
+    def echoes(self, at):
+        self.assertEqual(self.talk(at, b"hello"), b"helloend")
+
+    def refused(self, at):
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(at, timeout=LIMIT).close()
+            return False
+        return True
+
+    def test_ways(self):
+        """To this node and to the other one, at the other one and at this one; several at once, and what the status says of them."""
+        echo = self.echo.port
+        ways = [(("--to", f":{echo}", "127.0.0.1:0"), 1, 0), (("--to", f"1:{echo}", "0"), 0, 1), (("--via", "1", "--to", f"1:{echo}", "0"), 1, 1),
+                (("--via", "0", "--to", f"0:{echo}", "[::1]:0"), 0, 0)]
+        every = [(self.publish(*args)[1], gateway, target) for args, gateway, target in ways]
+        for (host, port), gateway, target in every:
+            at = ("::1" if target == gateway == 0 else host, port)
+            self.echoes(at)
+            with socket.create_connection(at, timeout=LIMIT) as s:
+                f = self.forwards()[str(port)]
+                self.assertEqual((f["kind"], f["gateway"], f["target"], f["to"], f["kept"]), ("publish", gateway, target, str(echo), False))
+                until("both are counted", lambda: self.forwards()[str(port)]["connections"] == 2)
+                self.assertEqual(self.forwards()[str(port)]["open"], 1)
+                s.sendall(b"x" * 500_000)
+                self.assertEqual(exactly(s, 500_000), b"x" * 500_000)
+                def moved(port=port):
+                    f = self.forwards()[str(port)]
+                    return (f["up_bytes"], f["down_bytes"]) == (500_005, 500_008)
+                until("all bytes are counted", moved)
+        self.assertRegex(self.weft("status"), rf"(?m)^publish +127.0.0.1:{every[0][0][1]} +1 +0:{echo} +no ")
+
+    def test_unix(self):
+        path = os.path.join(self.tmp.name, "server")
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(path)
+        server.listen(1)
+        def serve():
+            while True:
+                with server.accept()[0] as s:
+                    while data := s.recv(65536):
+                        s.sendall(data)
+                    s.sendall(b"end")
+        threading.Thread(target=serve, daemon=True).start()
+        _, at = self.publish("--to", f":{path}", "0")
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:  # more than the socket's queue holds: they wait
+            self.assertEqual(list(pool.map(lambda _: self.talk(at, b"hello"), range(20))), [b"helloend"] * 20)
+
+    def test_thousand(self):
+        _, at = self.publish("--to", f":{self.echo.port}", "0")
+        every = [socket.create_connection(at, timeout=LIMIT) for _ in range(500)]
+        for i, s in enumerate(every):
+            s.sendall(b"%05d" % i)
+        for i, s in enumerate(every):
+            self.assertEqual(exactly(s, 5), b"%05d" % i)
+            s.close()
+
+    def test_no_server(self):
+        unused = socket.create_server(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        unused.close()
+        _, at = self.publish("--to", f":{port}", "0")
+        with self.assertRaises(ConnectionResetError), socket.create_connection(at, timeout=LIMIT) as s:
+            self.assertNotEqual(s.recv(1), b"")
+        self.assertEqual(self.forwards()[str(at[1])]["refused"], 1)
+        self.assertIn(f"node 0 cannot connect to localhost port {port}", self.log())
+
+    def test_ends(self):
+        p, at = self.publish("--to", f":{self.echo.port}", "0")
+        with socket.create_connection(at, timeout=LIMIT) as s:
+            s.sendall(b"x")
+            self.assertEqual(s.recv(1), b"x")
+            self.assertIn("ends with its command", self.weft("publish", "--end", str(at[1]), code=1))
+            p.terminate()
+            self.assertEqual(p.wait(LIMIT), 0)
+            with contextlib.suppress(ConnectionResetError):
+                self.assertEqual(s.recv(1), b"")
+        until("the port is closed", lambda: self.refused(at))
+        kept = ("127.0.0.1", int(self.weft("publish", "--keep", "--to", f":{self.echo.port}", "0").strip().rsplit(":", 1)[1]))
+        proxy = self.weft("proxy", "--keep", "--listen", "127.0.0.1:0").strip()
+        self.echoes(kept)
+        host, port = proxy.rsplit(":", 1)
+        self.socks((host, int(port))).close()
+        self.assertEqual([f["kept"] for f in self.forwards().values()], [True, True])
+        self.assertIn("there is no proxy", self.weft("proxy", "--end", str(kept[1]), code=1))
+        self.weft("publish", "--end", str(kept[1]))
+        self.weft("proxy", "--end", proxy)
+        for at in (kept, (host, int(port))):
+            until("the port is closed", lambda: self.refused(at))
+        until("none is left", lambda: not self.forwards())
+        at = ("127.0.0.1", int(self.weft("publish", "--keep", "--to", f":{self.echo.port}", "0").strip().rsplit(":", 1)[1]))
+        self.down()
+        self.assertTrue(self.refused(at))
+        self.up()
+
+    def test_gateway_dies(self):
+        p, at = self.publish("--via", "1", "--to", f":{self.echo.port}", "0")
+        s = socket.create_connection(at, timeout=LIMIT)
+        s.sendall(b"x")
+        self.assertEqual(s.recv(1), b"x")
+        os.kill(self.pid_of(1), signal.SIGKILL)
+        self.assertEqual(p.wait(LIMIT), 1)
+        self.assertRegex(p.stderr.read(), "node 1")
+        s.close()
+        self.down()
+        self.up()
+
+    def test_words(self):
+        for words, says in ((("8080", "9090"), "unexpected '9090'"), ((), "give the port"), (("x",), "expected PORT or ADDRESS:PORT"), (("70000",), "expected"),
+                            (("--to", "node1", "80"), "expected HOST:PORT"), (("--to", "a:0", "80"), "expected HOST:PORT"), (("::1:80",), "expected PORT"),
+                            (("--to", ":/" + "x" * 103, "80"), "at most 103 bytes"), (("--end", "--keep", "80"), "excludes")):
+            self.assertIn(says, self.weft("publish", *words, code=2))
+        for words, says in ((("--to", "nowhere:80", "0"), "there is no host or node 'nowhere'"), (("0",), "port 0 is any free port"),
+                            (("--to", ":80", f"127.0.0.1:{self.echo.port}"), "node 1 cannot listen at 127.0.0.1 port"), (("--via", "7", "80"), "no host or node '7'")):
+            self.assertIn(says, self.weft("publish", *words, code=1))
 
 
 class Ends(Proxy):
@@ -408,10 +661,6 @@ class Ends(Proxy):
         p, _ = self.proxy()
         p.send_signal(signal.SIGTERM)
         self.assertEqual(p.wait(LIMIT), 0)
-
-    def pid_of(self, node):
-        p = subprocess.run([WEFT, "status", "--json"], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT)
-        return json.loads(p.stdout)["nodes"][node]["pid"]
 
     def test_gateway_stops_and_dies(self):
         """Stopped and continued: nothing is lost. Killed in the middle of a download: an error, and at once."""
