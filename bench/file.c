@@ -69,7 +69,7 @@ static int by_weft(weft_node *w, const struct spec *s, weft_file *f, weft_gaddr 
     for (uint64_t i = 0; !rc && i < s->bytes; i += PIECE) {
         weft_file_view v;
         if (strcmp(s->test, "get") == 0) {
-            rc = weft_get_blocking(w, buffer, at, PIECE);
+            rc = weft_get_blocking(w, buffer, at + i, PIECE);
         } else if (strcmp(s->test, "map") == 0) {
             rc = weft_file_map(f, i, &v, WEFT_TIMEOUT_DEFAULT);
             if (!rc) {
@@ -89,9 +89,11 @@ static int measure(weft_node *w, const struct spec *s)
     weft_name there = {.addr = WEFT_NULL};
     bool last = weft_rank(w) + 1 == weft_size(w), cold = strcmp(s->test, "cold") == 0;
     uint64_t start = 0, elapsed = 0;
-    if (weft_rank(w) == 0 && weft_alloc(w, PIECE, &there.addr))
+    if (weft_rank(w) == 0 && weft_alloc(w, s->bytes, &there.addr))
         return -1;
-    if (weft_rank(w) == 0 && weft_name_publish(w, 0, "piece", there.addr, PIECE, WEFT_TIMEOUT_DEFAULT))
+    if (weft_rank(w) == 0)
+        memset(weft_ptr(w, there.addr, s->bytes), 1, s->bytes);
+    if (weft_rank(w) == 0 && weft_name_publish(w, 0, "bytes", there.addr, s->bytes, WEFT_TIMEOUT_DEFAULT))
         return -1;
     if (weft_rank(w) == 0) {
         int fd = make_file(s->bytes);
@@ -107,7 +109,7 @@ static int measure(weft_node *w, const struct spec *s)
     int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (!rc && weft_rank(w) != 0 && (cold || last)) {
         start = spec_now_ns();
-        rc = weft_name_wait(w, 0, "piece", &there, WEFT_TIMEOUT_DEFAULT);
+        rc = weft_name_wait(w, 0, "bytes", &there, WEFT_TIMEOUT_DEFAULT);
         if (!rc)
             rc = weft_file_open(w, 0, path, 0, &f, WEFT_TIMEOUT_DEFAULT);
         for (uint64_t i = 0; !rc && !cold && i < s->warmup + 1; i++)
