@@ -125,7 +125,7 @@ static void begin_open(struct files *all, struct gateway_call *c)
 /* The asker does not use the handle any more. */
 static void open_close(struct files *all, struct file_open *o)
 {
-    file_leases_of(all, o, true);
+    file_leases_of(all, o);
     gateway_table_remove(&all->opens, o->id);
     o->closed = true;
     if (!o->jobs)
@@ -285,7 +285,14 @@ static int64_t file_tick(void *state, int64_t now)
 
 static void job_drop(struct gateway_work *work)
 {
-    file_job_free((struct file_job *)(void *)work);
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct file_open *o = job->open;
+    if (o && --o->jobs == 0 && o->closed) { /* else it is in the table */
+        if (o->fd >= 0)
+            close(o->fd);
+        free(o);
+    }
+    file_job_free(job);
 }
 
 static void file_close(void *state)

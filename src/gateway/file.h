@@ -29,7 +29,8 @@
 #define FILE_THREADS    4u
 #define FILE_OPEN_MAX   4096u
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
-#define FILE_LEASES_MAX 4096u /* of one handle */
+#define FILE_CHECK_NS   WEFT_SECOND /* a file that is read from the cache is compared with the disk so often */
+#define FILE_LEASES_MAX 4096u       /* of one handle */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* what a small piece counts for: it also has a structure */
 
@@ -103,6 +104,7 @@ struct file_body {
     int fd; /* -1: no handle and no job uses it */
     uint32_t opens, jobs;
     bool stale, pinned;
+    int64_t checked; /* when it was last compared with the disk, or that began */
     uint64_t cached, hits, reads;
     struct file_piece *pieces;
 };
@@ -151,7 +153,7 @@ void file_piece_rest(struct files *all, struct file_piece *p); /* it may be drop
 /* -ENOBUFS: too much is mapped and pinned, or the handle has too many leases; -ENOMEM. Without base_fail(). */
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, uint64_t *id);
 void file_lease_end(struct files *all, struct file_lease *l);
-void file_leases_of(struct files *all, const struct file_open *o, bool maps); /* ends those of a handle, with or without what it maps */
+void file_leases_of(struct files *all, const struct file_open *o); /* ends those of a handle */
 /* Ends those whose time is over. Returns in how many ns the next one is over; INT64_MAX: there is none. */
 int64_t file_leases_over(struct files *all);
 void file_cache_free(struct files *all);

@@ -276,11 +276,11 @@ void file_lease_end(struct files *all, struct file_lease *l)
     free(l);
 }
 
-void file_leases_of(struct files *all, const struct file_open *o, bool maps)
+void file_leases_of(struct files *all, const struct file_open *o)
 {
     uint32_t at = 0;
     for (struct file_lease *l; o->leases && (l = gateway_table_next(&all->leases, &at));)
-        if (l->open == o && (maps || l->end != INT64_MAX))
+        if (l->open == o)
             file_lease_end(all, l);
 }
 

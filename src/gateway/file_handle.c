@@ -214,7 +214,7 @@ int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, 
     int rc = file_use(f, true);
     if (rc)
         return rc;
-    file_slots_leave(f); /* the gateway ends their leases with the old generation */
+    file_slots_leave(f); /* they are of the old generation; their leases end by their time */
     f->last = UINT64_MAX;
     while (!rc && done < len) {
         rc = write_some(f, (const uint8_t *)buf + done, len - done < WEFT_FILE_PIECE ? len - done : WEFT_FILE_PIECE, offset + done, &n,

@@ -13,6 +13,11 @@ static struct file_open *open_of(const struct files *all, const struct gateway_c
     return o && o->node == c->node ? o : NULL;
 }
 
+static bool has_piece(const struct file_body *b, uint64_t index)
+{
+    return index < b->is.bytes / WEFT_FILE_PIECE + (b->is.bytes % WEFT_FILE_PIECE != 0);
+}
+
 /* Answers a request for a piece that is there. */
 static void lease_answer(struct files *all, struct gateway_call *c, struct file_piece *p)
 {
@@ -53,6 +58,32 @@ static void read_done(struct gateway_work *work)
     (void)file_lease_again(all);
 }
 
+static void recheck_done(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    if (job->result == -ESTALE)
+        file_body_stale(job->all, job->body);
+    file_job_over(job);
+}
+
+/* Compares a file with the disk now and then, while it is read from the cache. Its bytes are those of its generation in any case: this is
+ * for readers to learn of a change. */
+static void recheck(struct files *all, struct file_body *b)
+{
+    int64_t now = base_now_ns();
+    if (now - b->checked < FILE_CHECK_NS)
+        return;
+    b->checked = now;
+    struct file_job *job = file_job_new(all, FILE_TASK_CHECK, recheck_done);
+    if (!job)
+        return;
+    b->jobs++;
+    job->body = b;
+    job->fd = b->fd;
+    job->is = b->is;
+    file_job_start(all, job);
+}
+
 static int piece_read(struct files *all, struct file_open *o, struct gateway_call *c)
 {
     struct file_piece *p;
@@ -66,6 +97,7 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
     all->reads++;
     all->read_bytes += p->bytes;
     b->reads++;
+    b->checked = base_now_ns();
     b->jobs++;
     job->body = b;
     job->piece = p;
@@ -84,7 +116,7 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
 static int lease_try(struct files *all, struct gateway_call *c)
 {
     struct file_open *o = open_of(all, c);
-    int rc = !o ? -EBADF : o->body->stale ? -ESTALE : 0;
+    int rc = !o ? -EBADF : o->body->stale || !has_piece(o->body, c->record.arg[0]) ? -ESTALE : 0; /* it waited, and a write came between */
     struct file_piece *p = rc ? NULL : file_piece_find(all, o->body, c->record.arg[0]);
     if (p) {
         all->hits++;
@@ -92,6 +124,7 @@ static int lease_try(struct files *all, struct gateway_call *c)
     }
     if (p && p->ready) {
         lease_answer(all, c, p);
+        recheck(all, p->body);
         return 0;
     }
     if (p) {
@@ -114,8 +147,8 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
         if (l && l->open == o)
             file_lease_end(all, l);
     }
-    if (r->arg[0] >= o->body->is.bytes / WEFT_FILE_PIECE + (o->body->is.bytes % WEFT_FILE_PIECE != 0)) {
-        base_fail(-EINVAL, "%s at node %u has no piece %llu", o->body->path, gateway_of(all->server)->w->rank,
+    if (!has_piece(o->body, r->arg[0])) {
+        base_fail(-EINVAL, "%.300s at node %u has no piece %llu", o->body->path, gateway_of(all->server)->w->rank,
                   (unsigned long long)r->arg[0]);
         gateway_answer_error(c, -EINVAL);
         return;

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#if defined(__linux__)
+#if defined(__linux__) && __has_include(<linux/openat2.h>)
 #include <linux/openat2.h>
 #include <sys/syscall.h>
 #endif
@@ -93,7 +93,7 @@ static int open_each(int root, const char *path, int flags)
 
 static int open_below(int root, const char *path, int flags)
 {
-#if defined(__linux__) && defined(SYS_openat2)
+#if defined(SYS_openat2) && defined(RESOLVE_BENEATH)
     struct open_how how = {
         .flags = (uint64_t)(unsigned)flags, .mode = flags & O_CREAT ? 0666 : 0, .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
     for (int i = 0; i < TRIES; i++) {

@@ -14,7 +14,6 @@ static bool move_on(struct files *all, struct file_open *o, const struct file_id
 {
     struct file_body *old = o->body;
     int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
-    file_leases_of(all, o, false);
     file_body_stale(all, old); /* also if size and time are the same: the bytes are not */
     struct file_body *new = fd < 0 ? NULL : file_body_get(all, is, old->path, fd);
     if (!new)
@@ -32,15 +31,11 @@ static void write_done(struct gateway_work *work)
     struct files *all = job->all;
     struct file_open *o = job->open;
     struct gateway_call *c = file_job_call(job);
-    int rc = job->result;
     bool moved = move_on(all, o, &job->is);
-    if (!c)
-        rc = 0;
-    else if (rc && !job->bytes)
+    int rc = job->result && !job->bytes ? job->result : moved ? 0 : -ENOMEM;
+    if (c && rc)
         file_answer_failed(c, rc, job->body->path);
-    else if (!moved)
-        file_answer_failed(c, -ENOMEM, job->body->path);
-    else
+    else if (c)
         file_answer_info(c, o, job->bytes); /* after a part was written, the next write gets the error */
     file_job_over(job);
     (void)file_lease_again(all);

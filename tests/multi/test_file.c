@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -425,6 +426,39 @@ static void test_evictions(void **state)
     assert_int_equal(nodes_failed_with(5, evictions, NULL, SMALL), 0);
 }
 
+/* --- a change that only the cache's readers could notice --- */
+
+static void noticed(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) != 0) {
+        static uint8_t some[5000];
+        weft_file *f;
+        size_t n;
+        int rc = 0;
+        int64_t deadline = now_ns() + patience_ns(20);
+        OK(weft_file_open(w, 0, in_folder("cached"), 0, &f, DEFAULT_TIME));
+        for (uint64_t i = 0; i < 12; i++)
+            OK(weft_file_read(f, some, sizeof some, i * PIECE, &n, DEFAULT_TIME));
+        uint64_t reads = cache_of(w).disk_reads;
+        write_file(in_folder("cached"), 26, 12 * PIECE, 0);
+        for (uint64_t i = 0; !rc; i++) {
+            rc = weft_file_read(f, some, sizeof some, i % 12 * PIECE, &n, DEFAULT_TIME);
+            CHECK(right(some, 25, i % 12 * PIECE, n) && now_ns() < deadline);
+        }
+        CHECK(rc == -ESTALE && cache_of(w).disk_reads == reads);
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_noticed(void **state)
+{
+    (void)state;
+    write_file(in_folder("cached"), 25, 12 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, noticed, NULL, OPEN), 0);
+}
+
 /* --- pins --- */
 
 static void pins(weft_node *w, void *arg)
@@ -550,6 +584,42 @@ static void test_writes(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed_with(2, writes, NULL, OPEN), 0);
+}
+
+/* Files of the gateway may not become larger than 2.5 MiB: a write that is cut short, as by a full disk. */
+static void full(weft_node *w, void *arg)
+{
+    (void)arg;
+    static uint8_t some[3 << 20], back[3 << 20];
+    const uint64_t most = 5 * PIECE / 2;
+    if (weft_rank(w) == 0) {
+        CHECK(setrlimit(RLIMIT_FSIZE, &(struct rlimit){most, most}) == 0);
+        OK(weft_barrier(w, DEFAULT_TIME));
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    weft_file *f, *reader;
+    size_t n;
+    OK(weft_barrier(w, DEFAULT_TIME));
+    OK(weft_file_open(w, 0, in_folder("full"), WEFT_FILE_WRITE, &f, DEFAULT_TIME));
+    OK(weft_file_open(w, 0, in_folder("full"), 0, &reader, DEFAULT_TIME));
+    OK(weft_file_read(reader, back, 10, 0, &n, DEFAULT_TIME));
+    fill(some, 45, 0, sizeof some);
+    CHECK(weft_file_write(f, some, sizeof some, 0, &n, DEFAULT_TIME) == -EFBIG && n == most && strstr(weft_error(), "File too large"));
+    CHECK(weft_file_stat(reader, NULL, 0, DEFAULT_TIME) == -ESTALE);
+    CHECK(weft_file_size(f) == most);
+    OK(weft_file_read(f, back, sizeof back, 0, &n, DEFAULT_TIME));
+    CHECK(n == most && right(back, 45, 0, n));
+    OK(weft_file_close(f));
+    OK(weft_file_close(reader));
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_full(void **state)
+{
+    (void)state;
+    write_file(in_folder("full"), 44, 5000, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, full, NULL, OPEN), 0);
 }
 
 /* --- the root --- */
@@ -804,8 +874,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_errors), TEST(test_once),   TEST(test_changes),
-                                       TEST(test_evictions), TEST(test_pins),   TEST(test_writes), TEST(test_root),
-                                       TEST(test_settings),  TEST(test_deaths), TEST(test_stopped)};
+    const struct CMUnitTest tests[] = {TEST(test_basics),   TEST(test_errors), TEST(test_once),   TEST(test_changes), TEST(test_evictions),
+                                       TEST(test_noticed),  TEST(test_pins),   TEST(test_writes), TEST(test_full),    TEST(test_root),
+                                       TEST(test_settings), TEST(test_deaths), TEST(test_stopped)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
