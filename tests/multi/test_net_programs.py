@@ -369,6 +369,7 @@ class Out(Case):
         self.serve("world", 5201, "iperf3", "-s", "-p", "5201")
         for way in ([], ["-R"]):
             got = json.loads(self.chained("iperf3", "-c", "world.test", "-J", "-n", "40M", *way).stdout)
+            self.assertIn("sum_received", got["end"], got)
             self.assertGreater(got["end"]["sum_received"]["bytes"], 20 << 20)  # the rest may be on its way when iperf3 stops counting
 
 
@@ -435,6 +436,7 @@ class In(Case):
         port = self.publish("--to", ":5301", "0")
         for way in ([], ["-R"]):
             got = json.loads(self.run_in(self.world, "iperf3", "-c", GATE, "-p", port, "-J", "-n", "40M", *way).stdout)
+            self.assertIn("sum_received", got["end"], got)
             self.assertGreater(got["end"]["sum_received"]["bytes"], 20 << 20)  # the rest may be on its way when iperf3 stops counting
 
     def test_from_the_gate(self):
