@@ -518,7 +518,7 @@ static void proxy_loop(struct proxy *p)
         }
         gateway_watches_wait(p->watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
         idle = look_at_ready(p);
-        proxy_udp_go_on(p->udp);
+        idle = proxy_udp_go_on(p->udp) && idle;
         if (p->paused) {
             p->paused = false;
             gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
