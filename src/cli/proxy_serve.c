@@ -19,6 +19,7 @@
 #include "cli/proxy_udp.h"
 #include "gateway/gateway.h"
 #include "weft/net.h"
+#include "weft/pool.h"
 
 #define TURNS     16u                /* pieces that one client moves before the next one gets its turn */
 #define READY_MAX 256u               /* connections to go on with, before clients are looked at */
@@ -60,6 +61,7 @@ struct proxy {
     bool over, paused;
     struct client *clients;
     uint32_t count, talking;
+    uint64_t pool_bytes;
     struct proxy_udp *udp;
     base_spin lock;
     struct client *ready;
@@ -263,18 +265,22 @@ static void client_opened(struct client *c)
     client_move(c, true);
 }
 
-/* Bytes of each of the two rings of a new connection, when so many are open: the first ones are fast, and 10,000 fit into half of the usual
- * pool of 256 MiB. */
-static uint64_t ring_for(uint32_t open)
+/* Bytes of each of the two rings of a new connection, when so many are open: the first ones are fast, and 10,000 take 175 MiB of the usual
+ * pool of 256 MiB. None takes more than a 128th of the pool. */
+static uint64_t ring_for(const struct proxy *p)
 {
-    return (open < 32 ? 256u : open < 256 ? 64u : open < 2048 ? 16u : 4u) << 10;
+    uint32_t open = p->count;
+    uint64_t ring = (open < 8 ? 1024u : open < 32 ? 256u : open < 256 ? 64u : open < 2048 ? 16u : 4u) << 10;
+    while (ring > 4096 && ring > p->pool_bytes / 256)
+        ring /= 4;
+    return ring;
 }
 
 static void client_connect(struct client *c)
 {
     struct speech *s = c->speech;
     size_t first = s->bytes - s->at + s->reply.bytes; /* these are in the ring before the gateway takes any */
-    uint64_t ring = ring_for(c->p->count);
+    uint64_t ring = ring_for(c->p);
     weft_net_spec spec = {.bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY};
     int rc;
     c->state = CLIENT_WAITS;
@@ -529,6 +535,9 @@ static void proxy_loop(struct proxy *p)
 int proxy_serve(struct forward *f)
 {
     struct proxy p = {.w = f->w, .f = f, .wake_fd = -1, .listener = {.fd = -1}, .control = {.fd = -1}, .wake = {.fd = -1}};
+    weft_pool_stats pool = {0};
+    (void)weft_pool_stat(f->w, &pool, sizeof pool);
+    p.pool_bytes = pool.reserved_bytes;
     int rc = proxy_open(&p);
     if (rc)
         base_fail(rc, "the proxy cannot wait for clients: %s", base_strerror(rc));
