@@ -186,7 +186,7 @@ static void flow_receive(struct flow *w)
     notice(w); /* the others first */
 }
 
-void proxy_udp_go_on(struct proxy_udp *u)
+bool proxy_udp_go_on(struct proxy_udp *u)
 {
     for (unsigned i = 0; i < FLOWS_MAX; i++) {
         base_spin_lock(&u->lock);
@@ -197,12 +197,13 @@ void proxy_udp_go_on(struct proxy_udp *u)
         }
         base_spin_unlock(&u->lock);
         if (!w)
-            return;
+            return true;
         if (!w->open && !w->refused)
             flow_opened(w);
         if (w->open)
             flow_receive(w);
     }
+    return false;
 }
 
 void proxy_udp_tick(struct proxy_udp *u)

@@ -20,7 +20,7 @@ struct association;
 /* `fd`: copied; -1: there is none, and nobody can associate. `wake_fd`: gets a byte when proxy_udp_go_on() is to be called. */
 int proxy_udp_open(struct proxy_udp **out, struct forward *f, struct gateway_watches *watches, int fd, int wake_fd);
 void proxy_udp_close(struct proxy_udp *u); /* NULL is allowed */
-void proxy_udp_go_on(struct proxy_udp *u); /* flows that have changed */
+bool proxy_udp_go_on(struct proxy_udp *u); /* goes on with flows that have changed. False: some are left */
 void proxy_udp_tick(struct proxy_udp *u);  /* ends flows that nobody uses; about every second */
 /* Makes an association for a client with a TCP connection. `port`: that of its datagrams; 0: that of the first one. `at` becomes the
  * address for them. NULL: not possible. */

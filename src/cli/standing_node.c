@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "cli/command.h"
@@ -154,6 +155,16 @@ static int share_guard(const struct standing_place *p, uint32_t slot)
     return 0;
 }
 
+/* Each connection of a proxy or gateway is an open file. Programs that this node starts for others keep the limit from before. */
+static void raise_files(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files); /* fails on macOS if that is too much: then the limit stays */
+    }
+}
+
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void))
 {
     struct standing s = {.place = p, .metrics = metrics, .control = -1, .first = first};
@@ -169,6 +180,7 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
     join_instead = NULL;
     if (rc)
         return cli_stopped() ? 128 + cli_stopped() : rc == -EINTR ? STANDING_INSTEAD : cannot_join(rc);
+    raise_files();
     if ((!home || chdir(home)) && chdir("/")) /* programs start in the home folder, as with ssh */
         base_log(BASE_LOG_WARN, "cannot change to directory /: %s", base_strerror(errno));
     s.leave_it = base_deadline(FIRST_NS);

@@ -126,10 +126,13 @@ int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_so
     return 0;
 }
 
+static void socket_move(struct net_socket *s, bool down, bool up);
+
+/* Saves calls that would say that nothing is there: a socket that is waited for is not read because its asker has sent something. */
 static void on_moved(struct gateway_listener *l, struct gateway_stream *stream)
 {
-    (void)stream;
-    net_socket_move((struct net_socket *)l);
+    struct net_socket *s = (struct net_socket *)l;
+    socket_move(s, stream != s->up || !(s->watch.events & GATEWAY_READABLE), stream != s->down);
 }
 
 static void on_ready(struct gateway_watch *watch)
@@ -418,15 +421,15 @@ static void socket_closed(struct net_socket *s)
     gateway_answer(c, 0, NULL, 0, NULL, 0);
 }
 
-void net_socket_move(struct net_socket *s)
+static void socket_move(struct net_socket *s, bool down, bool up)
 {
-    bool full = false, more = false;
+    bool full = !up && s->watch.events & GATEWAY_WRITABLE, more = false;
     if (s->state != NET_OPEN)
         return;
-    for (unsigned i = 0; i < TURNS && !s->down_over; i++)
+    for (unsigned i = 0; down && i < TURNS && !s->down_over; i++)
         if (!(more = down_move(s)))
             break;
-    for (unsigned i = 0; !s->up_over; i++) {
+    for (unsigned i = 0; up && !s->up_over; i++) {
         if (i == TURNS) {
             full = true; /* writable: called again at once */
             break;
@@ -447,6 +450,11 @@ void net_socket_move(struct net_socket *s)
     struct iovec piece[2];
     bool room = !s->down_over && (more || (is_udp(s) ? net_udp_room(s->down) : gateway_stream_room(s->down, piece)) > 0);
     gateway_watch_events(watches_of(s), &s->watch, (room ? GATEWAY_READABLE : 0u) | (full ? GATEWAY_WRITABLE : 0u));
+}
+
+void net_socket_move(struct net_socket *s)
+{
+    socket_move(s, true, true);
 }
 
 void net_socket_close(struct net_socket *s, struct gateway_call *c)

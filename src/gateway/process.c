@@ -30,6 +30,7 @@ struct processes {
     struct gateway_call *waiting, **waiting_last;
     char **environment; /* of new processes; one allocation, strings included */
     int null;
+    struct rlimit files; /* of new processes: this node may raise its own later */
 };
 
 /* --- opening --- */
@@ -77,6 +78,7 @@ static int process_open(struct gateway_server *s, void **state)
     *state = all;
     all->server = s;
     all->waiting_last = &all->waiting;
+    getrlimit(RLIMIT_NOFILE, &all->files);
     all->environment = copy_environment();
     all->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (!all->environment || all->null < 0)
@@ -284,7 +286,7 @@ static int open_streams(struct run *r, const weft_request *q)
 
 static int execute(struct run *r, const weft_request *q, const struct gateway_block *b, const char *path, int fds[3])
 {
-    struct base_limit limits[WEFT_LIMITS];
+    struct base_limit limits[WEFT_LIMITS + 1] = {{RLIMIT_NOFILE, r->all->files}};
     const bool terminal = q->flags & WEFT_SPAWN_TERMINAL;
     const int theirs[3] = {fds[0] < 0 ? r->all->null : fds[0],
                            terminal     ? fds[0]
@@ -295,8 +297,8 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
                            : fds[2] < 0                             ? r->all->null
                                                                     : fds[2]};
     for (uint32_t i = 0; i < b->limit_count; i++)
-        limits[i] = (struct base_limit){resources[b->limits[i].what],
-                                        {.rlim_cur = limit_of(b->limits[i].soft), .rlim_max = limit_of(b->limits[i].hard)}};
+        limits[i + 1] = (struct base_limit){resources[b->limits[i].what],
+                                            {.rlim_cur = limit_of(b->limits[i].soft), .rlim_max = limit_of(b->limits[i].hard)}};
     char **env = gateway_environment(q->flags & WEFT_SPAWN_CLEAN_ENVIRONMENT ? NULL : r->all->environment, b->env);
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of '%s'", b->program);
@@ -320,7 +322,7 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
                                      .dispositions = &all_default,
                                      .mask = &none,
                                      .limits = limits,
-                                     .limit_count = b->limit_count,
+                                     .limit_count = b->limit_count + 1,
                                      .directory = b->directory[0] ? b->directory : NULL,
                                      .number = r->place};
     enum base_process_step step;

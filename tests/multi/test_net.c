@@ -1171,9 +1171,11 @@ static void test_near(void **state)
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(fd, 16), 0);
     snprintf(text, sizeof text, "WEFT_NET_RULES=deny=127.0.0.1:%u,deny=[::1]:%u", n.port[1], n.port[1]);
-    assert_int_equal(nodes_failed_with(2, near, &n, (const char *const[]){"WEFT_SERVE=net,process", "WEFT_LOG=error", text, NULL}), 0);
-    assert_int_equal(nodes_failed_with(2, not_near, &n, OPEN), 0);
+    int failed = nodes_failed_with(2, near, &n, (const char *const[]){"WEFT_SERVE=net,process", "WEFT_LOG=error", text, NULL});
+    int failed_without = nodes_failed_with(2, not_near, &n, OPEN);
     unlink(n.path);
+    assert_int_equal(failed, 0);
+    assert_int_equal(failed_without, 0);
     close(fd);
     close(listener[0]);
     close(listener[1]);

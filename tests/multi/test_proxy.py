@@ -99,9 +99,10 @@ class Pages(http.server.BaseHTTPRequestHandler):
 class Echo(threading.Thread):
     """Echoes on all its connections; at the end of what it receives it sends "end" and ends, too."""
 
-    def __init__(self):
+    def __init__(self, listener=None):
         super().__init__(daemon=True)
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self.listener = listener or socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self.stopped = False
         self.port = self.listener.getsockname()[1]
         self.most = 0
         self.start()
@@ -111,6 +112,8 @@ class Echo(threading.Thread):
         poll.register(self.listener, selectors.EVENT_READ)
         while True:
             for key, _ in poll.select():
+                if key.fileobj is self.listener and self.stopped:
+                    return
                 if key.fileobj is self.listener:
                     poll.register(self.listener.accept()[0], selectors.EVENT_READ)
                     self.most = max(self.most, len(poll.get_map()) - 1)
@@ -645,6 +648,72 @@ class Publish(Proxy):
         for words, says in ((("--to", "nowhere:80", "0"), "there is no host or node 'nowhere'"), (("0",), "port 0 is any free port"),
                             (("--to", ":80", f"127.0.0.1:{self.echo.port}"), "node 1 cannot listen at 127.0.0.1 port"), (("--via", "7", "80"), "no host or node '7'")):
             self.assertIn(says, self.weft("publish", *words, code=1))
+
+
+class Many(Proxy):
+    @unittest.skipUnless("WEFT_TEST_MANY" in os.environ, "the suite `long` has it")
+    def test_many(self):
+        """As many connections at once as WEFT_TEST_MANY says, to a server that is a process of its own. How much they take."""
+        count = int(os.environ["WEFT_TEST_MANY"])
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if files < count + 200:
+            self.skipTest(f"{files} open files are possible")
+        ready, told = os.pipe()
+        server = os.fork()
+        if server == 0:
+            Echo(self.echo.listener)
+            os.write(told, b"x")
+            signal.pause()
+            os._exit(0)
+        self.addCleanup(os.waitpid, server, 0)
+        self.addCleanup(os.kill, server, signal.SIGKILL)
+        os.read(ready, 1)
+        self.echo.stopped = True  # at the next connection, which it leaves to the other process
+        _, at = self.proxy()
+        def taken():
+            kilobytes = 0
+            for node in (0, 1):
+                with open(f"/proc/{self.pid_of(node)}/smaps_rollup", encoding="ascii") as f:
+                    kilobytes += int(re.search(r"(?m)^Pss:\s+(\d+)", f.read())[1])
+            return kilobytes
+        self.socks(at).close()
+        before, every = taken(), []
+        for i in range(count):
+            every.append(self.socks(at))
+            every[-1].sendall(b"%05d" % i)
+        for i, s in enumerate(every):
+            self.assertEqual(exactly(s, 5), b"%05d" % i)
+        each = (taken() - before) * 1024 / count
+        print(f"{count} connections: {each:.0f} bytes each, of both nodes", file=sys.stderr)
+        self.assertLess(each, 16384)
+        for i, s in enumerate(every):
+            s.sendall(b"%05d" % (i + 1))
+        for i, s in enumerate(every):
+            self.assertEqual(exactly(s, 5), b"%05d" % (i + 1))
+            s.close()
+
+
+class Files(unittest.TestCase):
+    def test_limit_of_open_files(self):
+        """The nodes raise theirs; the programs that they start have the one from before."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY and hard < 600:
+            self.skipTest("a limit this low")
+        with tempfile.TemporaryDirectory(prefix="weft-proxy-") as tmp:
+            env = clean_env(XDG_RUNTIME_DIR=tmp, HOME=tmp)
+            run = functools.partial(subprocess.run, env=env, check=True, capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+            try:
+                run([WEFT, "up", "-n", "1"])
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            try:
+                pid = json.loads(run([WEFT, "status", "--json"]).stdout)["nodes"][0]["pid"]
+                with open(f"/proc/{pid}/limits", encoding="ascii") as f:
+                    self.assertRegex(f.read(), rf"(?m)^Max open files +{hard} +{hard} ")
+                self.assertEqual(run([WEFT, "exec", "--", "sh", "-c", "ulimit -n"]).stdout, "512\n")
+            finally:
+                run([WEFT, "down"])
 
 
 class Ends(Proxy):
