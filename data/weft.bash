@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# Completion of `weft` in bash: commands, options, and for --on and --to the hosts of the standing cluster. All of it comes from the command
+# Completion of `weft` in bash: commands, options, and for --on, --to and --via the hosts of the standing cluster. All of it comes from the command
 # itself: `weft --help`, `weft COMMAND --help`, `weft status --json`.
 
 # Options of a command, or the commands, as its help lists them.
@@ -46,6 +46,11 @@ _weft()
     fi
     if [[ $command == help ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_weft_words "$weft" commands)" -- "$word")
+    elif [[ $before == --via ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_weft_hosts "$weft")" -- "$word")
+    elif [[ $command == publish && $before == --to ]]; then
+        mapfile -t COMPREPLY < <(compgen -S : -W "$(_weft_hosts "$weft")" -- "$word")
+        compopt -o nospace 2>/dev/null # a port follows
     elif [[ $before == --on || $before == --to ]]; then
         local given=
         [[ $word == *,* ]] && given=${word%,*},

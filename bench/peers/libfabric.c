@@ -319,8 +319,8 @@ static int stream(struct side *s, uint64_t n, size_t len, bool writes)
     }
     if (completed(s, first + n))
         return -1;
-    /* Writes complete here when they are queued. Commands are executed in order, so one atomic (of a network: one read, as not each
-     * provider has atomics) that has come back says that all are in the other's memory. */
+    /* Writes are reported complete when they are queued. Commands are executed in order, so when one atomic has been answered, all earlier
+     * writes are in the other process's memory. On a network a read is used instead, because not all providers have atomics. */
     return !writes ? 0 : getenv("PEER_ADDRESSES") ? stream(s, 1, 8, false) : compare_swap(s, 1);
 }
 

@@ -2,8 +2,8 @@
 """The benchmarks, in the order in which `bench/run` without names runs them. A new one is a module and a word here."""
 import importlib
 
-NAMES = ("pool", "fabric", "wait", "barrier", "queue", "map", "services", "softverbs", "rc", "tb", "ofi", "gpu")
-ASKED_FOR = ("gpu",)  # run only if named: they need devices that few machines have
+NAMES = ("pool", "fabric", "wait", "barrier", "queue", "map", "services", "softverbs", "rc", "tb", "ofi", "gpu", "nvlink")
+ASKED_FOR = ("gpu", "nvlink")  # run only if named: they need devices that few machines have
 
 
 def load(name):

@@ -148,10 +148,20 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
     uint64_t offset = addr & (((uint64_t)1 << 44) - 1);
     if (space != 0 && node < d->size) {
         WEFT_FAR const uint64_t *arena = d->arena + 2 * ((uint64_t)node * 16 + space);
-        uint64_t most = weft_device_load(arena + 1); /* the length is written after the address */
+        /* The node writes the length after the address. */
+#if defined(__CUDACC__)
+        uint64_t base, most;
+        weft_device_load_cell((const weft_device_cell *)(const void *)arena, &base, &most); /* both words by one access: half the time */
+#else
+        uint64_t most = weft_device_load(arena + 1);
+#endif
         if (offset > most || bytes > most - offset || most == 0)
             return NULL;
+#if defined(__CUDACC__)
+        return (void *)(uintptr_t)(base + offset);
+#else
         return weft_device_address(arena, offset);
+#endif
     }
     if (node >= d->size || space != 0 || d->pool[node] == 0 || offset > d->pool_bytes[node] || bytes > d->pool_bytes[node] - offset)
         return NULL;

@@ -20,8 +20,8 @@
 #include "types.h"
 #endif
 
-/* Metal needs to know where a pointer leads to. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the thread's own
-   variables. */
+/* Metal must know which kind of memory a pointer leads to. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the
+ * thread's own variables. */
 #if defined(WEFT_DEVICE_METAL)
 #define WEFT_FAR  device
 #define WEFT_NEAR thread

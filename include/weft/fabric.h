@@ -171,15 +171,15 @@ typedef struct weft_link_stats {
     uint64_t breaks;         /* rc: queue pairs that broke */
     uint64_t connects;       /* rc: queue pairs that were created for the peer; 0: none was needed yet */
     char devices[112];       /* RDMA devices of this node that lead to the peer: "rdma_en2, rdma_en3"; "": none */
-    uint32_t via;            /* the next node on the route to the peer: the peer itself if it is direct; UINT32_MAX: no route now */
+    uint32_t via;            /* the next node on the route to the peer; the peer itself if the route is direct; UINT32_MAX: no route now */
     uint32_t cables;         /* tb: cables that lead to the peer; 0: only a route through other nodes, or no route */
     uint64_t frames_sent, frames_retransmitted;    /* tb: control frames, and how many of them were sent again */
     uint64_t frames_received, frames_damaged;      /* tb: frames. Damaged ones are dropped, and the peer sends them again */
-    uint64_t bulk_sent_bytes, bulk_received_bytes; /* tb: bytes of large puts and gets that went without a copy */
+    uint64_t bulk_sent_bytes, bulk_received_bytes; /* tb: bytes of large puts and gets that were transferred without a copy */
     uint64_t bulk_rejected;                        /* tb: pieces that arrived damaged or out of order, and were sent again */
     uint64_t bulk_repairs;                         /* tb: how often a lane was repaired after a loss */
     uint32_t rails;                                /* rc: devices in use towards the peer now */
-    uint64_t rail_breaks;                          /* rc: how often a device other than the first was lost */
+    uint64_t rail_breaks;                          /* rc: how often the connection over a device other than the first has broken */
     uint64_t rail_bytes[4];                        /* rc: bytes of striped puts and gets (WEFT_STRIPE), for each device */
     char arena_way[16]; /* how this node reaches the memory of the peer's GPUs: "own", "mapped", "rdma", "staged"; "": not used yet */
     char arena_why[96]; /* the reason for arena_way */

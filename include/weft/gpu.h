@@ -41,7 +41,7 @@ typedef struct weft_gpu_info {
     uint32_t pcie_generation_most, pcie_lanes_most; /* the most that the link can have */
     bool usable;
     char why[160];            /* the reason, if the GPU is not usable */
-    char remedy[160];         /* what to do about the reason; "": `why` says it, or nothing helps */
+    char remedy[160];         /* what to do about the reason; "": nothing, or `why` already tells */
     bool external;            /* the GPU is behind a hot-plug port, such as a Thunderbolt port */
     uint32_t rdma_distance;   /* enum weft_gpu_distance */
     char rdma[64];            /* the nearest RDMA device; "": there is none on PCI */

@@ -59,6 +59,8 @@ typedef struct weft_request {
 /* The services. A node offers those that the environment variable WEFT_SERVE lists, such as WEFT_SERVE=process,name. */
 #define WEFT_SERVICE_PROCESS 1u /* "process" */
 #define WEFT_SERVICE_NAME    2u /* "name" */
+#define WEFT_SERVICE_NET     3u /* "net": by the calls of weft/net.h only; a record for it is answered with -EOPNOTSUPP */
+#define WEFT_SERVICE_FILE    4u /* "file": by the calls of weft/file.h only; a record for it is answered with -EOPNOTSUPP */
 
 /* --- process --- */
 

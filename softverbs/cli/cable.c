@@ -2,9 +2,9 @@
  *
  * softverbs fault pull, plug, remove, restore: cables and whole devices, while programs use them.
  *
- * The state is a word in the fabric's file that the library checks before each message. Programs are told through the pipes of their
- * asynchronous events. Removing a device brings its queue pairs to the error state: a program that then polls, or sleeps on a completion
- * channel, finds its requests flushed.
+ * The state of a port or device is a word in the fabric's file, which the library checks before each message. Programs learn of a change
+ * from asynchronous events. Removing a device brings its queue pairs to the error state, and wakes their owners: a program that polls, or
+ * sleeps on a completion channel, finds its requests flushed.
  */
 #include "subcommand.h"
 
@@ -60,7 +60,7 @@ static void fail_queues(struct sf_view *v, uint32_t device)
         struct sf_cq *cqs[2] = {&f->cqs[qp->send_cq % SF_CQS], &f->cqs[qp->receive_cq % SF_CQS]};
         sf_lock_send(v, qp);
         sf_lock_receive(v, &qp->receive, cqs[1]);
-        /* A queue pair that was destroyed meanwhile keeps its entry until the fabric's lock is released. */
+        /* a queue pair that is being destroyed keeps its entry until the fabric's lock is released */
         if (atomic_load_explicit(&qp->owner, memory_order_relaxed) == owner &&
             atomic_load_explicit(&qp->state, memory_order_relaxed) != IBV_QPS_RESET) {
             atomic_store_explicit(&qp->state, IBV_QPS_ERR, memory_order_release);
@@ -73,7 +73,7 @@ static void fail_queues(struct sf_view *v, uint32_t device)
         sf_unlock(v, &qp->lock);
         for (int c = 0; c < 2; c++) {
             const struct sv_event event = {.kind = 2, .entry = (uint32_t)(cqs[c] - f->cqs)};
-            /* A lost event does no harm: the pipe is full, so its owner wakes anyway. */
+            /* a lost event does no harm: it is lost only if the pipe is full, and then its owner wakes anyway */
             sf_signal(v, owner, cqs[c]->channel_fd, &event, sizeof event);
         }
     }
@@ -109,7 +109,7 @@ static int set_cable(const char *action, struct sf_view *v, uint32_t device, con
     return 0;
 }
 
-/* Plugs a cable from one device into another, wherever they led before. The other ends of the former cables lead nowhere then. */
+/* Plug a cable from one device into another one. Former cables of both devices are removed, so their other ends lead nowhere. */
 static int cable_join(struct sf_view *v, const uint32_t ends[2], const char *const words[2])
 {
     const struct sv_device_model *m = v->fabric->model.topology.devices;

@@ -64,7 +64,7 @@ static uint32_t find_kind(const char *word)
 /* The command line of `fault`, for all actions. */
 struct request {
     const char *fabric, *device, *host;
-    bool json, seeded, timed, picky; /* picky: an option that only rules have was given */
+    bool json, seeded, timed, picky; /* picky: the command line has an option that only `fault add` takes */
     uint64_t qp;
     uint32_t verb;
     struct sf_fault rule;
@@ -163,7 +163,7 @@ static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seed
     place->every = rule->every;
     place->count = rule->count;
     place->nanoseconds = rule->nanoseconds;
-    /* Rules without a seed must not all affect the same messages, but each must affect the same ones in every run. */
+    /* rules without a seed of their own get different seeds, which are the same in every run */
     place->seed = seeded ? rule->seed : f->seed + ((uint64_t)kind << 56) + ((uint64_t)alike << 48);
     place->id = *id = atomic_fetch_add_explicit(&f->next_fault, 1, memory_order_relaxed) + 1;
     atomic_store_explicit(&place->matches, 0, memory_order_relaxed);
@@ -248,7 +248,7 @@ static int fault_list(const struct request *q, struct sf_view *v, int words, cha
     return q->json ? cli_json_print("fault", all) : cli_flush("fault");
 }
 
-/* Removes rule `id`, or all rules if it is 0. The fabric's lock is held. Returns how many were removed. */
+/* Remove rule `id`, or all rules if `id` is 0. Returns how many were removed. The caller holds the fabric's lock. */
 static unsigned fault_take(struct sf_fabric *f, uint32_t id)
 {
     unsigned gone = 0;

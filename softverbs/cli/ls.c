@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs ls: live fabrics, their devices, and what each process uses.
+ * softverbs ls: shows fabrics, their devices, and what each process uses.
  *
- * It reads while programs run: each number is correct, but numbers may be of different moments.
+ * The tables are read while programs run: each number is correct, but different numbers may be from different moments.
  */
 #include "subcommand.h"
 
@@ -92,7 +92,7 @@ static void far_end(const struct sv_topology *t, uint32_t device, char text[2 * 
         snprintf(text, 2 * SV_NAME, "%s", cable == SV_SWITCH ? "switch" : "no cable");
 }
 
-/* Whether entry p belongs to a program, and not to this command or another one. */
+/* Whether entry p belongs to a program, and not to a softverbs command. */
 static bool ls_shown(const struct sf_view *v, uint32_t p)
 {
     return v->fabric->processes[p].host != SF_NO_HOST && sf_alive(v->fabric, p + 1);
@@ -256,8 +256,8 @@ static int ls_show(const char *name, bool all, json_t *all_json)
 {
     struct sf_view view;
     struct sv_why why = {""};
-    /* It joins the fabric, because a member frees what dead processes own: then only living processes are shown. If there is no free entry,
-       it only reads. */
+    /* Join the fabric, because only a member can free what dead processes own, so that only living processes are shown. If there is no free
+     * entry, only read. */
     int error = sf_attach(&view, name, true, SF_NO_HOST, &why);
     if (error == -EUSERS)
         error = sf_attach(&view, name, false, 0, &why);
@@ -268,7 +268,7 @@ static int ls_show(const char *name, bool all, json_t *all_json)
     int status = 0;
     struct usage *u = ls_look(view.fabric);
     if (!u)
-        status = cli_error("ls", "out of memory");
+        status = cli_error("ls", "no memory for the list of fabrics");
     else if (all_json)
         json_array_append_new(all_json, fabric_json(&view, u));
     else

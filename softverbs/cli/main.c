@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The command `softverbs`: finds the subcommand and hands over.
+ * The command `softverbs`: finds the subcommand and calls it.
  */
 #include "subcommand.h"
 
@@ -70,8 +70,8 @@ static const struct command *main_find(const char *word)
     return NULL;
 }
 
-/* A fabric's file must not become descriptor 0, 1 or 2 by chance. So closed ones are replaced by /dev/null, opened for the opposite
-   direction: using them fails as before. O_CLOEXEC closes them when the program starts. */
+/* A fabric's file must not become descriptor 0, 1 or 2 because one of these is closed. So closed ones are replaced by /dev/null, opened for
+ * the opposite direction, so that using them fails as before. O_CLOEXEC closes them when the program starts. */
 static void hold_standard_files(void)
 {
     for (int fd = 0; fd < 3; fd++)

@@ -71,7 +71,7 @@ const char *cli_nearest(const char *word, const void *words, size_t count, size_
         if (*word && strncmp(word, candidate, strlen(word)) == 0)
             far = 1; /* `word` is the beginning of the candidate */
         size_t longer = strlen(candidate) > strlen(word) ? strlen(candidate) : strlen(word);
-        if (far < best && far < longer) { /* words without a common letter do not count: '9' does not mean '0' */
+        if (far < best && far < longer) { /* words that have no letter in common are not suggested: '0' is no suggestion for '9' */
             best = far;
             nearest = candidate;
         }

@@ -98,7 +98,7 @@ int cli_find_device(const char *sub, const struct sf_view *view, const char *wor
     if (found == 1)
         return 0;
     if (found > 1)
-        return cli_error(sub, "'%s' names %u devices of fabric '%s', '%s' among them: say HOST:DEVICE", word, found, view->fabric->name,
+        return cli_error(sub, "'%s' names %u devices of fabric '%s', '%s' among them: write HOST:DEVICE", word, found, view->fabric->name,
                          last);
     if (count)
         cli_device_text(t, 0, last);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs run: runs a program with this library in the place where it looks for libibverbs. The program replaces this process: signals,
- * exit status and process number are the program's own.
+ * softverbs run: runs a program with this library in place of libibverbs. The program replaces this process, so signals, exit status and
+ * process number are the program's own.
  */
 #include "subcommand.h"
 
@@ -33,7 +33,7 @@ static const char help[] =
     "With SOFTVERBS_LOG=info the library says why it refuses a call. Exit status: that of PROGRAM; 125 if softverbs\n"
     "failed, 126 if PROGRAM cannot be started, 127 if it was not found.\n";
 
-/* Whether `directory` has this library in it; sets its real path. */
+/* Whether `directory` contains this library; `path` gets the real path of the directory. */
 static bool is_ours(const char *directory, char path[PATH_MAX])
 {
     char library[PATH_MAX + 32], real[PATH_MAX];
@@ -73,8 +73,8 @@ static int find_library(char directory[PATH_MAX])
                      self, places[0], self, places[2]);
 }
 
-/* The runtime of a sanitizer must be the first library of a process. This command was built with the same options as the library: a runtime
-   that it has itself is needed by the library too. */
+/* Find the runtime library of a sanitizer, which must be the first library of a process. This command was built with the same options as
+ * the library, so if this command has such a runtime, the library needs it, too. */
 static int note_runtime(struct dl_phdr_info *info, size_t size, void *found)
 {
     (void)size;
@@ -106,8 +106,8 @@ static int run_prepend(const char *variable, const char *first)
     return error;
 }
 
-/* A program that was built with gcc's address sanitizer refuses to start if another library is preloaded before the sanitizer's. This
-   library replaces nothing of the sanitizer, so that check is turned off. The user's own options come later and win. */
+/* Turn off one check of gcc's address sanitizer: a program built with it refuses to start if another library is preloaded before the
+ * sanitizer's. This library replaces nothing of the sanitizer. The user's own options come later, and override this. */
 static int calm_sanitizer(void)
 {
     static const char option[] = "verify_asan_link_order=0";
@@ -140,13 +140,13 @@ static int set_environment(const char *fabric, const char *host)
     return 0;
 }
 
-/* Checks that the existing fabric has exactly the profile that was requested. */
+/* Check that the existing fabric has exactly the requested profile. */
 static int check_profile(const struct sf_fabric *f, const struct sv_profile *wanted, const char *word)
 {
     char *is = sv_profile_json(&f->model.profile), *asked = sv_profile_json(wanted);
     int status = 0;
     if (!is || !asked)
-        status = cli_error("run", "out of memory");
+        status = cli_error("run", "no memory for the profile");
     else if (strcmp(is, asked) != 0)
         status = cli_error("run",
                            "fabric '%s' is there already, with profile '%s'%s, and not with '%s'. `softverbs down "
@@ -158,7 +158,7 @@ static int check_profile(const struct sf_fabric *f, const struct sv_profile *wan
     return status;
 }
 
-/* Attaches the fabric `name`, and makes it if it does not exist. Several commands may do this at once: one of them makes it. */
+/* Attach the fabric `name`, and make it if it does not exist. Several commands may do this at the same time; one of them makes it. */
 static int run_enter(struct sf_view *view, const char *name, const struct sv_model *model)
 {
     struct sv_why why = {""};

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which processes of a fabric are alive.
+ * Finds out which processes of a fabric are alive.
  *
- * A process is alive if its memory holds the cookie, a random number, at the address that its entry names. One read of its memory
- * decides this. It also tells a process from another one that has got the same number, and from another program started in its place.
+ * A process is alive if its memory holds a random number, its cookie, at the address that its entry names. One read of its memory decides
+ * this. The read also distinguishes the process from a later one with the same number, and from a program that has replaced it (exec).
  *
- * Where that read is forbidden (Yama's scope 2, another user namespace, a program that may not be traced), the start time of the process
- * decides instead. Taking a living process for dead would destroy its queues.
+ * If that read is forbidden (Yama's scope 2, another user namespace, a program that may not be traced), the start time of the process
+ * decides instead. A mistake would be serious: the queues of a living process would be destroyed.
  */
 #include "shared.h"
 
@@ -50,7 +50,7 @@ void sf_know_self(uint64_t *space, uint64_t *started)
     atomic_store_explicit(&own_space, *space, memory_order_relaxed);
 }
 
-/* Whether the process with this number began when the entry's process did. True if that cannot be found out. */
+/* Whether the process with this number started at the time that the entry has. True if that cannot be found out. */
 static bool same_start(const struct sf_process *p)
 {
     char path[32];
@@ -72,7 +72,8 @@ static ssize_t read_cookie(const struct sf_process *p, pid_t by, uint64_t *cooki
     return process_vm_readv(by, &here, 1, &there, 1, 0);
 }
 
-/* A process goes on when its first thread has ended, but its memory can then only be reached through the number of another thread. */
+/* Find a living thread of the process. After its first thread has ended, a process goes on, but its memory is accessible only through the
+ * number of another thread. */
 static bool found_thread(struct sf_process *p)
 {
     char path[32];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory for queues: whole pages of the file, each marked with its owner. Pages are backed when they are allocated, so that a full /dev/shm
- * is an error then, and not a SIGBUS later. They are returned to the system when they are given back.
+ * The arena: memory for queues, in whole pages of the file, each marked with its owner. Pages get memory when they are allocated, so a full
+ * /dev/shm is an error at that time, and not a SIGBUS later. The memory is returned to the system when the pages are given back.
  */
 #include "shared.h"
 
@@ -37,7 +37,7 @@ static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t coun
     return SF_PAGES;
 }
 
-/* Backs the marks of the pages from page_top on that a search for `count` pages may read. The marks below it are backed already. */
+/* Give memory to the marks that a search for `count` pages may read from page_top on. The marks below page_top have memory already. */
 static int back_marks(struct sf_view *v, uint32_t count)
 {
     struct sf_fabric *f = v->fabric;
@@ -101,7 +101,7 @@ void sf_arena_give(struct sf_view *v, uint64_t offset, size_t bytes)
     if (page >= SF_PAGES || count > SF_PAGES - page)
         return;
     sf_lock_fabric(v);
-    /* A forked child may destroy its copy of a queue that belongs to its parent. */
+    /* a forked child may be destroying its copy of a queue that belongs to its parent */
     uint32_t own = 0;
     while (own < count && atomic_load_explicit(&v->fabric->pages[page + own], memory_order_relaxed) == v->process)
         own++;

@@ -2,10 +2,11 @@
  *
  * The fabric's file: where it is, and how it is made and removed.
  *
- * It is made under another name, and linked to its own name when it is complete. Most of it is holes: only used parts cost memory.
+ * The file is made under another name, and linked to its own name when it is complete. Most of the file is holes, and only used parts need
+ * memory.
  *
- * Behind its end are bytes that exist only to be locked: one for each process as long as it lives, and one for the process that is just
- * joining. The kernel releases these locks when a process dies, and shows them across namespaces.
+ * Bytes beyond the end of the file are used only for locks: one byte for each process, locked as long as the process lives, and one for a
+ * process that is just joining. The kernel releases these locks when a process dies, and all namespaces can see them.
  */
 #include "shared.h"
 
@@ -98,7 +99,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
     int r = file_path(path, sizeof path, name, true, why);
     if (r != 0)
         return r;
-    /* Without a name, if the file system supports that: then a process that is killed meanwhile leaves nothing behind. */
+    /* without a name, if the file system supports this, so that a process that is killed meanwhile leaves no file */
     snprintf(making, sizeof making, "%.*s", (int)(strrchr(path, '/') - path), path);
     int fd = open(making, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     bool nameless = fd >= 0;
@@ -148,13 +149,13 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
 int sf_create(const char *name, const struct sv_model *model, uint64_t seed, struct sv_why *why)
 {
     int r = -ENOENT;
-    /* Another process may remove the last fabric just now, and the directory with it. */
+    /* a process that removes the last fabric at this moment also removes the directory */
     for (int again = 0; again < 3 && r == -ENOENT; again++)
         r = file_create(name, model, seed, why);
     return r;
 }
 
-/* A directory that was made for fabrics is removed with the last of them. A directory that the user named is kept. */
+/* Remove the directory of fabrics if it was made automatically and the last fabric is gone. A directory that the user named is kept. */
 static void remove_directory(void)
 {
     char path[256];
@@ -203,9 +204,9 @@ static struct flock byte_of(uint32_t process, short type)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(file_bytes() + process), .l_len = 1};
 }
 
-/* Byte 0 is locked while a process joins. So if an entry is being filled in and byte 0 is not locked, the entry's process is dead. The wait
-   for the lock is limited: if a process is stopped while it joins, or the file system has no locks, the other checks still work within one
-   namespace. */
+/* Lock the byte of a process. Byte 0 is locked while a process joins, so if an entry is being filled in and byte 0 is not locked, the
+ * entry's process is dead. The wait for the lock is limited: if a process is stopped while it joins, or the file system has no locks, the
+ * other checks still work within one namespace. */
 static void lock_byte(const struct sf_view *v, uint32_t process)
 {
     struct flock l = byte_of(process, F_WRLCK);
@@ -219,7 +220,7 @@ static void unlock_joining(const struct sf_view *v)
     fcntl(v->fd, F_OFD_SETLK, &l);
 }
 
-/* Marks the entries of other namespaces whose process is dead. Returns the number + 1 of one that lives, or 0. */
+/* Mark the entries of other namespaces whose process is dead. Returns the number + 1 of a living one, or 0. */
 static uint32_t find_stranger(struct sf_view *v, uint64_t space)
 {
     struct sf_fabric *f = v->fabric;
@@ -243,7 +244,8 @@ static uint32_t find_stranger(struct sf_view *v, uint64_t space)
     return found;
 }
 
-/* Other processes are woken through /proc/PID/fd. In the /proc of another namespace that number would be a different process. */
+/* Whether /proc shows this process's own namespace. Other processes are woken through /proc/PID/fd; in the /proc of another namespace, the
+ * number would be that of a different process. */
 static bool proc_is_ours(void)
 {
     char text[32] = "";
@@ -289,8 +291,8 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             v->process = p + 1;
             return 0;
         }
-        /* The table is full. Only a process with an entry can free the objects of dead processes. So this process takes the entry of a dead
-         * process, and then frees the objects of that process. */
+        /* The table is full. Only a process with an entry can free the objects of dead processes, so this process takes over the entry of a
+         * dead process, and then frees that process's objects. */
         for (uint32_t p = 1; p <= SF_PROCESSES; p++) {
             uint32_t in_use = 1;
             if (sf_alive(f, p) || !atomic_compare_exchange_strong(&f->processes[p - 1].owner, &in_use, SF_JOINING | (uint32_t)getpid()))
@@ -413,7 +415,7 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *why)
     unsigned alive = 0;
     uint64_t space, started;
     int r = sf_attach(&v, name, false, 0, why);
-    if (r == -EPROTO) { /* the file of another build: no process of this build uses it */
+    if (r == -EPROTO) { /* the file was made by another build: no process of this build uses it */
         char path[256];
         r = file_path(path, sizeof path, name, false, why);
         if (r == 0 && !sf_is_fabric(name))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Marking entries of the tables and pages of the arena as free: when the owner gives them back, or when it has died. The caller holds the
- * fabric's lock.
+ * Marks entries of the tables and pages of the arena as free, when their owner gives them back or has died. The caller holds the fabric's
+ * lock.
  */
 #include "shared.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Locks that outlive their holders, and the repair of the data that they protect.
+ * Locks that survive the death of their holder, and the repair of the data that they protect.
  *
- * A word is 0 or the holder's process number + 1. A process that finds it taken spins a little, and then sleeps on it for a few
- * milliseconds at a time. Between two sleeps it checks whether the holder is alive. The lock of a dead holder is taken over. So an
- * uncontended lock costs one compare-and-swap, and the kernel has nothing to do when a process dies.
+ * The word of a lock is 0 or the holder's process number + 1. A process that finds the lock taken spins a little, and then sleeps on it for
+ * a few milliseconds at a time. After each sleep it checks whether the holder is alive, and takes over the lock of a dead holder. So a lock
+ * without contention costs one compare-and-swap, and the death of a process needs no action by the kernel.
  */
 #include "shared.h"
 
@@ -53,7 +53,7 @@ static bool lock_slowly(struct sf_view *v, struct sf_lock *l)
     for (;;) {
         uint32_t word = atomic_load_explicit(&l->word, memory_order_relaxed);
         if (word == 0) {
-            /* Takes it with the mark of a sleeper: other processes may sleep too, and only a marked word wakes them. */
+            /* take the lock with the mark of a sleeper: others may be sleeping too, and only a marked word is woken */
             if (atomic_compare_exchange_strong_explicit(&l->word, &word, v->process | SF_LOCK_WAITED, memory_order_seq_cst,
                                                         memory_order_relaxed))
                 return false;
@@ -123,13 +123,13 @@ void sf_advance(struct sf_fabric *f, const struct sf_intent *i)
         atomic_store_explicit(&f->qps[i->index % SF_QPS].receive.done, i->done, memory_order_release);
     else if (kind == 3 || kind == 4)
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].queue.done, i->done, memory_order_release);
-    if (kind == 4) /* release: the slot has been read before it is free (acquire in sv_srq_used()) */
+    if (kind == 4) /* release: the slot was read before it counts as free (acquire in sv_srq_used()) */
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].dropped, i->dropped, memory_order_release);
 }
 
-/* The dead producer either published the completion or did not. Accordingly the step on its work queue is done now, or dropped. Both the
-   count and the intent were written under this lock. No other process changes the work queue meanwhile: the dead process still holds its
-   lock, or the process that holds it waits for this lock. */
+/* Repair a completion queue after its producer died. The producer has published the completion or not; accordingly its step on the work
+ * queue is finished now, or dropped. The count and the intent were written under this lock. No other process changes the work queue
+ * meanwhile: its lock is still held by the dead process, or by a process that waits for this lock. */
 void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
 {
     struct sf_intent *i = &cq->intent;
@@ -148,7 +148,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     }
 }
 
-/* Wakes the owner, which may sleep, so that it finishes what the dead process has begun. A superfluous event does no harm. */
+/* Wake the owner, which may be asleep, so that it finishes what the dead process has begun. An event too many does no harm. */
 void sf_wake_cq(struct sf_view *v, struct sf_cq *cq)
 {
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);
@@ -172,7 +172,7 @@ void sf_lock_receive(struct sf_view *v, struct sf_receive_queue *q, struct sf_cq
         return;
     if (completes_on)
         sf_wake_cq(v, completes_on);
-    /* The dead process may have been at any completion queue: a shared receive queue completes on many. */
+    /* A shared receive queue completes on many completion queues, and the dead process may have been working on any of them. */
     struct sf_fabric *f = v->fabric;
     for (uint32_t i = 0; i < f->cq_top && i < SF_CQS; i++)
         if (atomic_load_explicit(&f->cqs[i].intent.kind, memory_order_relaxed) != 0) {
@@ -184,7 +184,7 @@ void sf_lock_receive(struct sf_view *v, struct sf_receive_queue *q, struct sf_cq
 void sf_mend_send(struct sf_qp *qp)
 {
     uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
-    if (busy & 1) /* its executor died during an access: there is no executor any more */
+    if (busy & 1) /* the executor died during an access, so no executor is left */
         atomic_store_explicit(&qp->busy, busy + 1, memory_order_release);
 }
 

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * A fabric: one file in shared memory that every program on it maps. It holds the model, the tables of all objects on the
+ * A fabric: one file in shared memory that every program on the fabric maps. The file holds the model, the tables of all objects on the
  * devices, the queues, and the fault rules. There is no daemon: the process that uses an object does the object's work.
  *
- * Trust: all processes of a fabric belong to one user and may attach to each other's memory (that is how data moves).
- * Nevertheless every value read from the file is checked before it is used as an index or an offset, so that a program which
- * overwrites the file does not crash the others.
+ * Trust: all processes of a fabric belong to one user and may access each other's memory, because data is moved that way. Nevertheless
+ * every value that is read from the file is checked before it is used as an index or an offset, so that a program which overwrites the file
+ * does not crash the others.
  *
- * Death: an entry names the process that owns it. A lock names its holder. The objects of a dead process are freed by the next process that
- * needs its lock, finds a table full, or joins the fabric (sf_reap).
+ * Death: an entry of a table names the process that owns it, and a lock names its holder. The objects of a dead process are freed by the
+ * next process that needs its lock, finds a table full, or joins the fabric (sf_reap).
  *
- * Containers: processes find each other by number, so all processes of a fabric must be in one PID namespace. A process from
- * another namespace is refused while a process of the first lives. The kernel tells this across namespaces: each process holds a
- * lock on a byte behind the file's end (file.c).
+ * Containers: processes find each other by process number, so all processes of a fabric must be in one PID namespace. A process from a
+ * different namespace is refused as long as a process of the first one lives. To see this across namespaces, each process holds a lock on a
+ * byte beyond the file's end (file.c).
  *
  * Order of locks (each may be left out): fabric -> send queue -> receive queue or shared receive queue -> completion queue.
  */
@@ -37,11 +37,11 @@ enum {
     SF_PAGE = 4096,
     SF_PAGES = 1 << 20, /* pages of the arena, which holds the queues: 4 GiB of the file, backed only where used */
 };
-#define SF_MAGIC        UINT64_C(0x3330626146765331) /* version 3 of the layout; sf_layout() tells builds apart */
+/* version 3 of the layout; sf_layout() also distinguishes builds with different structures */
+#define SF_MAGIC        UINT64_C(0x3330626146765331)
 #define SF_MAGIC_FAMILY UINT64_C(0x0000ffffffffffff) /* the bits that are the same in all versions; the others are the version */
 
-/* ---- Locks --------------------------------------------------------------------------------------------------- A word is 0, or the
-   holder's process number + 1, with SF_LOCK_WAITED if a process sleeps on it. */
+/* ---- Locks ---- The word is 0, or the holder's process number + 1, with SF_LOCK_WAITED if a process sleeps on it. */
 struct sf_lock {
     _Atomic uint32_t word;
 };
@@ -53,18 +53,19 @@ struct sf_lock {
 #define SF_LEAKED  UINT32_C(0xffffffff)
 #define SF_JOINING UINT32_C(0x80000000)
 
-#define SF_NO_HOST UINT16_MAX /* the command softverbs, which is on no host */
+#define SF_NO_HOST UINT16_MAX /* for the command softverbs, which runs on no host */
 
 struct sf_process {
-    _Atomic uint32_t owner; /* 1 in use; SF_JOINING | pid while it is being filled in */
+    _Atomic uint32_t owner; /* 1: in use; SF_JOINING | pid: it is being filled in */
     int32_t pid;
     uint64_t cookie;         /* a random number ... */
-    uint64_t cookie_address; /* ... that is found at this address of the process as long as it lives */
+    uint64_t cookie_address; /* address in the process's memory at which that number is found as long as the process lives */
     uint16_t host;
     char command[30];
-    _Atomic uint64_t space; /* the PID namespace of `pid`; SF_SPACE_DEAD: a process of another namespace, which is dead */
-    uint64_t started;       /* start time, in the ticks of /proc/PID/stat: used where its memory may not be read */
-    _Atomic int32_t thread; /* the thread whose number gives access to its memory: `pid`, or another thread if the first has ended */
+    _Atomic uint64_t space; /* the PID namespace of `pid`; SF_SPACE_DEAD: a process of another namespace that has died */
+    uint64_t started;       /* start time, in the ticks of /proc/PID/stat: used if the process's memory may not be read */
+    /* the thread whose number gives access to the process's memory: `pid`, or another thread if the first one has ended */
+    _Atomic int32_t thread;
 };
 #define SF_SPACE_DEAD UINT64_MAX
 
@@ -88,7 +89,7 @@ struct sf_mr {
     _Atomic uint32_t live; /* 1 from registration to deregistration; an executor reads it after it has marked itself busy */
     uint32_t generation;   /* its low 8 bits are part of the key */
     uint32_t device, pd, access;
-    uint64_t iova, address, length; /* the start as requests name it, and the start in the owner's memory */
+    uint64_t iova, address, length; /* start in the addresses that requests use; start in the owner's memory; length */
     uint64_t reserved;
 };
 
@@ -99,30 +100,32 @@ struct sf_cqe {
     uint32_t qp;        /* entry number in qps */
     uint32_t qp_num, source_qp;
     uint32_t byte_len;
-    uint32_t imm;                              /* as on the wire */
-    uint32_t slot;                             /* the low bits of the request's position in its queue: polling frees the slots up to it */
-    uint8_t status, opcode, wc_flags, receive; /* enum ibv_wc_status; enum ibv_wc_opcode less its receive bit; 1 of a receive queue */
+    uint32_t imm;  /* as on the wire */
+    uint32_t slot; /* low bits of the request's position in its queue; polling this completion frees the slots up to it */
+    /* enum ibv_wc_status; enum ibv_wc_opcode without its receive bit; flags; 1: of a receive queue */
+    uint8_t status, opcode, wc_flags, receive;
     uint8_t solicited;
     uint8_t service_level; /* for datagrams: see lib/finish.c */
     uint8_t pad[2];
     uint16_t source_lid; /* for a message received on InfiniBand: the sender's LID */
     uint16_t srq;        /* entry number + 1 of the shared queue that the receive came from; 0: none */
     uint32_t vendor_error;
-    /* its position + 1, written last. The consumer reads only this word to find a new completion. The structure is one cache line. */
+    /* position of this completion + 1, written last: to find a new completion, the consumer reads only this word. The structure is one
+     * cache line. */
     uint64_t turn;
 };
 _Static_assert(sizeof(struct sf_cqe) == 64, "a completion is one cache line");
 
-/* What a process was doing when it published a completion. If the process dies, another process finishes this step, so that no request is
- * used twice or lost. */
+/* What a process was doing when it published a completion. If the process dies meanwhile, another one finishes the step, so that no request
+ * is used twice or lost. */
 struct sf_intent {
-    /* 0: nothing, 1: a send queue, 2: a receive queue, 3: a shared receive queue, 4: a shared receive queue whose completion finds no room:
-       nobody will poll it, so the slot is free at once */
+    /* 0: nothing; 1: a send queue; 2: a receive queue; 3: a shared receive queue; 4: a shared receive queue, and there is no room for the
+     * completion, so nobody will poll it and the slot is free at once */
     _Atomic uint32_t kind;
     uint32_t index;    /* entry in qps or srqs */
     uint64_t produced; /* the completion queue's `produced` before this completion */
-    uint64_t done;     /* the work queue's count after the completion is published */
-    uint64_t dropped;  /* kind 4: the value of sf_srq.dropped after it */
+    uint64_t done;     /* the work queue's count when the completion has been published */
+    uint64_t dropped;  /* kind 4: the new value of sf_srq.dropped */
 };
 
 struct sf_cq {
@@ -134,21 +137,21 @@ struct sf_cq {
     _Atomic uint32_t dead;  /* 1: it has overrun */
     uint64_t ring;          /* offset of struct sf_cqe [capacity] in the file; changed by a resize under `lock` */
     int32_t channel_fd;     /* the writing end of its channel in the owner's table, or -1 */
-    int32_t context;        /* entry of the context that gets the event of an overrun */
+    int32_t context;        /* entry of the context to which the event of an overrun is sent */
     uint32_t timed;         /* 1: completions carry a timestamp */
     _Atomic uint32_t armed; /* 0: not armed, 1: for any completion, 2: for a solicited one or an error. Written under `lock` */
-    /* Three cache lines: one that producers write, one that the consumer polls, one that it writes. Otherwise a reader would take the line
-       away from the processor that writes it. */
+    /* Three cache lines: one that producers write, one that the consumer polls, one that the consumer writes. With fewer lines, a reader
+     * would take a line away from the processor that writes it. */
     struct sf_lock lock __attribute__((aligned(64))); /* held by producers */
     struct sf_intent intent;
     uint64_t seen; /* the value of `consumed` that a producer last read */
     _Atomic uint64_t produced __attribute__((aligned(64)));
     _Atomic uint64_t consumed __attribute__((aligned(64)));
-    /* 1: a queue pair that completes here may wait for a point in time; cleared before the queue pairs are checked */
+    /* 1: a queue pair that completes here may be waiting for a point in time; cleared before the queue pairs are checked */
     _Atomic uint32_t waiting;
 };
 
-/* Requests in a queue. A slot is this header, and then room for the maximum of elements, or for inline data. */
+/* A request in a queue. A slot is this header, followed by space for the maximum of elements, or for inline data. */
 struct sf_sge {
     uint64_t address;
     uint32_t length, lkey;
@@ -170,7 +173,7 @@ struct sf_send {
     uint32_t rkey;
     uint64_t remote;
     uint64_t compare_add, swap;
-    uint32_t ud_device, ud_qp, ud_qkey; /* the peer of the address handle, looked up when the request was posted */
+    uint32_t ud_device, ud_qp, ud_qkey; /* the peer that the address handle names, found when the request was posted */
     uint32_t ud_hop;                    /* sgid index | traffic class << 8 | hop limit << 16 | service level << 24 | SF_UD_GLOBAL */
     uint8_t ud_dgid[16];
     union {
@@ -179,7 +182,7 @@ struct sf_send {
     };
 };
 
-/* A write whose data was moved before an earlier read (SF_FAULT_OVERTAKE). Its completion keeps its place. */
+/* Flag of a write whose data was moved before an earlier read (SF_FAULT_OVERTAKE). Its completion still comes in order. */
 #define SF_SEND_MOVED (UINT32_C(1) << 31)
 
 /* A receive queue of one queue pair, or a shared one. */
@@ -198,8 +201,9 @@ struct sf_srq {
     uint32_t device, pd;
     int32_t context;            /* entry in contexts */
     _Atomic uint32_t watermark; /* an event is sent when fewer requests than this are left; 0: not armed */
-    _Atomic uint32_t waiting;   /* 1: the sender to a queue pair that uses it may wait for a receive; cleared before checking */
-    _Atomic uint64_t dropped;   /* how many requests were taken whose completion found no room. Written under queue.lock */
+    /* 1: a sender to one of its queue pairs may be waiting for a receive; cleared before the senders are checked */
+    _Atomic uint32_t waiting;
+    _Atomic uint64_t dropped; /* requests that were taken although there was no room for their completion. Written under queue.lock */
     struct sf_receive_queue queue __attribute__((aligned(64)));
 };
 
@@ -209,7 +213,7 @@ struct sf_srq {
 struct sf_qp {
     _Atomic uint32_t owner;
     uint32_t generation; /* its low 8 bits are part of the number */
-    /* Atomic: polling reads all entries, including one that another thread has just taken and is filling in. */
+    /* atomic, because polling reads all entries, even one that another thread has just taken and is filling in */
     _Atomic uint32_t number; /* the 24 bits the program sees */
     uint32_t device, pd;
     _Atomic uint32_t type;                /* enum ibv_qp_type */
@@ -222,8 +226,9 @@ struct sf_qp {
     uint32_t send_capacity, send_stride, send_limit, send_sge_limit;
     uint32_t frame_depth_send, frame_depth_receive; /* the granted depth in frames, if the profile counts frames */
 
-    /* The attributes of ibv_modify_qp. The owner writes them with the locks of the send queue and of the receive queue held. Atomic:
-       executors of peers read them before they have a lock, and check again under it where that matters. */
+    /* The attributes of ibv_modify_qp(). The owner writes them while it holds the locks of the send queue and of the receive queue.
+     * They are atomic, because executors in peers read them before they have a lock; where it matters, an executor checks again under
+     * the lock. */
     _Atomic uint32_t state __attribute__((aligned(64))); /* enum ibv_qp_state */
     _Atomic uint32_t access;
     _Atomic uint32_t qkey;
@@ -235,30 +240,31 @@ struct sf_qp {
     _Atomic uint8_t timeout, retry_count, rnr_retry, rnr_timer; /* encoded as in ibv_qp_attr */
     _Atomic uint8_t rd_atomic, dest_rd_atomic, sgid_index, port;
     uint32_t broken;             /* 1: the device's cable was unplugged while the queue pair was connected */
-    uint32_t established;        /* 1: a message arrived while the queue pair was in RTR, and its owner was told */
-    _Atomic uint32_t connection; /* grows with each RESET: events and failures of an earlier connection are ignored */
-    _Atomic uint32_t failing;    /* the connection that a peer is bringing to ERR; the owner finishes that (lib/execute.c) */
+    uint32_t established;        /* 1: a message has arrived in state RTR, and the owner got the event IBV_EVENT_COMM_EST */
+    _Atomic uint32_t connection; /* increased by each RESET: events and failures of an earlier connection are ignored */
+    _Atomic uint32_t failing;    /* the connection that a peer is bringing to ERR; the owner completes this (lib/execute.c) */
 
     _Atomic uint64_t send_posted __attribute__((aligned(64))); /* written only by the owner */
 
-    /* Execution of the send queue by the process that holds the lock: the owner, or the peer that has just posted a receive. */
+    /* Execution of the send queue, by the process that holds the lock: the owner, or the peer that has just posted a receive. */
     struct sf_lock lock __attribute__((aligned(64)));
     _Atomic uint32_t kick;      /* 1: a process wanted to execute it while the lock was held */
-    _Atomic uint64_t busy;      /* grows by 1 before and after each access to memory: odd during an access */
-    _Atomic uint32_t busy_with; /* the other process that takes part in the access, number + 1 */
+    _Atomic uint64_t busy;      /* increased before and after each access to memory, so it is odd during an access */
+    _Atomic uint32_t busy_with; /* number + 1 of the other process that takes part in the access */
     _Atomic uint64_t send_done;
     uint64_t wait_since, wait_until;           /* CLOCK_MONOTONIC ns; wait_until ~0: for ever */
-    _Atomic uint64_t next_look;                /* when to try again without being asked */
+    _Atomic uint64_t next_look;                /* when to try the request again even if nothing has happened */
     _Atomic uint32_t wait_for;                 /* enum sf_wait; 0: not waiting */
-    uint32_t attempts;                         /* attempts to send the message at send_done that faults have lost */
-    uint32_t judged, drop, corrupt, overtaken; /* what the faults do to that message; valid if `judged` */
+    uint32_t attempts;                         /* attempts of the message at send_done that faults have made fail */
+    uint32_t judged, drop, corrupt, overtaken; /* what the faults do to that message; valid if `judged` is set */
     uint64_t hold_ns, dice;
     _Atomic uint32_t waiting; /* 1: wait_for is set, and `waiting` of its completion queue is set too */
-    uint64_t messages;        /* messages executed so far: an input of the faults' random decisions */
-    /* the number of queue pairs that the device had when this one was made: an input of random decisions that is the same in each run */
+    uint64_t messages;        /* messages executed so far; the faults' random decisions depend on it */
+    /* the number of queue pairs that were created on the device before this one: random decisions depend on it, and it is the same in each
+     * run */
     uint32_t ordinal;
 
-    /* 1: a peer's sender waits for a receive of this queue pair. Set by the executor, read when one is posted. */
+    /* 1: a peer's sender waits for a receive of this queue pair. Set by the executor; checked when a receive is posted. */
     _Atomic uint32_t wanted;
     struct sf_receive_queue receive __attribute__((aligned(64)));
 };
@@ -268,19 +274,20 @@ enum sf_wait {
     SF_WAIT_RECEIVE, /* receiver not ready */
     SF_WAIT_ANSWER,  /* the peer does not answer: the request is retried */
     SF_WAIT_DELAY,   /* a fault delays the message */
-    SF_WAIT_HELD,    /* a fault delays the completion: the data has moved */
+    SF_WAIT_HELD,    /* a fault delays the completion, but the data has been moved */
 };
 
-/* ---- Devices, now ---------------------------------------------------------------------------------------------- */
+/* ---- The state of devices -------------------------------------------------------------------------------------- */
 struct sf_device {
     _Atomic uint32_t port_up, removed;
     _Atomic uint32_t qps, pds, mrs, cqs, srqs; /* entries in use; pds includes leaked ones. Updated by sf_take_* and sf_give_* */
     _Atomic uint32_t dereg_blocked;            /* profile: error_blocks_dereg */
     _Atomic uint32_t reboots;
     struct sf_lock atomics;                             /* held during remote atomics on this device's memory */
-    _Atomic uint64_t sent __attribute__((aligned(64))); /* messages and bytes that left it; messages lost */
+    _Atomic uint64_t sent __attribute__((aligned(64))); /* messages and bytes that the device has sent, messages that were lost */
     _Atomic uint64_t sent_bytes, dropped;
-    _Atomic uint64_t received __attribute__((aligned(64))), received_bytes; /* written by senders, so on a cache line of its own */
+    /* written by senders on other devices, so on a separate cache line */
+    _Atomic uint64_t received __attribute__((aligned(64))), received_bytes;
 };
 
 /* ---- Faults ---------------------------------------------------------------------------------------------------- */
@@ -345,7 +352,7 @@ struct sf_fabric {
     _Atomic uint32_t fault_count; /* how many rules are in force; 0: skip them */
     struct sf_lock lock;          /* held to take entries of tables and pages of the arena */
     _Atomic uint32_t next_fault;
-    /* Never changes. On pages of its own, which processes map read-only. */
+    /* Never changes. It is on separate pages, which processes map read-only. */
     struct sv_model model __attribute__((aligned(4096)));
     struct sf_device devices[SV_DEVICES] __attribute__((aligned(4096)));
     struct sf_fault faults[SF_FAULTS];
@@ -390,7 +397,7 @@ int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct s
 int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
 /* Maps it. -ENOENT, -EPROTO (made by another build), -EACCES. With `join` it takes an entry in processes. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
-/* Gives back all that this process has on the fabric (protection domains leak if the profile says so), and unmaps it. */
+/* Give back all that this process has on the fabric, and unmap the fabric. If the profile says so, protection domains leak. */
 void sf_detach(struct sf_view *);
 /* Removes the name and marks the file as down. -EBUSY, with the number of live processes in *live, unless `force`. */
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
@@ -421,7 +428,7 @@ void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
 void sf_lock_receive(struct sf_view *, struct sf_receive_queue *, struct sf_cq *completes_on);
 void sf_lock_send(struct sf_view *, struct sf_qp *);
-void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the owner, to look at what a dead process has begun */
+void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the owner, so that it finishes what a dead process has begun */
 /* advances the work queue that a completion belongs to; repeating it does no harm */
 void sf_advance(struct sf_fabric *, const struct sf_intent *);
 void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
@@ -492,7 +499,7 @@ bool sf_reachable(const struct sf_fabric *, uint32_t from, uint32_t to);
 
 /* signal.c: the message in the pipes of channels and contexts, written with one write(). */
 struct sv_event {
-    uint32_t kind; /* 1: a completion event of cq `entry`, 2: look at the clock, 3: an asynchronous event of type `type` */
+    uint32_t kind; /* 1: a completion event of cq `entry`; 2: check the timers; 3: an asynchronous event of type `type` */
     uint32_t entry, generation;
     uint32_t type;       /* enum ibv_event_type; it says whether `entry` is a device, cq, qp or srq */
     uint32_t connection; /* for an event of a queue pair: its sf_qp.connection at that time */

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waking another process: a short message is written into the pipe that it sleeps on.
+ * Wakes another process by writing a short message into the pipe on which it sleeps.
  *
- * The writing end of another process's pipe is opened through /proc once, and kept in a small cache. That is safe because the library never
+ * The writing end of another process's pipe is opened through /proc once, and kept in a small cache. This is safe because the library never
  * closes a pipe whose number is on the fabric (lib/pipe.c): as long as the process lives, its descriptor names the same pipe. The cookie
- * shows whether the process lives. It is part of the cache's key, because another process can get the fabric's number of a dead one.
+ * shows whether the process is alive. The cookie is also part of the cache's key, because a new process can get the number of a dead one.
  *
- * The pipe is opened for reading too. Otherwise a write to the pipe of a dead process would raise SIGPIPE, which the program might see.
- * Now the pipe only fills up.
+ * The pipe is opened for reading, too. Without this, writing to the pipe of a dead process would raise SIGPIPE in the program.
  */
 #include "shared.h"
 
@@ -29,8 +28,8 @@ static struct end {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects `ends`; held during a write to one of them */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A forked child cannot use what its parent had open, because it is another process on the fabric, or none. A thread that the child does
-   not have may hold the mutex. */
+/* In a forked child, drop the parent's cache: the child is a different process on the fabric, or none. The mutex may be held by a thread
+ * that the child does not have. */
 static void signal_in_child(void)
 {
     pthread_mutex_init(&mutex, NULL);
@@ -46,7 +45,8 @@ static void signal_prepare(void)
     pthread_atfork(NULL, NULL, signal_in_child);
 }
 
-/* If the pipe is full, makes it larger, as far as an unprivileged user may: the reader is behind, and must not miss this message. */
+/* Write a message. If the pipe is full, enlarge it as far as an unprivileged user may: the reader is late, and must not miss this
+ * message. */
 static int signal_put(int fd, const void *message, size_t bytes)
 {
     for (;;) {
@@ -76,7 +76,7 @@ static int open_end(struct sf_fabric *f, uint32_t process, int fd)
     int mine = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (mine < 0)
         return -errno;
-    /* The process may have died meanwhile, and another may have its number. Then this descriptor may be anything. */
+    /* the process may have died, and a new one may have its number; then this descriptor may be any file */
     if (fstat(mine, &st) != 0 || !S_ISFIFO(st.st_mode) || !sf_alive(f, process)) {
         close(mine);
         return -ESRCH;
@@ -110,8 +110,7 @@ int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, 
             close(e->mine);
         *e = (struct end){.cookie = cookie, .process = process, .theirs = fd, .mine = mine};
     }
-    /* A reader with so many unread messages will look at the clock without one more message, and the room in the pipe is needed for
-     * completion events. */
+    /* A reader with this many unread messages checks the clock anyway, and the rest of the pipe is needed for completion events. */
     int unread;
     bool clock = bytes == sizeof(struct sv_event) && ((const struct sv_event *)message)->kind == 2;
     err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : signal_put(e->mine, message, bytes);

@@ -22,8 +22,8 @@
         found_;                                                                                          \
     })
 
-/* How far a search may look. The table's entries below `top` are backed, and the search needs at most the entry at `top` in addition. If
-   that cannot be backed because the file system is full, the search ends at `top`. */
+/* How far a search may go. The entries below `top` have memory, and the search needs at most one more, the entry at `top`. If that one
+ * cannot get memory because the file system is full, the search ends at `top`. */
 static uint32_t table_reach(struct sf_view *v, const volatile void *table, size_t size, uint32_t total, uint32_t first, uint32_t top)
 {
     uint32_t next = top > first ? top : first;
@@ -130,7 +130,7 @@ static void table_count(struct sf_device *d, size_t counter, uint32_t by)
     void sf_give_##kind(struct sf_view *v, uint32_t i)                                              \
     {                                                                                               \
         sf_lock_fabric(v);                                                                          \
-        /* A forked child may destroy its copy of an object that belongs to its parent. */          \
+        /* a forked child may be destroying its copy of an object that belongs to its parent */     \
         if (atomic_load_explicit(&v->fabric->table[i].owner, memory_order_relaxed) == v->process)   \
             sf_free_##kind(v->fabric, i);                                                           \
         sf_unlock(v, &v->fabric->lock);                                                             \
@@ -170,6 +170,6 @@ int sf_take_context(struct sf_view *v, uint32_t device)
 
 void sf_give_context(struct sf_view *v, uint32_t i)
 {
-    uint32_t mine = v->process; /* otherwise the object belongs to the parent of this forked child */
+    uint32_t mine = v->process; /* not equal if the object belongs to the parent of this forked child */
     atomic_compare_exchange_strong_explicit(&v->fabric->contexts[i].owner, &mine, 0, memory_order_release, memory_order_relaxed);
 }

@@ -63,7 +63,7 @@ SV_PUBLIC int ibv_destroy_ah(struct ibv_ah *base)
 }
 
 /* ---- The address that a datagram came from ------------------------------------------------------------------------ */
-/* The 40 bytes before a datagram's data: an IPv6 header, or 20 unused bytes and an IPv4 header. */
+/* What precedes a datagram's data: 40 bytes that hold an IPv6 header, or 20 unused bytes and an IPv4 header. */
 struct route {
     uint8_t from[16], to[16];
     uint32_t flow_label;

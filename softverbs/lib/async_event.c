@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-/* Counts an event that must be acknowledged, under the lock with which the object's destruction waits for acknowledgements. */
+/* Count an event that the program must acknowledge. The object's destruction waits under the same lock until all are acknowledged. */
 static void async_event_delivered(pthread_mutex_t *mutex, uint32_t *count)
 {
     pthread_mutex_lock(mutex);
@@ -16,7 +16,7 @@ static void async_event_delivered(pthread_mutex_t *mutex, uint32_t *count)
     pthread_mutex_unlock(mutex);
 }
 
-/* Whether the program has already read this event of this connection. An unread event of an earlier connection is still delivered. */
+/* Whether the program has already read this event in this connection. An unread event of an earlier connection is still delivered. */
 static bool told_before(struct sv_qp *qp, uint32_t connection, uint32_t bit)
 {
     if (connection != qp->shared->connection)
@@ -30,8 +30,8 @@ static bool told_before(struct sv_qp *qp, uint32_t connection, uint32_t bit)
     return false;
 }
 
-/* Fills in the element; false: the object is destroyed. sv_lib.mutex is held: objects are removed under it, and their destruction then
-   waits for the events that were delivered. */
+/* Fill in event->element. False: the object was destroyed. The caller holds sv_lib.mutex, under which objects are removed; their
+ * destruction then waits until delivered events are acknowledged. */
 static bool async_event_find(const struct sv_event *e, struct ibv_async_event *event)
 {
     uint32_t bit = e->type < 32 ? UINT32_C(1) << e->type : 0;
@@ -65,7 +65,7 @@ static bool async_event_find(const struct sv_event *e, struct ibv_async_event *e
 SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
     if (sv_context_of(context)->life != sv_lib.life) {
-        errno = ENODEV; /* this is a forked child: the events belong to its parent */
+        errno = ENODEV; /* this is a forked child, and the events belong to its parent */
         return -1;
     }
     for (;;) {

@@ -25,7 +25,7 @@ static bool channel_stale(const struct sv_channel *ch)
     return !sv_joined() || ch->life != sv_lib.life;
 }
 
-/* Continues the work that waited for a point in time, and sets the timer for what still waits. */
+/* Continue work of this process whose time has come, and set the timer for the rest. */
 static void look_at_clock(struct sv_channel *ch)
 {
     sv_alarm_set(ch, sv_progress(SF_NO_DEVICE));
@@ -103,7 +103,8 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     return 0;
 }
 
-/* The queue of an event. The event counts as delivered from now on, and must be acknowledged. NULL: the queue is destroyed. */
+/* The queue that an event is for. From now on the event counts as delivered, and the program must acknowledge it. NULL: the queue was
+ * destroyed. */
 static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_event *event)
 {
     struct sv_cq *cq = NULL;
@@ -126,8 +127,9 @@ static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_even
     return cq;
 }
 
-/* After a signal handler the kernel does not resume poll(). On a real channel the program waits in read(), which is resumed after a handler
- * with SA_RESTART. Which handler has run cannot be found out, so this resumes if all handlers of the program have SA_RESTART. */
+/* Whether all signal handlers of the program have SA_RESTART. On a real channel the program waits in read(), which the kernel resumes after
+ * such a handler. poll() is never resumed, and which handler has run cannot be found out. So this library resumes the wait if all handlers
+ * have SA_RESTART. */
 static bool all_handlers_restart(void)
 {
     for (int s = 1; s <= SIGRTMAX; s++) {
@@ -168,10 +170,10 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
             return -1;
         if (!looked && sv_alarm_rang(ch)) {
             look_at_clock(ch);
-            looked = true; /* look only once: time passes meanwhile, and the program may not want to wait */
+            looked = true; /* only once: the check takes time, and the program may not want to wait */
             continue;
         }
-        /* There is no event. The program decides whether to wait, by O_NONBLOCK on the descriptor that it knows. */
+        /* There is no event. O_NONBLOCK on the descriptor that the program has says whether to wait. */
         int flags = fcntl(ch->base.fd, F_GETFL);
         if (flags < 0)
             return -1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Writing completions into a completion queue, by the process that executed the request, and sending the events for which the queue is
- * armed. poll.c takes completions out.
+ * Writes completions into a completion queue, in the process that executed the request, and sends the events for which the queue is armed.
+ * poll.c takes completions out.
  */
 #include "engine.h"
 
@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* Advances the work queue of a request whose completion finds no room. */
+/* Advance the work queue of a request although there was no room for its completion. */
 static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -28,15 +28,15 @@ static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 
 enum { ANY = 1, SOLICITED = 2 }; /* values of sf_cq.armed */
 
-/* Whether the owner wants an event for a completion. */
+/* Whether the queue is armed for an event of this completion. */
 static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 {
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
 }
 
-/* Writes the event, before the completion. If the process is killed between the two, the owner is woken and finds nothing; when it arms
-   again it waits for the lock. In the other order a completion could be there while its owner sleeps. cq->lock is held, as wherever `armed`
-   is written. */
+/* Write the event before the completion. If this process is killed between the two, the owner is woken and finds nothing; when it arms the
+ * queue again, it waits for this lock. In the other order, a completion could be in the queue while its owner sleeps. The caller holds
+ * cq->lock, under which `armed` is always written. */
 static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
     if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
@@ -53,14 +53,14 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_lock_cq(v, cq);
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);
     uint64_t produced = atomic_load_explicit(&cq->produced, memory_order_relaxed);
-    if (produced - cq->seen >= cq->limit) /* acquire: the consumer has read a slot before it is free; it is written below */
+    if (produced - cq->seen >= cq->limit) /* acquire: the slot is written below only after the consumer has read it */
         cq->seen = atomic_load_explicit(&cq->consumed, memory_order_acquire);
     uint64_t unpolled = produced - cq->seen;
     bool overrun = unpolled >= cq->limit;
     if (owner == 0 || overrun || atomic_load_explicit(&cq->dead, memory_order_relaxed) ||
         !sv_ring_sane(cq->ring, cq->capacity, sizeof(struct sf_cqe), 0)) {
         bool first = owner != 0 && overrun && atomic_load_explicit(&cq->dead, memory_order_relaxed) == 0;
-        /* before `dead` is set: if this process is killed between the two, the next one sends the event again */
+        /* sent before `dead` is set: if this process is killed in between, the next process sends the event again */
         if (first && cq->context >= 0)
             sv_async((uint32_t)cq->context, IBV_EVENT_CQ_ERR, index, cq->generation);
         if (first)
@@ -97,29 +97,28 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_unlock(v, &cq->lock);
 }
 
-/* Whether the owner wants an event for one of the unpolled completions. Under the queue's lock, not under the consumers' lock, because
-   a program may arm between ibv_start_poll and ibv_end_poll and then holds that one. No slot is written meanwhile, and consumers only
-   read. */
+/* Whether the owner wants an event for one of the unpolled completions. The caller holds the queue's lock, under which no slot is written.
+ * The consumers' lock is not needed, and the caller may hold it already: a program may arm between ibv_start_poll and ibv_end_poll. */
 static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 {
     bool found = false;
     uint64_t from = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&cq->shared->produced, memory_order_relaxed);
     if (to - from > cq->ring.mask + UINT64_C(1))
-        to = from; /* another process has overwritten a count */
+        to = from; /* `from` > `to` can only mean that another process has overwritten a count */
     for (; from != to && !found; from++)
         found = complete_wanted(armed, sv_ring_slot(&cq->ring, from));
     return found;
 }
 
-/* Sends an event for completions that were there before the queue was armed. mlx5 sends it too, because its doorbell carries the consumer's
-   index. So a program may sleep after arming without another poll. As with mlx5, the next such event is sent only after this one was read,
-   so that a program which arms again and again without reading does not fill its channel. */
+/* Send an event for completions that were in the queue before it was armed. mlx5 does the same, because its doorbell carries the consumer's
+ * index, so a program may sleep after arming without another poll. As with mlx5, the next such event is sent only after this one was read.
+ * So a program that arms repeatedly without reading does not fill its channel. */
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
-    /* seq_cst: pairs with the store in channel_deliver() (channel.c). If this thread sees the event unread, the program will poll after it
-       has read the event. The queue then stays armed. */
+    /* seq_cst: pairs with the store in channel_deliver() (channel.c). If this thread sees an unread event, it sends none: the program will
+     * poll after it has read that event. The queue stays armed. */
     if (atomic_load_explicit(&cq->told, memory_order_seq_cst) ||
         !wanted_unpolled(cq, atomic_load_explicit(&s->armed, memory_order_relaxed)))
         return;
@@ -140,11 +139,12 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
         return refused;
     if (s->channel_fd < 0)
         return 0; /* it has no channel */
-    /* A producer that has written its event but not yet its completion holds the lock: wait until it releases it, or is found dead. */
+    /* A producer that has written its event but not its completion yet holds the lock: wait until it has released the lock or is found to
+     * be dead. */
     for (int turn = 0; turn < 16 && atomic_load_explicit(&s->lock.word, memory_order_relaxed) != 0; turn++)
         sched_yield();
     sf_lock_cq(&sv_lib.view, s);
-    /* A program that armed for any completion, and then for a solicited one, still gets an event for any. */
+    /* if the queue is armed for any completion, arming it for solicited ones changes nothing */
     if (!solicited_only || atomic_load_explicit(&s->armed, memory_order_relaxed) == 0)
         atomic_store_explicit(&s->armed, solicited_only ? SOLICITED : ANY, memory_order_relaxed);
     tell_of_unpolled(cq);

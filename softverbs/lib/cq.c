@@ -53,7 +53,7 @@ static struct sv_ring ring_at(uint64_t offset, uint32_t capacity)
     return (struct sv_ring){.base = sf_at(&sv_lib.view, offset), .offset = offset, .mask = capacity - 1, .stride = sizeof(struct sf_cqe)};
 }
 
-/* From here on events and progress find the queue by its entry. */
+/* Make the queue visible: from now on events and progress find it by its entry. */
 static void cq_publish(struct sv_cq *cq)
 {
     pthread_mutex_lock(&sv_lib.mutex);
@@ -179,7 +179,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     return err ? sv_refuse(err, "ibv_resize_cq: %d entries are too few: more completions wait to be polled", cqe) : 0;
 }
 
-/* Removes unread events of the queue. Events that were read must be acknowledged before the queue is destroyed. */
+/* Remove unread events of the queue, and wait until events that were read are acknowledged. */
 static void settle_events(struct sv_cq *cq)
 {
     if (cq->channel)
@@ -199,12 +199,12 @@ int sv_destroy_cq(struct ibv_cq *base)
     if (atomic_load_explicit(&cq->users, memory_order_acquire))
         return EBUSY;
     pthread_mutex_lock(&sv_lib.mutex);
-    if (cq->life == sv_lib.life && sv_lib.cqs[cq->entry] == cq) /* even if another process has overwritten its owner */
+    if (cq->life == sv_lib.life && sv_lib.cqs[cq->entry] == cq) /* true even if another process has overwritten the entry's owner */
         __atomic_store_n(&sv_lib.cqs[cq->entry], NULL, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&sv_lib.mutex);
     if (mine) {
         settle_events(cq);
-        /* Its queue pairs are destroyed already. A producer that comes too late finds no room. */
+        /* its queue pairs are destroyed already; a producer that is late finds no room */
         sf_lock_cq(&sv_lib.view, cq->shared);
         cq->shared->ring = 0;
         cq->shared->capacity = 0;

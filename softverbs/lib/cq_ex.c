@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The extended interface for polling: one completion at a time, whose fields are read one by one. Between start_poll and end_poll the queue
- * belongs to the thread that polls.
+ * The extended interface for polling: it polls one completion at a time, and the program reads its fields one by one. Between start_poll
+ * and end_poll, no other thread can poll the queue.
  */
 #include "entry.h"
 
@@ -10,7 +10,7 @@
 #include <limits.h>
 #include <time.h>
 
-/* The supported fields. There are no VLANs, flow tags, or tag matching. */
+/* the fields that can be requested; VLANs, flow tags and tag matching are not supported */
 enum {
     KNOWN = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
 };
@@ -128,9 +128,9 @@ static uint64_t read_completion_ts(struct ibv_cq_ex *ex)
     return cq_of(ex)->current.timestamp;
 }
 
-/* The difference of the clocks is measured now, because the wall clock may have been set since the completion. */
-/* How far the time of day is ahead of sf_now(). The thread may be preempted between reading the two clocks, so the closest of several pairs
-   counts. The remaining error must not let the times of a queue go back; only setting the clock may. */
+/* How far the time of day is ahead of sf_now(), at the time of the call: the wall clock may have been set since the completion. The thread
+ * may be preempted between reading the two clocks, so the closest of several pairs counts. The remaining error must not make the times of a
+ * queue go back; only setting the clock may. */
 static uint64_t wall_ahead(struct sv_cq *cq)
 {
     enum { TRIES = 8, NARROW_NS = 1000, STEP_NS = 100000 };

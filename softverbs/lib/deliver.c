@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Executes one request of a send queue, from the sender's memory to the peer's, with the completions on both sides.
+ * Executes one request of a send queue: moves its data from the sender's memory to the peer's, and writes the completions on both sides.
  *
  * The executor holds the send queue's lock. It is the sender, or the connected receiver that has just posted the receive for which the
- * sender waited. Nothing is left half done: a request that cannot proceed leaves everything unchanged, and the wait_* members of the queue
- * pair say what it waits for. The only exception is a completion that a fault holds back (SF_WAIT_HELD).
+ * sender waited. A request that cannot proceed leaves everything unchanged, and the wait_* members of the queue pair say what it waits for.
+ * There is one exception: a fault may move the data and hold back the completion (SF_WAIT_HELD).
  */
 #include "engine.h"
 
@@ -37,8 +37,8 @@ static bool deliver_connected(const struct sf_qp *qp, const struct sf_qp *t)
     return qp->type != IBV_QPT_RC || t->receive_psn == qp->send_psn;
 }
 
-/* The receiver's owner wrote these last, so they must be fetched from another core, which may take place while the rest is checked. What is
-   read here without a lock decides only which line is fetched; it is read again under the lock. */
+/* Prefetch words that the receiver's owner wrote last, and that must come from another core's cache, while the checks go on. What is read
+ * here without a lock only selects the cache line; it is read again under the lock. */
 __attribute__((no_sanitize("thread"))) static void fetch_early(const struct sf_receive_queue *rq)
 {
     uint64_t slot = rq->done & (rq->capacity - 1);
@@ -46,7 +46,8 @@ __attribute__((no_sanitize("thread"))) static void fetch_early(const struct sf_r
     __builtin_prefetch((const void *)((uintptr_t)sv_lib.fabric + rq->ring + slot * rq->stride));
 }
 
-/* Finds the queue pair that the message is for. Whether it gets there is decided by found_target(), after the queue is marked busy. */
+/* Find the queue pair that the message is for. found_target() checks, after the queue was marked busy, whether the message can get
+ * there. */
 static void name_target(struct sv_job *j)
 {
     j->t = j->qp->type == IBV_QPT_UD ? sf_number_entry(j->s->ud_qp) : j->qp->peer_qp % SF_QPS;
@@ -136,7 +137,8 @@ static bool local_place(struct sv_job *j, struct sv_place *p, uint32_t access)
     return true;
 }
 
-/* Where `bytes` of a message go; *room is the size of the whole receive. Elements beyond the message are not checked. */
+/* Where the first `bytes` of a message go; *room is the size of the whole receive. Elements that the message does not reach are not
+ * checked. */
 static bool receive_place(struct sv_job *j, struct sv_place *p, uint64_t bytes, uint64_t *room)
 {
     const struct sf_qp *t = j->target;
@@ -167,7 +169,7 @@ static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, str
     return r;
 }
 
-/* The receiver answers with an error: its queue pair stops, and the sender's request ends with sender_status. */
+/* The receiver answers with an error: its queue pair goes to ERR, and the sender's request ends with sender_status. */
 static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
 {
     if (j->qp->type == IBV_QPT_RC) {
@@ -177,7 +179,7 @@ static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, 
     return sv_lost(j);
 }
 
-/* A receive cannot take the message: it ends with `status`, and the rest is as in deliver_refuse(). */
+/* A receive cannot take the message: the receive ends with `status`, and the rest is as in deliver_refuse(). */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
     /* if this process is killed after this, the process that polls the completion does the rest (poll_done() in poll.c) */
@@ -197,7 +199,7 @@ static void count_sent(struct sv_job *j)
     atomic_fetch_add_explicit(&to->received_bytes, j->s->length, memory_order_relaxed);
 }
 
-/* The data has arrived. Writes the completions now, or leaves them until a fault's time is over. */
+/* The data has been moved: write the completions, now or after the time of a fault. */
 static enum sv_step deliver_arrived(struct sv_job *j, uint64_t received)
 {
     if (atomic_load_explicit(&j->target->state, memory_order_relaxed) == IBV_QPS_RTR && !j->target->established &&
@@ -209,7 +211,7 @@ static enum sv_step deliver_arrived(struct sv_job *j, uint64_t received)
     bool receive_waits = j->target->srq == 0 && j->qp->type != IBV_QPT_UD;
     if (j->rq && !(j->qp->hold_ns && receive_waits))
         sv_end_receive(j, IBV_WC_SUCCESS, received);
-    count_sent(j); /* done after the steps for which the receiver waits, because these words are in the caches of other cores */
+    count_sent(j); /* late, because the receiver does not wait for these words, which are in the caches of other cores */
     if (j->qp->hold_ns)
         return sv_stall(j, SF_WAIT_HELD, sf_now() + j->qp->hold_ns);
     return sv_end(j, IBV_WC_SUCCESS);
@@ -227,8 +229,8 @@ static enum sv_step release_held(struct sv_job *j)
     return sv_end(j, IBV_WC_SUCCESS);
 }
 
-/* Writes the 40 bytes before a datagram's data: the addresses of both ends, as on the wire. With IPv4 addresses of RoCE version 2 the last
-   20 bytes are an IPv4 header. */
+/* Write the 40 bytes before a datagram's data: the addresses of both ends, as on the wire. For IPv4 addresses with RoCE version 2, the last
+ * 20 bytes are an IPv4 header. */
 static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
 {
     enum { AROUND = 12 + 8 + 4, UDP = 17 }; /* bytes around the data on the wire: transport headers and checksum */
@@ -238,7 +240,7 @@ static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
     uint8_t traffic_class = (uint8_t)(s->ud_hop >> 8), hop_limit = (uint8_t)(s->ud_hop >> 16);
     memset(grh, 0, GRH);
     if (!(s->ud_hop & SF_UD_GLOBAL))
-        return; /* addressed by LID alone: the receiver's 40 bytes are unused */
+        return; /* InfiniBand addressed by LID alone: the receiver's 40 bytes are left unchanged */
     if (sv_lib.profile->gid_type == SV_GID_ROCE_V2 && sv_over_ipv4(s)) {
         uint8_t *ip = grh + 20;
         uint16_t length = htobe16((uint16_t)(20 + 8 + bytes + AROUND));
@@ -313,8 +315,8 @@ static enum sv_step deliver_send(struct sv_job *j)
     }
 }
 
-/* A queue pair that does not support an operation at all answers "remote invalid request", as to an unknown one (InfiniBand's table of NAK
-   codes), not with the access error of a wrong key. */
+/* Whether the queue pair supports the operation at all. If not, it answers "remote invalid request", as for an unknown operation
+ * (InfiniBand's table of NAK codes), and not with the access error of a wrong key. */
 static bool set_up_for(const struct sf_qp *t, unsigned access)
 {
     return (t->access & access) != 0;
@@ -350,9 +352,9 @@ static enum sv_step write_remote(struct sv_job *j)
     }
 }
 
-/* The standard orders a write behind an earlier read only if the write, or a request between them, has the fence flag. So the data of the
-   writes behind this read is moved now, up to a fence, a send or an atomic. A write that cannot be moved now is left until its turn, which
-   reports why. */
+/* Execute writes behind a read early. The standard orders a write after an earlier read only if the write, or a request between the two,
+ * has the fence flag. So the data of the following writes is moved now, up to a fence, a send or an atomic. A write that cannot be moved
+ * now waits for its turn, which reports the reason. */
 __attribute__((noinline)) static void let_writes_pass(const struct sv_job *read)
 {
     const struct sf_qp *qp = read->qp, *t = read->target;
@@ -444,7 +446,7 @@ static enum sv_step atomic_remote(struct sv_job *j)
 
 /* ---- One step ------------------------------------------------------------------------------------------------------ */
 
-/* Whether a frame of the message is lost: each is decided at random, and one lost frame loses the message. */
+/* Whether a frame of the message is lost. The decision is random for each frame, and one lost frame loses the whole message. */
 static bool loses_frame(const struct sv_job *j, uint64_t message)
 {
     const struct sf_qp *qp = j->qp;
@@ -455,14 +457,14 @@ static bool loses_frame(const struct sv_job *j, uint64_t message)
     return lost;
 }
 
-/* Decides once for each attempt what faults and the profile's losses do to the message. True: it must wait first. */
+/* Decide, once for each attempt, what faults and the profile's losses do to the message. True: the message must wait first. */
 static bool deliver_judge(struct sv_job *j)
 {
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = j->qp;
     struct sv_verdict verdict = {0};
     uint64_t message = qp->messages | (uint64_t)qp->attempts << 48;
-    /* One time-out after the last attempt that retry_count allows. */
+    /* one time-out after the last attempt that retry_count allows, the request ends */
     if (qp->type == IBV_QPT_RC && qp->attempts > qp->retry_count) {
         sv_end(j, IBV_WC_RETRY_EXC_ERR);
         return false;
@@ -509,8 +511,8 @@ static enum sv_step deliver_operate(struct sv_job *j)
     }
 }
 
-/* Whether the process of the other end is still the same program. Checked again after a while, so that nothing is written to another
-   program that has got its process number. Process numbers are not used again within these milliseconds. */
+/* Whether the process at the other end is still the same program. Checked again after some milliseconds, so that nothing is written to a
+ * different program that has got the same process number; the system does not reuse a number faster than that. */
 static bool still_there(uint32_t process)
 {
     static _Atomic uint64_t looked[SF_PROCESSES + 1];
@@ -538,8 +540,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
 
     name_target(&j);
     if (me() != qp->owner && !(qp->type != IBV_QPT_UD && me() == j.target->owner)) {
-        /* This process is neither the sender nor the receiver, and only those two can access the memory of both. The owner executes the
-         * request when it next looks. */
+        /* This process is neither the sender nor the receiver, and only these two can access the memory of both. The owner executes the
+         * request when it checks its queues next. */
         return sv_stall(&j, qp->wait_for ? (enum sf_wait)qp->wait_for : SF_WAIT_DELAY, sf_now());
     }
     if (qp->wait_for == SF_WAIT_HELD) {
@@ -563,8 +565,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
         qp->hold_ns = 0;
     }
 
-    /* Busy from here on. Pairs with `live` = 0 and sv_quiesce() on deregistration, and with sv_quiesce() after the target was brought to a
-       state in which it does not receive. */
+    /* Mark the queue as busy from here on. Pairs with `live` = 0 and sv_quiesce() when a region is deregistered, and with sv_quiesce()
+     * after the target has left the states in which it receives. */
     uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
     atomic_store_explicit(&qp->busy_with, j.target->owner, memory_order_relaxed);
     atomic_exchange_explicit(&qp->busy, busy + 1, memory_order_seq_cst);

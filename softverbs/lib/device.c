@@ -14,8 +14,8 @@
 
 #include <endian.h>
 
-/* The devices of the host that was joined. They are kept, because the program has pointers to them. A forked child that joins anew also
-   keeps those of its parent. */
+/* The devices of the joined host. They are never freed, because the program has pointers to them; a forked child that joins anew also keeps
+ * its parent's. */
 static struct devices {
     struct devices *before;
     const struct sf_fabric *fabric;
@@ -204,8 +204,7 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
                   device_removed(entry) ? "the device was removed" : "refused by a rule of `softverbs fault`");
         return NULL;
     }
-    /* This library requests nothing through cmd_fd. But programs pass cmd_fd on and inspect it, so it must be a descriptor that is used for
-     * nothing else. */
+    /* Nothing is requested through cmd_fd, but programs pass it on and inspect it, so it must be a descriptor that has no other use. */
     command = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (command < 0) {
         error = errno;
@@ -250,7 +249,7 @@ no_command:
     return NULL;
 }
 
-/* A device may be closed while it has objects. They can be destroyed afterwards: the context is kept until then. */
+/* A device may be closed while objects of it exist: the context is kept until they are destroyed. */
 SV_PUBLIC int ibv_close_device(struct ibv_context *base)
 {
     struct sv_context *context = sv_context_of(base);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Running send queues as far as possible: by their owner, when it posts or polls, or by the receiver, when it posts the receive for which
- * the sender waits. One process at a time runs a queue. A process that finds it locked sets `kick` and leaves.
+ * Runs send queues as far as possible. A queue is run by its owner, when the owner posts or polls, or by the receiver, when it posts the
+ * receive for which the sender waits. Only one process at a time runs a queue: a process that finds the queue locked sets `kick` and
+ * returns.
  */
 #include "engine.h"
 
 enum { LOOK_AGAIN_NS = 20000 };
 
-/* True: the first request waits for something, and a process must look at it again. */
+/* Execute the requests of a queue in order. True: the first one left waits for something, and a process must check it again later. */
 static bool execute_drain(uint32_t q, struct sv_later *later)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
@@ -32,8 +33,8 @@ static bool execute_drain(uint32_t q, struct sv_later *later)
     }
 }
 
-/* If this process dies with the lock, no other process makes the owner look at the queue. So mark the queue now, so that the owner looks at
- * it after a while; if it looked at once, it would only wait for the lock. */
+/* If this process dies while it holds the lock, nothing else makes the owner check the queue. So mark the queue now for a check after a
+ * while; an immediate check would only wait for the lock. */
 static void leave_a_trace(struct sf_qp *qp)
 {
     qp->next_look = sf_now() + 1000000;
@@ -47,7 +48,7 @@ static void run_one(uint32_t q, struct sv_later *later)
     struct sf_view *v = &sv_lib.view;
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
     if (!sv_joined())
-        return; /* a thread that still runs while the program exits sees a private copy (setup.c) */
+        return; /* the program is exiting, and this thread sees a private copy of the fabric (setup.c) */
     bool mine = atomic_load_explicit(&qp->owner, memory_order_relaxed) == v->process;
     if (mine)
         sf_lock_send(v, qp);
@@ -58,7 +59,7 @@ static void run_one(uint32_t q, struct sv_later *later)
             return;
     }
     for (;;) {
-        /* A kick that comes after this check is seen below: it came before its sender tried the lock, which this thread still holds. */
+        /* A kick after this check is handled below: its sender set it before it tried the lock, which this thread still holds. */
         if (atomic_load_explicit(&qp->kick, memory_order_relaxed))
             atomic_exchange_explicit(&qp->kick, 0, memory_order_seq_cst);
         if (!mine)
@@ -73,7 +74,7 @@ static void run_one(uint32_t q, struct sv_later *later)
 
 __attribute__((noinline)) static void execute_settle(struct sv_later *later)
 {
-    /* This ends, because each round leaves work only for queue pairs that were not in ERR before. */
+    /* The loop ends, because each round adds only queue pairs that were not in ERR before. */
     while (sv_later_any(later)) {
         struct sv_later now = *later;
         later->count = later->flush_count = later->dead_count = 0;
@@ -102,7 +103,7 @@ void sv_flush_receives(uint32_t q)
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = &f->qps[q];
     if (qp->srq)
-        return; /* a shared receive queue: its requests belong to all queue pairs that share it */
+        return; /* a shared receive queue keeps its requests, which belong to all its queue pairs */
     sf_lock_receive(&sv_lib.view, &qp->receive, &f->cqs[qp->receive_cq % SF_CQS]);
     for (;;) {
         uint64_t done = atomic_load_explicit(&qp->receive.done, memory_order_relaxed);
@@ -132,7 +133,7 @@ void sv_finish_failing(uint32_t q)
     /* acquire: pairs with the release in sv_fail_qp */
     if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
         return;
-    /* Another thread may now reset the queue pair and connect it again; for that it needs this lock. */
+    /* Another thread can reset the queue pair and connect it again only with this lock. */
     sf_lock_send(&sv_lib.view, qp);
     bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && sv_to_error(qp);
     if (meant)
@@ -146,12 +147,12 @@ void sv_finish_failing(uint32_t q)
     sv_flush_receives(q);
 }
 
-/* Looks at a queue pair again. Returns when to look next. */
+/* Check a queue pair that waits. Returns when to check it next. */
 static uint64_t look_at(uint32_t q, uint64_t now)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
     if (atomic_load_explicit(&qp->state, memory_order_acquire) == IBV_QPS_ERR) {
-        /* `softverbs fault remove` has brought it to ERR (cli/cable.c), and left the flushing to its owner */
+        /* `softverbs fault remove` has brought the queue pair to ERR (cli/cable.c); the owner, this process, flushes it */
         atomic_store_explicit(&qp->waiting, 0, memory_order_relaxed);
         sv_run(q);
         sv_flush_receives(q);
@@ -161,7 +162,7 @@ static uint64_t look_at(uint32_t q, uint64_t now)
         sv_run(q);
     if (atomic_load_explicit(&qp->waiting, memory_order_acquire) == 0)
         return 0;
-    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS; /* the queue made no progress, and does not say when to look again */
+    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS; /* no progress, and no known time: check again after LOOK_AGAIN_NS */
 }
 
 uint64_t sv_progress(uint32_t cq)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of requests: their completions, and queue pairs that stop because of an error.
+ * Ends requests: writes their completions, and brings queue pairs to ERR after an error.
  */
 #include "engine.h"
 
@@ -17,10 +17,10 @@ bool sv_to_error(struct sf_qp *qp)
     return true;
 }
 
-/* A peer that executes this may be killed between any two of these steps, while the owner sleeps. So the events are written and the owner
- * is woken first, and the state changes last. If the peer is killed before the events are written, nothing has happened. If it is killed
- * later, the owner does the rest when it reads the events or wakes (sv_finish_failing). A peer holds none of the queue pair's locks here;
- * the owner waits for it before a reset (sv_quiesce). */
+/* Order of the steps: a peer that executes them may be killed between any two, while the owner sleeps. So the events are written and the
+ * owner is woken first, and the state changes last. If the peer is killed before it has written the events, nothing has happened. If it is
+ * killed later, the owner does the rest when it reads the events or wakes up (sv_finish_failing). A peer holds no lock of the queue pair
+ * here; before a reset the owner waits for the peer (sv_quiesce). */
 void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -46,7 +46,7 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     sv_later_run(later, q);
 }
 
-/* A completion queue that has overrun brings its queue pairs to ERR. */
+/* Bring a queue pair to ERR because its completion queue has overrun. */
 static void fail_overrun(uint32_t q, uint32_t cq, struct sv_later *later)
 {
     if (atomic_load_explicit(&sv_lib.fabric->cqs[cq % SF_CQS].dead, memory_order_relaxed))
@@ -105,8 +105,9 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
     fail_overrun(q, qp->send_cq, later);
 }
 
-/* A datagram over RoCE version 2 has no service level. Adapters of the ConnectX family use the field to say which header precedes the data:
-   8, plus 1 for IPv6 or 2 for IPv4. libibverbs has no other field for it, and UCX 1.13 drops datagrams over IPv4 without it. */
+/* The service level that a datagram's completion shows. RoCE version 2 has no service level. Adapters of the ConnectX family report in this
+ * field which header precedes the data: 8, plus 1 for IPv6 or 2 for IPv4. libibverbs has no other field for it, and UCX 1.13 drops
+ * datagrams over IPv4 without it. */
 static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s)
 {
     if (target->type != IBV_QPT_UD)
@@ -119,8 +120,8 @@ static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s
 }
 
 /* Called by every process that takes a receive or finds none, because the process that crossed the limit may have been killed before it
-   sent the event. The event is sent before the limit is disarmed, so at worst it is sent twice. The owner arms the limit under the same
-   lock. */
+ * sent the event. The event is sent before the limit is disarmed, so at worst it is sent twice. The owner arms the limit under the same
+ * lock. */
 void sv_tell_limit(uint32_t index)
 {
     struct sf_srq *srq = &sv_lib.fabric->srqs[index % SF_SRQS];
@@ -134,7 +135,7 @@ void sv_tell_limit(uint32_t index)
     atomic_store_explicit(&srq->watermark, 0, memory_order_relaxed);
 }
 
-/* Ends the receive at `done` of the locked receive queue. */
+/* End the receive at `done` of the locked receive queue. */
 void sv_end_receive(struct sv_job *j, enum ibv_wc_status status, uint64_t bytes)
 {
     struct sf_qp *t = j->target;

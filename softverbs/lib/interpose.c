@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds the functions of libc that this library's functions of the same names replace. All are looked up when the library is loaded, so
- * that no signal handler has to do it. A call that comes even earlier looks up its own.
+ * Finds the functions of libc that this library replaces by functions of the same names. All are looked up when the library is loaded, so
+ * that no signal handler has to look one up. A call before that looks up its own function.
  */
 #include "interpose.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library inside the program: its objects, and the functions that its files offer each other. The table in docs/design.md says what
+ * The library inside the program: its objects, and the functions that its files call of each other. A table in docs/design.md says what
  * each file is for, and which file may call which.
  *
- * Every object of a program begins with the structure of libibverbs, and has the number of its entry in the fabric's tables.
+ * Every object of a program begins with libibverbs' structure for it, and has the index of its entry in the fabric's tables.
  */
 #ifndef SOFTVERBS_LIB_H
 #define SOFTVERBS_LIB_H
@@ -20,7 +20,7 @@
 struct sv_library {
     pthread_mutex_t mutex; /* protects what follows; taken when objects are made and destroyed, never while data moves */
     bool joined;           /* this process is on a fabric; also read without the mutex: sv_joined() */
-    uint32_t life;         /* grows in a forked child: objects made before belong to the parent */
+    uint32_t life;         /* increased in a forked child: objects with an older value belong to the parent */
     struct sf_view view;
     struct sf_fabric *fabric;
     const struct sv_profile *profile;
@@ -31,8 +31,8 @@ struct sv_library {
 };
 extern struct sv_library sv_lib;
 
-/* setup.c: joins the fabric $SOFTVERBS_FABRIC as host $SOFTVERBS_HOST, once. 0, or an errno; the reason is logged.
- * A forked child has not joined. It may join as a process of its own, without its parent's objects. */
+/* setup.c: join the fabric $SOFTVERBS_FABRIC as host $SOFTVERBS_HOST, if that has not been done. Returns 0, or an errno whose reason is
+ * logged. A forked child has not joined; it may join as a process of its own, without its parent's objects. */
 int sv_join(void);
 
 /* log.c: prints to stderr, according to SOFTVERBS_LOG=error|info|debug. A refusal is logged at `info`, with the limit, the profile that
@@ -69,16 +69,16 @@ static inline struct sv_context *sv_context_of(struct ibv_context *c)
     return sv_container(c, struct sv_context, verbs.context);
 }
 
-/* Whether the entry of an object of this context belongs to this process. In a forked child it does not, if the parent made the object:
- * then only the program's own structure is freed, and nothing on the fabric is changed. */
+/* Whether the entry of an object of this context belongs to this process. It does not if this is a forked child and its parent made the
+ * object. Then only the program's own structure is freed, and nothing on the fabric changes. */
 static inline bool sv_mine(struct ibv_context *context, _Atomic uint32_t *owner)
 {
     return sv_joined() && sv_context_of(context)->life == sv_lib.life &&
            atomic_load_explicit(owner, memory_order_relaxed) == sv_lib.view.process;
 }
 
-/* Where a queue of this process lies. The fabric has the same values for other processes. The owner uses these copies, so that it writes
-   only into its own slots even if another process overwrites the values on the fabric. */
+/* Where a queue of this process lies. Other processes read the same values on the fabric. The owner uses these private copies, so that it
+ * writes only to its own slots even if another process overwrites the values on the fabric. */
 struct sv_ring {
     char *base;
     uint64_t offset;           /* in the fabric's file; 0: there is no queue */
@@ -112,7 +112,7 @@ struct sv_channel {
     int pipe_read, pipe_write, timer;
     pthread_mutex_t mutex;
     uint64_t timer_at; /* when the timer expires, ns; 0: not set. Under mutex */
-    uint32_t life;     /* the value of sv_lib.life when it was made */
+    uint32_t life;     /* value of sv_lib.life when the channel was made */
 };
 
 struct sv_cq {
@@ -132,7 +132,7 @@ struct sv_cq {
     uint32_t idle;             /* consecutive polls that found nothing */
     uint64_t wc_flags;         /* as given to ibv_create_cq_ex */
     uint64_t wall_ahead;       /* ns: how far the time of day is ahead of CLOCK_MONOTONIC */
-    _Atomic uint32_t told;     /* 1: an event for completions that were there before arming has been sent and not been read */
+    _Atomic uint32_t told;     /* 1: an event for completions that were in the queue before it was armed was sent, and not read yet */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
     bool failed;            /* its one asynchronous event was delivered; under sv_lib.mutex */
@@ -189,21 +189,21 @@ int sv_resize_cq(struct ibv_cq *, int cqe);
 int sv_destroy_cq(struct ibv_cq *);
 int sv_req_notify_cq(struct ibv_cq *, int solicited_only);     /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
-/* poll.c: takes the next completion, and frees its slots. If there is none, runs queue pairs that wait for a point in time. cq->poll is
-   held. False: none */
+/* poll.c: take the next completion, and free its slots. If there is none, first run queue pairs whose time has come. False: none. The
+ * caller holds cq->poll. */
 bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);
-/* poll.c: removes the unpolled completions of a queue pair. cq->poll and the queue pair's locks are held. */
+/* poll.c: remove the unpolled completions of a queue pair. The caller holds cq->poll and the queue pair's locks. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
-/* Whether a thread whose poll found nothing should yield. After some tens of microseconds without a completion, the process it waits for
-   may need this core. cq->poll is held; the caller yields after releasing it. */
+/* Whether a thread whose poll found nothing should yield: after some tens of microseconds without a completion, the process for which it
+ * waits may need this core. The caller holds cq->poll, and yields after it has released it. */
 static inline bool sv_tired(struct sv_cq *cq, bool found)
 {
     enum { PATIENCE = 1000 };
     cq->idle = found ? 0 : cq->idle + 1;
     return cq->idle >= PATIENCE && cq->idle % (PATIENCE / 10) == 0;
 }
-/* Publishes a completion and wakes the owner if it sleeps. `intent` (kind, index and done are set) may be NULL; the work queue that it
-   names advances in the same step. The caller, any process, holds the lock of that queue. */
+/* Publish a completion, and wake the owner if it sleeps. `intent` may be NULL; otherwise its kind, index and done name a work queue, which
+ * advances in the same step. The caller, in any process, holds the lock of that work queue. */
 void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 
 /* ---- pipe.c, alarm.c, async.c --------------------------------------------------------------------------------- */
@@ -213,19 +213,19 @@ void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
 bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end of one of these pipes of this process */
-/* Removes the events of an object that is destroyed from a pipe: those of this `kind` (struct sv_event), and for kind 3 of the types whose
- * bits are set in `types`. */
+/* Remove from a pipe the events of an object that is being destroyed: those of this `kind` (struct sv_event), and for kind 3 only types
+ * whose bits are set in `types`. */
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
 /* sf_signal (fabric/signal.c) with this process's view. Failures are logged. False: not sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
 bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* all with one write, or none */
 /* Sends an asynchronous event to the process that opened a context (entry in contexts). */
 void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
-/* Sends events of a queue pair (`types` are bits), all with one write: if the process is killed, it has sent all or none. The program reads
-   each of SV_ONCE_EVENTS at most once in a connection, however often it is sent. */
+/* Send events of a queue pair (`types`: bits) with one write, so that a killed process has sent all or none. The program reads each of
+ * SV_ONCE_EVENTS at most once in a connection, however often it is sent. */
 void sv_async_qp(uint32_t qp, uint32_t types);
-/* The same for one of SV_ONCE_EVENTS and a queue pair of this process. Not sent if the program has read it already; replaces an unread
-   one. */
+/* The same for a queue pair of this process and one event of SV_ONCE_EVENTS. It is not sent if the program has read it already; it replaces
+ * an unread one. */
 void sv_async_own(uint32_t qp, enum ibv_event_type);
 /* Bits 1 << enum ibv_event_type. */
 enum {
@@ -239,26 +239,26 @@ enum {
 };
 /* Removes the unread events of an object of this context that is being destroyed. */
 void sv_async_forget(struct ibv_context *, uint32_t types, uint32_t entry, uint32_t generation);
-/* Sets a channel's timer to `at` (ns; 0 and ~0: never), unless it expires earlier. True: it has expired since the last call. */
+/* Set a channel's timer to `at` (ns; 0 and ~0: never), unless it expires earlier already. True: it has expired since the last call. */
 void sv_alarm_set(struct sv_channel *, uint64_t at);
 bool sv_alarm_rang(struct sv_channel *);
-/* Wakes the owner's channel of `cq`, if it has one, at `until` (ns), because a queue pair that completes there waits until then. */
+/* Make the channel of `cq`, if it has one, wake its owner at `until` (ns), because a queue pair that completes there waits until then. */
 void sv_wake_at(uint32_t cq, uint64_t until);
 
 /* ---- post.c, execute.c ---------------------------------------------------------------------------------------- */
 int sv_post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **bad);
 int sv_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
 int sv_post_srq_recv(struct ibv_srq *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
-/* Runs the send queue of an entry as far as it goes, in this process. Flushes it if the queue pair is in ERR. The caller holds no lock. */
+/* Run the send queue of an entry as far as possible, in this process. Flush it if the queue pair is in ERR. The caller holds no lock. */
 void sv_run(uint32_t qp);
-/* Brings a queue pair of this process to ERR and flushes it, if a peer has begun to do so. */
+/* Bring a queue pair of this process to ERR and flush it, if a peer has begun to do this. */
 void sv_finish_failing(uint32_t qp);
 /* Completes all posted receives of a queue pair in ERR with a flush error. Takes the receive queue's lock. */
 void sv_flush_receives(uint32_t qp);
-/* Runs the queue pairs of this process that wait for a point in time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to look
-   again (ns), or 0 if nothing waits. */
+/* Run the queue pairs of this process that wait for a point in time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to check
+ * again (ns), or 0 if none waits. */
 uint64_t sv_progress(uint32_t cq);
-/* Returns when every access to this process's memory that began before the call has ended. */
+/* Wait until every access to this process's memory that began before the call has ended. */
 void sv_quiesce(void);
 /* Bytes of a slot, for sf_qp.send_stride and sf_receive_queue.stride. */
 static inline uint32_t sv_send_stride(uint32_t sges, uint32_t inline_bytes)
@@ -272,7 +272,7 @@ static inline uint32_t sv_receive_stride(uint32_t sges)
 }
 
 /* ---- sysfs.c, for paths.c: once joined -------------------------------------------------------------------------- */
-/* The text of a device's file; returns as snprintf() does. -1: it is not of a device of this host, or there is no such file. */
+/* The text of a device's file. Returns as snprintf(), or -1: no device of this host has such a file. */
 int sv_sysfs_text(const char *path, char *text, size_t bytes);
 /* Whether the path is /sys/class/infiniband, or a directory below it of a device of this host. */
 bool sv_sysfs_directory(const char *path);
@@ -290,13 +290,13 @@ struct ibv_pd *sv_alloc_pd(struct ibv_context *);
 int sv_dealloc_pd(struct ibv_pd *);
 struct ibv_srq *sv_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
 struct ibv_qp *sv_create_qp(struct ibv_context *, struct ibv_qp_init_attr_ex *); /* for ibv_create_qp() and ibv_create_qp_ex() */
-/* states.c: take all locks of a queue pair, so that nobody posts to it, runs it or, with `pollers`, polls its completions. */
+/* states.c: take all locks of a queue pair, so that no thread posts to it, runs it, or (with `pollers`) polls its completions. */
 void sv_enter_qp(struct sv_qp *, bool pollers);
 void sv_leave_qp(struct sv_qp *, bool pollers);
-/* Resets a queue pair: removes posted requests and unpolled completions. Between sv_enter_qp(), with `pollers`, and sv_leave_qp(). */
+/* Reset a queue pair: remove posted requests and unpolled completions. Call it between sv_enter_qp() with `pollers` and sv_leave_qp(). */
 void sv_reset_qp(struct sv_qp *);
-/* states.c: the device that an address leads to, or SF_NO_DEVICE. For a global address *gid (`gid` may be NULL) is the GID's index
-   there. */
+/* states.c: the device that an address leads to, or SF_NO_DEVICE. For a global address, *gid (`gid` may be NULL) is the index of the GID in
+ * that device's table. */
 uint32_t sv_find_port(const struct ibv_ah_attr *, uint32_t *gid);
 /* states.c: checks port, is_global and sgid_index of an address: 0, or the errno to fail with. */
 int sv_check_route(uint32_t device, const struct ibv_ah_attr *, const char *verb);

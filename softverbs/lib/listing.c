@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * opendir and scandir of /sys/class/infiniband, for programs that find their devices there. As in paths.c, libc's function is called first.
- * Only if it finds nothing, the directory of this host's devices is listed (sysfs.c).
+ * If it finds nothing, the directory of this host's devices is listed instead (sysfs.c).
  */
 #include "interpose.h"
 
@@ -19,7 +19,7 @@ static struct slot {
 } slots[SLOTS];
 #define TAKEN ((uintptr_t)1)
 
-/* Called when libc's function has failed: whether the path is one of the directories that exist only here. If not, errno is unchanged. */
+/* Called when libc's function has failed: whether the path is one of the emulated directories. If not, errno is unchanged. */
 static bool listing_ours(const char *path)
 {
     static const char sys[] = "/sys/class/infiniband";
@@ -106,7 +106,7 @@ CALL(int, closedir, DIR *stream)
 {
     struct slot *s = slot_of(stream);
 
-    if (s) /* before libc reuses the stream's address. release: the slot is read before this (acquire in opendir) */
+    if (s) /* release: the slot is read before libc can reuse the stream's address (acquire in opendir) */
         atomic_store_explicit(&s->stream, 0, memory_order_release);
     return ((int (*)(DIR *))sv_next(SV_CLOSEDIR))(stream);
 }

@@ -28,7 +28,7 @@ static void log_line(const char *format, va_list list)
         ssize_t n = write(STDERR_FILENO, text + done, length - done);
 
         if (n < 0 && errno != EINTR)
-            return; /* standard error is closed: there is no one to tell */
+            return; /* standard error is closed, so no message can be printed */
         if (n > 0)
             done += (size_t)n;
     }

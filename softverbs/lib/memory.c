@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which memory can be registered. All of a range must be mapped, and writable if the region is to be written to. If the profile
- * distinguishes memory from mmap and memory from malloc, the kind is found out too: Apple's library refuses the heap. What Apple's library
- * knows from the tag of a mapping is found here from the mapping itself, and from what the C library's allocator writes before its blocks.
+ * Checks which memory can be registered. The whole range must be mapped, and writable if the region is to be written to. Some profiles
+ * distinguish memory from mmap and memory from malloc, because Apple's library refuses the heap. Apple's library finds the kind by the tag
+ * of a mapping. Here the kind is found by the mapping itself, and by what the C library's allocator writes before its blocks.
  *
- * Recognized as heap: the mapping called [heap]; blocks for which glibc's malloc makes a mapping of their own; the arenas of threads other
- * than the first. Memory of another allocator (musl's, jemalloc's, a sanitizer's) counts as a mapping.
+ * These count as heap: the mapping called [heap]; blocks for which glibc's malloc has made a mapping of their own; the arenas of threads
+ * other than the first. Memory of other allocators (musl's, jemalloc's, a sanitizer's) counts as a mapping.
  */
 #include "lib.h"
 
@@ -26,8 +26,8 @@ struct mapping {
     bool anonymous; /* not a mapping of a file */
 };
 
-/* From Linux 6.11 on the kernel can be asked about one address (PROCMAP_QUERY of linux/fs.h, which older headers lack). With older kernels
-   all mappings up to that address are read as text. */
+/* From Linux 6.11 on, the kernel can be asked about one address (PROCMAP_QUERY of linux/fs.h, which older headers lack). For older kernels,
+ * all mappings up to the address are read as text. */
 struct map_query {
     uint64_t size, flags, address;                       /* in */
     uint64_t start, end, bits, page_size, offset, inode; /* out */
@@ -67,7 +67,7 @@ static int memory_query(struct maps *m, uint64_t address, struct mapping *to)
     if (ioctl(m->fd, MAP_QUERY, &q)) {
         if (errno != ENAMETOOLONG)
             return -errno;
-        q.name_size = 0; /* only files have long names: do not ask for it again */
+        q.name_size = 0; /* only files have long names; do not ask for the name again */
         q.name = 0;
         name[0] = '/';
         if (ioctl(m->fd, MAP_QUERY, &q))
@@ -155,7 +155,7 @@ static int find_mapping(struct maps *m, uint64_t address, struct mapping *to)
 }
 
 /* ---- The C library's allocator ---------------------------------------------------------------------------------- */
-/* What glibc keeps before a block: the size of the preceding chunk, and its own size with flags in the low bits. */
+/* What glibc writes before a block: the size of the preceding chunk, and the block's own size with flags in the low bits. */
 struct chunk {
     uint64_t before, size;
 };
@@ -170,7 +170,7 @@ struct arena {
     uint64_t size, accessible;
 };
 
-/* Memory that may not be mapped is read by the kernel, whose call then fails. A load would raise SIGSEGV. */
+/* Read memory that may not be mapped: the kernel reads it, and the call fails. A load would raise SIGSEGV. */
 static bool memory_peek(uint64_t address, void *to, size_t bytes)
 {
     struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};

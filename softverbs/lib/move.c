@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies data from one process's memory to another's: once, by cross-memory attach, in the context of the caller.
+ * Copies data from one process's memory to another's, in a single copy by cross-memory attach, in the calling thread.
  *
  * All addresses come from requests and regions of programs. They are checked against the region's entry, and the system call checks that
- * they are mapped. The system call is used even within one process: if a program has unmapped the memory, its request fails, and this
+ * they are mapped. The system call is used even within one process: if the program has unmapped the memory, its request fails, and the
  * library does not crash.
  */
 #include "engine.h"
@@ -29,7 +29,7 @@ static bool add_piece(struct sv_place *p, uint64_t address, uint64_t bytes)
 bool sv_place_add(struct sv_place *p, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes, uint32_t access)
 {
     if (bytes == 0)
-        return true; /* the standard requires that no key is checked */
+        return true; /* the standard requires that the key of an empty range is not checked */
     uint32_t index = key >> 8;
     if (index >= SF_MRS)
         return false;
@@ -44,7 +44,7 @@ bool sv_place_add(struct sv_place *p, uint32_t process, uint32_t pd, uint32_t ke
     uint64_t offset = address - mr->iova;
     const uint64_t wrap = UINT64_C(1) << 32;
     if (sv_lib.profile->huge_region == SV_HUGE_WRAPS && mr->length >= wrap) {
-        /* The device computes offsets modulo 2^32. */
+        /* this kind of device computes offsets modulo 2^32 */
         offset %= wrap;
         if (offset + bytes > wrap)
             return add_piece(p, mr->address + offset, wrap - offset) && add_piece(p, mr->address, offset + bytes - wrap);
@@ -72,7 +72,7 @@ static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
     }
 }
 
-/* Cuts the place to its first `bytes`. */
+/* Shorten the place to its first `bytes`. */
 static void move_cut(struct sv_place *p, uint64_t bytes)
 {
     uint64_t left = bytes;
@@ -100,7 +100,7 @@ static int yama_scope(void)
     return digit - '0';
 }
 
-/* Logged once in a process, because it would otherwise be logged for every message. */
+/* Log once in a process why memory cannot be accessed: otherwise each message would log it. */
 static enum sv_moved move_denied(pid_t pid, int error)
 {
     static _Atomic int told;
@@ -121,7 +121,7 @@ static enum sv_moved move_denied(pid_t pid, int error)
     return SV_MOVED_DENIED;
 }
 
-/* Finds out on which side a fault was, by reading a byte at the current address of the other process. */
+/* After a fault, find out on which side it was, by reading a byte at the current address of the other process. */
 static bool other_faults(pid_t pid, const struct iovec *there)
 {
     char byte;
@@ -131,12 +131,12 @@ static bool other_faults(pid_t pid, const struct iovec *there)
 
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes)
 {
-    if (bytes == 0) { /* check this also for an empty message, which must not reach a dead process either */
+    if (bytes == 0) { /* an empty message is checked, too: it must not reach a dead process either */
         uint32_t other = source->process == sv_lib.view.process ? target->process : source->process;
         return other == sv_lib.view.process || sf_alive(sv_lib.fabric, other) ? SV_MOVED : SV_MOVED_DEAD;
     }
     if (bytes > source->bytes || bytes > target->bytes)
-        return SV_MOVED_SOURCE; /* the length of the request is not that of its elements: another process has overwritten it */
+        return SV_MOVED_SOURCE; /* the request's length differs from the sum of its elements: another process has overwritten it */
     bool out = source->process == sv_lib.view.process;
     struct sv_place *here = out ? source : target, *there = out ? target : source;
     pid_t pid = pid_of(there->process);
@@ -149,7 +149,7 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
         unsigned long hn = (unsigned long)(here->count - h), tn = (unsigned long)(there->count - t);
         ssize_t n = out ? process_vm_writev(pid, here->piece + h, hn, there->piece + t, tn, 0)
                         : process_vm_readv(pid, here->piece + h, hn, there->piece + t, tn, 0);
-        if (n > 0) { /* usually all bytes were moved; a system call moves less than 2 GiB */
+        if (n > 0) { /* usually all bytes were moved; but one system call moves less than 2 GiB */
             left -= (uint64_t)n;
             if (left == 0)
                 break;
@@ -165,7 +165,7 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
             return move_denied(pid, errno);
         /* EFAULT, or nothing was moved: the program has unmapped registered memory */
         if (there->process != sv_lib.view.process && !sf_alive(sv_lib.fabric, there->process))
-            return SV_MOVED_DEAD; /* another program has the receiver's process number by now */
+            return SV_MOVED_DEAD; /* another program has the receiver's process number now */
         bool other = other_faults(pid, &there->piece[t]);
         return other == out ? SV_MOVED_TARGET : SV_MOVED_SOURCE;
     }
@@ -220,8 +220,8 @@ void sv_quiesce(void)
 {
     struct sf_fabric *f = sv_lib.fabric;
     uint32_t me = sv_lib.view.process;
-    /* A process that marks its queue busy after this point sees that the region is gone. This function waits for processes that marked
-       their queues before. Pairs with the sequentially consistent increment of `busy` and the load of `live`. */
+    /* A process that marks its queue busy after this point sees that the region is gone; processes that marked theirs before are waited
+     * for. Pairs with the sequentially consistent increment of `busy` and load of `live`. */
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++) {
         struct sf_qp *qp = &f->qps[i];

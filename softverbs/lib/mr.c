@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory regions: made, changed and destroyed. A region is an entry that executors of requests find by its key, and check on every use. An
- * executor first marks its queue busy, and then reads `live`. So after `live` is 0 and all busy queues have been waited for (sv_quiesce),
- * no executor accesses the memory any more.
+ * Memory regions: making, changing and destroying them. A region is an entry that executors of requests find by its key and check at every
+ * use. An executor first marks its queue busy, and then reads `live`. So when `live` is 0 and all busy queues have been waited for
+ * (sv_quiesce), no executor accesses the memory any more.
  */
 #include "lib.h"
 
@@ -12,7 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { KERNELS_ENOTSUPP = 524 }; /* the kernel's ENOTSUPP, which is in no header: NVIDIA's driver returns it when its dmabufs are mapped */
+/* the kernel's ENOTSUPP, which no header defines: NVIDIA's driver returns it when one of its dmabufs is mapped */
+enum { KERNELS_ENOTSUPP = 524 };
 
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
@@ -48,7 +49,7 @@ static int check_access(unsigned int access)
     return 0;
 }
 
-/* Checks the range: its size, whether it is mapped, and whether this kind of memory can be registered. */
+/* Check the range: its size, whether it is mapped, and whether this kind of memory can be registered. */
 static int check_memory(const void *address, size_t length, unsigned int access)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -84,7 +85,7 @@ static int check_memory(const void *address, size_t length, unsigned int access)
     return 0;
 }
 
-/* Fills in the entry. It is not live, so no executor reads it. */
+/* Fill in the entry. It is not live yet, so no executor reads it. */
 static void mr_describe(struct sf_mr *e, const void *address, size_t length, uint64_t iova, unsigned int access)
 {
     e->access = access & ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
@@ -101,13 +102,13 @@ static void go_live(struct sf_mr *e)
 
 static void go_dead(struct sf_mr *e)
 {
-    /* Sequentially consistent, as is an executor's `busy` before it reads `live`: either the executor sees this, or sv_quiesce() sees that
-       it is busy. */
+    /* seq_cst, as an executor's write of `busy` before its read of `live`: either the executor sees this 0, or sv_quiesce() sees that the
+     * executor is busy */
     atomic_store_explicit(&e->live, 0, memory_order_seq_cst);
     sv_quiesce();
 }
 
-/* Makes a region. Everything but the device's limit has been checked. NULL: see errno. */
+/* Make a region. All checks but the device's limit were done. NULL: see errno. */
 static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -168,7 +169,7 @@ static bool mr_refused(struct ibv_pd *pd)
     return err;
 }
 
-/* Both addresses of a region must have the same offset in a page, because hardware translates pages. */
+/* Both addresses of a region must have the same offset in their pages, because hardware translates whole pages. */
 static bool same_place(uint64_t a, uint64_t b)
 {
     if ((a ^ b) % SF_PAGE == 0)
@@ -197,7 +198,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length
     return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned int)access);
 }
 
-/* Bytes of a descriptor's file: its size, or the end of a dma-buf. */
+/* The size of a descriptor's file; for a dma-buf, the offset of its end. */
 static int64_t size_of(int fd)
 {
     struct stat st;
@@ -262,7 +263,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
     }
     mr->mapped = map;
     mr->mapped_bytes = length + lead;
-    mr->base.addr = (void *)(uintptr_t)offset; /* as in verbs: the buffer has no address of its own */
+    mr->base.addr = (void *)(uintptr_t)offset; /* as in verbs: memory of a dmabuf has no address */
     return &mr->base;
 }
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
  * Files that programs look for beside libibverbs. UCX uses a device only if its node in /dev/infiniband exists and may be read and written.
- * NCCL and UCX read the types of its GIDs in /sys/class/infiniband. So this library interposes libc's functions that look for files. Each
- * calls libc's function first. Only if that finds nothing (or the file is forbidden to this user), and the path is one of this host's
- * devices, does this library answer:
+ * NCCL and UCX read the types of its GIDs in /sys/class/infiniband. So this library replaces libc's functions that look for files. Each
+ * function first calls libc's. Only if that one finds nothing (or the file is forbidden to this user), and the path belongs to a device of
+ * this host, does this library answer:
  *
  *   /dev/infiniband/uverbsN        stat and similar calls, access: a character device that everybody may use. It cannot be opened (ENXIO),
  *                                  because a program that talks to the kernel without libibverbs cannot reach a softverbs device
- *   /sys/class/infiniband/NAME/... stat, access, open to read: what sysfs.c knows
+ *   /sys/class/infiniband/NAME/... stat, access, open for reading: the files of sysfs.c
  *   /sys/class/infiniband and the directories below it: stat, access; listing.c lists them
  *
- * Only the shared library has this file. Its symbols have no version (symbols.map), so that they replace those of libc.
+ * Only the shared library contains this file. Its symbols have no version (symbols.map), so that they replace those of libc.
  */
 #include "interpose.h"
 
@@ -36,7 +36,7 @@ struct file {
 
 static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband";
 
-/* Called when libc's function has failed: whether the path is one that exists only here. If not, errno is unchanged. */
+/* Called when libc's function has failed: whether the path is one of the emulated files. If not, errno is unchanged. */
 static bool paths_ours(const char *path, struct file *file)
 {
     int error = errno;

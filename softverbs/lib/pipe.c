@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The pipes through which events reach a program. Another process finds the number of a writing end on the fabric, opens it and keeps it
- * (fabric/signal.c). That number must never come to name a descriptor of the program. So a pipe is not closed when its channel is
- * destroyed, but kept for the next channel. There are as many pipes as were ever in use at the same time.
+ * open (fabric/signal.c). So that number must never become the number of another descriptor of the program: a pipe is not closed when its
+ * channel is destroyed, but kept for the next channel. There are as many pipes as were ever in use at the same time.
  */
 #include "lib.h"
 
@@ -19,11 +19,12 @@ static struct resting {
     int read_end, write_end;
 } * resting;
 enum { NUMBERS = 1 << 16 };
-static _Atomic uint64_t ours[NUMBERS / 64]; /* a bit for each descriptor that is a writing end; higher descriptors are assumed to be one */
-static pid_t owner;                         /* the process that made the list: in a forked child the pipes lead to its parent */
+/* a bit for each descriptor that is a writing end; for higher numbers the answer is always yes */
+static _Atomic uint64_t ours[NUMBERS / 64];
+static pid_t owner; /* the process that made the list; in a forked child, the pipes lead to its parent */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* Opens the pipe a second time, with O_NONBLOCK, which does not change the program's descriptor. -1: the pipe is empty. */
+/* Open the pipe a second time, with O_NONBLOCK; the program's own descriptor keeps its flags. -1: the pipe is empty. */
 static int look_into(int fd)
 {
     char path[32];
@@ -117,7 +118,7 @@ bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size
     if (!sv_joined() || fd < 0)
         return false;
     if (process == sv_lib.view.process && !sv_pipe_ours(fd))
-        return false; /* this is a descriptor of the program: another process has overwritten the number on the fabric */
+        return false; /* the number on the fabric was overwritten by another process, and names some descriptor of the program */
     err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
     if (err && err != -ESRCH)
         sv_log(SV_ERROR, "an event for process %d is lost: %s", process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Taking completions out of a completion queue, by its owner.
+ * Takes completions out of a completion queue, in its owner.
  *
- * A slot of a work queue becomes free when the completion that covers it is polled, as on a real device. So a program that never asks for a
- * completion fills its send queue.
+ * As on a real device, a slot of a work queue becomes free when a completion for it, or for a later request, is polled. So a program that
+ * never requests a completion fills its send queue.
  */
 #include "engine.h"
 
@@ -23,9 +23,8 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     if (cq->idle % SELDOM != SELDOM - 1)
         return NULL;
     uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
-    return there - 1 > cq->ring.mask
-               ? NULL
-               : e; /* there is none; or there are more than the queue holds, because another process has overwritten a count */
+    return there - 1 > cq->ring.mask ? NULL
+                                     : e; /* none; or more than the queue holds, which means that another process has overwritten a count */
 }
 
 /* Frees the slots that a polled completion covers. */
@@ -67,13 +66,13 @@ __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const str
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
     if (!qp || qp->base.qp_num != e->qp_num || qp->base.qp_type == IBV_QPT_UD)
         return;
-    /* release: as in sv_fail_qp(). The next poll that finds nothing looks at it, even if the last look was just before. */
+    /* release: as in sv_fail_qp(). The next poll that finds no completion handles it, even if queue pairs were checked just before. */
     atomic_store_explicit(&qp->shared->failing, qp->shared->connection, memory_order_release);
     atomic_store_explicit(&cq->shared->waiting, 1, memory_order_release);
     cq->look_again = 0;
 }
 
-/* The effects of polling a completion: its slots become free, and a queue pair whose receive failed goes to ERR. */
+/* Do what polling a completion causes: free its slots, and bring a queue pair whose receive failed to ERR. */
 static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 {
     free_slots(e);
@@ -81,8 +80,8 @@ static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
         receive_failed(cq, e);
 }
 
-/* Has the effect of polling all of them, on order and on slots of a shared receive queue, but other queue pairs' completions stay. It goes
-   from the newest to the oldest: those that stay move towards the newest, and the oldest slots become free. */
+/* Remove all unpolled completions of one queue pair, with the same effect on slots as polling them; completions of other queue pairs stay.
+ * It goes from the newest to the oldest: those that stay move towards the newest, and the oldest slots become free. */
 void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
 {
     struct sf_cq *s = cq->shared;
@@ -110,12 +109,12 @@ void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
     sf_unlock(&sv_lib.view, &s->lock);
 }
 
-/* Runs queue pairs that wait for a point in time. True: there is a new completion. */
+/* Run queue pairs whose time has come. True: there is a new completion. */
 static bool anything_new(struct sv_cq *cq, uint64_t consumed)
 {
     if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)
         return false;
-    /* A program that polls without a pause does not do this each time, because it takes longer than a poll. */
+    /* not at each poll, because it takes longer than a poll */
     uint64_t now = sf_now(), after;
     if (now < cq->look_again)
         return false;
@@ -127,8 +126,8 @@ static bool anything_new(struct sv_cq *cq, uint64_t consumed)
     return atomic_load_explicit(&cq->shared->produced, memory_order_acquire) != consumed;
 }
 
-/* Looks at waiting queue pairs when the queue is empty, and sometimes when it is not: otherwise they would wait for ever beside a queue
-   that is never empty. */
+/* Check waiting queue pairs when the queue is empty, and sometimes when it is not: otherwise they would never run while the queue always
+ * has completions. */
 static const struct sf_cqe *poll_next_or_new(struct sv_cq *cq, uint64_t consumed)
 {
     enum { SELDOM = 64 };

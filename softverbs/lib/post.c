@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Posting requests. An error in a request is found here, and nothing is posted. An error in its memory or at its peer is reported by a
- * completion.
+ * Posting requests. If the request itself is wrong, the call fails and nothing is posted. If its memory or its peer is the problem, a
+ * completion reports the error.
  */
 #include "engine.h"
 
@@ -30,8 +30,8 @@ static uint32_t post_operation(uint32_t type, uint32_t opcode)
     }
 }
 
-/* Work beyond the depth in frames is refused, or accepted and lost, as the profile says. 0: there is room. Lost work is visible nowhere
-   else, so the first loss is logged at any log level; a refusal has its errno. */
+/* Whether a request exceeds the depth in frames; then it is refused, or accepted and lost, as the profile says. 0: there is room. A lost
+ * request is visible nowhere, so the first loss is logged at any log level; a refusal has its errno. */
 static int post_overdepth(const struct sv_qp *qp, bool send, uint64_t outstanding, uint64_t length, uint32_t depth, bool *lose)
 {
     static _Atomic int said;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What libibverbs offers its drivers (version IBVERBS_PRIVATE_34). Programs are linked with libmlx5, libefa or librdmacm, which import
- * these symbols. They must exist so that such a program starts, and drivers have nothing to drive here: registering a driver has no effect,
- * everything else fails. These functions use no arguments, so they declare none.
+ * The functions that libibverbs offers to its drivers (version IBVERBS_PRIVATE_34). Programs are linked with libmlx5, libefa or librdmacm,
+ * which import these symbols, so the symbols must exist or the program does not start. Here drivers have nothing to drive: registering a
+ * driver has no effect, and everything else fails. These functions use no arguments, so they declare none.
  */
 #include "lib.h"
 
@@ -38,7 +38,7 @@ unsigned __ioctl_final_num_attrs(void)
     return 0;
 }
 
-/* Its callers take a negative number as "does not exist". */
+/* its callers take a negative result as "does not exist" */
 SV_PUBLIC int ibv_read_ibdev_sysfs_file(void);
 int ibv_read_ibdev_sysfs_file(void)
 {

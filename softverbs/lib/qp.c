@@ -14,7 +14,7 @@
 
 static const char DOCUMENTED[] = SV_DOCUMENTED;
 
-/* ---- What is granted ------------------------------------------------------------------------------------------- */
+/* ---- The granted depths and sizes ------------------------------------------------------------------------------- */
 static int too_many(const char *what, uint32_t asked, uint32_t most, const char *key)
 {
     return sv_refuse(EINVAL, "ibv_create_qp: %s %u: at most %u (profile %s, %s; %s)", what, asked, most, sv_lib.profile->name, key,
@@ -86,7 +86,7 @@ static uint32_t power_of_two(uint32_t least)
     return n;
 }
 
-/* ---- What may be asked ----------------------------------------------------------------------------------------- */
+/* ---- The allowed requests --------------------------------------------------------------------------------------- */
 static int check_type(enum ibv_qp_type type)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -188,8 +188,9 @@ static void give_rings(struct sv_qp *qp)
     qp->shared->send_ring = qp->shared->receive.ring = 0;
 }
 
-/* Takes an entry of the table. No process can reach the queue pair before it is in INIT. But a process that waited for one of the entry's
- * locks while the entry was another queue pair may still hold it for a moment. So the locks are held while the entry is filled in. */
+/* Take an entry of the table. No process can reach the queue pair before it is in INIT. But a process that waited for one of the entry's
+ * locks, while the entry was a different queue pair, may still get that lock for a moment. So the locks are held while the entry is filled
+ * in. */
 static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -361,12 +362,11 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
         return errno = error;
     if (!mine) {
         if (qp->life == sv_lib.life)
-            qp_publish(qp, NULL); /* another process has overwritten the entry's owner; nevertheless pollers must not find the queue pair
-                                     that is freed */
+            qp_publish(qp, NULL); /* another process has overwritten the entry's owner; pollers must still not find the freed queue pair */
         goto gone;
     }
-    /* While all its locks are held nobody works on it, and in RESET nobody begins to. Pollers look it up under their completion queue's
-       lock, which is held too, so afterwards they do not find it. */
+    /* While all its locks are held, no thread works on the queue pair, and in RESET none begins to. Pollers look it up under their
+     * completion queue's lock, which is held, too, so they do not find it afterwards. */
     sv_enter_qp(qp, true);
     sv_reset_qp(qp);
     qp_publish(qp, NULL);
@@ -396,7 +396,7 @@ gone:
 SV_PUBLIC int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
 {
     struct sv_qp *qp = sv_container(base, struct sv_qp, base);
-    (void)mask; /* the mask says what the caller needs; everything is available */
+    (void)mask; /* the mask says which attributes the caller needs; all are available at no cost */
 
     pthread_mutex_lock(&qp->post_send); /* the same lock as in ibv_modify_qp() */
     *attr = qp->attr;
@@ -413,7 +413,7 @@ SV_PUBLIC int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int ma
 SV_PUBLIC int ibv_query_qp_data_in_order(struct ibv_qp *base, enum ibv_wr_opcode opcode, uint32_t flags)
 {
     (void)base, (void)opcode, (void)flags;
-    return 0; /* data-in-order is not guaranteed: the data is certain to be there only when the completion is */
+    return 0; /* data-in-order is not guaranteed: only a completion tells that all data has arrived */
 }
 
 SV_PUBLIC int ibv_query_ece(struct ibv_qp *base, struct ibv_ece *ece)

@@ -153,7 +153,7 @@ static void fill_port(uint32_t device, struct ibv_port_attr *attr)
         attr->flags = IBV_QPF_GRH_REQUIRED;
     } else {
         attr->lid = sf_lid(sv_lib.fabric, device);
-        attr->sm_lid = sf_lid(sv_lib.fabric, 0); /* the subnet manager is said to run on the host of the first device */
+        attr->sm_lid = sf_lid(sv_lib.fabric, 0); /* the subnet manager is reported to run on the host of the first device */
     }
 }
 
@@ -170,7 +170,7 @@ int sv_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_att
     return 0;
 }
 
-/* The symbol is for programs that were built before the structure got its last fields. Newer programs call the context's operation. */
+/* for programs that were built before the structure got its last fields; newer programs call the context's operation */
 #undef ibv_query_port
 SV_PUBLIC int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
 {

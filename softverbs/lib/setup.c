@@ -25,8 +25,8 @@ static bool handlers; /* the fork handlers are installed */
 static size_t mapped; /* size of the mapping of the fabric */
 static pid_t member;  /* the process that joined */
 
-/* From here on this process's view is a private copy of the fabric, so its threads affect nobody else. The address stays the same, and
-   pointers into it stay valid. */
+/* Replace this process's view by a private copy of the fabric, so that its threads no longer affect other processes. The address stays the
+ * same, so pointers into the view stay valid. */
 static void setup_part(void)
 {
     /* The system call is used directly: the thread sanitizer treats mmap() as a write to the whole mapping, but the contents do not change
@@ -34,8 +34,8 @@ static void setup_part(void)
     syscall(SYS_mmap, sv_lib.view.fabric, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, sv_lib.view.fd, 0L);
 }
 
-/* The child has the parent's memory, but not its entry on the fabric. Its copies of the parent's objects act on a private copy of the
-   fabric. If it asks for devices, it joins as a process of its own. */
+/* A child has the parent's memory, but not its entry on the fabric. So the child's copies of the parent's objects act on a private copy of
+ * the fabric. If the child asks for devices, it joins as a process of its own. */
 static void setup_before_fork(void)
 {
     pthread_mutex_lock(&sv_lib.mutex);
@@ -58,8 +58,8 @@ static void setup_in_child(void)
     sv_lib.life++;
 }
 
-/* Other processes move data into and out of this process's memory, and need the right to trace it. Yama's scope 1 gives that right only to
-   descendants, unless the traced process names others. A process that is not dumpable can be traced only by root. */
+/* Let other processes access this process's memory, which needs the right to trace it. Yama's scope 1 gives this right only to ancestors,
+ * unless the process names others. Only root can trace a process that is not dumpable. */
 static void allow_access(void)
 {
     if (prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1) {
@@ -111,7 +111,7 @@ static int make_tables(void)
     return -ENOMEM;
 }
 
-/* A real device would not fail for this reason, so it is logged once, at any log level. */
+/* A real device would not fail for this reason, so it is logged, once, at any log level. */
 static void no_room(const struct sf_view *view)
 {
     static _Atomic int said;
@@ -165,8 +165,8 @@ static int setup_join(void)
     sv_lib.fabric = sv_lib.view.fabric;
     mapped = SF_BYTES;
     member = getpid();
-    /* sf_attach() excludes the mapping from children. Something else could then be mapped at its address before setup_in_child() has run,
-       such as the stack of a thread that another library starts in its child handler. */
+    /* sf_attach() excludes the mapping from children. Without this call, something else could be mapped at its address in a child before
+     * setup_in_child() has run, for example the stack of a thread that another library starts in its child handler. */
     madvise(sv_lib.fabric, mapped, MADV_DOFORK);
     sv_lib.profile = &sv_lib.fabric->model.profile;
     sv_lib.host = host;
@@ -191,8 +191,8 @@ int sv_join(void)
     return -err;
 }
 
-/* Other threads may run until the very end, and go on polling. For them the fabric stays at its address as a private copy, while a second,
-   shared mapping is used to give everything back. */
+/* Leave the fabric when the program ends. Other threads may still run and poll until the very end. For them the fabric stays at its address
+ * as a private copy, while a second, shared mapping is used to give everything back. */
 __attribute__((destructor)) static void setup_leave(void)
 {
     struct timespec until;
@@ -210,7 +210,7 @@ __attribute__((destructor)) static void setup_leave(void)
     leaving = sv_lib.view;
     again = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, leaving.fd, 0);
     if (again == MAP_FAILED)
-        goto out; /* the next process that comes across the remaining objects frees them */
+        goto out; /* the remaining objects are freed by the next process that finds them */
     setup_part();
     leaving.fabric = again;
     sv_lib.view.fd = -1;

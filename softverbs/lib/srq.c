@@ -161,7 +161,7 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     return error ? sv_refuse(error, "ibv_modify_srq: max_wr %u: more requests are outstanding, or srq_limit is higher", most) : 0;
 }
 
-/* If fewer requests than the limit are posted already, the event comes at once. */
+/* Arm the limit. If fewer requests than the limit are posted already, the event is sent at once. */
 static int srq_arm(struct sv_srq *srq, uint32_t limit)
 {
     struct sf_srq *s = srq->shared;
@@ -225,7 +225,7 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair uses it. Only a process that is just about to find that out can still be reading it. */
+    /* No queue pair uses the shared receive queue. A process that is about to find this out may still be reading it. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

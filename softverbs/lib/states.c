@@ -21,7 +21,7 @@ enum {
     LIVE = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | SECOND,
     LIVE_UD = IBV_QP_CUR_STATE | IBV_QP_QKEY,
     RETRIES = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
-    /* The bits that a program of rdma-core 44 can pass to the kernel. The call refuses higher bits, whatever the transition. */
+    /* The bits that a program with rdma-core 44 can pass to the kernel. Higher bits are refused in every transition. */
     KNOWN = (IBV_QP_DEST_QPN << 1) - 1,
 };
 
@@ -114,10 +114,11 @@ void sv_enter_qp(struct sv_qp *qp, bool pollers)
     pthread_mutex_lock(&qp->post_send);
     pthread_mutex_lock(&qp->post_receive);
     if (pollers)
-        lock_polls(send_cq(qp), receive_cq(qp)); /* before the queues' locks: a poller runs queues while it holds its own lock */
+        /* taken before the queues' locks, because a poller runs queues while it holds its own lock */
+        lock_polls(send_cq(qp), receive_cq(qp));
     sf_lock_send(&sv_lib.view, qp->shared);
     sf_lock_receive(&sv_lib.view, &qp->shared->receive, receive_cq(qp)->shared);
-    if (qp->base.srq) /* held by a process that takes a receive from it for this queue pair */
+    if (qp->base.srq) /* a process that takes a receive for this queue pair from the shared receive queue holds this lock */
         sf_lock_receive(&sv_lib.view, shared_receives(qp), receive_cq(qp)->shared);
 }
 
@@ -142,7 +143,7 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
-    /* First the state: a process that waits for a lock checks it when it gets the lock. */
+    /* first the state: a process that waits for a lock checks it when it gets the lock */
     atomic_store_explicit(&q->state, IBV_QPS_RESET, memory_order_release);
     q->connection = q->connection == UINT32_MAX ? 1 : q->connection + 1;
     q->broken = 0;
@@ -207,12 +208,12 @@ uint32_t sv_find_port(const struct ibv_ah_attr *ah, uint32_t *gid)
         *gid = index;
     if (sv_lib.profile->link_layer == IBV_LINK_LAYER_ETHERNET)
         return found;
-    /* InfiniBand switches forward by the LID. The port that it leads to accepts a global header only if the GID is its own. */
+    /* InfiniBand switches forward by LID. The port with this LID accepts a global header only if it has the GID. */
     uint32_t port = sf_find_lid(sv_lib.fabric, ah->dlid);
     return ah->is_global && port != found ? SF_NO_DEVICE : port;
 }
 
-/* The device that an address leads to. If the profile detects at once that it leads nowhere: the errno. */
+/* The device that an address leads to. If it leads to none, and the profile detects this at once: the errno. */
 static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *peer)
 {
     static const uint8_t none[16];
@@ -344,7 +345,7 @@ static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int 
         said->en_sqd_async_notify = a->en_sqd_async_notify;
 }
 
-/* Whether the transition is allowed from the current state. With the queue pair's locks held. */
+/* Whether the transition from the current state is allowed. The caller holds the queue pair's locks. */
 static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const struct ibv_qp_attr *a, int mask)
 {
     const struct step *s = &steps[now][next];
@@ -372,7 +373,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
     if (next == IBV_QPS_RTS)
         sv_run(qp->entry);
     if (was == IBV_QPS_INIT && next == IBV_QPS_RTR && q->type != IBV_QPT_UD) {
-        /* A peer that has posted too early need not wait until it looks again. */
+        /* A peer that has posted too early is run now, so that it need not wait for its next check. */
         const struct sf_qp *peer = &sv_lib.fabric->qps[q->peer_qp % SF_QPS];
         if (peer->owner != 0 && peer->number == q->peer_number && atomic_load_explicit(&peer->waiting, memory_order_relaxed))
             sv_run(q->peer_qp % SF_QPS);
@@ -381,7 +382,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
         return;
     sv_run(qp->entry); /* flushes */
     sv_flush_receives(qp->entry);
-    if (was != IBV_QPS_ERR && q->srq != 0) /* only once, even if a peer's request brings it to ERR at the same time */
+    if (was != IBV_QPS_ERR && q->srq != 0) /* only once, even if a peer's request also brings it to ERR at this moment */
         sv_async_qp(qp->entry, 1 << IBV_EVENT_QP_LAST_WQE_REACHED);
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
@@ -409,7 +410,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         ((mask & IBV_QP_CUR_STATE) && (uint32_t)attr->cur_qp_state > IBV_QPS_ERR))
         return sv_refuse(EINVAL, "ibv_modify_qp: qp_state or cur_qp_state is not a state");
 
-    /* Usually without the pollers' locks: a program may call this between ibv_start_poll() and ibv_end_poll(). */
+    /* Only a reset needs the pollers' locks: a program may call this between ibv_start_poll() and ibv_end_poll(), which hold them. */
     bool reset = (mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_RESET;
     sv_enter_qp(qp, reset);
     uint32_t now = atomic_load_explicit(&q->state, memory_order_relaxed);
@@ -436,7 +437,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         base->state = attr->qp_state;
 out:
     sv_leave_qp(qp, reset);
-    /* Waits until nothing arrives any more. Without the locks, because a process that is moving a message may wait for one of them. */
+    /* Wait until no more data arrives. Without the locks, because a process that is moving a message may wait for one of them. */
     if (!error && now != next && (next == IBV_QPS_RESET || next == IBV_QPS_ERR))
         sv_quiesce();
     if (atomic_load_explicit(&q->kick, memory_order_seq_cst))
@@ -445,7 +446,7 @@ out:
         return errno = error;
     if (mask & IBV_QP_STATE)
         sv_log(SV_DEBUG, "queue pair 0x%06x: %s to %s", base->qp_num, state_name(now), state_name(next));
-    /* While this thread holds the locks nothing is under way, so the queue has drained when it stops. */
+    /* While this thread holds the locks, no request is under way: so the queue has drained as soon as it stops. */
     if (now == IBV_QPS_RTS && next == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr->en_sqd_async_notify)
         sv_async_qp(qp->entry, 1 << IBV_EVENT_SQ_DRAINED);
     after_step(qp, now, next);

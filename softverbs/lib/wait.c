@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests that cannot be executed yet: what they wait for, how long, and how they end if it does not come.
+ * Requests that cannot be executed yet: what they wait for, how long they wait, and how they end if it does not happen.
  */
 #include "engine.h"
 
 #define WAIT_FOR_EVER UINT64_MAX
 enum { LOOK_SOON_NS = 20000, LOOK_LATE_NS = 20000000 };
 
-/* Makes the process that polls this completion queue, or sleeps on it, look at its queue pairs. */
+/* Make the process that polls this completion queue, or sleeps on it, check its queue pairs. */
 static void wait_mark(uint32_t index, bool wake, uint64_t at)
 {
     struct sf_cq *cq = &sv_lib.fabric->cqs[index % SF_CQS];
@@ -31,14 +31,15 @@ enum sv_step sv_stall(struct sv_job *j, enum sf_wait what, uint64_t until)
     uint64_t look = now + step < qp->wait_until ? now + step : qp->wait_until;
     atomic_store_explicit(&qp->next_look, look, memory_order_relaxed);
     atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-    /* Marks both of its completion queues, because a program that waits for an answer polls only the one on which that comes. A peer need
-       not wake the owner because of a missing receive: the owner's timer was set when it posted the request and tried it itself. */
+    /* Mark both completion queues of the queue pair, because a program that waits for an answer polls only the one that gets the answer's
+     * completion. A peer need not wake the owner for a missing receive: the owner set its timer when it posted the request and tried to
+     * execute it. */
     bool wake = what != SF_WAIT_RECEIVE || qp->owner == sv_lib.view.process;
     wait_mark(qp->send_cq, wake, look);
     if (qp->receive_cq != qp->send_cq)
         wait_mark(qp->receive_cq, wake, look);
     if ((what == SF_WAIT_DELAY || what == SF_WAIT_HELD) && j->target && qp->type != IBV_QPT_UD)
-        /* The receiver may continue it too, because the sender may be busy with something else. */
+        /* The receiver may continue the request, too, in case the sender does not poll. */
         wait_mark(j->target->receive_cq, true, look);
     return SV_STALL;
 }
@@ -56,7 +57,7 @@ enum sv_step sv_end(struct sv_job *j, enum ibv_wc_status status)
     return SV_DONE;
 }
 
-/* Nobody answers: there is no such queue pair, it is not connected to this one, its process is dead, or it cannot be reached. */
+/* No answer: the queue pair does not exist, is not connected to this one, belongs to a dead process, or cannot be reached. */
 enum sv_step sv_no_answer(struct sv_job *j)
 {
     struct sf_qp *qp = j->qp;
@@ -73,7 +74,7 @@ enum sv_step sv_no_answer(struct sv_job *j)
     return sv_stall(j, SF_WAIT_ANSWER, qp->timeout ? sf_now() + all : WAIT_FOR_EVER);
 }
 
-/* The receiver is there and has posted no receive. */
+/* The receiver exists, but has posted no receive. */
 enum sv_step sv_not_ready(struct sv_job *j)
 {
     /* In units of 10 us, indexed by the receiver's attribute min_rnr_timer (InfiniBand, table 45). */
@@ -84,7 +85,7 @@ enum sv_step sv_not_ready(struct sv_job *j)
         return sv_stall(j, SF_WAIT_RECEIVE, WAIT_FOR_EVER);
     if (qp->type != IBV_QPT_RC)
         return sv_lost(j);
-    /* A dead process posts no receive. It is reaped; from then on nobody answers, and the retries run out. */
+    /* A dead process posts no receive. When it has been reaped, it gives no answer, and the retries are used up. */
     bool look = qp->wait_for == SF_WAIT_NOTHING ? qp->rnr_retry == 0 : sf_now() >= qp->next_look;
     if (look && !sf_alive(sv_lib.fabric, j->target->owner))
         return sv_died(j, j->target->owner);

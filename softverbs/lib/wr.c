@@ -48,7 +48,7 @@ static void *wr_grow(void *array, size_t *room, size_t wanted, size_t one)
     return larger;
 }
 
-/* The request that setters apply to, or NULL after an error. */
+/* The request to which setters apply; NULL after an error. */
 static struct built *wr_last(struct sv_builder *builder)
 {
     if (builder->error)
@@ -70,7 +70,7 @@ static void wr_start(struct ibv_qp_ex *ex)
     builder->requests = builder->elements = builder->bytes = 0;
 }
 
-/* Free slots of the send queue; ibv_post_send() finds as many unless another thread posts meanwhile. */
+/* Free slots of the send queue. ibv_post_send() finds at least as many, unless another thread posts meanwhile. */
 static uint64_t wr_room(const struct sv_qp *qp)
 {
     uint64_t posted = atomic_load_explicit(&qp->shared->send_posted, memory_order_relaxed);
@@ -89,7 +89,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 
     if (error || !builder->requests)
         goto out;
-    /* All requests or none: ibv_post_send() would post the part of a chain that fits. */
+    /* Post all requests or none: ibv_post_send() would post the part of the chain that fits. */
     if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > wr_room(qp)) {
         error = sv_refuse(ENOMEM, "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests", qp->base.qp_num,
                           builder->requests);
@@ -132,7 +132,7 @@ static struct ibv_send_wr *wr_add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcod
     memset(one, 0, sizeof *one);
     one->wr.wr_id = ex->wr_id;
     one->wr.opcode = opcode;
-    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* only the setter decides what is inline */
+    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* the inline flag is set only by the setter of inline data */
     return &one->wr;
 }
 
@@ -263,7 +263,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
     }
     larger = wr_grow(builder->byte, &builder->byte_room, builder->bytes + total, 1);
     if (larger)
-        builder->byte = larger; /* at once, because realloc() has freed the old array */
+        builder->byte = larger; /* set at once, because realloc() has freed the old array */
     sge = larger ? add_elements(builder, one, 1) : NULL;
     if (!sge) {
         builder->error = ENOMEM;

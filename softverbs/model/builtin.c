@@ -63,8 +63,8 @@ static bool builtin_cable(struct sv_topology *t, unsigned number, uint32_t from,
     return builtin_address(t, from, 169, 254, net, end, p) && builtin_address(t, to, 169, 254, net, end + 1, p);
 }
 
-/* The port of host i that leads to host j. If N is even, the ports are the rounds of a tournament in which every pair meets once, numbered
-   so that host 0 meets host j in round j - 1. */
+/* The port of host i that leads to host j. For an even N, the ports are like the rounds of a tournament in which every two hosts meet once,
+ * numbered so that host 0 meets host j in round j - 1. */
 static unsigned mesh_port(unsigned n, unsigned i, unsigned j)
 {
     if (n % 2)
@@ -106,8 +106,7 @@ static bool build_ring(struct sv_topology *t, unsigned n, const struct sv_profil
     return fits;
 }
 
-/* The hosts at both ends have one port, the others two. So if all ports are numbered one after the other, cable C joins ports 2C and 2C +
-   1. */
+/* The first and the last host have one port, the others two. So if all ports are numbered in order, cable C joins ports 2C and 2C + 1. */
 static bool build_chain(struct sv_topology *t, unsigned n, const struct sv_profile *p)
 {
     bool fits = true;

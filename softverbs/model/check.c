@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of a whole topology, wherever it comes from.
+ * Checks a whole topology, whether it was built in or read from a file.
  */
 #include "build.h"
 #include "input.h"

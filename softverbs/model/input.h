@@ -12,7 +12,7 @@
 
 enum { SV_INPUT_MAX = 4 << 20, SV_FOUND = 64 };
 
-/* Writes the message, cut at the size of `why`; returns -error. `why` may be NULL. */
+/* Write the message to `why`, cut off at its size; return -error. `why` may be NULL. */
 int sv_fail(struct sv_why *why, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* A whole file, malloc'ed; at most SV_INPUT_MAX bytes. */
@@ -24,7 +24,7 @@ int sv_read_object(const char *text, size_t bytes, const char *origin, json_t **
 /* A short description of a value, for an error message: `"many"`, `12`, `an object`. */
 const char *sv_found(const json_t *value, char found[SV_FOUND]);
 
-/* Letters, digits, - _ . ; first neither . nor -; shorter than `bytes`. */
+/* Whether a name has only letters, digits, - _ . , does not begin with . or -, and is shorter than `bytes`. */
 bool sv_name_valid(const char *name, size_t bytes);
 
 #endif

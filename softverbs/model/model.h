@@ -68,7 +68,7 @@ enum sv_unplugged {
     SV_UNPLUGGED_CRASHES, /* it accesses unmapped memory: SIGSEGV */
 };
 
-/* Which memory can be registered. The kind is found from the mapping (lib/memory.c). Each is 0, or the errno of a refusal. */
+/* The kinds of memory that can be registered. lib/memory.c finds the kind of a range. Each value is 0, or the errno of a refusal. */
 struct sv_memory_rules {
     int32_t mapping;      /* memory from mmap() */
     int32_t heap;         /* memory from malloc(), not at the start of a page */
@@ -81,7 +81,7 @@ struct sv_profile {
     char summary[SV_TEXT * 2];
 
     /* Identity, as queries report it. */
-    char device_name[SV_NAME]; /* a pattern; {index} is the device's index on its host, {interface} its network interface */
+    char device_name[SV_NAME]; /* a pattern: {index} stands for the device's index on its host, {interface} for its network interface */
     char firmware[SV_TEXT];
     uint32_t vendor_id, vendor_part, hardware_version;
     int32_t transport_type;             /* ibv_device.transport_type: 0 for InfiniBand and Ethernet devices, 100 for Thunderbolt */
@@ -100,7 +100,7 @@ struct sv_profile {
     uint8_t inline_grows;    /* 1: more inline data than requested is granted, in steps, up to max_inline */
     uint8_t dmabuf;          /* 1: ibv_reg_dmabuf_mr() is supported */
 
-    /* Limits. max_* is what the query reports; real_* is what the device really supports, if it reports too much. */
+    /* Limits. max_*: what the device reports. real_*: what it supports, if that is less. */
     uint32_t max_qp, real_qp;
     int32_t qp_errno;
     uint32_t max_pd, real_pd;
@@ -118,8 +118,8 @@ struct sv_profile {
     uint64_t max_message; /* the most bytes of a message */
     int32_t message_errno;
 
-    /* Depth. frame_bytes 0: requests are counted. Otherwise frames of that size are counted, and requested depths are rounded up to a
-       step. */
+    /* Depth. If frame_bytes is 0, the depth counts requests. Otherwise it counts frames of that size, and a requested depth is rounded up
+     * to one of the steps. */
     uint32_t frame_bytes;
     uint32_t depth_step_count;
     uint32_t depth_steps[SV_STEPS]; /* ascending; a queue gets the first one that is at least what was requested */
@@ -139,7 +139,7 @@ struct sv_profile {
     struct sv_memory_rules memory;
 
     /* Lifetime of objects. */
-    uint8_t pd_leaks;           /* a domain that its process did not free before it ended remains until `softverbs reboot` */
+    uint8_t pd_leaks;           /* 1: a domain that a process has not freed before its end remains allocated until `softverbs reboot` */
     uint8_t error_blocks_dereg; /* after a queue pair went to ERR, ibv_dereg_mr() fails with dereg_errno */
     uint8_t down_port_refuses_pd;
     enum sv_unplugged unplugged;
@@ -165,7 +165,7 @@ struct sv_device_model {
     uint64_t guid; /* in host order */
     struct sv_gid_model {
         uint8_t raw[16];
-        uint8_t unreachable; /* it is in the table, but does not work on this link */
+        uint8_t unreachable; /* 1: the entry is in the table, but does not work on this link */
         uint8_t reserved[7];
     } gids[SV_GIDS];
 };

@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Fields by their key
- * -------------------------------------------------------------------------------------- */
+/* ---- Access to fields by their key ---- */
 
 static void profile_put(struct sv_profile *p, const struct sv_key *k, uint64_t value)
 {
@@ -56,8 +55,7 @@ static const char *profile_dot(const struct sv_key *k)
     return k->group[0] ? "." : "";
 }
 
-/* ---- Reading
- * -------------------------------------------------------------------------------------------------- */
+/* ---- Reading ---- */
 
 static int profile_refuse(const struct sv_key *k, const json_t *value, const char *origin, struct sv_why *why)
 {
@@ -291,7 +289,7 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
         goto out;
     }
     if (base) {
-        /* The depth limits chains of built-in profiles only, because files can extend only those. */
+        /* the limit of the depth is for chains of built-in profiles: a file cannot extend another file */
         rc = depth > 4 ? sv_fail(why, ELOOP, "%s: extends itself", origin) : load_builtin(json_string_value(base), p, why, depth + 1);
         if (rc == -ENOENT) {
             char reason[sizeof why->text];
@@ -318,7 +316,7 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
                 goto out;
         }
         const json_t *value = group ? json_object_get(group, k->name) : NULL;
-        /* A derived profile must have a name of its own, so that messages tell which one it is. */
+        /* a profile that extends another one must have its own name, so that messages can tell them apart */
         if (!value && (!base || strcmp(k->name, "name") == 0)) {
             rc = sv_fail(why, EINVAL, "%s: %s%s%s is missing (%s). A file without \"extends\" has all keys", origin, k->group,
                          profile_dot(k), k->name, k->meaning);
@@ -344,8 +342,7 @@ int sv_profile_parse(const char *json, size_t bytes, const char *origin, struct 
     return profile_parse(json, bytes, origin, p, why, 0);
 }
 
-/* ---- Built-in ones and files
- * ------------------------------------------------------------------------------------ */
+/* ---- Built-in profiles and files ---- */
 
 static int load_builtin(const char *name, struct sv_profile *p, struct sv_why *why, int depth)
 {
@@ -389,8 +386,7 @@ const char *const *sv_profile_names(void)
     return names;
 }
 
-/* ---- Writing
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- Writing ---- */
 
 static json_t *write_key(const struct sv_profile *p, const struct sv_key *k)
 {

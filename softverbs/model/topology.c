@@ -65,8 +65,7 @@ static int read_name(struct reader *r, const json_t *value, const char *where, c
     return 0;
 }
 
-/* ---- Addresses
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- Addresses ---- */
 
 static int read_addresses(struct reader *r, const json_t *value, const char *where, int family, struct sv_addresses *a)
 {
@@ -118,8 +117,7 @@ static int read_gids(struct reader *r, const json_t *value, const char *where, s
     return 0;
 }
 
-/* ---- Hosts and devices
- * --------------------------------------------------------------------------------------------- */
+/* ---- Hosts and devices ---- */
 
 static int read_identity(struct reader *r, const json_t *o, const char *where, struct sv_device_model *d, unsigned index)
 {
@@ -225,8 +223,7 @@ static int read_host(struct reader *r, const json_t *value, size_t number)
     return rc;
 }
 
-/* ---- Cables and the switch
- * ------------------------------------------------------------------------------------------ */
+/* ---- Cables and the switch ---- */
 
 /* Reads a place: "HOST/INTERFACE", or "HOST/DEVICE" with the device's name. */
 static int read_place(struct reader *r, const json_t *value, const char *where, const char *key, uint32_t *device)
@@ -335,9 +332,7 @@ static int settle_ports(struct reader *r)
     return 0;
 }
 
-/* ---- The whole
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- The whole topology ---- */
 
 static int read_topology_name(struct reader *r, const json_t *value)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Makes as many objects of each kind as a device allows; then sends a message over a pair of queue pairs, if it got one. test_full.py runs
- * it on a small file system, which fills up first. Every failure must be an errno.
+ * Makes as many objects of each kind as a device allows; then sends a message over a pair of queue pairs, if there are two. test_full.py
+ * runs this program on a small file system, which is full before the device's limits are reached. Every failure must be an errno.
  */
 #include <infiniband/verbs.h>
 

@@ -43,7 +43,7 @@ struct message {
     uint8_t payload[];
 };
 
-/* The memory that one peer writes to, and that is read back. No other peer uses it. */
+/* Memory that one peer writes to and reads back. No other peer uses it. */
 struct block {
     uint64_t epoch, version, sum;
     uint8_t payload[4096 - 24];

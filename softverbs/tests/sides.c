@@ -7,7 +7,7 @@
 const struct how quick = {.rnr = 7, .retries = 1, .timeout = 10, .rnr_timer = 1},
                  stubborn = {.rnr = 7, .retries = 7, .timeout = 14, .rnr_timer = 1};
 
-/* Longer than any event that the tests wait for takes, also if a process gets no processor for seconds. */
+/* Longer than the tests wait for any event, even if a process gets no processor for seconds. */
 #define LONG_NS UINT64_C(40000000000)
 
 struct meeting *meeting;
@@ -113,7 +113,7 @@ void connect_to(struct ibv_qp *qp, struct how how, bool ready, bool send)
                                (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0)) == 0);
 }
 
-/* Exchanges the numbers of the queue pairs and how to connect them. */
+/* Send the other side this queue pair's number and address, and return the other side's. */
 struct how acquainted(const struct ibv_qp *qp, struct how how)
 {
     atomic_store(&meeting->number[side], qp->qp_num);
@@ -223,7 +223,7 @@ void only_comes(void)
 {
 }
 
-/* Whatever has happened before: after another process has joined and left, nothing of any process is left. */
+/* Check that no object of any process is left on the fabric, after another process has joined and left. */
 void nothing_left(void)
 {
     struct sf_view look;

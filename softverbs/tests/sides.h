@@ -42,7 +42,7 @@ struct meeting {
         }                                                                                            \
     } while (0)
 
-/* How a queue pair is connected: to RTR, and to RTS if `send`; the RNR retries, retries and RNR timer of the sender. */
+/* How to connect a queue pair: to RTR, and to RTS if `send`; then the sender's RNR retries, retries and RNR timer. */
 struct how {
     uint32_t peer, peer_host;
     uint8_t rnr, retries, timeout, rnr_timer;

@@ -131,7 +131,7 @@ static void test_resize(void **state)
     assert_int_equal(ibv_destroy_cq(cq), 0);
 }
 
-/* One completion more than there is room for: no further completions come, and the program gets an event. */
+/* One completion more than the queue has room for: no more completions are written, and the program gets an event. */
 static void test_overrun(void **state)
 {
     struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
@@ -201,7 +201,7 @@ static void *acknowledge_later(void *cq)
     return NULL;
 }
 
-/* Destroying a queue waits until its events are acknowledged, and discards events that nobody has read. */
+/* ibv_destroy_cq() waits until its events are acknowledged, and discards unread events. */
 static void test_destroying(void **state)
 {
     struct ibv_comp_channel *channel = new_channel(false);
@@ -227,7 +227,7 @@ static void test_destroying(void **state)
     get(channel, second);
     nothing(channel);
 
-    /* An event that arrives after the queue was destroyed is not taken for one of the next queue in the same entry. */
+    /* An event for a destroyed queue arrives late: it is not taken for an event of the new queue in the same entry. */
     sv_lib.fabric->cq_next = stale.entry;
     first = ibv_create_cq(context, 50, NULL, channel, 0);
     assert_int_equal(own(first)->entry, stale.entry);
@@ -250,7 +250,7 @@ static void on_alarm(int number)
     alarms++;
 }
 
-/* Another thread, which blocks the alarms: completes a request once some alarms have come. */
+/* A thread that blocks SIGALRM: it completes a request after some alarms. */
 static void *complete_after_alarms(void *cq)
 {
     while (alarms < alarms_before + 5)
@@ -289,7 +289,7 @@ static void test_sleeping(void **state)
     assert_int_equal(errno, EINTR);
     ualarm(0, 0);
 
-    /* If the handler was installed with SA_RESTART, the call goes on, as read() does. */
+    /* With SA_RESTART, the call continues after the handler, as read() does. */
     sigset_t alarm;
     action.sa_flags = SA_RESTART;
     sigaction(SIGALRM, &action, NULL);
@@ -304,7 +304,7 @@ static void test_sleeping(void **state)
     ibv_req_notify_cq(cq, 0);
     ualarm(2000, 2000);
     int result = ibv_get_cq_event(channel, &got, &tag);
-    while (alarms < alarms_before + 5) /* so that the other thread ends, whatever the call has returned */
+    while (alarms < alarms_before + 5) /* let the other thread end, whatever the call returned */
         usleep(100);
     ualarm(0, 0);
     pthread_join(thread, NULL);
@@ -317,7 +317,7 @@ static void test_sleeping(void **state)
     assert_int_equal(ibv_destroy_comp_channel(channel), 0);
 }
 
-/* More unread events than a pipe has room for at first: none is lost. */
+/* More unread events than a pipe can hold at first: none is lost. */
 static void test_many(void **state)
 {
     enum { EVENTS = 20000 };
@@ -341,7 +341,7 @@ static void test_many(void **state)
     assert_int_equal(ibv_destroy_comp_channel(channel), 0);
 }
 
-/* A channel that is to be woken at a certain time is woken then: by a timer in its own process, by a message from another. */
+/* A channel has to wake its program at a certain time: its own process does this by a timer, another process by a message. */
 static void test_clock(void **state)
 {
     struct ibv_comp_channel *channel = new_channel(false);
@@ -433,7 +433,7 @@ static void live_with_channel(void *number)
     pause();
 }
 
-/* Messages to a process that lives, and to the same process when it is dead: no error shows, and no SIGPIPE comes. */
+/* Send messages to a living process, and then to the same process after its death: the dead one causes an error, but no SIGPIPE. */
 static void test_dead_process(void **state)
 {
     int shared[2], ends[2], status;
@@ -468,7 +468,7 @@ static void test_dead_process(void **state)
     close(ends[1]);
 }
 
-/* A forked child that uses its copies of the objects neither takes its parent's events nor wakes the parent. */
+/* A forked child uses its copies of the objects: this takes no event from the parent, and does not wake the parent. */
 static void test_fork(void **state)
 {
     struct ibv_comp_channel *channel = new_channel(false);

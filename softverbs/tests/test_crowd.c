@@ -43,7 +43,7 @@ static void failed(int line, const char *what)
 }
 #define expect(condition) ((condition) ? (void)0 : failed(__LINE__, #condition))
 
-/* ---- Completions: a request's number is where its end is told ------------------------------------------ */
+/* ---- Completions: the number of a request is the address of the struct that records its end ---- */
 struct request {
     _Atomic bool done; /* written last, with release; read first, with acquire */
     enum ibv_wc_status status;
@@ -234,7 +234,7 @@ static void *does_all(void *argument)
     return NULL;
 }
 
-/* ---- Memory that is taken back while it is written ----------------------------------------------------- */
+/* ---- Memory that is deregistered while another thread writes to it ---- */
 static uint8_t taken[4096];
 static _Atomic uint32_t taken_key; /* 0: there is no region */
 static _Atomic uint64_t taken_writes;
@@ -252,7 +252,7 @@ static void *takes_back(void *argument)
             sched_yield();
         }
         expect(!ibv_dereg_mr(mr));
-        /* The region is gone, so nobody else writes to the memory any more. */
+        /* The region is deregistered, so no other thread can write to the memory any more. */
         memset(taken, 0xee, sizeof(taken));
         nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
         for (size_t k = 0; k < sizeof(taken); k++) {
@@ -333,7 +333,7 @@ static void *reads_events(void *argument)
     while (!atomic_load(&over)) {
         struct ibv_async_event event;
         if (poll(&p, 1, 10) == 1 && !ibv_get_async_event(context, &event)) {
-            /* The event of the queue pair whose memory was written to without permission. */
+            /* the event of the queue pair of which a write was refused */
             expect(event.event_type == IBV_EVENT_QP_ACCESS_ERR);
             ibv_ack_async_event(&event);
         }

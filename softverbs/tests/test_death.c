@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A peer is killed: in the middle of its work, and while the survivor waits for it. The survivor's reliable requests run out of retries,
- * its unreliable ones are lost, and nothing of the dead process is left.
+ * A peer is killed, in the middle of its work, and while the survivor waits for it. The survivor's reliable requests end when their retries
+ * are used up, its unreliable messages are lost, and no object of the dead process remains.
  */
 #include "lib/lib.h"
 #include "ground.h"
@@ -41,9 +41,9 @@ struct card { /* what the two processes send each other */
 struct plan {
     enum ibv_qp_type type;
     enum ibv_wr_opcode opcode; /* the survivor's requests */
-    int receives;              /* how many receives the peer posts; -1: one for each that was used, and the peer sends, too */
+    int receives;              /* how many receives the peer posts; -1: a new one for each that was used, and the peer also sends */
     uint8_t rnr_retry;
-    enum ibv_wc_status end; /* how the survivor's requests must end */
+    enum ibv_wc_status end; /* the status with which the survivor's requests must end */
 };
 
 static void give_up(const char *what)
@@ -192,7 +192,8 @@ static void one_death(const struct plan *p, unsigned lifetime)
         for (int i = 0; i < n; i++) {
             if ((wc[i].opcode & IBV_WC_RECV) && wc[i].status == IBV_WC_SUCCESS)
                 post_receive(&e);
-            else if ((wc[i].status != IBV_WC_SUCCESS || dead) && last <= 0) /* the first error: others are flushed */
+            /* only the first error counts: the requests behind it are flushed */
+            else if ((wc[i].status != IBV_WC_SUCCESS || dead) && last <= 0)
                 last = (int)wc[i].status;
         }
         if (last >= 0 && (last != IBV_WC_SUCCESS || ++ended > 100)) {

@@ -14,7 +14,8 @@ static void dies_unready(void)
     raise(SIGKILL);
 }
 
-/* No receive was ever posted, and these retries have no limit. But the time-out for a dead peer has one. */
+/* The sender waits for a receive of a dead peer with unlimited RNR retries. The request still ends, because the time-out for an unanswered
+ * request applies. */
 static void sends_to_the_dead(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, quick);
@@ -58,7 +59,7 @@ static void becomes_another_program(void)
     execl("/bin/sleep", "sleep", "20", NULL);
 }
 
-/* The process lives, but it runs another program. */
+/* The receiver's process is alive, but has replaced its program (exec). */
 static void writes_to_another_program(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, quick);
@@ -103,7 +104,7 @@ static void short_nap(unsigned *seed, unsigned most_us)
     nap((long)((unsigned)rand_r(seed) % most_us));
 }
 
-/* A process that is stopped, perhaps while it holds a lock, makes the others wait, and does no other harm. */
+/* A stopped process, which may hold a lock, makes the others wait, but does no other harm. */
 static void test_stopped(void **state)
 {
     unsigned seed = (unsigned)getpid();
@@ -157,8 +158,8 @@ static void receives_for_ever(void)
     }
 }
 
-/* The receiver executes requests of the sender's queue as often as the sender does, and is killed while it does so. The sender, which
-   mostly sleeps, gets every completion, in order. */
+/* The receiver executes requests of the sender's queue as often as the sender does, and is killed meanwhile. The sender, which mostly
+ * sleeps, still gets every completion, in order. */
 static void test_killed_while_peer_sleeps(void **state)
 {
     unsigned seed = (unsigned)getpid();
@@ -175,8 +176,8 @@ static void test_killed_while_peer_sleeps(void **state)
     }
 }
 
-/* Does what a process leaves behind that dies between the completion and the message to the sleeping owner: the queue is disarmed, no
-   message is sent, and the send queue is locked. */
+/* Leave the state of a process that dies after it has written a completion and before it wakes the sleeping owner: the queue is disarmed,
+ * no message was sent, and the send queue is locked. */
 static void dies_before_it_says_so(void)
 {
     pair(IBV_QPT_RC, stubborn);
@@ -208,7 +209,7 @@ static void test_killed_before_it_says_so(void **state)
     assert_int_equal(end(a), 0);
 }
 
-/* Does what a process leaves behind that dies between failing its peer's queue pair and flushing it. */
+/* Leave the state of a process that dies after it has brought its peer's queue pair to ERR and before it has flushed it. */
 static void dies_before_it_flushes(void)
 {
     pair(IBV_QPT_RC, stubborn);
@@ -235,7 +236,7 @@ static void test_killed_before_it_flushes(void **state)
     assert_int_equal(end(a), 0);
 }
 
-/* Acts like a process that is in the middle of a write to its peer's memory. */
+/* Act like a process that is in the middle of a write to its peer's memory. */
 static void takes_its_time(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, stubborn);
@@ -275,7 +276,7 @@ static void test_nothing_arrives_later(void **state)
     both(waits_for_its_memory, takes_its_time);
 }
 
-/* A stopped process holds a lock of another process: the other process can end without waiting for it. */
+/* A stopped process holds a lock of another process: the other process can still exit. */
 static void holds_a_lock(void)
 {
     pair(IBV_QPT_RC, stubborn);
@@ -305,7 +306,7 @@ static void test_end_while_another_is_stopped(void **state)
     assert_int_equal(status, 0);
 }
 
-/* A program whose first thread has ended while another goes on. */
+/* A program whose first thread ends while a second one goes on. */
 static void *goes_on(void *unused)
 {
     (void)unused;
@@ -344,7 +345,7 @@ static void test_first_thread_ends(void **state)
     both(sends_to_the_rest, first_thread_ends);
 }
 
-/* As many processes have died as there are places: the next process finds a place. */
+/* As many processes have died as the table has entries: a new process still finds an entry. */
 static void takes_a_place(void)
 {
     NEED(sv_lib.fabric->devices[0].pds <= 1);
@@ -371,7 +372,7 @@ static void test_full_of_dead(void **state)
         assert_int_equal(end(start(0, takes_a_place)), 0);
 }
 
-/* Makes, uses and destroys all objects, over and over. */
+/* Create, use and destroy all kinds of objects, again and again. */
 static void churns(void)
 {
     atomic_store(&meeting->address[!side], (uintptr_t)memory);
@@ -424,7 +425,7 @@ static void test_killed_while_making(void **state)
 static void leaves(int number)
 {
     (void)number;
-    exit(0); /* NOLINT(bugprone-signal-handler): programs do that, and what becomes of us then is the test */
+    exit(0); /* NOLINT(bugprone-signal-handler): programs do this, and the test checks what the library makes of it */
 }
 
 static void leaves_from_a_handler(void)

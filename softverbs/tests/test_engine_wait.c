@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queues of several processes (sides.h): a process that waits is woken or finds out by itself, whatever the other side does meanwhile; lost
- * messages, large messages, shared receive queues.
+ * Queues of several processes (sides.h): a process that waits is woken, or notices in time by itself, whatever the other side does
+ * meanwhile; also lost messages, large messages, shared receive queues.
  */
 #include "sides.h"
 
-/* Retries until the answering side is ready. */
+/* keep trying until the other side is ready */
 static const struct how patient = {.rnr = 7, .retries = 7, .timeout = 0, .rnr_timer = 1};
 
 /* ---- Who waits for what ------------------------------------------------------------------------------------------------ */
-/* The sender connects before the receiver does, polls only the queue for its answer, and gets the answer. */
+/* The sender connects before the receiver does, and polls only the queue on which it expects the answer: it gets the answer. */
 static void asks_early(void)
 {
     struct ibv_qp *qp = make(IBV_QPT_RC, NULL);
@@ -42,7 +42,7 @@ static void test_answer_alone_is_polled(void **state)
     both(asks_early, answers_late);
 }
 
-/* The same, but the asking side does not poll at all until the answering side has the message. */
+/* The same, but the asking side polls nothing until the answering side has the message. */
 static void asks_and_looks_away(void)
 {
     struct ibv_qp *qp = make(IBV_QPT_RC, NULL);
@@ -72,8 +72,8 @@ static void test_early_sender_looks_away(void **state)
     both(asks_and_looks_away, hears_at_once);
 }
 
-/* The sender found no receive, and does not look at the device any more. The process that posts the receive gets the message, into a queue
-   of its own or a shared one. */
+/* The sender finds no receive, and does not poll any more. The process that posts the receive must get the message, in its own queue or in
+ * a shared one. */
 static void sends_and_looks_away(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, stubborn);
@@ -122,7 +122,7 @@ static void test_both_sleep(void **state)
     both(sleepy_sender, sleepy_receiver);
 }
 
-/* Sets the only fault rule: it strikes the first message, then every `every`-th, at most `count` times (0: no limit). */
+/* Set the only fault rule: it applies to the first message, then to every `every`-th, at most `count` times (0: no limit). */
 static struct sf_fault *strike(enum sf_fault_kind kind, uint64_t every, uint64_t count, uint64_t nanoseconds)
 {
     struct sf_fault *r = &sv_lib.fabric->faults[0];
@@ -133,7 +133,7 @@ static struct sf_fault *strike(enum sf_fault_kind kind, uint64_t every, uint64_t
     return r;
 }
 
-/* Messages that start late, and completions that come late, while both sides sleep. */
+/* A fault delays messages or completions while both sides sleep. */
 static void held_up(enum sf_fault_kind kind)
 {
     struct sf_fault *r = strike(kind, 3, 60, 1000000);
@@ -168,7 +168,7 @@ static void stands_by(void)
     await(3);
 }
 
-/* A queue that was told to stop finishes the request that it has begun. */
+/* A queue that is stopped (SQD) still finishes the request that it has begun. */
 static void stops_with_one_held(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, stubborn);
@@ -194,7 +194,7 @@ static void test_stops_with_one_held(void **state)
     both(stops_with_one_held, stands_by);
 }
 
-/* However many messages about the clock are sent, there is room for the one about a completion. */
+/* Many messages about the timer fill the pipe of a channel: a message about a completion still gets through. */
 static void floods(void)
 {
     struct ibv_qp *qp = pair(IBV_QPT_RC, stubborn);

@@ -25,7 +25,7 @@
 
 enum { BYTES = 4096, FORKS = 40, PATIENCE = 30 };
 
-/* The objects of a program, with a connection to itself. */
+/* The verbs objects of a program, with a queue pair that is connected to itself. */
 struct world {
     struct ibv_context *context;
     struct ibv_pd *pd;
@@ -127,7 +127,8 @@ static bool works(struct world *w, uint8_t what)
     return w->memory[1024] == what && w->memory[1024 + 63] == what;
 }
 
-/* Calls every verb on the parent's objects. Returns the line of the first that is not refused; 0: all are. */
+/* Call every verb on the parent's objects, in the child. Returns the source line of the first call that is not refused; 0: all are
+ * refused. */
 static int all_refused(struct world *w)
 {
     struct ibv_wc wc;
@@ -163,7 +164,7 @@ static int all_refused(struct world *w)
     return 0;
 }
 
-/* Runs in a child; its exit status. The child's own test failures are lines or'd into nothing: 0 is good. */
+/* Run `what` in a child, and return its exit status. 0: no test in the child has failed. */
 static int in_child(int (*what)(void))
 {
     int status = -1;

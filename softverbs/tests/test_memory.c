@@ -28,7 +28,7 @@
 enum { PAGE = 4096, HEAP = ENOSPC, ALIGNED = EDOM, MAPPING = 0 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define OWN_HEAP 0 /* a sanitizer's allocator: not the C library's */
+#define OWN_HEAP 0 /* the allocator is a sanitizer's, not the C library's */
 #else
 #define OWN_HEAP 1
 #endif
@@ -37,7 +37,7 @@ static struct ground ground;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 
-/* 0 if it can be registered; otherwise the errno of the refusal. */
+/* 0: the memory was registered; otherwise the errno of the refusal. */
 static int registers(void *at, size_t bytes, int access)
 {
     struct ibv_mr *mr = ibv_reg_mr(pd, at, bytes, (unsigned)access);
@@ -181,7 +181,8 @@ static void test_mappings(void **state)
     check_mapped();
 }
 
-/* Kernels before 6.11 do not answer for one address: as if this were one. It cannot be undone, so it comes last. */
+/* Make the library use the text of all mappings, as with kernels before 6.11, which cannot be asked about one address. This cannot be
+ * undone, so it is the last test. */
 static void test_text(void **state)
 {
     const uint32_t query = 0xc0686611; /* PROCMAP_QUERY */

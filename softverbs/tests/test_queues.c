@@ -124,7 +124,7 @@ static int polled(struct ibv_cq *cq)
     return n;
 }
 
-/* Checks that all slots are free: that many requests can be posted, and one more cannot. */
+/* Check that all slots are free: as many requests as there are slots can be posted, and one more cannot. */
 static void all_free(void)
 {
     for (int i = 0; i < PLACES; i++)
@@ -153,7 +153,8 @@ static int tear_down(void **state)
 }
 
 /* ---- Slots ------------------------------------------------------------------------------------------------------- */
-/* Completions that were not polled, and were removed with their queue pair and their queue. */
+/* A queue pair and its completion queue are destroyed with unpolled completions in the queue: the slots of the shared receive queue become
+ * free. */
 static void shared_slots_of_unpolled_completions(void **state)
 {
     struct ibv_cq *keep = receive_cq;
@@ -171,7 +172,7 @@ static void shared_slots_of_unpolled_completions(void **state)
     all_free();
 }
 
-/* Completions for which the queue had no room. */
+/* The same for completions that were dropped because the completion queue was full. */
 static void shared_slots_of_dropped_completions(void **state)
 {
     struct ibv_cq *keep = receive_cq;
@@ -196,7 +197,7 @@ static void shared_slots_of_dropped_completions(void **state)
     all_free();
 }
 
-/* Another shared receive queue that gets the number of the first. */
+/* A shared receive queue that gets the number of a destroyed one. */
 static void a_shared_queue_made_again(void **state)
 {
     struct ibv_srq_init_attr attr = {.attr = {.max_wr = PLACES, .max_sge = 1}};
@@ -216,7 +217,7 @@ static void a_shared_queue_made_again(void **state)
     all_free();
 }
 
-/* As many times as it takes an 8-bit number to wrap around. */
+/* Often enough for the 8-bit generation of the number to wrap around. */
 static void reset_many_times(void **state)
 {
     struct ibv_qp *a, *b;
@@ -238,7 +239,7 @@ static void reset_many_times(void **state)
     unpair(a, b);
 }
 
-/* The error names the queue that was full; a shared queue has no queue pair. */
+/* The error message names the queue that is full; a shared queue belongs to no queue pair. */
 static void a_full_shared_queue_is_named(void **state)
 {
     char said[1024] = "", expected[64];
@@ -307,7 +308,7 @@ static void elements_beyond_the_message(void **state)
     }
 }
 
-/* While its queue is stopped, a send that waits for a receive is not retried. */
+/* While its send queue is stopped in SQD, a request that waits for a receive is not retried. */
 static void nobody_looks_in_sqd(void **state)
 {
     struct ibv_qp *a, *b;
@@ -329,7 +330,7 @@ static void nobody_looks_in_sqd(void **state)
 /* ---- The last request of a shared queue ------------------------------------------------------------------------- */
 enum { FAILURES = 5000 };
 static struct ibv_qp *failing;
-static _Atomic int turn; /* odd: both threads move it to ERR; even: only the test continues */
+static _Atomic int turn; /* odd: both threads bring the queue pair to ERR; even: the test prepares the next round */
 
 static void wait_for_turn(int which)
 {
@@ -338,7 +339,7 @@ static void wait_for_turn(int which)
             sched_yield();
 }
 
-/* A request of the peer that fails its target queue pair, at a different moment each time. */
+/* Repeatedly sends a request that brings the target's queue pair to ERR, at a different moment each time. */
 static void *fails_it(void *unused)
 {
     (void)unused;
@@ -353,7 +354,7 @@ static void *fails_it(void *unused)
     return NULL;
 }
 
-/* Both the program and a peer move it to ERR: there is only one event. */
+/* The program and a peer bring the queue pair to ERR at the same time: the program gets one event, not two. */
 static void told_of_the_last_request_once(void **state)
 {
     struct ibv_async_event event;
@@ -368,7 +369,7 @@ static void told_of_the_last_request_once(void **state)
         turn++;
         assert_int_equal(modify(b, IBV_QPS_ERR), 0);
         wait_for_turn(2 * i + 2);
-        /* Events that arrive must come before the port's event, which does not belong to the queue pair. */
+        /* a marker event of the port, behind all events of the queue pair */
         sv_async(sv_context_of(context)->entry, IBV_EVENT_PORT_ACTIVE, 0, 0);
         assert_int_equal(ibv_get_async_event(context, &event), 0);
         assert_int_equal(event.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs are reset, failed and destroyed under traffic. Two threads send to each other, write into each other's memory, and poll. Each
- * of them breaks its end at its own times and makes it anew. Nothing may hang, nothing may arrive in a connection that it was not sent on,
- * and everything is freed. Also run with the sanitizers.
+ * Queue pairs are reset, brought to ERR and destroyed under traffic. Two threads send to each other, write into each other's memory, and
+ * poll. Each of them breaks its own end at random times, and connects a new one. No thread may hang, no message may arrive on a connection
+ * other than its own, and everything must be freed. Also run with the sanitizers.
  */
 #include "lib/lib.h"
 
@@ -141,7 +141,7 @@ static void *one_side(void *argument)
             post_sends(s);
             poll(s);
         }
-        switch (rand_r(&s->seed) % 4) { /* breaks its own end, while the other thread works */
+        switch (rand_r(&s->seed) % 4) { /* break this end, while the other thread goes on */
         case 0:
             assert_int_equal(modify(s, IBV_QP_STATE, (struct ibv_qp_attr){.qp_state = IBV_QPS_ERR}), 0);
             for (int i = 0; i < 20; i++)

@@ -155,7 +155,7 @@ static void test_rereg(void **state)
     assert_int_equal(entry_of(mr)->pd, other->handle);
     assert_int_equal(ibv_dealloc_pd(other), EBUSY);
 
-    /* Some calls are refused by the library, others by the device; after either the region is unchanged. */
+    /* Some of these calls are refused by the library, others by the device; the region is unchanged in both cases. */
     assert_int_equal(ibv_rereg_mr(mr, 8, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
     assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, PAGE, 0), IBV_REREG_MR_ERR_INPUT);
     assert_int_equal(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory, 0, 0), IBV_REREG_MR_ERR_INPUT);

@@ -137,8 +137,8 @@ static int bits(const char *text)
     return all;
 }
 
-/* The attributes that each step requires and allows, from the text of the specification. An alternate path is refused over Ethernet, as by
-   Linux. */
+/* The attributes that each transition requires and allows, from the text of the specification. Over Ethernet, an alternate path is refused,
+ * as Linux refuses it. */
 static const struct {
     enum ibv_qp_type type;
     int from, to;
@@ -450,7 +450,7 @@ static void the_extended_call(void **state)
     assert_int_equal(ibv_destroy_qp(qp), 0);
 }
 
-/* The arena's pages are freed, and the device's counts go back. */
+/* Destroying everything frees the arena's pages, and sets the device's counts back to zero. */
 static void what_is_taken_is_given_back(void **state)
 {
     uint32_t before = atomic_load(&sv_lib.fabric->devices[sv_context_of(context)->device].qps), pages = 0, after = 0;

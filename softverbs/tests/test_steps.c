@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A process is killed at each step of what it does to another's queues: at its first change of shared memory, at the second, and so on. The
- * page tables stop it at each store, so that none is missed. The other process sleeps the whole time. Afterwards it must have been told of
- * everything that has happened to it, nothing that it was not told of may have happened, and its queues must work.
+ * A process is killed at each step of its work on another process's queues: at its first change of shared memory, at the second, and so on.
+ * Page protection stops the process at each store, so that no step is left out. The other process, the owner of the queues, sleeps all the
+ * time. Afterwards the owner must have got an event for everything that has happened to its queues, nothing else may have happened to them,
+ * and they must still work.
  *
  * One round: the owner (side 0) makes and connects its queue pair, and arms its queues. The victim (side 1), a new process, connects, and
  * works until it kills itself at the step with the round's number. Then the owner checks its queues.
@@ -17,7 +18,7 @@ enum { PLACES = 2 };
 static struct rig {
     _Atomic uint32_t round, prepared, dead, checked, over; /* the number, from 1, of the last round that has reached each of these states */
     _Atomic uint32_t acted;                                /* set when the victim has done everything without being killed */
-    /* the number of rounds in which the owner was told of the operation, and in which not */
+    /* how many rounds in which the owner saw the operation, and in which it did not */
     _Atomic uint32_t happened, not_happened;
 } * rig;
 
@@ -32,7 +33,7 @@ static struct ibv_srq *srq;
 static struct ibv_cq *usual;
 
 /* ---- The owner ----------------------------------------------------------------------------------------------------- */
-/* The completions and events that the owner has received. It sleeps, and polls a queue only after an event. */
+/* The completions and events that the owner has received. The owner sleeps, and polls a queue only after an event. */
 static struct heard {
     int good, flushed, failed, sent;
     int events[32];
@@ -85,7 +86,7 @@ static uint32_t state(void)
     return a.qp_state;
 }
 
-/* Checks that no completion and no event is there of which the owner was not told. */
+/* Check that no completion and no event is waiting of which the owner has not been notified. */
 static void nothing_untold(void)
 {
     struct heard before = heard;
@@ -466,7 +467,7 @@ static void receives_late(void)
     receive(qp, 6, 64);
 }
 
-/* However far the victim came, the owner's message ends. */
+/* The owner's message must end, wherever the victim was killed. */
 static void ends_well_or_not(bool killed)
 {
     (void)killed;

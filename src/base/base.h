@@ -157,7 +157,7 @@ int base_random(void *bytes, size_t len);
 /* Start a thread with all signals blocked: signals are for the program's own threads. Returns 0, or a negative errno without base_fail().
  */
 int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
-/* Timed sleeps of this thread end at most so much late, where the system lets a thread say so (Linux: 50 us otherwise). */
+/* Let timed sleeps of this thread end at most `slack_ns` late, if the system supports it. Without this call Linux allows 50 us. */
 void base_wake_in_time(int64_t slack_ns);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);

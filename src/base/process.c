@@ -99,6 +99,7 @@ void base_dispositions_restore(const struct base_dispositions *d)
 
 /* --- start --- */
 
+/* What failed in the child. A child of vfork() writes it into this process's memory, another one into a pipe. */
 struct report {
     int32_t step, error;
 };
@@ -106,7 +107,8 @@ struct prepared {
     const struct base_process *s;
     int fds[3];    /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
     int opened[4]; /* descriptors that were opened for this, and are closed here afterwards; -1: none */
-    int report[2]; /* pipe over which the child reports what failed; exec closes it */
+    int pipe[2];   /* for the report; exec closes it. -1: not needed, the child writes to `shared` */
+    struct report *shared;
     const sigset_t *mask;
 };
 
@@ -116,15 +118,27 @@ static void unprepare(struct prepared *p)
         if (p->opened[i] >= 0)
             close(p->opened[i]);
     for (int i = 0; i < 2; i++)
-        if (p->report[i] >= 0)
-            close(p->report[i]);
+        if (p->pipe[i] >= 0)
+            close(p->pipe[i]);
+}
+
+static int process_open_pipe(struct prepared *p)
+{
+    int rc = base_pipe(p->pipe, 0);
+    if (!rc && p->pipe[1] < 3) {
+        int low = p->pipe[1];
+        p->pipe[1] = fcntl(low, F_DUPFD_CLOEXEC, 3);
+        rc = p->pipe[1] < 0 ? -errno : 0;
+        close(low);
+    }
+    return rc;
 }
 
 /* The child overwrites descriptors 0 to 2 one by one, so move those that it still needs to higher numbers. */
-static int process_prepare(struct prepared *p, const struct base_process *s)
+static int process_prepare(struct prepared *p, const struct base_process *s, struct report *shared)
 {
     int null = -1;
-    *p = (struct prepared){.s = s, .fds = {-1, -1, -1}, .opened = {-1, -1, -1, -1}, .report = {-1, -1}};
+    *p = (struct prepared){.s = s, .fds = {-1, -1, -1}, .opened = {-1, -1, -1, -1}, .pipe = {-1, -1}, .shared = shared};
     for (int i = 0; i < 3; i++) {
         int fd = s->fds ? s->fds[i] : BASE_FD_OURS;
         if (fd == BASE_FD_NULL && null < 0 && (null = p->opened[3] = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0)
@@ -134,16 +148,8 @@ static int process_prepare(struct prepared *p, const struct base_process *s)
             return -errno;
         p->fds[i] = fd;
     }
-    int rc = base_pipe(p->report, 0);
-    if (!rc && p->report[1] < 3) {
-        int low = p->report[1];
-        p->report[1] = fcntl(low, F_DUPFD_CLOEXEC, 3);
-        rc = p->report[1] < 0 ? -errno : 0;
-        close(low);
-    }
-    if (!rc && STANDS_STILL)
-        fcntl(p->report[0], F_SETFL, O_NONBLOCK);
-    return rc;
+    /* An orphan's memory is that of the intermediate process. */
+    return STANDS_STILL && !s->orphan ? 0 : process_open_pipe(p);
 }
 
 /* Called in the child. Returns an errno on failure; on success it does not return. */
@@ -185,6 +191,13 @@ static int apply_settings(const struct prepared *p, pid_t parent, enum base_proc
     return 0;
 }
 
+static void process_tell(const struct prepared *p, struct report r)
+{
+    *p->shared = r;
+    if (p->pipe[1] >= 0 && write(p->pipe[1], &r, sizeof r) < 0)
+        return; /* nobody reads: the parent has died */
+}
+
 static _Noreturn void become(const struct prepared *p, pid_t parent)
 {
     enum base_process_step step;
@@ -197,8 +210,7 @@ static _Noreturn void become(const struct prepared *p, pid_t parent)
             execv(p->s->path, p->s->argv);
         r = (struct report){BASE_STEP_PROGRAM, errno};
     }
-    ssize_t n = write(p->report[1], &r, sizeof r);
-    (void)n;
+    process_tell(p, r);
     _exit(127);
 }
 
@@ -220,25 +232,24 @@ static pid_t make_orphan(const struct prepared *p)
     pid_t pid = fork();
     if (pid == 0) {
         pid_t child = setsid() < 0 ? -1 : make_process(p);
-        if (child < 0) {
-            struct report r = {BASE_STEP_PROCESS, errno};
-            ssize_t n = write(p->report[1], &r, sizeof r);
-            (void)n;
-        }
+        if (child < 0)
+            process_tell(p, (struct report){BASE_STEP_PROCESS, errno});
         _exit(0);
     }
     return pid;
 }
 
-/* Read what failed in the child; nothing if it has executed its program. */
+/* What failed in the child; nothing if it has executed its program. */
 static struct report process_hear(struct prepared *p)
 {
+    if (p->pipe[0] < 0) /* vfork() returned after the child had ended or executed its program */
+        return *p->shared;
     struct report r = {BASE_STEP_NONE, 0};
-    close(p->report[1]);
-    p->report[1] = -1;
+    close(p->pipe[1]);
+    p->pipe[1] = -1;
     ssize_t n;
     do
-        n = read(p->report[0], &r, sizeof r);
+        n = read(p->pipe[0], &r, sizeof r);
     while (n < 0 && errno == EINTR);
     return n == (ssize_t)sizeof r ? r : (struct report){BASE_STEP_NONE, 0};
 }
@@ -246,9 +257,10 @@ static struct report process_hear(struct prepared *p)
 static int process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step)
 {
     struct prepared p;
+    struct report shared = {BASE_STEP_NONE, 0};
     sigset_t all, before;
     *step = BASE_STEP_PROCESS;
-    int rc = process_prepare(&p, s);
+    int rc = process_prepare(&p, s, &shared);
     if (rc) {
         unprepare(&p);
         return rc;

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT
  *
- * Blocks from a node to the next one of the chain. Every node has a ring of CAST_SLOTS blocks. Block K of a round is in slot K % CAST_SLOTS
- * of every node, so it is put from slot to slot and never copied. For each round a node has a word for each slot, `filled`, which grows
- * with each block that has arrived there: blocks on their way together may arrive in any order. And it has a word `credits`, which grows
- * with each slot that the next node has given back. Words of an old round are not used again.
+ * Puts blocks from a node to the next node of the chain. Every node has a ring of CAST_SLOTS blocks. Block K of a round is in slot
+ * K % CAST_SLOTS of every node, so a block is put from slot to slot and never copied. Each node has two kinds of words for each round. It
+ * has a word `filled` for each slot, which counts the blocks that have arrived there; one word a slot, because blocks that are under way
+ * together may arrive in any order. And it has one word `credits`, which counts the slots that the next node has freed. Words of an old
+ * round are not used again.
  *
- * A thread puts the blocks, while the one that called reads or writes files: so a disk and a link are busy at the same time. The ring is
- * the queue between the two.
+ * A thread puts the blocks while the calling thread reads or writes files, so the disk and the link are busy at the same time. The ring is
+ * the queue between the two threads.
  */
 #include <string.h>
 
 #include "cast/cast.h"
 
-#define LOOK_NS (20 * WEFT_MS) /* between two looks whether the next node has died */
+#define LOOK_NS (20 * WEFT_MS) /* how often the thread checks whether the next node has died */
 
 uint64_t cast_word_at(struct cast *c, weft_gaddr word)
 {
-    /* acquire: what a block has is seen after its count; the other side is the fabric's signal */
+    /* acquire: the bytes of a block are read after its count. The pair is the release of the fabric when it adds to the word */
     return atomic_load_explicit((_Atomic uint64_t *)weft_ptr(c->w, word, sizeof(uint64_t)), memory_order_acquire);
 }
 
@@ -50,7 +51,7 @@ void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns
     weft_wait_until(c->w, filled_word(c, c->rank, round, number), WEFT_GT, number / CAST_SLOTS, NULL, ns);
 }
 
-/* Fails only for a word of another node: that one is gone, or has no route (tb). */
+/* Add one to a word. It fails only for a word of another node that is gone or to which there is no route (tb). */
 static int add_one(struct cast *c, weft_gaddr word)
 {
     return weft_put_signal(c->w, WEFT_NULL, NULL, 0, word, 1, NULL);
@@ -69,12 +70,12 @@ void cast_give_credit(struct cast *c, uint32_t to, uint64_t round)
 
 /* --- the thread --- */
 
-/* Start to put a block to the same slot of the next node. Returns as weft_put_signal(); -EPROTO: it is no block. */
+/* Start to put a block to the same slot of the next node. Returns as weft_put_signal(); -EPROTO: the slot does not hold this block. */
 static int put_block(struct cast_relay *r, uint64_t number, weft_op *op)
 {
     struct cast *c = r->c;
     const struct cast_block *b = cast_slot(c, number);
-    const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node may write here */
+    const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node might write here meanwhile */
     if (!cast_block_fits(b, r->round, number, CAST_BLOCK) || bytes > CAST_BLOCK - sizeof *b)
         return -EPROTO;
     return weft_put_signal(c->w, slot_at(c, r->to, number), b, sizeof *b + bytes, filled_word(c, r->to, r->round, number), 1, op);
@@ -94,9 +95,10 @@ static void *relay_thread(void *arg)
             weft_wait_until(c->w, credit_word(c, r->round), WEFT_GT, put - CAST_SLOTS, NULL, LOOK_NS);
             continue;
         }
-        /* Before its slot was given back, no node may fill it again: `op` is in use. */
+        /* -EPROTO: the slot of this block was not given back yet, so `op` is still in use */
         int rc = put >= r->given + CAST_SLOTS ? -EPROTO : put_block(r, put, &r->op[put % CAST_SLOTS]);
-        if (rc) { /* the next node would wait for this block for ever; if it is gone, that is noticed */
+        /* give the round up, because the next node would wait for this block for ever. If that node is gone, the source notices it */
+        if (rc) {
             r->broken = true;
             break;
         }
@@ -118,7 +120,7 @@ int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t
     pthread_cond_init(&r->moved, NULL);
     int rc = base_thread(&r->thread, relay_thread, r);
     r->running = rc == 0;
-    return rc ? base_fail(rc, "cannot start a thread: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the thread that sends blocks: %s", base_strerror(rc)) : 0;
 }
 
 void cast_relay_stop(struct cast_relay *r)
@@ -128,7 +130,7 @@ void cast_relay_stop(struct cast_relay *r)
     r->running = false;
     r->stop = true;
     for (uint64_t i = 0; i < CAST_SLOTS; i++)
-        cast_fill(r->c, r->round, i); /* these words are not used again: it only ends a wait */
+        cast_fill(r->c, r->round, i); /* ends a wait of this node; the words of this round are not used again */
     add_one(r->c, credit_word(r->c, r->round));
     pthread_join(r->thread, NULL);
     for (uint64_t i = 0; i < CAST_SLOTS; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * DEST on a target: its path there, and the folder that all is written into.
+ * The destination DEST on a target: finds its path, and opens the folder that everything is written below.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 #include "cast/cast.h"
 
-/* Make a folder and those above it. Returns 1 when it was made, 0 when it was there, or a negative errno. */
+/* Make a folder and its missing parents. Returns 1 if it was made, 0 if it existed, or a negative errno. */
 static int make_path(char *path, mode_t mode)
 {
     for (char *p = path + 1;; p++) {
@@ -25,7 +25,7 @@ static int make_path(char *path, mode_t mode)
     }
 }
 
-/* DEST cannot be used on this host. */
+/* Print why DEST cannot be used on this host. */
 static int refuse_dest(struct cast_disk *d, const char *why)
 {
     d->failed = true;
@@ -33,7 +33,7 @@ static int refuse_dest(struct cast_disk *d, const char *why)
     return -EINVAL;
 }
 
-/* DEST for this host: {node} and {host} are replaced, and a relative path begins in the home folder. */
+/* Fill in d->dest: replace {node} and {host} in DEST, and let a relative path begin in the user's home folder. */
 static int fill_dest(struct cast_disk *d)
 {
     const struct cast_config *o = &d->c->config;
@@ -60,7 +60,8 @@ static int fill_dest(struct cast_disk *d)
     return n < sizeof d->dest - 1 ? 0 : -ENAMETOOLONG;
 }
 
-/* Whether the only source is a file. One file in the list is not enough: it may be all that is in SRC/, or all that could be read. */
+/* Whether the only source is a file. To count the files of the list is not enough: one file may be the whole content of SRC/, or the only
+ * one that could be read. */
 static bool only_a_file(const struct cast_disk *d)
 {
     const struct cast_config *o = &d->c->config;
@@ -84,7 +85,7 @@ int cast_dest_open(struct cast_disk *d)
         d->alone = slash + 1;
         if (cast_is_part(d->alone, strlen(d->alone)))
             return refuse_dest(d, "unfinished files of weft cast have such names: choose another one");
-        *slash = '\0'; /* a file in / has the folder "" here, which is "/" below */
+        *slash = '\0'; /* for a file in /, the folder is "" here; open it as "/" below */
     }
     const char *root = d->dest[0] ? d->dest : "/";
     if (!dry) {

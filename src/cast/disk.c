@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A target's files. Every path below DEST is opened component by component, and no component may be a symbolic link: so nothing outside
- * DEST is written, whatever is there. A file is written under another name beside its own, ".weft-cast-HASH.part". When all of it is there
- * and on the disk, it gets its name. What an ended cast left there is compared with the source's checksums, and used.
+ * The files of a target. Every path below DEST is opened component by component, and no component may be a symbolic link, so nothing is
+ * ever written outside DEST. The bytes of a file first go into a temporary file beside it, ".weft-cast-HASH.part". When all bytes are on
+ * the disk, the temporary file is renamed to the file's name. If a cast was interrupted, the next one compares the temporary file with the
+ * source's checksums and keeps the bytes that are right.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -13,8 +14,8 @@
 
 #include "cast/cast.h"
 
-#define NAMING_BYTES (UINT64_C(64) << 20) /* so many bytes of complete files may wait for their names */
-#define CACHE_BYTES  (UINT64_C(16) << 20) /* so many bytes of the open file stay in the page cache */
+#define NAMING_BYTES (UINT64_C(64) << 20) /* complete files wait for their names until they have this many bytes together */
+#define CACHE_BYTES  (UINT64_C(16) << 20) /* this many bytes of the open file stay in the page cache */
 
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index)
 {
@@ -26,7 +27,7 @@ static const char *path_of(const struct cast_disk *d, uint32_t index, char *out,
     return cast_list_path(&d->c->list, index, out, len);
 }
 
-/* No file can be written any more. */
+/* DEST can no longer be written: give up all files. */
 static void fail_all(struct cast_disk *d, uint32_t index, int error, const char *what)
 {
     char path[4096];
@@ -51,7 +52,7 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
     f->state = CAST_GIVEN_UP;
     d->c->state.failed++;
     uint32_t parent = d->c->list.entry[index].parent;
-    if (parent == CAST_ROOT || d->file[parent].state != CAST_GIVEN_UP) /* else the folder was named, with the reason */
+    if (parent == CAST_ROOT || d->file[parent].state != CAST_GIVEN_UP) /* otherwise the message about the folder has told the reason */
         cast_say(d->c, true, "%s: cannot %s: %s", path_of(d, index, path, sizeof path), what, base_strerror(error));
 }
 
@@ -82,14 +83,15 @@ int cast_disk_folder(struct cast_disk *d, uint32_t index)
     return d->folder;
 }
 
-/* Set the mode of a file or folder, and never of what a symbolic link leads to that somebody has put in its place. */
+/* Set the mode of a file or folder; if somebody has put a symbolic link in its place, leave the link's target alone. */
 static int set_mode(int at, const char *name, mode_t mode)
 {
     if (fchmodat(at, name, mode, AT_SYMLINK_NOFOLLOW) == 0)
         return 0;
     if (errno != EOPNOTSUPP && errno != ENOTSUP && errno != EINVAL && errno != ENOSYS)
         return -errno;
-    int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); /* older systems cannot do it by name */
+    /* older kernels cannot set the mode by name without following a link */
+    int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     int rc = fd < 0 || fchmod(fd, mode) ? -errno : 0;
     if (fd >= 0)
         close(fd);
@@ -156,7 +158,7 @@ static void compare_file(struct cast_disk *d, uint32_t index)
     }
     const char *name = cast_disk_name(d, index);
     bool there = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
-    const bool follow = d->c->config.head.follow; /* it may still grow: its checksums tell at the end */
+    const bool follow = d->c->config.head.follow; /* the file may still grow: checksums at the end tell whether it is right */
     if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size &&
         (d->c->config.head.flags & CAST_CHECKSUM || (follow && same_time(&st, e)))) {
         f->state = CAST_COMPARE;
@@ -203,7 +205,7 @@ void cast_disk_verify(struct cast_disk *d)
     d->verifying = true;
     for (uint32_t i = 0; i < d->c->list.count; i++)
         if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
-            make_folder(d, i); /* it has its mode now, with which it may be impossible to write a file again */
+            make_folder(d, i); /* its final mode is set already, and may forbid to write a file again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -224,7 +226,7 @@ static void close_open(struct cast_disk *d)
     struct cast_file *f = &d->file[d->open_index];
     if (f->state == CAST_WANTED) {
         f->have = d->at > f->have ? d->at : f->have;
-        f->verified = 0; /* while it is closed, others may write it: what it has is compared when it is opened again */
+        f->verified = 0; /* while it is closed, other programs may write to it: its bytes are compared when it is opened again */
         if (d->open_cut && ftruncate(d->open, (off_t)d->at))
             f->have = 0;
     }
@@ -254,8 +256,8 @@ static bool open_file(struct cast_disk *d, uint32_t index)
     if (new)
         f->have = f->verified = 0;
 #if defined(POSIX_FADV_DONTNEED)
-    if (f->have)                                      /* also of an unfinished file: after an error of the disk, pages can differ from it */
-        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* what is on the disk is compared */
+    if (f->have) /* an unfinished file too: after a disk error, its cached pages may differ from the disk */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* so that the bytes on the disk are compared */
 #endif
     d->open = fd;
     d->open_index = index;
@@ -279,7 +281,7 @@ static bool read_piece(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return true;
 }
 
-/* The file that has the name is wrong: a new one is needed, from its start. */
+/* The file that has the name now is wrong: a new one is needed, from its first byte. */
 static void compare_no_more(struct cast_disk *d, uint32_t index)
 {
     close(d->open);
@@ -326,11 +328,11 @@ static void check_piece(struct cast_disk *d, const struct cast_record *r)
         compare_no_more(d, r->file);
         return;
     }
-    f->have = r->offset; /* what follows is needed, and comes in the next round */
+    f->have = r->offset; /* the bytes from here on are needed, and are sent in the next round */
     d->again = d->c->config.head.follow != 0;
 }
 
-/* Give what was written to the disk in time, and keep little of it in memory. */
+/* Hand written pages to the disk early, and keep few of them in memory. */
 static void drop_cache(struct cast_disk *d)
 {
 #if defined(__linux__)
@@ -345,7 +347,7 @@ static void drop_cache(struct cast_disk *d)
 #endif
 }
 
-/* Before the first write: what is behind it is not right. */
+/* Before the first write: cut off what follows the bytes that are right. */
 static bool cut(struct cast_disk *d)
 {
     if (!d->open_cut && ftruncate(d->open, (off_t)d->at)) {
@@ -391,7 +393,7 @@ static int set_times(int fd, const struct cast_entry *e)
     return futimens(fd, t);
 }
 
-/* Of a file that is right: what differs. Its owner may be another user, who alone can set them. */
+/* Set the mode and time of a file that is right, where they differ. Only the owner can set them, and that may be another user. */
 static int set_mode_and_time(int fd, const struct cast_entry *e)
 {
     struct stat st;
@@ -418,7 +420,7 @@ static void give_names(struct cast_disk *d)
         int at = rc ? rc : cast_disk_folder(d, index);
         cast_disk_part(name, part);
         if (at >= 0 && !cast_part_is(at, part, fd))
-            rc = -ESTALE; /* somebody has put another file there */
+            rc = -ESTALE; /* another program has put a different file there */
         else if (at >= 0)
             rc = renameat(at, part, at, name) ? -errno : 0;
         else
@@ -438,7 +440,7 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
 {
     const struct cast_entry *e = &d->c->list.entry[r->file];
     struct cast_file *f = &d->file[r->file];
-    if (r->offset) { /* the source has said why */
+    if (r->offset) { /* the source has printed the reason */
         d->wanted--;
         f->state = CAST_GIVEN_UP;
         d->c->state.failed++;
@@ -447,7 +449,7 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         return;
     }
     if (d->at != e->size) {
-        if (f->state == CAST_COMPARE && d->at == f->have) /* it was followed, and has grown */
+        if (f->state == CAST_COMPARE && d->at == f->have) /* the file was followed, and has grown */
             compare_no_more(d, r->file);
         else
             close_open(d);
@@ -485,7 +487,8 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
         return;
     }
-    bool compare = d->file[r->file].state == CAST_COMPARE; /* another target needs the data of this file, and this one its checksums */
+    /* another target needs the bytes of this file; this target needs their checksums */
+    bool compare = d->file[r->file].state == CAST_COMPARE;
     switch (r->type) {
     case CAST_DATA:
         if (!compare) {
@@ -516,10 +519,11 @@ int cast_disk_open(struct cast_disk *d, struct cast *c)
 {
     struct rlimit files;
     *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 32};
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max) /* the rest is for connections, and for folders */
+    /* the other descriptors are for connections and folders */
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max)
         d->naming_max = files.rlim_cur / 4 < CAST_NAMING ? (uint32_t)(files.rlim_cur / 4) : CAST_NAMING;
     d->piece = malloc(CAST_PIECE);
-    return d->piece ? 0 : base_fail(-ENOMEM, "no memory to compare files");
+    return d->piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer that files are compared in");
 }
 
 void cast_disk_close(struct cast_disk *d)

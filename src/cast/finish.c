@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a target's work: links, what --delete removes, and the modes and times of folders, which would change before.
+ * The last step of a target: make links, remove files for --delete, and set the modes and times of folders. Folders come last, because each
+ * new name in a folder changes its time.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -61,8 +62,8 @@ static int make_hardlink(struct cast_disk *d, uint32_t index)
     return rc;
 }
 
-/* The new names of files in an open folder must be on the disk before the cast has ended well. On Linux, sync_names() has it done for all
- * folders at once, but for those of other file systems. */
+/* Write the new names in an open folder to the disk, before the cast reports success. On Linux, sync_names() does this for all folders of
+ * one file system at once; this function is for those of other file systems. */
 static int sync_folder(struct cast_disk *d, int fd)
 {
 #if defined(__linux__)
@@ -70,7 +71,8 @@ static int sync_folder(struct cast_disk *d, int fd)
     if (!d->renamed || (fstat(d->root, &root) == 0 && fstat(fd, &st) == 0 && root.st_dev == st.st_dev))
         return 0;
 #endif
-    return d->renamed && fsync(fd) && errno != EINVAL && errno != ENOTSUP ? -1 : 0; /* some file systems cannot do it */
+    /* EINVAL, ENOTSUP: some file systems cannot sync a folder */
+    return d->renamed && fsync(fd) && errno != EINVAL && errno != ENOTSUP ? -1 : 0;
 }
 
 static void sync_names(struct cast_disk *d)
@@ -114,7 +116,7 @@ struct deletion {
     struct cast_disk *d;
     struct child *child;
     bool dry;
-    char below[8192]; /* the path below DEST of what is looked at */
+    char below[8192]; /* the path below DEST of the entry that is looked at */
 };
 
 static int by_parent_and_name(const void *a, const void *b)
@@ -123,7 +125,7 @@ static int by_parent_and_name(const void *a, const void *b)
     return x->parent != y->parent ? (x->parent < y->parent ? -1 : 1) : strcasecmp(x->name, y->name);
 }
 
-/* Whether a name that is in a folder is one of the list. On a file system without regard to case it may be there with other letters. */
+/* Whether a name found in a folder is in the list. A file system that ignores case may show it with other capitals. */
 static bool is_listed(const struct deletion *x, int at, uint32_t folder, const char *name)
 {
     const struct child key = {folder, name}, *end = x->child + x->d->c->list.count;
@@ -139,7 +141,7 @@ static bool is_listed(const struct deletion *x, int at, uint32_t folder, const c
     return false;
 }
 
-/* Add a name to the path in x->below. Returns its length before; SIZE_MAX: the path is too long. */
+/* Append a name to the path in x->below. Returns the length that the path had before; SIZE_MAX: the new path is too long. */
 static size_t enter(struct deletion *x, const char *name)
 {
     size_t at = strlen(x->below), n = strlen(name) + (at > 0);
@@ -154,7 +156,7 @@ static bool is_name(const char *name)
     return strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-/* Open a folder; *other: another file system is mounted there. NULL with errno. */
+/* Open a folder. *other: another file system is mounted there. NULL: failed, see errno. */
 static DIR *open_names(int at, const char *name, bool *other)
 {
     struct stat above, st;
@@ -171,13 +173,13 @@ static DIR *open_names(int at, const char *name, bool *other)
     return names;
 }
 
-/* Whether x->below itself must stay: --exclude names it, or another cast writes it now. */
+/* Whether the file or folder x->below must stay: --exclude names it, or another cast is writing it. */
 static bool is_kept(const struct deletion *x, int at, const char *name, bool folder)
 {
     return cast_excluded(&x->d->c->config, x->below, name, folder) || (cast_is_part(name, strlen(name)) && cast_part_is_live(at, name));
 }
 
-/* Whether something in folder x->below must stay, or a file system is mounted there. */
+/* Whether anything inside the folder x->below must stay, or another file system is mounted there. */
 static bool keeps_something(struct deletion *x, int at, const char *name)
 {
     bool keeps = false;
@@ -214,7 +216,7 @@ static int remove_tree(int at, const char *name)
     return rc ? rc : unlinkat(at, name, AT_REMOVEDIR) ? -errno : 0;
 }
 
-/* Delete x->below, but for what must stay in it, and for the folders that that is in. */
+/* Delete x->below, except files that must stay, and the folders above them. */
 static void delete_tree(struct deletion *x, int at, const char *name)
 {
     struct cast *c = x->d->c;
@@ -268,7 +270,7 @@ static void delete_in(struct deletion *x, uint32_t folder)
     if (!names) {
         if (fd >= 0)
             close(fd);
-        return; /* in a dry run it may not be there; else it was said before */
+        return; /* in a dry run the folder may not exist; otherwise the reason was printed before */
     }
     for (struct dirent *e; (e = readdir(names));)
         if (is_name(e->d_name))
@@ -282,7 +284,8 @@ static void delete_others(struct cast_disk *d)
     struct deletion x = {d, calloc(l->count + 1, sizeof *x.child), d->c->config.head.flags & CAST_DRY_RUN, ""};
     bool root = false;
     if (!x.child) {
-        cast_say(d->c, true, "no memory for --delete");
+        d->c->state.failed++;
+        cast_say(d->c, true, "no memory for --delete: nothing is deleted");
         return;
     }
     for (uint32_t i = 0; i < l->count; i++)
@@ -291,7 +294,7 @@ static void delete_others(struct cast_disk *d)
         qsort(x.child, l->count, sizeof *x.child, by_parent_and_name);
     for (uint32_t i = 0; i < d->c->config.head.sources; i++)
         root = root || cast_is_content(d->c->config.sources[i]);
-    if (root && !d->alone) /* with `alone`, the folder is DEST's parent: nothing there was copied but DEST */
+    if (root && !d->alone) /* with `alone`, the root is DEST's parent folder: the cast has copied nothing there except DEST */
         delete_in(&x, CAST_ROOT);
     for (uint32_t i = 0; i < l->count; i++)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
@@ -320,7 +323,7 @@ void cast_finish(struct cast_disk *d, bool sources_failed)
     for (uint32_t i = l->count; i-- > 0 && !dry && !d->failed;)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
             set_folder(d, i);
-    if (!dry && !d->failed && d->made && fchmod(d->root, (mode_t)l->mode | 0700)) { /* the next cast writes there, too */
+    if (!dry && !d->failed && d->made && fchmod(d->root, (mode_t)l->mode | 0700)) { /* the next cast must be able to write there, too */
         d->c->state.failed++;
         cast_say(d->c, true, "%s: cannot set its mode: %s", d->dest, base_strerror(errno));
     }

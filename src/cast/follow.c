@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: --follow, one file that another program still writes, a download say. It is sent as it grows. It is complete when it gets its
- * name (SRC.part becomes SRC, and no other name), or, if it had its name from the start, when it has not grown for the time that the user
- * gave.
+ * The source: --follow, which sends one file while another program still writes it, for example a download. The file is complete when it is
+ * renamed to its own name (SRC.part becomes SRC, and no other name). If it had its own name from the start, it is complete when it has not
+ * grown for the time that the user gave.
  *
- * What was read may have been changed since, at the same size: so all is read once more at the end, and compared by a checksum.
- * The size is looked at every 50 ms, which costs nothing, and also shows what other hosts write to a shared file system.
+ * The other program may overwrite bytes that were sent already, without changing the size. So at the end all bytes are read once more and
+ * compared by a checksum. The size is checked every 50 ms, which costs little, and which also works when another host writes the file over
+ * a shared file system.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +25,7 @@ static const char *const suffixes[] = {".part", ".partial", ".crdownload", ".dow
 
 /* --- which file it is --- */
 
-/* The length of SRC without such a suffix. */
+/* The length of SRC without a suffix of an unfinished download. */
 static size_t bare_length(const char *source)
 {
     size_t n = strlen(source);
@@ -36,7 +37,7 @@ static size_t bare_length(const char *source)
     return n;
 }
 
-/* Open SRC with this suffix in place of its own. Returns 0, -ENOENT, or another negative errno with base_error(). */
+/* Open SRC with `suffix` in place of its own suffix. Returns 0, -ENOENT, or another negative errno with base_error(). */
 static int open_name(struct cast_follow *f, const char *source, size_t bare, const char *suffix)
 {
     int n = snprintf(f->path, sizeof f->path, "%.*s%s", (int)bare, source, suffix);
@@ -55,8 +56,8 @@ static bool is_empty(int fd)
     return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0;
 }
 
-/* Open the file: SRC as it was given, or else without its suffix, or with another one. An empty file may only keep the name for the one
- * that grows: some browsers make such. Returns 0, or a negative errno with base_error(). */
+/* Open the file: SRC as given, or else SRC without its suffix, or with another suffix. If SRC is empty, a file with a suffix is preferred:
+ * some browsers make an empty file that only reserves the name. Returns 0, or a negative errno with base_error(). */
 static int open_file(struct cast_follow *f, const char *source, size_t bare)
 {
     int rc = open_name(f, source, bare, source + bare);
@@ -71,10 +72,11 @@ static int open_file(struct cast_follow *f, const char *source, size_t bare)
         rc = open_name(f, source, bare, suffixes[i]);
     if (rc == -ENOENT && empty)
         rc = open_name(f, source, bare, "");
-    return rc != -ENOENT
-               ? rc
-               : base_fail(-ENOENT, "%.*s: there is no such file, nor one with .part or another suffix of a download: see weft-cast(1)",
-                           (int)bare, source);
+    return rc != -ENOENT ? rc
+                         : base_fail(-ENOENT,
+                                     "%.*s: the file does not exist, neither under this name nor with .part or another suffix of a "
+                                     "download: see weft-cast(1)",
+                                     (int)bare, source);
 }
 
 int cast_follow_open(struct cast_source *s)
@@ -89,7 +91,7 @@ int cast_follow_open(struct cast_source *s)
     if (rc)
         return rc;
     if (fstat(f->fd, &st) || !S_ISREG(st.st_mode))
-        return base_fail(-EINVAL, "%s: is no plain file: --follow takes one file", f->path);
+        return base_fail(-EINVAL, "%s is not a regular file: --follow takes one regular file", f->path);
     while (at && source[at - 1] != '/')
         at--;
     if (bare - at > CAST_NAME_MAX)
@@ -112,7 +114,7 @@ void cast_follow_close(struct cast_source *s)
 
 /* --- its growth --- */
 
-/* Whether its path does not lead to the open file any more: it was renamed. */
+/* Whether the open file was renamed: its path no longer leads to it. */
 static bool is_renamed(const struct cast_follow *f, const struct stat *open)
 {
     struct stat st;
@@ -139,19 +141,20 @@ static void tell_size(struct cast_source *s, uint64_t size)
     cast_send(c, 0, CAST_TOTAL, 0, c->list.files, size, NULL, 0);
 }
 
-/* Whether the bytes from `from` to `to` are still those that were sent. Returns 0 if so, or a negative errno with base_error(). */
+/* Read the bytes from `from` to `to` again and compare their checksum with that of the bytes that were sent. Returns 0 if they are equal,
+ * or a negative errno with base_error(). */
 static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
 {
     struct cast_follow *f = &s->follow;
     XXH3_state_t *again = XXH3_createState();
     uint8_t *piece = malloc(CAST_PIECE);
-    int rc = again && piece ? 0 : base_fail(-ENOMEM, "no memory to read the file again");
+    int rc = again && piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer to read the file a second time");
     if (!rc)
         XXH3_128bits_reset(again);
     for (uint64_t at = from; at < to && !rc && !cast_send_aborted(s);) {
         uint64_t n = to - at < CAST_PIECE ? to - at : CAST_PIECE;
         if ((rc = cast_read_all(f->fd, piece, n, at))) {
-            base_fail(rc, "cannot read it again: %s", base_strerror(rc));
+            base_fail(rc, "cannot read the file a second time: %s", base_strerror(rc));
             break;
         }
         XXH3_128bits_update(again, piece, n);
@@ -170,7 +173,7 @@ static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
     return rc;
 }
 
-/* The file has `st` for good. */
+/* Make `st` the final size, mode and time of the file. */
 static void complete(struct cast_source *s, uint32_t file, const struct stat *st)
 {
     struct cast_entry *e = &s->c->list.entry[file];
@@ -185,14 +188,15 @@ static void complete(struct cast_source *s, uint32_t file, const struct stat *st
     tell_size(s, e->size);
 }
 
-/* The file does not grow now: whether it is complete. Returns 1 if so, 0, or a negative errno with base_error(). */
+/* The file is not growing now: is it complete? Returns 1 if so, 0 if not, or a negative errno with base_error(). */
 static int is_complete(struct cast_source *s, const struct stat *st, bool renamed, int64_t grown)
 {
     const struct cast_follow *f = &s->follow;
     const uint32_t limit = s->c->config.head.follow;
     if (st->st_nlink == 0)
         return base_fail(-ENOENT, "was removed while it was followed: not sent");
-    if (renamed && f->unnamed && !has_name(s, st)) /* an ended download that was thrown away, say */
+    /* renamed to another name, for example by a program that discards an interrupted download */
+    if (renamed && f->unnamed && !has_name(s, st))
         return base_fail(-ENOENT,
                          "%s was renamed, but not to the name without its suffix: not sent; copy it under its new name if it is complete",
                          f->path);
@@ -215,7 +219,7 @@ static bool same_stat(const struct stat *a, const struct stat *b)
     return a->st_size == b->st_size && x.seconds == y.seconds && x.nanoseconds == y.nanoseconds;
 }
 
-/* Until it is complete. `from`: what is before it is right at all targets. */
+/* Send the file until it is complete. `from`: all targets have the bytes before this offset, and they are right. */
 static int follow(struct cast_source *s, uint32_t file, uint64_t from, uint64_t have)
 {
     struct cast_follow *f = &s->follow;
@@ -227,7 +231,7 @@ static int follow(struct cast_source *s, uint32_t file, uint64_t from, uint64_t 
         if (fstat(f->fd, &st))
             return base_fail(-errno, "%s", base_strerror(errno));
         bool renamed = st.st_nlink && is_renamed(f, &st);
-        if (renamed && fstat(f->fd, &st)) /* what was written before the rename is there now */
+        if (renamed && fstat(f->fd, &st)) /* the size after the rename includes all that was written before it */
             return base_fail(-errno, "%s", base_strerror(errno));
         uint64_t size = (uint64_t)st.st_size;
         if (size < at)
@@ -264,7 +268,7 @@ static int follow_send(struct cast_source *s, uint32_t file, uint64_t at, uint64
 {
     struct cast_follow *f = &s->follow;
     if (!f->hash && !(f->hash = XXH3_createState()))
-        return base_fail(-ENOMEM, "no memory to follow a file");
+        return base_fail(-ENOMEM, "no memory for the checksum of the followed file");
     XXH3_128bits_reset(f->hash);
     int rc = follow(s, file, at, have);
     XXH3_freeState(f->hash);

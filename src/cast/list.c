@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The list of files, folders and links. An entry has one component of a path and the index of the folder that it is in, so a path below
- * DEST is made of components that were checked one by one.
+ * The list of files, folders and links. An entry holds one component of a path and the index of its parent folder. Every component is
+ * checked when it is added, so a path below DEST that is made of them cannot lead out of DEST.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 bool cast_is_part(const char *name, size_t bytes)
 {
-    static const char begin[] = ".weft-cast-", end[] = ".part"; /* without regard to case: some file systems have none */
+    static const char begin[] = ".weft-cast-", end[] = ".part"; /* compared without regard to case, because some file systems ignore case */
     return bytes == sizeof begin - 1 + 16 + sizeof end - 1 && strncasecmp(name, begin, sizeof begin - 1) == 0 &&
            strncasecmp(name + bytes - (sizeof end - 1), end, sizeof end - 1) == 0;
 }
@@ -45,19 +45,24 @@ static const char *keep(struct cast_list *l, const char *text, size_t bytes)
 static int check(const struct cast_list *l, const struct cast_line *n, const char *name, const char *link)
 {
     if (n->type == 0 || n->type >= CAST_ENTRY_TYPES || n->mode > 07777 || n->nanoseconds >= 1000000000u || n->zero)
-        return base_fail(-EPROTO, "the list has an entry of no known kind");
+        return base_fail(-EPROTO, "the list of files has an entry of an unknown type: all hosts must have the same version of weft");
     if (!name_fits(name, n->name_bytes))
-        return base_fail(-EPROTO, "the list has a name that is no name of a file: it might lead out of the destination");
+        return base_fail(-EPROTO, "the list of files has a name that is not one path component, and might lead out of the destination: all "
+                                  "hosts must have the same version of weft");
     if (cast_is_part(name, n->name_bytes))
-        return base_fail(-EPROTO, "the list has a file with the name of an unfinished file of weft cast");
+        return base_fail(
+            -EPROTO,
+            "the list of files has a name like '.weft-cast-HASH.part', which is reserved: all hosts must have the same version of weft");
     if (n->parent != CAST_ROOT && (n->parent >= l->count || l->entry[n->parent].type != CAST_FOLDER))
-        return base_fail(-EPROTO, "the list has a file in what is no folder");
+        return base_fail(-EPROTO,
+                         "the list of files has an entry whose parent is not a folder: all hosts must have the same version of weft");
     if (n->type == CAST_HARDLINK && (n->target >= l->count || l->entry[n->target].type != CAST_FILE))
-        return base_fail(-EPROTO, "the list has a hard link to what is no file");
+        return base_fail(-EPROTO,
+                         "the list of files has a hard link whose target is not a file: all hosts must have the same version of weft");
     if (n->type == CAST_SYMLINK ? !n->link_bytes || n->link_bytes > CAST_LINK_MAX || memchr(link, '\0', n->link_bytes) : n->link_bytes)
-        return base_fail(-EPROTO, "the list has a symbolic link to nothing");
+        return base_fail(-EPROTO, "the list of files has a symbolic link without a target: all hosts must have the same version of weft");
     if (n->size > INT64_MAX || (n->type != CAST_FILE && n->size))
-        return base_fail(-EPROTO, "the list has an impossible size");
+        return base_fail(-EPROTO, "the list of files has a file that is too large: all hosts must have the same version of weft");
     return 0;
 }
 
@@ -72,17 +77,18 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
         uint32_t room = l->room ? 2 * l->room : 256;
         struct cast_entry *more = realloc(l->entry, room * sizeof *more);
         if (!more)
-            return base_fail(-ENOMEM, "no memory for a list of %u files", room);
+            return base_fail(-ENOMEM, "no memory for a list of %u files and folders: cast them in parts", room);
         l->entry = more;
         l->room = room;
     }
     struct cast_entry e = {n->type, n->parent, n->mode, n->target, n->size, n->seconds, n->nanoseconds, NULL, ""};
-    e.mode &= e.type == CAST_FOLDER ? 01777 : 0777; /* owners are not copied: the bits that set a user or a group would name another one */
+    /* owners are not copied, so the set-user-ID and set-group-ID bits would apply to a different user or group */
+    e.mode &= e.type == CAST_FOLDER ? 01777 : 0777;
     e.name = keep(l, name, n->name_bytes);
     if (n->link_bytes)
         e.link = keep(l, link, n->link_bytes);
     if (!e.name || !e.link)
-        return base_fail(-ENOMEM, "no memory for the names of %u files", l->count);
+        return base_fail(-ENOMEM, "no memory for the names of %u files and folders: cast them in parts", l->count);
     l->entry[l->count++] = e;
     l->files += e.type == CAST_FILE;
     l->bytes += e.size;
@@ -95,7 +101,7 @@ int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8
     memcpy(&n, payload, sizeof n);
     if (r->file != l->count || n.name_bytes > CAST_NAME_MAX || n.link_bytes > CAST_LINK_MAX ||
         r->bytes != sizeof n + n.name_bytes + n.link_bytes)
-        return base_fail(-EPROTO, "the list has an entry of a wrong size");
+        return base_fail(-EPROTO, "the list of files has an entry of the wrong length: all hosts must have the same version of weft");
     const char *name = (const char *)payload + sizeof n;
     return cast_list_add(l, &n, name, name + n.name_bytes);
 }
@@ -106,7 +112,7 @@ int cast_list_resize(struct cast_list *l, const struct cast_record *r, const uin
     memcpy(&n, payload, sizeof n);
     if (r->file >= l->count || l->entry[r->file].type != CAST_FILE || n.type != CAST_FILE || n.size > INT64_MAX || n.mode > 0777 ||
         n.nanoseconds >= 1000000000u)
-        return base_fail(-EPROTO, "an impossible size of a file has come");
+        return base_fail(-EPROTO, "the final size of the followed file is too large: all hosts must have the same version of weft");
     struct cast_entry *e = &l->entry[r->file];
     l->bytes += n.size - e->size;
     e->size = n.size;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One node of a cast, from its start to its end. Node 0 has the settings and gives them to all.
+ * One node of a cast, from its start to its end. Node 0 has the settings, and sends them to all other nodes.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 /* --- messages --- */
 
-/* Copies a message's header. False: it is none of a cast. */
+/* Copy and check a message's header. False: this is not a message of a cast. */
 static bool word_take(struct cast_word *out, const void *header, size_t header_bytes, size_t payload_bytes)
 {
     if (header_bytes != sizeof *out)
@@ -33,7 +33,7 @@ static void on_target_word(weft_node *w, uint32_t from, const void *header, size
         return;
     pthread_mutex_lock(&c->lock);
     if (!c->config.memory || from != c->config.head.source) {
-        /* nobody else may say so */
+        /* ignored: only the source may send this */
     } else if (word.kind == CAST_QUIT) {
         c->quit = true;
     } else if (word.round > c->wanted_round) {
@@ -83,7 +83,7 @@ static int take_memory(struct cast *c, weft_gaddr mine[3])
     return rc;
 }
 
-/* Node 0 puts the settings into its pool; the others get them. */
+/* Node 0 puts the settings into its pool; the other nodes get them from there. */
 static int share_config(struct cast *c, const struct cast_config *own, uint64_t words[JOIN_WORDS])
 {
     void *data = NULL;
@@ -104,15 +104,16 @@ static int take_config(struct cast *c, weft_gaddr at, uint64_t bytes)
 {
     struct cast_config config;
     if (bytes > CAST_CONFIG_MAX)
-        return base_fail(-EPROTO, "node 0 has sent settings of an impossible size");
+        return base_fail(-EPROTO, "the settings that node 0 has sent are too large or empty: all hosts must have the same version of weft");
     void *data = malloc(bytes + 1);
     if (!data)
-        return base_fail(-ENOMEM, "no memory for the settings");
+        return base_fail(-ENOMEM, "no memory for the settings of the cast");
     int rc = weft_get_blocking(c->w, data, at, bytes);
     if (!rc)
         rc = cast_config_parse(&config, data, bytes);
     if (!rc && config.head.size != weft_size(c->w))
-        rc = base_fail(-EPROTO, "the settings are for another number of nodes");
+        rc = base_fail(
+            -EPROTO, "the settings that node 0 has sent are for a different number of nodes: all hosts must have the same version of weft");
     if (rc) {
         free(data);
         return rc;
@@ -130,7 +131,7 @@ static int meet(struct cast *c, const struct cast_config *own)
     uint32_t size = weft_size(c->w);
     uint64_t *all = calloc((size_t)size * JOIN_WORDS, sizeof *all);
     c->rings = calloc(3 * (size_t)size, sizeof *c->rings);
-    int rc = all && c->rings ? take_memory(c, words) : base_fail(-ENOMEM, "no memory for %u nodes", size);
+    int rc = all && c->rings ? take_memory(c, words) : base_fail(-ENOMEM, "no memory for the tables of %u nodes", size);
     if (!rc)
         rc = share_config(c, own, words);
     if (!rc)
@@ -148,7 +149,7 @@ static int meet(struct cast *c, const struct cast_config *own)
     free(all);
     if (!rc && c->rank == c->config.head.source)
         rc = cast_source_open(c);
-    return rc ? rc : weft_barrier(c->w, WEFT_TIMEOUT_DEFAULT); /* from now on all take messages */
+    return rc ? rc : weft_barrier(c->w, WEFT_TIMEOUT_DEFAULT); /* after this barrier all nodes can handle messages */
 }
 
 static int cast_open(struct cast *c, int (*stopped)(void))
@@ -224,7 +225,7 @@ int cast_serve(int (*stopped)(void))
         status = 1;
     } else if (c.source) {
         cast_source_run(&c);
-        while (!c.quit && weft_alive(c.w, 0) && !stopped()) /* node 0 ends first */
+        while (!c.quit && weft_alive(c.w, 0) && !stopped()) /* wait until node 0 has ended */
             base_sleep_ns(WEFT_MS);
     } else {
         status = cast_target_run(&c);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order of the chain. Each target tells the source how it reaches each other node, as its fabric knows it: nothing is measured. From
- * the source on, each node is followed by the one that it reaches best: by memory, if one is on its host; else by RDMA without a detour,
- * over the most cables or devices; and over an ordinary network only if there is no other way. So nodes of one host are next to each other,
- * and data do not cross a cable twice.
+ * The order of the chain. Each target tells the source by which link it reaches each other node; nothing is measured. Behind the source,
+ * and behind each further node, comes the node that it reaches best: by shared memory, if one is on the same host; else by RDMA without
+ * nodes in between, over the most cables or devices; over an ordinary network only if there is no other way. So nodes of one host are
+ * next to each other in the chain, and data cross each cable once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +11,11 @@
 #include "cast/cast.h"
 #include "cast/source.h"
 
-#define LINKS_NS (WEFT_SECOND) /* so long the source waits for the targets' words; without one the order is that of the numbers */
+/* how long the source waits for CAST_LINKS; behind a target that has not answered, the order is by rank */
+#define LINKS_NS (WEFT_SECOND)
 #define LOOK_NS  (20 * WEFT_MS)
 
-/* A cost is a kind of link, times 16, and less with more cables or devices. */
+/* The cost of a link is 16 times the index of its kind here, and less with more cables or devices. */
 static const char *const kinds[] = {"shm", "rc", "tb", "tb through other nodes", "ofi"};
 #define KINDS      (sizeof kinds / sizeof kinds[0])
 #define COST_WORST ((uint8_t)(KINDS * 16))
@@ -89,7 +90,7 @@ void cast_order(const uint8_t *const *cost, uint32_t from, uint32_t *chain, uint
             if (row[chain[k]] < row[chain[best]])
                 best = k;
         uint32_t node = chain[best];
-        memmove(&chain[i + 1], &chain[i], (best - i) * sizeof *chain); /* the others keep their order */
+        memmove(&chain[i + 1], &chain[i], (best - i) * sizeof *chain); /* the nodes in between keep their order */
         chain[i] = node;
     }
 }

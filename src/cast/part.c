@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file beside another one that has its bytes until all of them are there. Its name can be guessed, and the folder may be one where
- * others can write, as /tmp: so it is used only if it is a plain file of this user, under a lock, and no other user can open it.
+ * The temporary file that holds a file's bytes until all of them have arrived. Its name can be guessed, and other users may be able to
+ * write in its folder, for example in /tmp. So it is used only if it is a regular file of this user that no other user can open, and after
+ * it was locked.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,14 +15,15 @@
 #include "base/hash.h"
 #include "cast/cast.h"
 
-#define TRIES 16 /* each fails only when somebody else makes or removes the file in that moment */
+#define TRIES 16 /* a try fails only if another process makes or removes the file at that moment */
 
 void cast_disk_part(const char *name, char out[CAST_PART_NAME])
 {
     snprintf(out, CAST_PART_NAME, ".weft-cast-%016llx.part", (unsigned long long)base_hash(name, strlen(name), 0));
 }
 
-/* Lock an open file. Returns 0; -EBUSY: another cast writes it; -EAGAIN: it has no longer the name; -EPERM: it must not be used. */
+/* Lock an open file. Returns 0; -EBUSY: another cast is writing it; -EAGAIN: it no longer has the name `part`; -EPERM: it must not be
+ * used. */
 static int lock_part(int at, const char *part, int fd, bool new)
 {
     struct stat st;
@@ -30,9 +32,9 @@ static int lock_part(int at, const char *part, int fd, bool new)
     if (!S_ISREG(st.st_mode) || st.st_nlink > 1)
         return -EPERM;
     if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-        return -EBUSY; /* with another error, this file system has no locks */
+        return -EBUSY; /* any other error: this file system has no locks */
     if (!cast_part_is(at, part, fd))
-        return -EAGAIN; /* a cast that has ended meanwhile has renamed or removed it */
+        return -EAGAIN; /* another cast that has just ended has renamed or removed it */
     if (!new &&st.st_uid != geteuid())
         return -EPERM;
     return (st.st_mode & 07777) != 0600 && fchmod(fd, 0600) && !new ? -errno : 0;
@@ -48,14 +50,16 @@ static int open_once(int at, const char *part, bool *new)
         fd = openat(at, part, O_RDWR | O_CREAT | O_EXCL | flags, 0600);
         rc = fd >= 0 ? 0 : errno == EEXIST ? -EAGAIN : -errno;
     }
-    bool closed = rc == -EACCES && (fd = openat(at, part, O_RDONLY | flags)) >= 0; /* lock_part() gives it the right mode: open it again */
+    /* open it to set its mode, which lock_part() does; then open it again for writing */
+    bool closed = rc == -EACCES && (fd = openat(at, part, O_RDONLY | flags)) >= 0;
     if (fd >= 0)
         rc = lock_part(at, part, fd, *new);
     if (closed && rc == 0)
         rc = -EAGAIN;
     if (rc && fd >= 0)
         close(fd);
-    if (rc == -EPERM || rc == -EACCES || rc == -ELOOP || rc == -ENXIO || rc == -EOPNOTSUPP) /* a link, a socket, another user's file */
+    /* it is a link, a socket or another user's file: remove it */
+    if (rc == -EPERM || rc == -EACCES || rc == -ELOOP || rc == -ENXIO || rc == -EOPNOTSUPP)
         rc = unlinkat(at, part, 0) && errno != ENOENT ? -errno : -EAGAIN;
     return rc ? rc : fd;
 }

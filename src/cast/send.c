@@ -10,7 +10,7 @@
 #include "cast/cast.h"
 #include "cast/source.h"
 
-#define LOOK_NS (20 * WEFT_MS) /* between two looks whether a target has died */
+#define LOOK_NS (20 * WEFT_MS) /* how often to check whether a target has died */
 
 /* --- blocks --- */
 
@@ -37,7 +37,7 @@ static void pace(struct cast_source *s, uint64_t bytes)
     }
 }
 
-/* Wait until the slot of the block `number` may be filled. */
+/* Wait until the slot of block `number` is free. */
 static void wait_slot(struct cast_source *s, uint64_t number)
 {
     if (number < CAST_SLOTS)
@@ -69,7 +69,7 @@ void cast_send_flush(struct cast_source *s)
     wait_slot(s, s->number);
 }
 
-/* Room for a record with a payload of at most `bytes`. NULL: the round is given up. */
+/* Reserve space in the current block for a record with a payload of at most `bytes`. NULL: the round was given up. */
 static uint8_t *reserve(struct cast_source *s, uint64_t bytes)
 {
     const uint64_t room = CAST_BLOCK - sizeof(struct cast_block);
@@ -118,7 +118,8 @@ void cast_send_list(struct cast_source *s)
 
 /* --- files --- */
 
-/* What the targets of the chain need of a file: from where on; up to where all that need it have bytes. False: nobody needs it. */
+/* What the targets of the chain need of a file. *verified: all bytes before it are right at all of them; *have: all targets that need the
+ * file have bytes up to here, which must be compared. False: no target needs the file. */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *verified, uint64_t *have)
 {
     bool any = false;
@@ -145,7 +146,7 @@ static bool unchanged(int fd, const struct cast_entry *e)
 #endif
 }
 
-/* Where the data at `at` ends; `at` itself: a hole begins there, which ends at `*hole_end`. */
+/* Where the data that begins at `at` ends. If the result is `at` itself, a hole begins there and ends at `*hole_end`. */
 static uint64_t data_end(int fd, uint64_t at, uint64_t size, uint64_t *hole_end)
 {
 #if defined(SEEK_HOLE) && defined(SEEK_DATA)
@@ -171,7 +172,7 @@ int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return n < 0 ? -errno : -ESTALE; /* it has become shorter */
+            return n < 0 ? -errno : -ESTALE; /* the file has become shorter */
         to += n;
         at += (uint64_t)n;
         bytes -= (uint64_t)n;
@@ -179,7 +180,7 @@ int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return 0;
 }
 
-/* Send a piece of the file, or only its checksum. */
+/* Send a piece of the file, or only its checksum if `check` is set. */
 static int send_piece(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t bytes, bool check)
 {
     struct cast_record r = {.type = check ? CAST_CHECK : CAST_DATA, .file = file, .offset = at, .bytes = bytes};
@@ -203,14 +204,14 @@ int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at,
     uint64_t end = at;
     int rc = 0;
     while (at < size && !rc && !cast_send_aborted(s)) {
-        if (at < have) { /* holes are compared as zeros */
+        if (at < have) { /* the targets have bytes here: compare holes as zeros */
             uint64_t most = have < size ? have : size, n = most - at < CAST_PIECE ? most - at : CAST_PIECE;
             rc = send_piece(s, fd, file, at, n, true);
             at = end = at + n;
             continue;
         }
         uint64_t hole = at;
-        if (s->follow.hash) /* a hole may be filled later: all is read, which tells */
+        if (s->follow.hash) /* a hole may be filled later: read all, so that the checksum at the end notices */
             end = size;
         else if (at >= end)
             end = data_end(fd, at, size, &hole);
@@ -240,7 +241,7 @@ static void send_size(struct cast_source *s, uint32_t file)
     add_record(s, at, &r, sizeof n);
 }
 
-/* A file that does not change. Returns 0, or a negative errno with base_error(). */
+/* Send a file that is not followed. Returns 0, or a negative errno with base_error(). */
 static int send_still_file(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t have)
 {
     const struct cast_entry *e = &s->c->list.entry[file];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Node 0: what it prints. On a terminal: a line for the whole and a line a host, which are erased before anything else is printed. Messages
- * are queued by their handler, and printed by the main thread.
+ * Node 0: progress, messages and the summary. On a terminal, progress is one line for the whole cast and one line for each host; these
+ * lines are erased before anything else is printed. A message handler only queues a message, and the main thread prints it.
  */
 #include <inttypes.h>
 #include <jansson.h>
@@ -13,8 +13,8 @@
 #include "cast/cast.h"
 
 #define EVERY_NS (200 * WEFT_MS)
-#define FINAL_NS (5 * WEFT_SECOND) /* the targets' last word comes in this time */
-#define LINES    24u               /* of hosts, at most */
+#define FINAL_NS (5 * WEFT_SECOND) /* how long to wait for the targets' last states */
+#define LINES    24u               /* most hosts that have a line */
 
 struct sentence {
     struct sentence *next;
@@ -26,14 +26,16 @@ struct cast_show {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct sentence *first, **last;
-    struct cast_state *state; /* [size] */
-    uint64_t files, bytes, result;
-    uint32_t chain[WEFT_MAX_NODES], chain_count; /* as CAST_CHAIN has it */
-    bool chain_new;                              /* it was not printed yet */
+    struct cast_state *state, *printed; /* [size]; printed: a copy, for the main thread */
+    uint64_t files, bytes;              /* the sums of the list */
+    bool listed;                        /* the source has reported these sums */
+    uint64_t result, unsent;            /* reported by the source: 0 if there was no error; how many sources and files it could not send */
+    uint32_t chain[WEFT_MAX_NODES], chain_count; /* the chain, in the format of CAST_CHAIN */
+    bool chain_new;                              /* the chain was not printed yet */
     _Atomic bool over;
     bool progress;
     int64_t began, shown;
-    unsigned lines; /* that are on the terminal now */
+    unsigned lines; /* number of lines that are on the terminal now */
     uint64_t failures;
     json_t *messages;
 };
@@ -41,11 +43,17 @@ struct cast_show {
 int cast_show_open(struct cast *c, bool progress)
 {
     struct cast_show *s = calloc(1, sizeof *s);
-    if (s)
+    if (s) {
         s->state = calloc(weft_size(c->w), sizeof *s->state);
-    if (!s || !s->state) {
+        s->printed = calloc(weft_size(c->w), sizeof *s->printed);
+    }
+    if (!s || !s->state || !s->printed) {
+        if (s) {
+            free(s->state);
+            free(s->printed);
+        }
         free(s);
-        return base_fail(-ENOMEM, "no memory for %u nodes", weft_size(c->w));
+        return base_fail(-ENOMEM, "no memory for the states of %u nodes", weft_size(c->w));
     }
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
@@ -69,6 +77,7 @@ void cast_show_close(struct cast *c)
     }
     json_decref(s->messages);
     free(s->state);
+    free(s->printed);
     free(s);
     c->show = NULL;
 }
@@ -89,10 +98,11 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
     } else if (w->kind == CAST_STATE) {
         memcpy(&s->state[from], payload, sizeof s->state[from]);
     } else if (from != c->config.head.source) {
-        /* nobody else may say so */
+        /* ignored: only the source may send this */
     } else if (w->kind == CAST_TOTAL) {
         s->files = w->a;
         s->bytes = w->b;
+        s->listed = true;
     } else if (w->kind == CAST_CHAIN) {
         memcpy(s->chain, payload, bytes);
         s->chain_count = (uint32_t)(bytes / sizeof *s->chain);
@@ -100,6 +110,7 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
     } else if (w->kind == CAST_OVER) {
         s->over = true;
         s->result = w->a;
+        s->unsent = w->b;
     }
     pthread_cond_signal(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -113,7 +124,7 @@ static void erase(struct cast_show *s)
         fputs(s->lines > 1 ? "\r\033[K\033[A" : "\r\033[K", stderr);
 }
 
-/* Control characters of names of files must not reach the terminal. */
+/* Replace control characters: names of files may contain some, and they must not reach the terminal. */
 static void make_printable(char *text)
 {
     for (char *p = text; *p; p++)
@@ -137,17 +148,21 @@ static json_t *chain_of(struct cast *c)
     return list;
 }
 
+/* Printing may take long, if the terminal is stopped: so it is done without the lock, for which message handlers would wait. */
 static void print_chain(struct cast *c)
 {
     struct cast_show *s = c->show;
-    erase(s);
-    fprintf(stderr, "weft cast: chain: %s", c->config.hosts[c->config.head.source]);
+    uint32_t chain[WEFT_MAX_NODES], count;
     pthread_mutex_lock(&s->lock);
-    for (uint32_t i = 0; i < s->chain_count; i++)
-        if ((s->chain[i] & 0xffffff) < c->config.head.size)
-            fprintf(stderr, ", %s (%s)", c->config.hosts[s->chain[i] & 0xffffff], cast_order_link(s->chain[i] >> 24));
+    count = s->chain_count;
+    memcpy(chain, s->chain, count * sizeof *chain);
     s->chain_new = false;
     pthread_mutex_unlock(&s->lock);
+    erase(s);
+    fprintf(stderr, "weft cast: chain: %s", c->config.hosts[c->config.head.source]);
+    for (uint32_t i = 0; i < count; i++)
+        if ((chain[i] & 0xffffff) < c->config.head.size)
+            fprintf(stderr, ", %s (%s)", c->config.hosts[chain[i] & 0xffffff], cast_order_link(chain[i] >> 24));
     fputc('\n', stderr);
 }
 
@@ -181,17 +196,16 @@ static void print_sentences(struct cast *c)
     }
 }
 
-static const char *doing_of(const struct cast *c, uint32_t node)
+static const char *doing_of(const struct cast *c, uint32_t node, uint32_t doing)
 {
     static const char *const words[CAST_DOINGS] = {"starting",      "comparing", "waiting for data", "writing",
                                                    "relaying only", "done",      "gave up"};
-    uint32_t doing = c->show->state[node].doing;
     return doing >= CAST_ENDED && doing < CAST_DOINGS ? words[doing]
            : !weft_alive(c->w, node)                  ? "gone"
                                                       : words[doing < CAST_DOINGS ? doing : 0];
 }
 
-/* Whether another program has the terminal's foreground. This node has a process group of its own; the user's command is its parent. */
+/* Whether another program is in the foreground of the terminal. This node has its own process group; the user's command is its parent. */
 static bool in_background(void)
 {
     pid_t group = tcgetpgrp(STDERR_FILENO);
@@ -203,37 +217,40 @@ static void show_progress(struct cast *c)
     struct cast_show *s = c->show;
     struct winsize size;
     int64_t now = base_now_ns();
-    uint64_t least = UINT64_MAX;
+    uint64_t least = UINT64_MAX, whole, files;
     char bytes[32], total[32], rate[32], line[256];
     if (!s->progress || now - s->shown < EVERY_NS || in_background())
         return;
     s->shown = now;
     int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
     double seconds = (double)(now - s->began) / 1e9;
-    erase(s);
     pthread_mutex_lock(&s->lock);
+    memcpy(s->printed, s->state, c->config.head.size * sizeof *s->state);
+    whole = s->bytes;
+    files = s->files;
+    pthread_mutex_unlock(&s->lock);
+    erase(s);
     for (uint32_t i = 0; i < c->config.head.size; i++)
-        if (cast_is_target(c, i) && weft_alive(c->w, i) && s->state[i].bytes < least)
-            least = s->state[i].bytes;
+        if (cast_is_target(c, i) && weft_alive(c->w, i) && s->printed[i].bytes < least)
+            least = s->printed[i].bytes;
     least = least == UINT64_MAX ? 0 : least;
-    snprintf(line, sizeof line, "%3.0f%%  %s of %s, %" PRIu64 " files, %.0f s", s->bytes ? 100.0 * (double)least / (double)s->bytes : 0.0,
-             base_format_bytes(least, bytes, sizeof bytes), base_format_bytes(s->bytes, total, sizeof total), s->files, seconds);
+    snprintf(line, sizeof line, "%3.0f%%  %s of %s, %" PRIu64 " files, %.0f s", whole ? 100.0 * (double)least / (double)whole : 0.0,
+             base_format_bytes(least, bytes, sizeof bytes), base_format_bytes(whole, total, sizeof total), files, seconds);
     fprintf(stderr, "%.*s", columns - 1, line);
     s->lines = 1;
     for (uint32_t i = 0; i < c->config.head.size && s->lines < LINES; i++) {
         if (!cast_is_target(c, i))
             continue;
-        const struct cast_state *t = &s->state[i];
+        const struct cast_state *t = &s->printed[i];
         snprintf(line, sizeof line, "  %-20s %10s  %10s/s  %s", c->config.hosts[i], base_format_bytes(t->bytes, bytes, sizeof bytes),
-                 base_format_bytes((uint64_t)((double)t->sent / (seconds > 0 ? seconds : 1)), rate, sizeof rate), doing_of(c, i));
+                 base_format_bytes((uint64_t)((double)t->sent / (seconds > 0 ? seconds : 1)), rate, sizeof rate), doing_of(c, i, t->doing));
         fprintf(stderr, "\n%.*s", columns - 1, line);
         s->lines++;
     }
-    pthread_mutex_unlock(&s->lock);
     fflush(stderr);
 }
 
-/* Whether all targets have told their last state. When the source has found all right, also those that have ended since have sent it. */
+/* Whether all targets have sent their last state. If the source reports success, targets that have ended since then have sent it, too. */
 static bool all_told(struct cast *c)
 {
     bool told = true;
@@ -254,12 +271,13 @@ static void wait_a_little(struct cast_show *s)
 
 /* --- the summary --- */
 
+/* What the source could not send, nobody has. */
 static bool is_complete(const struct cast_show *s, uint32_t node)
 {
-    return s->state[node].doing == CAST_ENDED && s->state[node].files == s->files && s->state[node].failed == 0;
+    return s->listed && !s->unsent && s->state[node].doing == CAST_ENDED && s->state[node].files == s->files && s->state[node].failed == 0;
 }
 
-/* The source's word is not enough: each target must have told that it has all. */
+/* Whether each target itself has reported that it has all files. The report of the source alone is not enough. */
 static bool all_complete(struct cast *c)
 {
     struct cast_show *s = c->show;
@@ -269,7 +287,8 @@ static bool all_complete(struct cast *c)
             continue;
         complete = false;
         if (s->result == 0 && s->failures == 0)
-            fprintf(stderr, "weft cast: %s: has not told that it has all files: give the same command again, which sends what is missing\n",
+            fprintf(stderr,
+                    "weft cast: %s: did not confirm that it has all files: give the same command again, which sends what is missing\n",
                     c->config.hosts[i]);
     }
     return complete;
@@ -292,7 +311,7 @@ static void sum_up(struct cast *c, bool right)
         complete += all;
         discarded += t->discarded;
         json_array_append_new(list, json_pack("{ss* ss sb ss sI sI sI sI sI sI}", "host", c->config.hosts[i], "node", c->config.numbers[i],
-                                              "complete", all, "state", doing_of(c, i), "files", (json_int_t)t->files, "bytes",
+                                              "complete", all, "state", doing_of(c, i, t->doing), "files", (json_int_t)t->files, "bytes",
                                               (json_int_t)t->bytes, "files_right_before", (json_int_t)t->skipped, "files_failed",
                                               (json_int_t)t->failed, "received_bytes", (json_int_t)t->sent, "discarded_bytes",
                                               (json_int_t)t->discarded));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: leads the rounds. One thread fills blocks (send.c), and another one puts them to the first target (chain.c). Messages of
- * targets change what the source knows of them.
+ * The source: leads the rounds. One thread fills blocks (send.c), and another thread puts them to the first target (chain.c). Message
+ * handlers update what the source knows about the targets.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,9 +9,9 @@
 #include "cast/cast.h"
 #include "cast/source.h"
 
-#define LOOK_NS    (20 * WEFT_MS)  /* between two looks whether a target has died */
-#define AGAIN_NS   (100 * WEFT_MS) /* before a round that follows one that was given up: a link may be away for a moment */
-#define STALLS_MAX 3u              /* rounds that brought nothing, until a target is given up */
+#define LOOK_NS    (20 * WEFT_MS)  /* how often to check whether a target has died */
+#define AGAIN_NS   (100 * WEFT_MS) /* pause before a round that repeats one that was given up: a link may be down only for a moment */
+#define STALLS_MAX 3u              /* a target is given up after this many rounds in which it received nothing */
 
 int cast_source_open(struct cast *c)
 {
@@ -21,7 +21,7 @@ int cast_source_open(struct cast *c)
         s->receiver = calloc(size, sizeof *s->receiver);
     if (!s || !s->receiver) {
         free(s);
-        return base_fail(-ENOMEM, "no memory for %u nodes", size);
+        return base_fail(-ENOMEM, "no memory for the states of %u nodes", size);
     }
     s->c = c;
     s->follow.fd = -1;
@@ -71,7 +71,7 @@ void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, 
     if (w->kind == CAST_LINKS) {
         cast_order_take(s, from, payload, bytes);
     } else if (!t->chosen || (w->round != s->round && w->kind != CAST_FAILED)) {
-        /* of a former round */
+        /* ignored: a message of an earlier round */
     } else if (w->kind == CAST_NEED) {
         take_needs(s, t, payload, bytes);
     } else if (w->kind == CAST_READY) {
@@ -94,7 +94,7 @@ static void send_file(struct cast_source *s, uint32_t file)
         cast_send_file(s, file);
 }
 
-/* Wait until all living targets have reached a stage of this round. `chain`: only those of the chain. */
+/* Wait until all living targets have reached a stage of this round. `chain`: only those in the chain. */
 static bool wait_stage(struct cast_source *s, uint32_t stage, bool chain)
 {
     struct cast *c = s->c;
@@ -125,7 +125,9 @@ static int choose_chain(struct cast_source *s, bool *list)
     struct cast *c = s->c;
     const size_t count = (size_t)c->list.count + 1;
     pthread_mutex_lock(&c->lock);
-    int rc = s->least || (s->least = malloc(count * sizeof *s->least)) ? 0 : base_fail(-ENOMEM, "no memory for %u files", c->list.count);
+    int rc = s->least || (s->least = malloc(count * sizeof *s->least))
+                 ? 0
+                 : base_fail(-ENOMEM, "no memory for the state of %u files: cast them in parts", c->list.count);
     if (!rc)
         memset(s->least, 0xff, count * sizeof *s->least);
     s->count = 0;
@@ -141,7 +143,7 @@ static int choose_chain(struct cast_source *s, bool *list)
         s->chain[s->count++] = i;
         *list = *list || !t->listed;
         if (!t->need && !(t->need = malloc(count / 8 + 1)))
-            rc = base_fail(-ENOMEM, "no memory for the state of %u files", c->list.count);
+            rc = base_fail(-ENOMEM, "no memory for the state of %u files: cast them in parts", c->list.count);
         else
             memset(t->need, 0, count / 8 + 1);
     }
@@ -149,7 +151,7 @@ static int choose_chain(struct cast_source *s, bool *list)
     return rc;
 }
 
-/* One round. True: it was completed. */
+/* Run one round. True: it was completed. */
 static bool run_round(struct cast_source *s, bool list, bool verify)
 {
     struct cast *c = s->c;
@@ -174,7 +176,7 @@ static bool run_round(struct cast_source *s, bool list, bool verify)
     return going;
 }
 
-/* What the targets of the chain still need; those that are gone are counted once. */
+/* The number of files that the targets of the chain still need. A target that is gone is counted as failed, once. */
 static uint64_t look_at_targets(struct cast_source *s, uint32_t *left)
 {
     uint64_t sum = 0;
@@ -195,7 +197,7 @@ static uint64_t look_at_targets(struct cast_source *s, uint32_t *left)
     return sum;
 }
 
-/* Rounds until all targets have all. Returns 0, or a negative errno with base_error(). */
+/* Run rounds until all targets have all files. Returns 0, or a negative errno with base_error(). */
 static int run_rounds(struct cast_source *s)
 {
     struct cast *c = s->c;
@@ -209,7 +211,7 @@ static int run_rounds(struct cast_source *s)
             return rc;
         cast_order_chain(s);
         if (s->round == CAST_ROUNDS - 1)
-            return base_fail(-EIO, "%u rounds, and not all has arrived: give the same command again", s->round);
+            return base_fail(-EIO, "after %u rounds some files are still missing: give the same command again", s->round);
         if ((rc = cast_relay_start(&s->relay, c, s->chain[0], s->round)))
             return rc;
         bool complete = run_round(s, list, verify);
@@ -229,7 +231,7 @@ static int run_rounds(struct cast_source *s)
         stalls = complete && need >= before ? stalls + 1 : 0;
         before = complete ? need : before;
         if (stalls == STALLS_MAX)
-            return base_fail(-EIO, "data arrives damaged again and again: see `weft status` for the links");
+            return base_fail(-EIO, "the data of several rounds arrived damaged: check the links with `weft status`");
     }
 }
 
@@ -239,7 +241,7 @@ void cast_source_run(struct cast *c)
     uint32_t left = 0;
     int rc = c->config.head.follow ? cast_follow_open(s) : cast_walk(c, &s->failed);
     cast_send(c, 0, CAST_TOTAL, 0, c->list.files, c->list.bytes, NULL, 0);
-    if (!rc && !c->list.count && s->failed) /* none of the sources is there */
+    if (!rc && !c->list.count && s->failed) /* none of the sources could be read */
         rc = base_fail(-ENOENT, "there is nothing to send");
     if (!rc)
         cast_order_wait(s);
@@ -247,12 +249,12 @@ void cast_source_run(struct cast *c)
         rc = run_rounds(s);
     if (c->stopped())
         rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again, which sends what is missing");
-    if (rc && (c->rank || !c->stopped())) /* at node 0, the user has stopped it */
+    if (rc && (c->rank || !c->stopped())) /* on node 0 the user has stopped the cast, and needs no message */
         cast_say(c, true, "%s", base_error());
     look_at_targets(s, &left);
     for (uint32_t i = 0; i < c->config.head.size; i++)
         if (cast_is_target(c, i) && weft_alive(c->w, i))
             cast_send(c, i, CAST_QUIT, 0, 0, 0, NULL, 0);
     cast_tell_state(c, CAST_ENDED, true);
-    cast_send(c, 0, CAST_OVER, 0, rc || s->failed || s->targets_failed || !left, 0, NULL, 0);
+    cast_send(c, 0, CAST_OVER, 0, rc || s->failed || s->targets_failed || !left, s->failed, NULL, 0);
 }

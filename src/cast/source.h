@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source, within: what source.c, send.c and follow.c share.
+ * The interface between source.c, send.c, follow.c and order.c, which together are the source.
  */
 #ifndef WEFT_CAST_SOURCE_H
 #define WEFT_CAST_SOURCE_H
@@ -13,17 +13,17 @@
 struct receiver {
     bool chosen, listed;
     _Atomic bool failed;
-    _Atomic uint32_t stage; /* that it has reached in this round: 1 to 3, as `a` of CAST_READY tells; 0: none */
+    _Atomic uint32_t stage; /* last stage that it has reached in this round, as `a` of CAST_READY plus 1; 0: none */
     _Atomic uint64_t needed;
-    uint8_t *cost; /* [size]: how it reaches each node (order.c); NULL: not known. Set once */
-    uint8_t *need; /* a bit for each entry of the list: it needs that file */
+    uint8_t *cost; /* [size]: the cost to reach each node (order.c); NULL: not known yet. Set once */
+    uint8_t *need; /* one bit for each entry of the list: the target needs that file */
 };
 struct cast_follow { /* --follow */
-    int fd;          /* of the file; -1: none is followed */
-    bool unnamed;    /* it does not have its name until it is complete: it has SRC's and a suffix */
+    int fd;          /* the followed file; -1: none */
+    bool unnamed;    /* the file has SRC's name and a suffix until it is complete */
     bool complete;
-    char path[4096];    /* that it has while it grows */
-    XXH3_state_t *hash; /* over what was read in this round; NULL: not now */
+    char path[4096];    /* path of the file while it grows */
+    XXH3_state_t *hash; /* checksum of what was read in this round; NULL: not computed now */
     int64_t told_ns;
 };
 struct cast_source {
@@ -31,10 +31,12 @@ struct cast_source {
     struct receiver *receiver; /* [size] */
     struct {
         uint64_t have, verified;
-    } * least; /* [list.count]: the least that a target of this round has of the file that it needs; UINT64_MAX: none needs it */
+        /* [list.count]: for each file, the smallest `have` and `verified` of those targets of this round that need it; UINT64_MAX: no
+         * target needs it */
+    } * least;
     uint32_t round, chain[WEFT_MAX_NODES], count;
-    _Atomic bool broken; /* a target has got a damaged block in this round */
-    uint64_t failed;     /* files that could not be read or sent */
+    _Atomic bool broken; /* a target has received a damaged block in this round */
+    uint64_t failed;     /* number of files that could not be read or sent */
     uint64_t targets_failed;
     /* The block that is being filled. */
     uint64_t number;
@@ -46,27 +48,29 @@ struct cast_source {
 };
 
 /* --- order.c --- */
-void cast_order_take(struct cast_source *s, uint32_t from, const void *payload, size_t bytes); /* a CAST_LINKS; under the lock */
-void cast_order_wait(struct cast_source *s);  /* until the targets have sent theirs, for a second */
-void cast_order_chain(struct cast_source *s); /* put s->chain in order, and tell node 0 */
+/* store a CAST_LINKS message; the caller holds the lock */
+void cast_order_take(struct cast_source *s, uint32_t from, const void *payload, size_t bytes);
+void cast_order_wait(struct cast_source *s);  /* wait until all targets have sent CAST_LINKS, at most a second */
+void cast_order_chain(struct cast_source *s); /* order s->chain, and tell node 0 */
 
-/* --- send.c. After the round was given up, they do nothing --- */
-/* Whether this round must be given up: a node of the chain is gone, a block was damaged, or the cast is to end. */
+/* --- send.c. After the round was given up, these functions do nothing --- */
+/* Whether this round must be given up: a node of the chain is gone, a block was damaged, or the cast is ending. */
 bool cast_send_aborted(struct cast_source *s);
-void cast_send_flush(struct cast_source *s); /* send the block that is being filled */
+void cast_send_flush(struct cast_source *s); /* send the block that is being filled, even if it is not full */
 void cast_send_record(struct cast_source *s, enum cast_type type, uint32_t file, uint64_t offset, uint64_t bytes);
 void cast_send_list(struct cast_source *s);
-void cast_send_file(struct cast_source *s, uint32_t file); /* one that does not grow */
-/* What is before and after the content of a file. Needed: whether a target lacks some of it, from `*at` on. Ended: `rc` as of the content, with
- * base_error(). */
+void cast_send_file(struct cast_source *s, uint32_t file); /* send a file that is not followed */
+/* The calls before and after the content of a file. cast_send_needed(): whether a target of the chain needs bytes of the file, and from
+ * `*at` on. cast_send_ended(): `rc` is the result of sending the content; if it is not 0, base_error() has the reason. */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *at, uint64_t *have);
 void cast_send_ended(struct cast_source *s, uint32_t file, int rc);
-/* Send a file's bytes from `at` to `size`; below `have` only their checksums. Returns 0, or a negative errno; -ESTALE: it is shorter. */
+/* Send a file's bytes from `at` to `size`; before `have` send only checksums. Returns 0, or a negative errno; -ESTALE: the file is
+ * shorter. */
 int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t have, uint64_t size);
 int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at);
 
 /* --- follow.c: --follow --- */
-/* Open the file, and make the list, which has only it. Returns 0, or a negative errno with base_error(). */
+/* Open the file, and make a list that has only this file. Returns 0, or a negative errno with base_error(). */
 int cast_follow_open(struct cast_source *s);
 void cast_follow_close(struct cast_source *s);
 /* Send the file as it grows, until it is complete. */

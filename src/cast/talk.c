@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node of a cast sends to others: words, sentences for the user, and what it is doing; and how its threads wait for one another.
+ * What a node of a cast sends to other nodes: messages, sentences for the user, and its state. Also how the node's threads wait for each
+ * other.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -10,7 +11,7 @@
 #include "cast/cast.h"
 
 #define TELL_NS (100 * WEFT_MS)
-#define LOOK_NS (20 * WEFT_MS) /* between two looks whether a node has died */
+#define LOOK_NS (20 * WEFT_MS) /* how often to check whether a node has died */
 
 bool cast_is_target(const struct cast *c, uint32_t rank)
 {
@@ -22,7 +23,7 @@ uint32_t cast_handler_of(enum cast_kind kind)
     return kind <= CAST_QUIT ? CAST_TARGET_HANDLER : kind <= CAST_FAILED ? CAST_SOURCE_HANDLER : CAST_SHOW_HANDLER;
 }
 
-/* Whether it makes sense to wait for this node: else others would wait for its word for ever. */
+/* Whether to go on sending to this node: it is alive, and the cast has not ended. */
 static bool goes_on(struct cast *c, uint32_t to)
 {
     return weft_alive(c->w, to) && !c->quit && !c->stopped();
@@ -43,10 +44,11 @@ static int send_once(struct cast *c, uint32_t to, const struct cast_word *word, 
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes)
 {
     const struct cast_word word = {(uint32_t)kind, round, a, b};
-    const bool sure = (kind <= CAST_FAILED && kind != CAST_QUIT) || kind == CAST_OVER; /* somebody waits for it */
+    /* the receiver waits for this message: if the route was down and is back, it is sent again, and may then arrive twice */
+    const bool sure = (kind <= CAST_FAILED && kind != CAST_QUIT) || kind == CAST_OVER;
     int rc;
     while ((rc = send_once(c, to, &word, sure && to != c->rank, payload, bytes)) == -ETIMEDOUT || rc == -ENOMEM ||
-           (sure && (rc == -ENETDOWN || rc == -ECONNABORTED))) { /* no route to it, and one again: all these may come twice */
+           (sure && (rc == -ENETDOWN || rc == -ECONNABORTED))) {
         if (!goes_on(c, to))
             return;
         base_sleep_ns(WEFT_MS);

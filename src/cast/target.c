@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * A target: in each round it takes blocks from the node before it in the chain, and writes what it needs of them. Meanwhile a thread puts
- * them to the node behind it (chain.c), as soon as that one has room; a slot is free when both is done.
+ * A target: in each round it receives blocks from the node before it in the chain, and writes the files that it needs. Meanwhile a thread
+ * puts the blocks to the next node (chain.c), as soon as that node has free slots. A slot is free when its block was both written and put.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cast/cast.h"
 
-#define LOOK_NS   (20 * WEFT_MS) /* between two looks whether another round has begun, or a node has died */
-#define BEHIND_NS (2 * WEFT_MS)  /* between two looks for a block, while the next node is behind */
+#define LOOK_NS   (20 * WEFT_MS) /* how often to check whether another round has begun, or a node has died */
+#define BEHIND_NS (2 * WEFT_MS)  /* how often to check for a block while the next node still has to take earlier ones */
 
 struct target {
     struct cast *c;
     struct cast_disk disk;
     bool listed, compared, told_failure;
     /* This round. */
-    uint32_t round, before, next; /* next: WEFT_MAX_NODES: none */
+    uint32_t round, before, next; /* next: WEFT_MAX_NODES if there is no next node */
     bool broken, ended, send_list, verify;
-    uint64_t taken, given; /* blocks: that were written; whose slots were given back */
+    uint64_t taken, given; /* blocks that were written; blocks whose slots were given back */
     struct cast_relay relay;
 };
 
@@ -27,7 +27,7 @@ static bool to_end(const struct cast *c)
     return c->quit || c->stopped() || !weft_alive(c->w, c->config.head.source) || !weft_alive(c->w, 0);
 }
 
-/* Whether this round is over for this target, because another one has begun or the cast ends. */
+/* Whether this round is over for this target, because another round has begun or the cast ends. */
 static bool given_up(struct target *t)
 {
     pthread_mutex_lock(&t->c->lock);
@@ -41,7 +41,7 @@ static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint6
     cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
 }
 
-/* Also when this target has ended the round: the next one may still wait for a block. */
+/* Also called after this target has ended the round: the next node may still wait for a block. */
 static void break_round(struct target *t)
 {
     if (!t->broken)
@@ -120,8 +120,8 @@ static void take_record(struct target *t, const struct cast_record *r, const uin
     switch (r->type) {
     case CAST_ENTRY:
         if (!t->listed && !t->disk.failed && cast_list_take(&t->c->list, r, payload)) {
-            t->disk.failed = true; /* it would be so in each round */
-            cast_say(t->c, true, "%s; this host gets nothing", base_error());
+            t->disk.failed = true; /* it would fail again in each round */
+            cast_say(t->c, true, "%s; nothing is written on this host", base_error());
         }
         break;
     case CAST_LIST_END: end_list(t, r); break;
@@ -149,7 +149,7 @@ static void take_block(struct target *t, uint64_t number)
         break_round(t);
         return;
     }
-    const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node may write here */
+    const uint32_t bytes = *(const volatile uint32_t *)&b->bytes; /* read once: another node might write here meanwhile */
     while (!t->broken && !t->ended &&
            (rc = cast_record_next((const uint8_t *)(b + 1), bytes <= CAST_BLOCK - sizeof *b ? bytes : 0, &at, &r, &payload)) == 1) {
         take_record(t, &r, payload);
@@ -167,7 +167,7 @@ static void take_block(struct target *t, uint64_t number)
 
 /* --- the chain --- */
 
-/* Give back the slots that are written and put. */
+/* Give back the slots whose blocks were written and put. */
 static bool give_back(struct target *t)
 {
     bool any = false;
@@ -181,7 +181,7 @@ static bool give_back(struct target *t)
 
 static void wait_for_more(struct target *t)
 {
-    if (t->given < t->taken) /* the next node is slower: it sets the pace, and a look at what has arrived may come late */
+    if (t->given < t->taken) /* the next node is slower and sets the pace: wait for it, and look for new blocks less often */
         cast_relay_wait(&t->relay, t->given, BEHIND_NS);
     else
         cast_wait_block(t->c, t->round, t->taken, LOOK_NS);
@@ -206,7 +206,7 @@ static void run_chain(struct target *t)
         }
         any = give_back(t) || any;
         if (!any) {
-            cast_look_lost(c, t->before); /* the node before waits for each slot that is given back */
+            cast_look_lost(c, t->before); /* the node before this one waits for each slot that is given back */
             cast_tell_state(c, t->disk.failed ? CAST_GAVE_UP : CAST_WAITING, false);
             wait_for_more(t);
         }
@@ -216,7 +216,7 @@ static void run_chain(struct target *t)
 
 /* --- rounds --- */
 
-/* Take what the source has said of the round. False: this target is not in the chain. */
+/* Read what the source has sent about the round. False: this target is not in the chain. */
 static bool begin_round(struct target *t)
 {
     struct cast *c = t->c;
@@ -237,7 +237,7 @@ static bool begin_round(struct target *t)
     pthread_mutex_unlock(&c->lock);
     t->taken = t->given = 0;
     t->broken = t->ended = false;
-    c->lost = false; /* of a former round */
+    c->lost = false; /* it was set in an earlier round */
     return member;
 }
 

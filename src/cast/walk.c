@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: makes the list of its files, and opens them. A top-level entry of the list has in `target` the number of its source.
+ * The source: makes the list of its files, and opens them. In an entry of DEST itself, `target` is the number of the source it belongs to.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,13 +14,13 @@
 
 #define DEPTH_MAX 1000u
 
-struct inode { /* a file with several names; nothing when index is UINT32_MAX */
+struct inode { /* a file with several names (hard links); unused if index is UINT32_MAX */
     uint64_t device, number;
     uint32_t index;
 };
 struct walk {
     struct cast *c;
-    uint32_t source, depth; /* depth: folders above */
+    uint32_t source, depth; /* depth: number of folders above */
     uint64_t *failed;
     struct inode *inode;
     size_t inodes, inode_room;
@@ -52,8 +52,8 @@ static void failed(struct walk *k, const char *path, const char *why)
     cast_say(k->c, true, "%s: %s", path, why);
 }
 
-/* The index of a file with several names that was met before; else remember it. UINT32_MAX: it is new; or there is no memory, and it is
- * sent as a file of its own. */
+/* The index in the list at which this file was added under another name. Else remember it, and return UINT32_MAX: then it is new, or there
+ * is no memory, and it is sent as a separate file. */
 static uint32_t met_before(struct walk *k, const struct stat *st, uint32_t index)
 {
     if (2 * (k->inodes + 1) > k->inode_room) {
@@ -97,7 +97,7 @@ void cast_walk_times(struct cast_line *n, const struct stat *st)
 
 static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path, const char *below);
 
-/* Its own function, with its own large array: walk_entry() calls itself. */
+/* Not inlined, because of its large array: walk_entry() is recursive. */
 static __attribute__((noinline)) int add_symlink(struct walk *k, int at, const char *name, struct cast_line *n, const char *path)
 {
     char link[CAST_LINK_MAX + 1];
@@ -112,7 +112,7 @@ static __attribute__((noinline)) int add_symlink(struct walk *k, int at, const c
     return rc ? base_context(rc, "%s", path) : 0;
 }
 
-/* Add the entry `name` of the folder `at`, and what is in it. `path`: for messages; `below`: below DEST. */
+/* Add the entry `name` of the folder `at`, and everything below it. `path`: for messages; `below`: the path below DEST. */
 static int walk_entry(struct walk *k, int at, const char *name, uint32_t parent, const char *path, const char *below)
 {
     struct cast_list *l = &k->c->list;
@@ -172,7 +172,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The names in a folder, sorted. Takes `fd`. Returns their number, or a negative errno. */
+/* The sorted names in a folder. Closes `fd`. Returns their number, or a negative errno. */
 static ssize_t names_of(int fd, char ***out)
 {
     DIR *d = fdopendir(fd);
@@ -210,11 +210,11 @@ static ssize_t names_of(int fd, char ***out)
     return rc ? rc : (ssize_t)count;
 }
 
-/* `fd`: of the folder; it is closed. */
+/* Add everything in the folder `fd`, which is closed. */
 static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path, const char *below)
 {
     char **names = NULL;
-    int rc = 0, own = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* names_of() takes the other */
+    int rc = 0, own = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* names_of() closes the other one */
     ssize_t count = own < 0 ? -errno : names_of(fd, &names);
     if (own < 0)
         close(fd);
@@ -241,7 +241,8 @@ static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path,
     return rc;
 }
 
-/* Split a source: the folder that its top-level entries are in, and its own name, "": it is that folder, whose content is sent. */
+/* Split a source into the folder that its top-level entries lie in, and its own name. The name is "" if the content of that folder is
+ * sent. */
 static void split(const char *source, char *folder, char *name, size_t len)
 {
     bool content = cast_is_content(source);
@@ -256,7 +257,7 @@ static void split(const char *source, char *folder, char *name, size_t len)
     snprintf(name, len, "%.*s", content ? 0 : (int)bytes, source + at);
 }
 
-/* Two sources with the same name would be one file at the targets. */
+/* Fail if two sources have the same name: both would be the same file on the targets. */
 static int check_names(const struct cast_list *l)
 {
     char **names = calloc(l->count + 1, sizeof *names);
@@ -292,7 +293,8 @@ int cast_walk(struct cast *c, uint64_t *failures)
         } else {
             struct stat st;
             uint32_t mode = fstat(fd, &st) ? 0700 : (uint32_t)st.st_mode & 01777;
-            c->list.mode = c->config.head.sources == 1 ? mode : c->list.mode & mode; /* what one of several keeps private stays so */
+            /* DEST is as private as the most private of the sources */
+            c->list.mode = c->config.head.sources == 1 ? mode : c->list.mode & mode;
             rc = walk_folder(&k, fd, CAST_ROOT, folder, "");
         }
     }
@@ -300,7 +302,7 @@ int cast_walk(struct cast *c, uint64_t *failures)
     return rc ? rc : check_names(&c->list);
 }
 
-/* The folder of a source. Not inlined: its buffers would be on the stack once for each level of open_entry(). */
+/* Open the folder of a source. Not inlined, so that its buffers are not on the stack of each level of open_entry(). */
 static __attribute__((noinline)) int open_source_folder(const struct cast *c, uint32_t source)
 {
     char folder[4096], name[4096];
@@ -311,7 +313,7 @@ static __attribute__((noinline)) int open_source_folder(const struct cast *c, ui
     return fd < 0 ? -errno : fd;
 }
 
-/* Opens an entry of the list to read it, below its folder and through no symbolic link. */
+/* Open an entry of the list for reading, below its folder, and not through a symbolic link. */
 static int open_entry(const struct cast *c, uint32_t index, int flags)
 {
     const struct cast_entry *e = &c->list.entry[index];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What crosses the wire: see cast.h. Nothing that another node sends is used before it was checked here or in list.c.
+ * The format of what nodes send to each other, see cast.h. All data from another node is checked here or in list.c before it is used.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,8 @@ static const char config_magic[8] = {'w', 'e', 'f', 't', 'c', 's', 't', '2'};
 
 static int refuse(const char *why)
 {
-    return base_fail(-EPROTO, "invalid settings of a cast: %s (all hosts must have the same version of weft)", why);
+    return base_fail(-EPROTO, "the settings of the cast, as they arrived, are invalid: %s (all hosts must have the same version of weft)",
+                     why);
 }
 
 int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
@@ -28,9 +29,9 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
     const char *at = (const char *)data + sizeof *h, *end = (const char *)data + bytes;
     uint64_t lists = 2 * (uint64_t)h->size + h->excludes + h->sources;
     if (memcmp(h->magic, config_magic, sizeof h->magic) != 0 || h->flags & ~(uint32_t)CAST_FLAGS)
-        return refuse("they do not begin as such do");
+        return refuse("they do not begin with the mark of settings");
     if (h->size < 2 || h->size > WEFT_MAX_NODES || h->source > 1 || h->size < h->source + 2 || h->follow > CAST_FOLLOW_MAX)
-        return refuse("a number is out of range");
+        return refuse("a number in their head is out of range");
     if (!base_strings_fit(at, (size_t)(end - at), lists + 1) || !at[0])
         return refuse("the number of their strings is wrong");
     const char **list = out->memory = calloc(lists + 4, sizeof *list);
@@ -48,7 +49,7 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
     if (!h->follow || (h->sources == 1 && !cast_is_content(out->sources[0])))
         return 0;
     cast_config_free(out);
-    return refuse("only one file can be followed");
+    return refuse("with --follow they must name exactly one file");
 }
 
 void cast_config_free(struct cast_config *c)
@@ -114,7 +115,7 @@ bool cast_block_fits(const struct cast_block *b, uint64_t round, uint64_t number
     return b->magic == BLOCK_MAGIC && b->round == round && b->number == number && b->hash == block_hash(b) && b->bytes <= bytes - sizeof *b;
 }
 
-/* Payload of a record; UINT64_MAX: there is no such record. */
+/* Bytes of payload that follow a record's header; UINT64_MAX: the record is invalid. */
 static uint64_t payload_bytes(const struct cast_record *r)
 {
     switch (r->type) {
@@ -147,7 +148,7 @@ int cast_record_next(const uint8_t *records, uint32_t bytes, uint32_t *at, struc
         if (hash[0] != out->hash[0] || hash[1] != out->hash[1])
             return -EPROTO;
     }
-    *at += (uint32_t)(sizeof *out + base_round_up(n, 8)); /* records are aligned */
+    *at += (uint32_t)(sizeof *out + base_round_up(n, 8)); /* records begin at multiples of 8 */
     if (*at > bytes)
         return -EPROTO;
     return 1;

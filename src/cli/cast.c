@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft cast, weft cp: options, hosts, and the start of the nodes; src/cast/ does the work. The nodes are a cluster of their own, started on
- * nodes of the standing cluster: node 0 here, with all settings among its arguments; the others get them from it.
+ * weft cast and weft cp: read the options, choose the hosts, and start the nodes; src/cast/ does the work. The nodes are a cluster of their
+ * own, started by nodes of the standing cluster. Node 0 runs here and gets all settings as arguments; it sends them to the other nodes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,38 +14,38 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define TARGETS_MAX    900u /* their ranks fit into one message */
+#define TARGETS_MAX    900u /* most targets: their ranks must fit into one message */
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 
-#define OPTIONS_HELP                                                                                                                    \
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"                                       \
-    "      --checksum         compare files by their content, not by size and time\n"                                                   \
-    "      --delete           delete what is in the copied folders there and not here\n"                                                \
-    "      --exclude PATTERN  leave out files and folders with such names (* ? []); with a /: such paths; can be given several times\n" \
-    "      --dry-run          say what would be done, and do nothing\n"                                                                 \
-    "      --bwlimit SIZE     send at most so many bytes a second, as in 100M\n"                                                        \
-    "      --follow[=SEC]     SRC is one file that still grows: send it while it does (60 s)\n"                                         \
-    "      --verify           read all files again at the end, and compare them with the source\n"                                      \
-    "      --json             a summary as JSON on standard output\n"                                                                   \
-    "      --verbose          say in which order the hosts pass the files on\n"                                                         \
-    "      --progress         show progress even when standard error is no terminal; --no-progress: never\n"                            \
-    "  -h, --help             this text\n"                                                                                              \
-    "\n"                                                                                                                                \
-    "Permissions, times, symbolic and hard links, holes and empty folders are copied; owners are not. A file gets its name when\n"      \
-    "all of it is there, checked and on the disk. The same command again sends only what is missing. A host that fails is\n"            \
-    "named, and the others go on without it.\n"                                                                                         \
-    "\n"                                                                                                                                \
-    "Exit status: 0 when all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
+#define OPTIONS_HELP                                                                                                                   \
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"                                      \
+    "      --checksum         compare files by their content, not by size and time\n"                                                  \
+    "      --delete           in copied folders, delete on the other hosts what the source does not have\n"                            \
+    "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n"      \
+    "      --dry-run          print what would be done, but do nothing\n"                                                              \
+    "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"                                               \
+    "      --follow[=SEC]     SRC is one file that is still written: send it until it has not grown for SEC seconds (60)\n"            \
+    "      --verify           at the end, read all files again and compare them with the source\n"                                     \
+    "      --json             print a summary as JSON\n"                                                                               \
+    "      --verbose          print the order in which the hosts pass the files on\n"                                                  \
+    "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                          \
+    "  -h, --help             this text\n"                                                                                             \
+    "\n"                                                                                                                               \
+    "Permissions, times, symbolic and hard links, holes and empty folders are copied; owners are not. A file gets its name when it\n"  \
+    "is complete, checked and on the disk. The same command again sends only what is missing. If a host fails, its name is printed,\n" \
+    "and the copy to the other hosts goes on.\n"                                                                                       \
+    "\n"                                                                                                                               \
+    "Exit status: 0 if all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
 
 static const char cast_help[] =
     "Usage: weft cast [OPTIONS] SRC... [HOST,...:]DEST\n"
     "       weft cast [OPTIONS] SRC... --to HOST,... DEST\n"
     "\n"
-    "Copies files and folders of this host to hosts of a standing cluster (`weft up`), all at once: each file is read once and\n"
-    "goes down a chain of the hosts. SRC/ is what is in the folder SRC. DEST is a folder, which is made; of one file it is the\n"
-    "name, unless it is a folder or ends in /. {node} and {host} in DEST become the number of the node and the name of the host.\n"
-    "A relative DEST begins in the home folder there.\n"
+    "Copies files and folders of this host to hosts of a standing cluster (`weft up`), all at the same time: each file is read once,\n"
+    "and the hosts pass it on in a chain. SRC/ means the content of the folder SRC. DEST is a folder, which is made if needed; if SRC\n"
+    "is one file, DEST is the name of the copy, unless DEST is a folder or ends in /. {node} and {host} in DEST stand for the number\n"
+    "of the node and the name of the host. A relative DEST begins in the home folder of its host.\n"
     "\n"
     "      --to HOST,...      hosts, or numbers of nodes, as `weft status` shows them; \"all\" (the default): all but this "
     "one\n" OPTIONS_HELP "\n"
@@ -55,22 +55,22 @@ static const char cast_help[] =
 static const char cp_help[] =
     "Usage: weft cp [OPTIONS] [HOST:]SRC... [HOST,...:]DEST\n"
     "\n"
-    "Copies files and folders from one host of a standing cluster (`weft up`) to another or to several, as `weft cast` does. Without\n"
-    "HOST: it is this host. All SRC are on the same host.\n"
+    "Copies files and folders from one host of a standing cluster (`weft up`) to one or several others, like `weft cast`. A path\n"
+    "without HOST: is on this host. All SRC must be on the same host.\n"
     "\n" OPTIONS_HELP "\n"
     "  weft cp a:/data/log .                    from host a to here\n"
     "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
 
-#define LISTED_MAX (2 * WEFT_MAX_NODES) /* nodes of `weft status`: living ones, and some that are gone */
+#define LISTED_MAX (2 * WEFT_MAX_NODES) /* the list of `weft status` has living nodes, and some that are gone */
 struct cast_command {
     const char *sub, *cluster;
     bool cp, progress_always, progress_never;
     char *to;
     struct cast_config config;
     char **excludes, **sources;
-    char *from; /* the host of the sources; NULL: this one */
+    char *from; /* the host of the sources; NULL: this host */
     bool missing;
-    uint32_t pick[WEFT_MAX_NODES], count; /* standing nodes of the nodes */
+    uint32_t pick[WEFT_MAX_NODES], count; /* for each node of the cast, the standing node that starts it */
     char *labels[WEFT_MAX_NODES], *numbers[WEFT_MAX_NODES];
 };
 
@@ -78,7 +78,7 @@ struct cast_command {
 
 struct standing_list {
     json_t *status;
-    uint32_t here, count; /* here: index of the control node; the number of nodes if it is not listed */
+    uint32_t here, count; /* here: index of the control node; LISTED_MAX: it is not in the list */
     uint32_t node[LISTED_MAX];
     const char *host[LISTED_MAX];
     bool up[LISTED_MAX];
@@ -108,7 +108,10 @@ static int list_hosts(struct cast_command *k, struct standing_list *l)
         l->host[l->count] = host && host[0] ? host : "?";
         l->up[l->count++] = state && strcmp(state, "up") == 0;
     }
-    return l->here < l->count ? 0 : cli_error(k->sub, "the standing cluster's answer is invalid");
+    return l->here < l->count
+               ? 0
+               : cli_error(k->sub,
+                           "the standing cluster's answer does not list its control node: run the same version of weft on all hosts");
 }
 
 static bool means(const struct standing_list *l, const char *word, uint32_t i)
@@ -120,7 +123,7 @@ static bool means(const struct standing_list *l, const char *word, uint32_t i)
     return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == l->node[i];
 }
 
-/* Add a node, with its name in messages: the host's, with the number of the node if several have that host. */
+/* Add a node. Its name in messages is its host's name, with the node's number if several nodes have that host. */
 static int add_node(struct cast_command *k, const struct standing_list *l, uint32_t at)
 {
     char label[160], number[16];
@@ -130,7 +133,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     snprintf(number, sizeof number, "%u", l->node[at]);
     snprintf(label, sizeof label, several ? "%s:%s" : "%s", l->host[at], number);
     if (k->count == TARGETS_MAX)
-        return cli_error(k->sub, "more than %u hosts at once", TARGETS_MAX);
+        return cli_error(k->sub, "there are more than %u hosts: copy to some of them first, and then to the others", TARGETS_MAX);
     k->pick[k->count] = l->node[at];
     k->labels[k->count] = strdup(label);
     k->numbers[k->count] = strdup(number);
@@ -138,7 +141,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory");
 }
 
-/* A host may be listed with a node that is gone and one that lives: the second is meant. */
+/* Whether this host is also listed with a living node: then that node is used, not the one that is gone. */
 static bool lives_too(const struct standing_list *l, const char *word)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -180,7 +183,7 @@ static int add_targets(struct cast_command *k, const struct standing_list *l, ui
                 status = add_node(k, l, i);
             } else {
                 k->missing = true;
-                cli_error(k->sub, "%s: its node is not up: the others go on without it", word);
+                cli_error(k->sub, "'%s' is left out, because its node is not up: see `weft status`", word);
             }
         }
         if (!found && !status)
@@ -207,7 +210,7 @@ static int choose_nodes(struct cast_command *k)
 
 /* --- the nodes --- */
 
-/* Arguments of node 0: --as-node FLAGS SOURCE RATE NODES EXCLUDES SOURCES FOLLOW DEST, then the lists. */
+/* Node 0's arguments: --as-node FLAGS SOURCE RATE NODES EXCLUDES SOURCES FOLLOW DEST, then the lists. */
 #define NUMBERS 7
 #define FIXED   (NUMBERS + 4)
 static char **lead_arguments(const struct cast_command *k, char *self, char numbers[NUMBERS][24])
@@ -244,7 +247,8 @@ static int launch_nodes(struct cast_command *k)
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);
     if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
         status = cli_error(k->sub, "no memory");
-    if (!status && chdir("/")) /* it need not exist elsewhere; all paths are absolute now, or begin in the home folder */
+    /* the current folder may not exist on other hosts; by now all paths are absolute, or relative to the home folder */
+    if (!status && chdir("/"))
         status = cli_error(k->sub, "/: %s", base_strerror(errno));
     if (!status) {
         char *others[] = {hosts.self, (char *)(uintptr_t) "cast", (char *)(uintptr_t) "--as-node", NULL};
@@ -297,14 +301,14 @@ static int as_node(int argc, char **argv)
         return cli_usage("cast", "only the launcher may use --as-node");
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
-    if (home && home[0] == '/' && chdir(home)) /* where relative paths begin; absolute ones do not need it */
+    if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home folder; absolute ones do not need it */
         base_log(BASE_LOG_INFO, "%s: %s", home, base_strerror(errno));
     return strcmp(rank, "0") == 0 ? lead(argc, argv) : cast_serve(cli_stopped);
 }
 
 /* --- the command line --- */
 
-/* Cut HOST: off an argument. NULL: it has none. */
+/* Remove "HOST:" from the start of an argument. NULL: it has none. */
 static char *cut_host(char *arg, char **rest)
 {
     size_t n = strcspn(arg, ":/");
@@ -414,7 +418,7 @@ static int run_command(struct cast_command *k, int argc, char **argv, const char
         status = take_paths(k, argc - optind, argv + optind);
     if (!status && !k->progress_never && (k->progress_always || isatty(STDERR_FILENO)))
         k->config.head.flags |= CAST_PROGRESS;
-    if (!status && !k->to) { /* weft cp to here */
+    if (!status && !k->to) { /* weft cp to this host */
         static char here[16];
         struct standing_list l = {.status = NULL};
         status = list_hosts(k, &l);

@@ -27,6 +27,8 @@ int cli_logs(int argc, char **argv);
 int cli_map(int argc, char **argv);
 int cli_plan(int argc, char **argv);
 int cli_probe(int argc, char **argv);
+int cli_proxy(int argc, char **argv);
+int cli_publish(int argc, char **argv);
 int cli_ps(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_status(int argc, char **argv);

@@ -23,6 +23,13 @@ static int control_refuse(const char *why)
     return base_fail(-EPROTO, "invalid request on the control socket: %s (command and cluster must be of the same version of weft)", why);
 }
 
+static bool forward_fits(const struct control_head *h)
+{
+    if (h->signal)
+        return h->arguments == 1;
+    return h->hosts <= 1 && (h->arguments == 2 || (h->arguments == 0 && h->what == CONTROL_PROXY));
+}
+
 int control_parse(struct control_request *out, const void *payload, size_t bytes)
 {
     struct control_head *h = &out->head;
@@ -34,7 +41,7 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     uint64_t lists = (uint64_t)h->hosts + h->arguments + h->changes;
     if (memcmp(h->magic, control_magic, sizeof h->magic) != 0)
         return control_refuse("it does not begin as a request does");
-    if (h->what < CONTROL_STATUS || h->what > CONTROL_JOIN || h->flags > 15 || h->timeout_ns < 0 || h->signal > 64)
+    if (h->what < CONTROL_STATUS || h->what > CONTROL_PUBLISH || h->flags > 15 || h->timeout_ns < 0 || h->signal > 64)
         return control_refuse("a number is out of range");
     if ((h->flags & CONTROL_WITH_INPUT) && (h->flags & CONTROL_DETACHED))
         return control_refuse("a detached job has no input");
@@ -52,6 +59,10 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     at = base_strings_take(at + strlen(at) + 1, out->hosts, h->hosts);
     at = base_strings_take(at, out->arguments, h->arguments);
     base_strings_take(at, out->changes, h->changes);
+    if ((h->what == CONTROL_PROXY || h->what == CONTROL_PUBLISH) && !forward_fits(h)) {
+        control_request_free(out);
+        return control_refuse("a proxy or published port has one gateway, and two words or none");
+    }
     if (h->what == CONTROL_EXEC && (h->arguments == 0 || !out->arguments[0][0])) {
         control_request_free(out);
         return control_refuse("it names no program");
@@ -120,8 +131,8 @@ int control_send(int fd, enum control_type type, uint32_t node, uint32_t number,
 #endif
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            return -errno;
+        if (n < 0) /* EAGAIN: the time of SO_SNDTIMEO is over */
+            return errno == EAGAIN || errno == EWOULDBLOCK ? -ETIMEDOUT : -errno;
         for (int i = 0; i < 2; i++) {
             size_t of_this = (size_t)n < part[i].iov_len ? (size_t)n : part[i].iov_len;
             part[i].iov_base = (char *)part[i].iov_base + of_this;

@@ -10,9 +10,14 @@
  *   logs             OUT, DONE
  *   status, metrics  TEXT, DONE
  *   join             TEXT, DONE: what a node needs to join, with the secret
+ *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket, and perhaps one of UDP
+ *                    (SCM_RIGHTS)
+ *   publish          STARTED the gateway's node, with the address there and the name of its host
+ *   proxy or publish, detached: then DONE
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
- * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed.
+ * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed, and its proxy
+ * or published port ends.
  */
 #ifndef WEFT_CLI_CONTROL_H
 #define WEFT_CLI_CONTROL_H
@@ -22,31 +27,41 @@
 #include <stdint.h>
 
 enum control_type {
-    CONTROL_REQUEST = 1, /* payload: struct control_head and its strings */
-    CONTROL_INPUT,       /* payload: bytes for standard input; none: its end */
+    CONTROL_REQUEST = 1, /* payload: struct control_head, followed by its strings */
+    CONTROL_INPUT,       /* payload: bytes for standard input; an empty payload ends the input */
     CONTROL_SIGNAL,      /* number: a signal for all processes of the job */
     CONTROL_STARTED,     /* node; number: the process; payload: the name of the node's host */
     CONTROL_OUT,         /* node; number: 1 standard output, 2 standard error; payload: bytes */
-    CONTROL_ENDED,       /* node; number: exit status, 128 + N for signal N, or 124 when its time was over */
-    CONTROL_TAKEN,       /* number: the command may send so many bytes of input more. It may send none before the first of these */
+    CONTROL_ENDED,       /* node; number: exit status; 128 + N for signal N; 124 if --timeout ended the process */
+    CONTROL_TAKEN,       /* number: how many more bytes of input the command may send. Before the first of these frames it may send none */
     CONTROL_TEXT,        /* payload: a part of the answer */
     CONTROL_ERROR,       /* node, or UINT32_MAX; number: an errno; payload: the sentence */
     CONTROL_DONE,        /* number: of the job */
     CONTROL_WINDOW,      /* from the command; number: the terminal's new size: rows | columns << 16 */
 };
 struct control_frame {
-    uint32_t type, bytes; /* bytes: of the payload, which follows */
+    uint32_t type, bytes; /* bytes: length of the payload, which follows */
     uint32_t node, number;
 };
-#define CONTROL_PIECE_MAX   (64u << 10)  /* payload of a frame that is no request */
+#define CONTROL_PIECE_MAX   (64u << 10)  /* longest payload of a frame other than a request */
 #define CONTROL_REQUEST_MAX (5u << 20)   /* payload of a request */
-#define CONTROL_INPUT_MAX   (256u << 10) /* input that was sent and not yet taken */
+#define CONTROL_INPUT_MAX   (256u << 10) /* most bytes of input that were sent and not taken yet */
 
-enum control_what { CONTROL_STATUS = 1, CONTROL_METRICS, CONTROL_DOWN, CONTROL_EXEC, CONTROL_KILL, CONTROL_LOGS, CONTROL_JOIN };
-#define CONTROL_WITH_INPUT 0x1u /* exec: INPUT follows. Not with CONTROL_DETACHED */
-#define CONTROL_DETACHED   0x2u /* exec: the job goes on without the command */
+enum control_what {
+    CONTROL_STATUS = 1,
+    CONTROL_METRICS,
+    CONTROL_DOWN,
+    CONTROL_EXEC,
+    CONTROL_KILL,
+    CONTROL_LOGS,
+    CONTROL_JOIN,
+    CONTROL_PROXY,
+    CONTROL_PUBLISH
+};
+#define CONTROL_WITH_INPUT 0x1u /* exec: frames INPUT follow. Not together with CONTROL_DETACHED */
+#define CONTROL_DETACHED   0x2u /* exec: the job runs on without the command; proxy, publish: the same */
 #define CONTROL_FOLLOW     0x4u /* logs: until the job has ended */
-#define CONTROL_TERMINAL   0x8u /* exec: on one node, with a terminal. Only with CONTROL_WITH_INPUT */
+#define CONTROL_TERMINAL   0x8u /* exec: the process, on one node, gets a terminal. Only together with CONTROL_WITH_INPUT */
 
 /* The start of a request. Zero-terminated strings follow: the directory ("": none), `hosts` hosts, `arguments`, `changes` of the
  * environment. */
@@ -55,6 +70,8 @@ struct control_head {
     uint32_t what, flags;
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
+    /* proxy, publish: at most one host, the gateway. proxy: two arguments, user and password, or none; publish: where to listen, and where
+     * it leads. With `signal` both: one argument, the address of a detached one that is to end */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };
@@ -68,14 +85,22 @@ struct control_request {
 /* Check a request. All strings of `out` point into `payload`. Returns 0, or a negative errno with base_error(): -EPROTO, -ENOMEM. */
 int control_parse(struct control_request *out, const void *payload, size_t bytes);
 void control_request_free(struct control_request *r);
-/* The other way: the caller frees `*payload`. -E2BIG: it is larger than CONTROL_REQUEST_MAX. */
+/* Write a request as bytes to send. The caller frees `*payload`. -E2BIG: it is larger than CONTROL_REQUEST_MAX. */
 int control_write(const struct control_request *r, void **payload, size_t *bytes);
-/* Whether the frame may come from a node (or, if not `from_node`, from a command, after its request). */
+/* Whether a frame is valid in this direction: from a node, or from a command after its request (`from_node` is false). */
 bool control_frame_fits(const struct control_frame *f, bool from_node);
 
-/* Send a frame. Blocks while the other end does not read. Returns 0, or a negative errno without base_fail(). */
+/* A control node that takes and tells nothing for so long hangs. */
+#define CONTROL_SILENT_NS (20 * WEFT_SECOND)
+#define CONTROL_SILENT                                                                                                           \
+    "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: then another " \
+    "node takes over"
+
+/* Send a frame. Blocks while the other end does not read: a command for at most CONTROL_SILENT_NS, a control node until the command reads
+ * or has ended. Returns 0, or a negative errno without base_fail(). -ETIMEDOUT: perhaps a part of the frame was sent: close the socket. */
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
-/* Read exactly so many bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: not before `deadline`. Without base_fail(). */
+/* Read exactly `bytes` bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: they did not arrive before `deadline`. Sets no
+ * base_fail(). */
 int control_read(int fd, void *to, size_t bytes, int64_t deadline);
 
 #endif

@@ -56,8 +56,8 @@ void doctor_check_bridge(struct doctor *d)
     }
 }
 
-/* The slow path that nobody notices. What a pair of nodes uses, and why, only both of them know: fab_connect() warns, and `weft topo`
- * shows it. */
+/* Report that WEFT_TRANSPORT leaves the RDMA devices unused, which is slow but not visible otherwise. The other causes of a slow path
+ * depend on both nodes of a pair: fab_connect() warns of them, and `weft topo` shows them. */
 void doctor_check_slow_path(struct doctor *d)
 {
     char transport[64];

@@ -93,7 +93,7 @@ static char *limits(void)
     return sheet_text(&s);
 }
 
-/* Allocate a protection domain and a queue pair, and free them: a device whose objects are all in use refuses that. */
+/* Allocate a protection domain and a queue pair, and free both, to find devices whose objects are all in use. */
 static void allocate(const char *name, FILE *to)
 {
     struct verbs_device *d;

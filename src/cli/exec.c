@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft exec: runs a command on hosts of a standing cluster, and prints what it writes.
+ * weft exec: runs a command on hosts of a standing cluster, and prints its output.
  */
 #include "cli/exec.h"
 
@@ -21,26 +21,26 @@
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
     "\n"
-    "Runs COMMAND on hosts of a standing cluster (`weft up`), without ssh and without a shell, and prints what it writes as it\n"
-    "comes: of one host the bytes as they are, of several hosts whole lines. Ends when COMMAND has ended on all of them. When\n"
-    "this command ends first, however it ends, COMMAND is killed everywhere.\n"
+    "Runs COMMAND on hosts of a standing cluster (`weft up`), without ssh and without a shell, and prints its output as it arrives.\n"
+    "The output of one host is printed unchanged, that of several hosts in whole lines. This command ends when COMMAND has ended on\n"
+    "all hosts. If this command ends first, for any reason, COMMAND is killed on all hosts.\n"
     "\n"
-    "      --on HOST,...      hosts, as `weft status` names them, or numbers of nodes; else all nodes\n"
+    "      --on HOST,...      the hosts, as `weft status` names them, or numbers of nodes; the default is all nodes\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
     "      --env NAME=VALUE   set a variable for COMMAND; NAME alone removes it. Can be given several times\n"
-    "      --cwd DIR          where COMMAND runs; else in the home directory\n"
-    "      --stdin FILE       COMMAND's standard input, on each host the same; - is that of this command. Else it has none\n"
+    "      --cwd DIR          run COMMAND in this directory; the default is the home directory\n"
+    "      --stdin FILE       COMMAND's standard input, the same on each host; - is this command's own. The default is empty input\n"
     "      --timeout TIME     kill COMMAND after this time: 10 (seconds), 500ms, 2m\n"
-    "      --tty              give COMMAND a terminal, as a shell or an editor needs: on one host, from a terminal\n"
+    "      --tty              give COMMAND a terminal, which a shell or an editor needs; for one host, from a terminal\n"
     "  -t, --tag              put \"[HOST] \" before each line\n"
-    "      --json             print a JSON object a line for each event: started, output, ended\n"
-    "  -d, --detach           print the job's number and return; COMMAND goes on. See `weft ps`, `weft logs`, `weft kill`\n"
+    "      --json             print one JSON object a line for each event: started, output, ended\n"
+    "  -d, --detach           print the job's number and return, while COMMAND runs on: see `weft ps`, `weft logs`, `weft kill`\n"
     "  -h, --help             this text\n"
     "\n"
-    "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to COMMAND everywhere; a second one (Ctrl-C twice) kills it.\n"
+    "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to COMMAND on all hosts; a second signal (Ctrl-C twice) kills COMMAND.\n"
     "With --tty all keys go to COMMAND, and a signal to this command kills COMMAND.\n"
     "\n"
-    "Exit status: that of the first COMMAND that failed (128 + signal if it was killed), else 0; 124 after --timeout; 127 if\n"
+    "Exit status: that of the first COMMAND that failed (128 + N if signal N killed it), else 0; 124 after --timeout; 127 if\n"
     "COMMAND is not found, 126 if it cannot be executed; 255 if weft itself failed; 2 for a wrong command line.\n"
     "\n"
     "  weft exec -t -- uptime                      on all hosts\n"
@@ -56,12 +56,13 @@ struct exec_options {
     struct control_request r;
 };
 struct exec_run {
-    int fd, input; /* input: -1: none, or its end has been sent */
+    int fd, input; /* input: -1: there is none, or its end was sent */
     struct exec_print print;
-    size_t outstanding; /* bytes of input that have not been taken; at first the most, until the control node has room for them */
-    int status;         /* of the first that failed; 0: none */
+    /* bytes of input that the control node has not taken; begins at the limit, so nothing is sent before the control node is ready */
+    size_t outstanding;
+    int status; /* exit status of the first process that failed; 0: none */
     bool done, signalled;
-    bool tty, raw; /* raw: COMMAND has started, and the terminal is in raw mode */
+    bool tty, raw; /* raw: the command has started, and the terminal is in raw mode */
     char *payload;
 };
 
@@ -75,11 +76,11 @@ int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
     p->hosts = calloc(WEFT_MAX_NODES, sizeof *p->hosts);
     p->tags = calloc(WEFT_MAX_NODES, TAG_BYTES);
     if (!p->place || !p->in || !p->hosts || !p->tags)
-        return base_fail(-ENOMEM, "no memory for the output");
+        return base_fail(-ENOMEM, "no memory for the buffers of the output");
     return 0;
 }
 
-/* The place of a node among those heard of. WEFT_MAX_NODES: there are too many. */
+/* The index of a node in `hosts` and `tags`; a node gets one at its first frame. WEFT_MAX_NODES: there are too many. */
 static uint32_t place_of(struct exec_print *p, uint32_t node)
 {
     if (p->place[node])
@@ -122,7 +123,7 @@ static void print_json(struct exec_print *p, json_t *o)
     json_decref(o);
 }
 
-/* Text if it is UTF-8, else base64. */
+/* Add bytes to a JSON object: as text if they are UTF-8, else as base64. */
 static void put_bytes(json_t *o, const char *bytes, size_t len)
 {
     json_t *text = json_stringn(bytes, len);
@@ -240,7 +241,7 @@ static void on_exec_signal(int number)
 
 static int exec_catch_signals(bool tty)
 {
-    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT}; /* the last two with --tty */
+    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT}; /* the last two only with --tty */
     struct sigaction act = {.sa_handler = on_exec_signal, .sa_flags = SA_RESTART}, before;
     int rc = base_pipe(signal_pipe, O_NONBLOCK);
     sigfillset(&act.sa_mask);
@@ -248,16 +249,28 @@ static int exec_catch_signals(bool tty)
         if (sigaction(caught[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(caught[i], &act, NULL);
     signal(SIGPIPE, SIG_IGN);
-    return rc ? base_fail(rc, "no pipe for signals: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot create the pipe for signals: %s", base_strerror(rc)) : 0;
 }
 
-/* With --tty. After this command was stopped and continued, the terminal has the settings of the shell. */
+/* Send a frame. When it fails since the control node has ended, reading tells so. */
+static void exec_send(struct exec_run *x, enum control_type type, uint32_t number, const void *payload, size_t bytes)
+{
+    if (x->done || control_send(x->fd, type, UINT32_MAX, number, payload, bytes) != -ETIMEDOUT)
+        return;
+    if (x->tty)
+        terminal_restore();
+    cli_error("exec", "%s", CONTROL_SILENT);
+    x->status = x->status ? x->status : JOBS_FAILED;
+    x->done = true;
+}
+
+/* Only with --tty. After this command was stopped and continued, the terminal has the shell's settings and must be set again. */
 static void exec_tty_signal(struct exec_run *x, int number)
 {
     if (number == SIGWINCH || number == SIGCONT) {
         if (number == SIGCONT && x->raw)
             terminal_raw();
-        control_send(x->fd, CONTROL_WINDOW, UINT32_MAX, terminal_window(), NULL, 0);
+        exec_send(x, CONTROL_WINDOW, terminal_window(), NULL, 0);
         return;
     }
     x->status = 128 + number;
@@ -273,7 +286,7 @@ static void pass_signals(struct exec_run *x)
             exec_tty_signal(x, numbers[i]);
             continue;
         }
-        control_send(x->fd, CONTROL_SIGNAL, UINT32_MAX, x->signalled ? SIGKILL : numbers[i], NULL, 0);
+        exec_send(x, CONTROL_SIGNAL, x->signalled ? SIGKILL : numbers[i], NULL, 0);
         x->signalled = true;
     }
 }
@@ -285,11 +298,11 @@ static void send_input(struct exec_run *x)
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
     if (n < 0) {
-        cli_error("exec", "standard input for the command: %s", base_strerror(errno));
+        cli_error("exec", "cannot read standard input for the command: %s", base_strerror(errno));
         x->status = x->status ? x->status : JOBS_FAILED;
     }
     n = n < 0 ? 0 : n;
-    control_send(x->fd, CONTROL_INPUT, UINT32_MAX, 0, x->payload, (size_t)n); /* when it fails, reading tells why */
+    exec_send(x, CONTROL_INPUT, 0, x->payload, (size_t)n);
     x->outstanding += (size_t)n;
     if (n == 0) {
         close(x->input);
@@ -307,9 +320,10 @@ static void take_frame(struct exec_run *x)
     struct control_frame f;
     int rc = standing_answer(x->fd, &f, x->payload, INT64_MAX);
     if (x->tty && (rc || f.type == CONTROL_ERROR))
-        terminal_restore(); /* the sentence is a line of the user's terminal */
+        terminal_restore(); /* the error message needs a terminal in its normal mode */
     if (rc) {
-        cli_error("exec", "the control node of the cluster has ended: the command is killed on all hosts");
+        cli_error("exec",
+                  "the control node of the cluster has ended, and with it the command on all hosts: see `weft status`, and run it again");
         failed(x, JOBS_FAILED);
         x->done = true;
         return;
@@ -375,7 +389,7 @@ static int exec_detached(const char *cluster, struct control_request *r)
         status = JOBS_FAILED;
         if (!rc)
             status = f.number == ENOENT ? LAUNCH_NOT_FOUND : f.number == EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED;
-        cli_error("exec", "%s", rc ? "the control node of the cluster has ended" : payload);
+        cli_error("exec", "%s", rc ? "the control node of the cluster has ended: see `weft status`, and run the command again" : payload);
         if (rc || f.node == UINT32_MAX)
             break;
     }
@@ -394,7 +408,7 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
         return 0;
     x->input = strcmp(o->input, "-") == 0 ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(o->input, O_RDONLY | O_CLOEXEC);
     if (x->input < 0) {
-        cli_error("exec", "--stdin %s: %s", o->input, base_strerror(errno));
+        cli_error("exec", "cannot open --stdin %s: %s", o->input, base_strerror(errno));
         return JOBS_FAILED;
     }
     o->r.head.flags |= CONTROL_WITH_INPUT;
@@ -409,7 +423,7 @@ static int exec_attached(struct exec_options *o)
         return status;
     x.payload = malloc(CONTROL_PIECE_MAX + 1);
     if (!x.payload || exec_print_open(&x.print, "exec", o->form) || (x.tty && terminal_open()) || exec_catch_signals(x.tty)) {
-        cli_error("exec", "%s", x.payload ? base_error() : "no memory for the command's output");
+        cli_error("exec", "%s", x.payload ? base_error() : "no memory for the buffer of the command's output");
         x.status = JOBS_FAILED;
     } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
         x.status = JOBS_FAILED;
@@ -438,7 +452,7 @@ static int exec_split_hosts(struct exec_options *o)
         n += *c == ',';
     o->host_list = calloc(n, sizeof *o->host_list);
     if (!o->host_list)
-        return cli_error("exec", "no memory for the list of hosts");
+        return cli_error("exec", "no memory for the list of hosts (--on)");
     n = 0;
     char *save = NULL;
     for (char *word = strtok_r(o->hosts, ",", &save); word; word = strtok_r(NULL, ",", &save))
@@ -453,7 +467,7 @@ static int exec_take_option(int c, struct exec_options *o)
     switch (c) {
     case 'C': o->cluster = optarg; return 0;
     case 'O':
-        free(o->host_list); /* the last one counts */
+        free(o->host_list); /* only the last --hosts counts */
         o->hosts = optarg;
         return exec_split_hosts(o);
     case 'E':
@@ -475,7 +489,7 @@ static int exec_take_option(int c, struct exec_options *o)
     }
 }
 
-/* The terminal of --tty: its kind for COMMAND, unless --env says otherwise, and its size. */
+/* For --tty: set TERM for the command, unless --env sets it, and the size of the terminal. */
 static int exec_set_terminal(struct exec_options *o, char *term, size_t len)
 {
     if (o->input || o->form != EXEC_LINES || o->r.head.flags & CONTROL_DETACHED)
@@ -520,7 +534,7 @@ int cli_exec(int argc, char **argv)
     bool started = false;
     int c, status = 0;
     if (!(o.changes = calloc((size_t)argc + 2, sizeof *o.changes)))
-        return cli_error("exec", "no memory for the changes of the environment");
+        return cli_error("exec", "no memory for the changes of the environment (--env)");
     while (!status && (c = cli_option("exec", argc, argv, "+tdh", longs, &started)) != -1) {
         if (c == 'h') {
             fputs(help, stdout);

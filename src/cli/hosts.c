@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,8 +99,8 @@ static void variable_of(const struct cluster_pair *setting, char *name, size_t l
     name[n] = '\0';
 }
 
-/* Pass this host's settings to nodes on other hosts, including those from the hostfile, which those hosts need not have. Settings that
- * differ from node to node are set elsewhere, and so is the secret, whose file those hosts need not have either. */
+/* Pass this host's settings, including those from the hostfile, to nodes on other hosts, which may not have the hostfile. Two kinds are
+ * passed elsewhere: settings that differ from node to node, and the secret. */
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
 {
     static const char *const not_these[] = {"WEFT_RANK",   "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",
@@ -142,7 +143,7 @@ static int hosts_prepare_remote(struct hosts *r, struct launch *l, const struct 
                            "it",
                            s.coord);
     else if (s.secret && memchr(s.secret, 0, s.secret_len))
-        status = cli_error(l->sub, "the secret has a zero byte, which cannot be passed on to other hosts");
+        status = cli_error(l->sub, "the secret contains a zero byte, which cannot be passed to other hosts: choose another secret");
     else if (s.secret)
         status = hosts_tell(r, l, "WEFT_SECRET", (const char *)s.secret, s.secret_len);
     snprintf(r->coord, sizeof r->coord, "%s", s.coord);
@@ -157,13 +158,15 @@ void hosts_free(struct hosts *r, uint32_t nodes)
 {
     for (uint32_t i = 0; r->hosts && i < nodes; i++)
         free(r->hosts[i]);
-    for (unsigned i = 0; i < r->count; i++)
+    for (unsigned i = 0; i < r->count; i++) {
+        sodium_memzero(r->told[i], strlen(r->told[i])); /* one of them is the secret */
         free(r->told[i]);
+    }
     free(r->hosts);
 }
 
-/* A pipe can be read only once, but every node on this host reads the hostfile. So copy it to an unlinked file that they inherit. `*path`
- * becomes the path of that file. */
+/* If the hostfile is a pipe, copy it to an unlinked file that the nodes of this host inherit: a pipe can be read only once, but every node
+ * reads the hostfile. `*path` becomes the path of that file. */
 static int keep_pipe(struct launch *l, struct hosts *r, const char **path)
 {
     struct stat st;
@@ -239,7 +242,7 @@ const char *hosts_own_path(char *buf, size_t len)
 
 /* --- a standing cluster --- */
 
-/* Settings of the cluster, for all nodes: as if they were in this environment. Those of the environment come first. */
+/* Put the cluster's settings into this environment, for all nodes. Variables that are set already have precedence. */
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *h)
 {
     const char *key;
@@ -250,13 +253,13 @@ void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *h
     for (uint32_t i = 0; h && i < h->setting_count; i++) {
         char name[64];
         variable_of(&h->settings[i], name, sizeof name);
-        /* This cluster gets a secret of its own, and is not joined by the standing one's nodes. */
+        /* the new cluster has a secret of its own, and nodes of the standing cluster do not join it */
         if (strcmp(name, "WEFT_SECRET_FILE") != 0 && strcmp(name, "WEFT_GROW") != 0 && strcmp(name, "WEFT_JOIN") != 0)
             setenv(name, h->settings[i].value, 0);
     }
 }
 
-/* Where node 0 listens: at the address of the standing cluster's node 0, with a port that is free now. */
+/* Choose where node 0 listens: at the address of the standing cluster's node 0, with a port that is free now. */
 static int choose_coord(struct launch *l, struct hosts *r, const char *address)
 {
     char bound[sizeof r->coord], any[sizeof r->coord];
@@ -273,7 +276,8 @@ static int choose_coord(struct launch *l, struct hosts *r, const char *address)
     return 0;
 }
 
-/* Choose the standing nodes for the new ones. Node 0 is started directly if its standing node is here; not on an emulated host. */
+/* Choose the standing nodes that start the new nodes. If node 0 is to run on this host, this process starts it directly, except on an
+ * emulated host. */
 static int choose_standing(struct launch *l, struct hosts *r, const json_t *status)
 {
     const json_t *nodes = json_object_get(status, "nodes");

@@ -13,7 +13,7 @@
 struct hosts {
     const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL:
                              hosts_apply_cluster() chooses */
-    char **hosts;         /* [nodes] what struct launch calls `ssh` */
+    char **hosts;         /* [nodes] names of hosts, for struct launch.ssh */
     char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];
     unsigned count; /* entries of `told` */
@@ -26,11 +26,11 @@ const char *hosts_file(const char *option);
 /* Set the members of `l` that follow from the hostfile, or the defaults if there is none. `l` then points into `h`, so `h` must outlive it.
  * Returns 0, or the exit status after an error was printed. */
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
-/* The same for nodes of a standing cluster (`weft up`): one on each of its nodes, or l->nodes of them in turn. */
+/* The same for nodes on a standing cluster: one for each of its living nodes, or l->nodes of them, distributed in turn. */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
-/* The same for these hosts: they get the WEFT_ settings of this environment, and its secret. */
+/* The same for a list of hosts. They get the WEFT_ settings of this environment, and its secret. */
 int hosts_apply_list(struct launch *l, struct hosts *h, char *const *names, uint32_t count);
-/* Put a standing cluster's settings into this environment, as far as it does not have them. `file`: its hostfile; NULL: none. */
+/* Put a standing cluster's settings into this environment, except those that are set already. `file`: the cluster's hostfile, or NULL. */
 struct cluster_hostfile;
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *file);
 /* Path of this command, at which other hosts are expected to have it, too. */

@@ -21,12 +21,12 @@
 static const char ps_help[] =
     "Usage: weft ps [--cluster NAME] [--json]\n"
     "\n"
-    "Lists the jobs of a standing cluster: those that run, and the last 64 detached ones that have ended. A line a process:\n"
-    "job, node, process number there, exit status (- while it runs; \"node gone\": it ended with its node), seconds since it was\n"
-    "started, command. Jobs belong to the node of this host that has the control socket, and end with it.\n"
+    "Lists the jobs of a standing cluster: running jobs, and the last 64 detached jobs that have ended. Each line is a process: the\n"
+    "job, the node, the process ID on that node, the exit status (\"-\": it runs; \"node gone\": its node has ended), the seconds\n"
+    "since its start, and the command. A job belongs to the control node of the host where it was started, and ends with that node.\n"
     "\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "      --json             for programs\n"
+    "      --json             print the list as JSON\n"
     "  -h, --help             this text\n"
     "\n"
     "Exit status: 0; 1 if the cluster is not up; 2 if the command line is wrong.\n";
@@ -59,7 +59,7 @@ static int print_jobs(const json_t *jobs)
     if (t)
         cli_table_print(t, stdout);
     cli_table_free(t);
-    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table");
+    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs");
 }
 
 int cli_ps(int argc, char **argv)
@@ -84,7 +84,7 @@ int cli_ps(int argc, char **argv)
     int status = standing_text("ps", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *jobs = json_object_get(o, "jobs");
     if (!status && !json_is_array(jobs))
-        status = cli_error("ps", "the cluster's answer is invalid");
+        status = cli_error("ps", "the cluster's answer is invalid: run the same version of weft on all hosts");
     else if (!status)
         status = as_json ? cli_json_print("ps", json_incref(jobs)) : print_jobs(jobs);
     json_decref(o);
@@ -97,8 +97,8 @@ int cli_ps(int argc, char **argv)
 static const char kill_help[] =
     "Usage: weft kill [--cluster NAME] [--signal SIGNAL] JOB\n"
     "\n"
-    "Ends a job of a standing cluster on all its hosts: SIGTERM to its process groups, and SIGKILL to those that are left after\n"
-    "5 seconds. With --signal only this signal is sent.\n"
+    "Ends a job of a standing cluster on all its hosts: its process groups get SIGTERM, and after 5 seconds SIGKILL if they have not\n"
+    "ended. With --signal they get only this signal.\n"
     "\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
     "  -s, --signal SIGNAL    a number, or one of HUP INT QUIT KILL USR1 USR2 TERM STOP CONT\n"
@@ -158,7 +158,7 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    status = standing_text("kill", cluster, &r, &text); /* the next control node has no job of this number */
+    status = standing_text("kill", cluster, &r, &text); /* not sent again to the next control node, which has no job of this number */
     free(text);
     return status;
 }
@@ -168,12 +168,12 @@ int cli_kill(int argc, char **argv)
 static const char logs_help[] =
     "Usage: weft logs [--cluster NAME] [--follow] [--tag] [JOB]\n"
     "\n"
-    "Prints the output of a detached job (`weft exec --detach`): the last MiB of it is kept. Without JOB: the log of the\n"
-    "cluster on this host, what its nodes here and their launcher have printed; the last 8 MiB of it at most are kept, also\n"
-    "after its end.\n"
+    "Prints the output of a detached job (`weft exec --detach`), of which the last MiB is kept. Without JOB, prints the log of the\n"
+    "cluster on this host: what its nodes here and their launcher have printed. At most the last 8 MiB of the log are kept, also\n"
+    "after the end of the cluster.\n"
     "\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "  -f, --follow           go on until the job has ended; without JOB until a signal\n"
+    "  -f, --follow           print new output until the job has ended; without JOB, until a signal\n"
     "  -t, --tag              put \"[HOST] \" before each line of a job's output\n"
     "  -h, --help             this text\n"
     "\n"
@@ -187,14 +187,15 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     int status = 0, fd = -1;
     if (!payload || exec_print_open(&print, "logs", form)) {
         free(payload);
-        return cli_error("logs", "no memory");
+        return cli_error("logs", "no memory for the buffers of the output");
     }
     fd = standing_ask("logs", cluster, r);
     status = fd < 0 ? CLI_FAILED : 0;
     while (!status) {
         int rc = standing_answer(fd, &f, payload, INT64_MAX);
         if (rc || f.type == CONTROL_ERROR)
-            status = cli_error("logs", "%s", rc ? "the control node of the cluster has ended" : payload);
+            status = cli_error("logs", "%s",
+                               rc ? "the control node of the cluster has ended, and its jobs with it: see `weft status`" : payload);
         if (status || f.type == CONTROL_DONE)
             break;
         exec_print_frame(&print, &f, payload);
@@ -209,16 +210,16 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     return status ? status : lost;
 }
 
-/* Print the rest of a file. */
+/* Print what follows in a file. */
 static void print_rest(FILE *f)
 {
     char some[16384];
-    clearerr(f); /* the file may have grown since its end was seen */
+    clearerr(f); /* the file may have grown after its end was read */
     for (size_t n; (n = fread(some, 1, sizeof some, f)) > 0;)
         fwrite(some, 1, n, stdout);
 }
 
-/* Whether the path still names the open file: the launcher begins a new one when it is full. */
+/* Whether the path still names the open file. The launcher begins a new file when the log is full. */
 static bool same_file(FILE *f, const char *path)
 {
     struct stat open_one, named;
@@ -232,7 +233,7 @@ static int cluster_logs(const char *cluster, bool follow)
     if (standing_find(&p, cluster, false))
         return cli_error("logs", "%s", base_error());
     snprintf(old, sizeof old, "%s.1", p.log);
-    FILE *f = fopen(p.log, "re"); /* first: if it is renamed now, nothing is left out */
+    FILE *f = fopen(p.log, "re"); /* open it first: if the log is renamed after this, no line is missed */
     if (!f)
         return cli_error("logs", "%s: %s", p.log, base_strerror(errno));
     FILE *before = fopen(old, "re");
@@ -246,7 +247,7 @@ static int cluster_logs(const char *cluster, bool follow)
     while (follow && !status && !cli_stopped()) {
         base_sleep_ns(LOG_POLL_NS);
         bool same = same_file(f, p.log);
-        print_rest(f); /* after that look, so that nothing is left in it */
+        print_rest(f); /* after same_file(), so that the last lines of a renamed file are printed, too */
         FILE *next = same ? NULL : fopen(p.log, "re");
         if (next) {
             fclose(f);

@@ -19,7 +19,7 @@
 #define ROUNDS      100 /* the most attempts to remove the directory */
 #define QUIET       20  /* successful attempts in a row: a process that is being killed may still create files in between */
 #define ROUND_NS    (10 * WEFT_MS)
-#define GONE_WITHIN 500 /* the most rounds to wait for the end of a launcher whose pipe is closed: its children are then killed, too */
+#define GONE_WITHIN 500 /* the most rounds to wait until a launcher whose pipe is closed has ended; then its children are killed, too */
 
 bool keeper_remove_dir(const char *dir)
 {

@@ -7,6 +7,7 @@
  */
 #include <fcntl.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,9 +82,10 @@ static void signal_nodes(struct launcher *s, int sig)
         if (!launch_machine(s, i) || (sig == SIGKILL && node->control < 0)) {
             kill(-node->pid, sig);
         } else if (node->control >= 0) {
-            ssize_t n = write(node->control, &byte, 1); /* fails if the pipe is full: ssh hangs then, and is killed in the end */
+            /* fails if the pipe is full, which means that ssh hangs; ssh is then killed at last */
+            ssize_t n = write(node->control, &byte, 1);
             (void)n;
-            if (sig == SIGKILL) { /* closing the pipe also makes the far side end the node; later handle_time() kills ssh */
+            if (sig == SIGKILL) { /* closing the pipe makes the far side end its node; handle_time() kills ssh later */
                 close(node->control);
                 node->control = -1;
             }
@@ -121,13 +123,14 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     node->running = false;
     s->running--;
     launch_close(&node->control);
-    if (s->l->revive && status == 0 && !s->ending) /* the cluster was asked to end; a node that just joins may not have heard of it */
+    /* the whole cluster is ending, although a node that has just joined may not know this yet */
+    if (s->l->revive && status == 0 && !s->ending)
         launch_end_nodes(s, SIGTERM);
     if (s->l->revive && (s->ending || revive_ended(s, rank, how)))
         return;
     bool leader = s->l->lead && rank == 0, ending = s->ending;
     if (leader && !ending) {
-        /* The other nodes leave by themselves, and so free their devices. If the leader failed, it may not have told them to. */
+        /* Let the other nodes leave by themselves, so that they free their devices. If the leader failed, it may not have asked them to. */
         s->ending = true;
         s->grace = base_deadline(LAUNCH_GRACE_NS);
         if (status)
@@ -265,7 +268,7 @@ static void look_at_output(struct launcher *s)
     }
 }
 
-/* Begin a new log file when this one is full, or take the new one that another launcher of the same cluster has begun. */
+/* Begin a new log file when this one is full, or switch to the new one that another launcher of the same cluster has begun. */
 static void turn_log(const struct launcher *s)
 {
     struct stat st, named;
@@ -428,7 +431,7 @@ int launch_cluster(const struct launch *l)
         if (s.interrupted) /* the failure is probably due to the signal */
             status = 128 + s.interrupted;
         else
-            launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment" : base_error());
+            launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment of the nodes" : base_error());
         goto out;
     }
     s.deadline = l->timeout_ns ? base_deadline(l->timeout_ns) : INT64_MAX;
@@ -464,6 +467,7 @@ out:
     for (size_t i = 0; i < LAUNCH_OUTER; i++)
         free(s.outer[i]);
     free(s.env);
+    sodium_memzero(s.secret, sizeof s.secret);
     free(s.in);
     free(s.nodes);
     free(fds);

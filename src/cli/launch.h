@@ -14,16 +14,16 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* A standing cluster: a node that ends is started again, and joins the running cluster. */
+/* For a standing cluster: when a node has ended, a new one is started in its place, and joins the running cluster. */
 struct launch_revive {
-    const char *join;      /* WEFT_JOIN of nodes that are started again */
-    const char *join_file; /* its first line is used instead, if there is such a file. NULL: none */
-    bool joins;            /* nodes join when they are started first, too */
-    uint32_t place;        /* of the first node. A node that joins gets its place as WEFT_RANK, since its number comes from the cluster */
-    const char *up;        /* this file exists once the cluster is up; a node that ends before that ends all */
-    const char *down;      /* when this file exists, the nodes are to end */
+    const char *join;      /* WEFT_JOIN for nodes that are started later */
+    const char *join_file; /* if this file exists, its first line is used instead of `join`; NULL: no such file */
+    bool joins;            /* the first nodes join a running cluster, too */
+    uint32_t place;   /* place of the first node. A node that joins gets its place as WEFT_RANK, because the cluster chooses its number */
+    const char *up;   /* this file exists when the cluster is up; if a node ends before that, the launch fails */
+    const char *down; /* when this file exists, the launcher ends its nodes */
 };
-/* Exit status of a node of a standing cluster. 0: the cluster ends, so no node is started again. */
+/* Exit statuses of a node of a standing cluster. 0: the whole cluster ends, so no node is started again. */
 #define LAUNCH_CANNOT_JOIN 3 /* it could not join, and never can */
 #define LAUNCH_NOT_JOINED  4 /* it could not join now */
 
@@ -37,24 +37,24 @@ struct launch {
     bool lead;
     bool tag, kill_on_failure;
     const struct launch_revive *revive; /* NULL: nodes that end are not started again */
-    uint32_t first, size;               /* WEFT_RANK of the first node of those that start together; WEFT_SIZE, 0: `nodes` */
+    uint32_t first, size;               /* first: WEFT_RANK of the first node; size: WEFT_SIZE, 0 means `nodes` */
     const char
         *log; /* the file that is standard output and error: at `log_max` bytes it is renamed to FILE.1, and a new one begun. NULL: none */
     int64_t log_max;
     int64_t timeout_ns;    /* 0: none */
     const char *hostfile;  /* NULL: use the environment's */
     const char *pool;      /* NULL: use the environment's */
-    const char *softverbs; /* as in "switch:8": emulated devices, one emulated host for each node; NULL: none */
+    const char *softverbs; /* emulated devices, for example "switch:8", with one emulated host for each node; NULL: none */
     uint32_t gpus;         /* number of GPUs for each node; 0: do not assign any */
     bool guard;            /* a separate process for each node owns its devices */
     const char *self;      /* path of this command here */
     bool make_secret;      /* create a secret for this cluster, since the user has set none */
     /* For nodes on other machines. */
     const char *const *ssh;  /* [nodes] ssh's name of each node's machine, NULL for this machine; or NULL: all nodes are on this machine */
-    const char *const *told; /* NULL-terminated assignments for their environment */
+    const char *const *told; /* NULL-terminated list of assignments for the environment of these nodes */
     const char *weft;        /* path of this command there */
-    const char *cluster;     /* start those nodes by this standing cluster, of whose nodes `ssh` has the numbers; NULL: by ssh */
-    const char *coord;       /* address of node 0; NULL: a Unix socket of this machine */
+    const char *cluster; /* a standing cluster that starts those nodes; then `ssh` has the numbers of its nodes. NULL: start them by ssh */
+    const char *coord;   /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2
 #define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000) /* time between asking nodes to end and killing them */
@@ -85,13 +85,14 @@ bool keeper_remove_dir(const char *dir); /* true: it does not exist any more */
 
 /* --- relay.c --- */
 #define RELAY_LINE_MAX  (1u << 20)   /* a longer line is split */
-#define RELAY_QUEUE_MAX (256u << 10) /* read no more output of nodes while so many bytes are queued */
+#define RELAY_QUEUE_MAX (256u << 10) /* stop reading the output of nodes while this many bytes are queued */
 
 /* A destination of lines: the launcher's stdout or stderr. Never blocks; lines that cannot be written yet are queued. */
 struct relay_out {
     int fd;
-    bool broken; /* it cannot be written any more, for the reason in `error`; EPIPE: nobody reads it */
-    bool drop;   /* a log: what cannot be written is dropped, and the rest goes on. A full disk may have room again */
+    bool broken; /* the destination cannot be written any more, for the reason in `error`; EPIPE: its reader has gone */
+    /* for a log: output that cannot be written is dropped, and later output is written again, because a full disk may get room */
+    bool drop;
     int error;
     char *data;
     size_t start, end, room;
@@ -100,8 +101,8 @@ struct relay_out {
 struct relay_in {
     int fd; /* -1: closed */
     uint32_t node;
-    const char *label; /* what stands in the tag instead of the node; NULL: the node */
-    bool bare;         /* no tag, and no newline after an unfinished line: whole lines, as they are */
+    const char *label; /* text of the tag in place of the node's number; NULL: the number */
+    bool bare;         /* pass on whole lines unchanged, without tag, and without adding a newline to an unfinished line */
     struct relay_out *to;
     char *line; /* an incomplete line */
     size_t len, room;
@@ -111,10 +112,11 @@ static inline size_t relay_waiting(const struct relay_out *o)
 {
     return o->end - o->start;
 }
-void relay_say(struct relay_out *o, const char *text, size_t len); /* write a line of the launcher itself */
-/* Read available bytes. Returns 1 if there were some, 0 if not, -1 at the end: it is then closed, and its last line passed on. */
+void relay_say(struct relay_out *o, const char *text, size_t len); /* print a line of the launcher itself */
+/* Read available bytes. Returns 1 if there were some, 0 if not, -1 at the end of the output; then the source is closed, and its last line
+ * was passed on. */
 int relay_read(struct relay_in *in);
-/* The same for bytes that came otherwise. */
+/* The same for bytes that the caller has read itself. */
 void relay_feed(struct relay_in *in, const char *bytes, size_t len);
 void relay_close(struct relay_in *in); /* passes on an unfinished line */
 void relay_write(struct relay_out *o); /* writes as much as possible without blocking */

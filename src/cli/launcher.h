@@ -17,14 +17,14 @@
 #include "cli/launch.h"
 #include "fabric/fabric.h"
 
-#define LAUNCH_OUTER 7 /* variables that an emulated host changes */
+#define LAUNCH_OUTER 7 /* number of variables that an emulated host changes */
 
 struct node {
-    pid_t pid; /* of the node; for a node on another machine: of ssh */
+    pid_t pid; /* process of the node; for a node on another machine, of its ssh */
     bool running;
     bool waits; /* it is started again at `again` */
     int64_t began, again;
-    uint32_t hasty; /* grows when a node ends soon after its start, and falls when one does not */
+    uint32_t hasty; /* increased when a node ends soon after its start, decreased when it does not */
     uint32_t tries; /* how many in a row could not join */
     int control;    /* pipe to ssh's standard input, for a node on another machine; else -1 */
 };
@@ -32,15 +32,15 @@ struct node {
 struct launcher {
     const struct launch *l;
     struct node *nodes;
-    uint32_t started, running, waiting; /* waiting: nodes that are started again later */
-    bool up;                            /* the standing cluster was seen to be up */
+    uint32_t started, running, waiting; /* waiting: number of nodes that will be started again later */
+    bool up;                            /* the standing cluster has been up */
     char path[4096];                    /* path of the program */
     char **env;                         /* environment of the nodes; env[0] is the rank */
     char gpus[GPUS_ROOM];               /* GPUs of the node that is being started */
     char join[4096];                    /* WEFT_JOIN of a node that is started again */
     char rank[32], size[32], coord[160], pool[64], secret[80], guard[FAB_GUARD_MAX + 16], *hostfile;
     char *outer[LAUNCH_OUTER]; /* WEFT_OUTER_NAME=VALUE: the value of NAME outside the emulation */
-    char dir[96];              /* directory for the socket, where sockets need files, and for an emulated fabric; "": none */
+    char dir[96]; /* directory for the nodes' socket, on systems where sockets need files, and for an emulated fabric; "": none */
     struct emulation emulation;
     struct keeper keeper;
     struct relay_out out, err;
@@ -50,8 +50,8 @@ struct launcher {
 
     int status;          /* exit status of the first node that failed; 0: none */
     int output_status;   /* exit status because output was lost before any node failed; 0: none was lost */
-    int interrupted;     /* the first signal that asked to end and was passed on; 0: none */
-    bool hurried;        /* a second such signal came: do not wait for a reader that does not read */
+    int interrupted;     /* the first signal that asked the launcher to end, and was passed on; 0: none */
+    bool hurried;        /* a second such signal has come: do not wait for readers of the output */
     bool ending, killed; /* the nodes were asked to end; they were killed */
     bool timed_out;
     int64_t deadline;  /* when --timeout ends the nodes; INT64_MAX: never */
@@ -64,7 +64,8 @@ static inline const char *launch_machine(const struct launcher *s, uint32_t rank
     return s->l->ssh ? s->l->ssh[rank] : NULL;
 }
 
-static inline uint32_t launch_place(const struct launcher *s, uint32_t rank) /* of a standing cluster; else the rank */
+/* the node's place in a standing cluster; otherwise its rank */
+static inline uint32_t launch_place(const struct launcher *s, uint32_t rank)
 {
     return rank + (s->l->revive ? s->l->revive->place : 0);
 }
@@ -96,7 +97,7 @@ int launch_make_environment(struct launcher *s);
 int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit status after an error was printed */
 
 /* --- revive.c: only with s->l->revive --- */
-/* A node has ended. True: this was dealt with. False: the cluster was not up yet, so all is to end. */
+/* Handle the end of a node. True: done. False: the cluster was not up yet, so the whole launch must end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
 void revive_round(struct launcher *s);        /* start the nodes that are due */

@@ -24,6 +24,8 @@ static const struct command commands[] = {
     {"exec", "run a command on hosts of a standing cluster, without ssh", cli_exec},
     {"cast", "copy files to many hosts of a standing cluster at once", cli_cast},
     {"cp", "copy files between hosts of a standing cluster", cli_cp},
+    {"proxy", "let programs of a host without network use the network of another", cli_proxy},
+    {"publish", "let others reach a server of a host without network at another host", cli_publish},
     {"ps", "list the jobs of a standing cluster", cli_ps},
     {"kill", "end a job of a standing cluster", cli_kill},
     {"logs", "print the log of a standing cluster, or the output of a detached job", cli_logs},
@@ -56,7 +58,7 @@ static void cli_main_print_help(FILE *to)
           "`weft COMMAND --help` (or `weft help COMMAND`) explains a command; `weft --version` prints the version.\n"
           "Settings are environment variables, WEFT_...; `weft config` lists them.\n"
           "Messages go to standard error. Exit status: 0, 1 for a failure, 2 for a wrong command line;\n"
-          "`run`, `map` and `exec` have more.\n",
+          "`run`, `map`, `exec` and `proxy` have more.\n",
           to);
 }
 

@@ -263,6 +263,15 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
     }
 }
 
+/* Whether standard input is one of the inputs. */
+static bool reads_input(const struct map_options *o)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < o->file_count; i++)
+        any = any || strcmp(o->files[i], "-") == 0;
+    return any;
+}
+
 /* Start all nodes with the launcher, and wait for their end. Returns the exit status. */
 static int launch(struct map_options *o, struct launch *l, int argc, char **argv)
 {
@@ -276,9 +285,8 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
         return cli_error("map", "no memory for the nodes' arguments");
     l->lead = true;
     l->nodes = o->nodes;
-    for (uint32_t i = 0; i < o->file_count && !status && isatty(STDIN_FILENO); i++)
-        if (strcmp(o->files[i], "-") == 0)
-            status = cli_usage("map", "with nodes on other hosts a terminal cannot be the input");
+    if (reads_input(o) && isatty(STDIN_FILENO))
+        status = cli_usage("map", "with nodes on other hosts a terminal cannot be the input");
     if (!status && l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("map", "%s", base_error());
     if (!status && l->cluster && (l->hostfile || l->softverbs))
@@ -289,9 +297,9 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
         l->nodes = e.hosts;
     if (!status && l->nodes > MAP_NODES_MAX)
         status = cli_usage("map", "%u nodes: a job has at most %u; see --nodes", l->nodes, MAP_NODES_MAX);
-    if (!status && l->cluster && l->ssh[0])
-        status = cli_usage("map", "cluster '%s' has emulated hosts, which have no files: use --softverbs", l->cluster);
-    if (!status && l->ssh && l->ssh[0])
+    if (!status && l->cluster && l->ssh[0] && reads_input(o))
+        status = cli_usage("map", "cluster '%s' has emulated hosts, which have no standard input: name the files", l->cluster);
+    if (!status && l->ssh && l->ssh[0] && !l->cluster)
         status = cli_usage("map", "hostfile %s: the first host, %s, is not this host: it must be, because the files are here", l->hostfile,
                            l->ssh[0]);
     o->nodes = l->nodes;

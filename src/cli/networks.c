@@ -9,7 +9,7 @@
 #include "cli/networks.h"
 #include "fabric/ofi/provider.h"
 
-/* The first one of the list is chosen, at the address by which the node joins. */
+/* The provider that weft would choose is the first of the list, at the address by which the node joins. */
 static void networks_use(const struct ofi_listed *e, const struct ofi_listed *first, char *out, size_t len)
 {
     if (e->traits.rank == OFI_NEVER)

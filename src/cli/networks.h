@@ -7,6 +7,6 @@
 
 #include <stdbool.h>
 
-int cli_networks(bool as_json); /* prints the providers of libfabric; an exit status */
+int cli_networks(bool as_json); /* prints the providers of libfabric; returns an exit status */
 
 #endif

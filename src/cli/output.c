@@ -211,7 +211,7 @@ int cli_flush(const char *sub)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))
         return 0;
-    return cli_error(sub, "standard output: %s", base_strerror(errno));
+    return cli_error(sub, "cannot write to standard output: %s", base_strerror(errno));
 }
 
 int cli_json_print(const char *sub, json_t *value)
@@ -219,7 +219,7 @@ int cli_json_print(const char *sub, json_t *value)
     char *text = value ? json_dumps(value, JSON_INDENT(2)) : NULL;
     json_decref(value);
     if (!text)
-        return cli_error(sub, "no memory for the JSON");
+        return cli_error(sub, "no memory for the JSON output");
     puts(text);
     free(text);
     return cli_flush(sub);

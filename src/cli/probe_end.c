@@ -60,7 +60,7 @@ static int ready(struct probe_end *e, short events, int64_t deadline)
         if (cli_stopped())
             return base_fail(-EINTR, "interrupted");
         if (base_now_ns() > deadline)
-            return base_fail(-ETIMEDOUT, "the other end of the probe does not answer");
+            return base_fail(-ETIMEDOUT, "the other end of the probe does not answer: is its `weft probe` still running?");
         if (poll(&f, 1, 100) > 0)
             return 0;
     }
@@ -76,7 +76,7 @@ static int move(struct probe_end *e, void *bytes, size_t len, bool out)
             return rc;
         ssize_t n = out ? send(e->fd, at, len, MSG_NOSIGNAL | MSG_DONTWAIT) : recv(e->fd, at, len, MSG_DONTWAIT);
         if ((n == 0 && !out) || (n < 0 && (errno == ECONNRESET || errno == EPIPE)))
-            return base_fail(-ECONNRESET, "the other end closed the connection");
+            return base_fail(-ECONNRESET, "the other end of the probe has closed the connection: its own output may have the reason");
         if (n < 0 && errno != EAGAIN && errno != EINTR)
             return base_fail(-errno, "the other end: %s", base_strerror(errno));
         if (n > 0) {

@@ -37,7 +37,7 @@ static int probe_gpu_start(struct probe_gpu *g)
     if ((rc = probe_gpu_failed("cuDeviceGetCount", cuda->cuDeviceGetCount(&count))))
         return rc;
     if (count == 0)
-        return base_fail(-ENODEV, "CUDA's driver knows of no GPU");
+        return base_fail(-ENODEV, "CUDA's driver finds no GPU: `weft gpus` shows the reason");
     if ((rc = probe_gpu_failed("cuDeviceGet", cuda->cuDeviceGet(&g->device, 0))) ||
         (rc = probe_gpu_failed("cuDeviceGetName", cuda->cuDeviceGetName(g->name, (int)sizeof g->name, g->device))) ||
         (rc = probe_gpu_failed("cuDevicePrimaryCtxRetain", cuda->cuDevicePrimaryCtxRetain(&g->context, g->device))))
@@ -66,7 +66,7 @@ void probe_gpu_close(struct probe_gpu *g)
     (void)cuda->cuDevicePrimaryCtxRelease_v2(g->device);
 }
 
-/* --- memory that the driver makes --- */
+/* --- memory that the driver allocates --- */
 
 static int no_gpu(const struct piece *m)
 {
@@ -134,7 +134,7 @@ static void virtual_back(struct piece *m)
     (void)cuda->cuMemRelease(m->handle);
 }
 
-/* As the arenas of the library are made; and such that an RDMA device may be given it, where the driver can say so. */
+/* Allocate memory as arenas are allocated in the library, and, if the driver can say so, such that it can be given to an RDMA device. */
 static int virtual_make(struct piece *m, cuda_ptr *at)
 {
     struct cuda_allocation kind = {.kind = CUDA_MEMORY_PINNED, .handles = CUDA_HANDLE_FD, .where = {CUDA_AT_DEVICE, m->gpu->device}};
@@ -210,7 +210,7 @@ static int differs(const uint8_t *seen, uint64_t bytes, uint8_t byte, const char
     return 0;
 }
 
-/* Lets the GPU fill the memory, by the GPU's address of it, and checks the bytes. */
+/* Let the GPU fill the memory, by its own address for it, and check the bytes. */
 static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
 {
     int rc = probe_gpu_failed("cuMemsetD8", cuda->cuMemsetD8_v2(at, byte, m->bytes));
@@ -220,7 +220,7 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
         return rc ? rc : differs(m->at, m->bytes, byte, "that the processor reads");
     uint8_t *copy = malloc(m->bytes);
     if (!copy)
-        return base_fail(-ENOMEM, "no memory for a copy");
+        return base_fail(-ENOMEM, "no memory for a copy of the bytes that the GPU writes");
     rc = probe_gpu_failed("cuMemcpyAsync", cuda->cuMemcpyAsync(address(copy), at, m->bytes, NULL));
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What weft probe memory needs of a GPU: memory that its driver makes, and whether it reaches memory of this process. The driver is CUDA's,
- * as the library loads it.
+ * What weft probe memory needs of a GPU: memory that its driver allocates, and a test whether the GPU can access memory of this process.
+ * The driver is CUDA's, loaded in the same way as by the library.
  */
 #ifndef WEFT_CLI_PROBE_GPU_H
 #define WEFT_CLI_PROBE_GPU_H
@@ -15,7 +15,7 @@ struct probe_gpu {
     int device;
 };
 
-/* A piece of memory of some kind, and how to give it back. */
+/* A piece of memory of some kind, and how to free it. */
 struct piece {
     struct probe_gpu *gpu;
     void *at, *to_free;
@@ -23,16 +23,17 @@ struct piece {
     int fd, dmabuf;  /* -1: none */
     uint64_t handle; /* the GPU driver's */
     bool read_only;
-    const char *made_by;               /* a call of the GPU's driver: the GPU reaches it at the same address; else NULL */
-    bool far;                          /* only the GPU does, this process does not */
+    /* the call of the GPU's driver that allocated it, after which the GPU accesses it at the same address; else NULL */
+    const char *made_by;
+    bool far;                          /* only the GPU can access it, not this process */
     void (*give_back)(struct piece *); /* NULL: munmap() or free() */
 };
 
-/* The first GPU. There is none: `g->why`. */
+/* Open the first GPU. If there is none, g->why tells why. */
 void probe_gpu_open(struct probe_gpu *g);
 void probe_gpu_close(struct probe_gpu *g);
 
-/* Memory that the driver makes: 0, or a negative errno with a sentence. */
+/* Allocate memory of the driver. Return 0, or a negative errno with base_error(). */
 int probe_gpu_pinned(struct piece *m);
 int probe_gpu_plain(struct piece *m);
 int probe_gpu_virtual(struct piece *m);
@@ -41,8 +42,8 @@ int probe_gpu_managed(struct piece *m);
 int probe_gpu_plain_dmabuf(struct piece *m);
 int probe_gpu_virtual_dmabuf(struct piece *m);
 
-/* Whether the GPU reaches it: writes all of it, and what it wrote is seen. `*call` is how the GPU knows it; NULL: it does
- * not. */
+/* Whether the GPU can access the memory: lets the GPU write all of it, and checks the bytes. `*call`: the driver's call that gave access;
+ * NULL: none has. */
 int probe_gpu_reach(const struct piece *m, const char **call);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Computes, from the measurements of a link, their table and a proposal for the lanes of the tb transport (WEFT_TB_LANES). The functions do
- * nothing else.
+ * Computes, from the measurements of a link, their table and a proposal for the lanes of the tb transport (WEFT_TB_LANES). These functions
+ * only compute: they open no device and print nothing.
  */
 #include <stdio.h>
 
@@ -11,7 +11,8 @@
 
 const uint32_t link_depths[DEPTHS] = {1, 2, 4, 8, 16, 32, 64};
 
-/* Combine the results of both directions, since a lane has the same size and depth in both. If only one was measured, use that. */
+/* Combine the results of both directions, because a lane has the same size and depth in both. If only one direction was measured, use that
+ * one. */
 static struct link_result both_ways(const struct link_result of[WAYS])
 {
     const struct link_result *a = &of[THERE], *b = &of[BACK];

@@ -23,14 +23,14 @@
 #define LARGEST     (1u << 20)
 #define RECEIVES    256u
 #define MEASURE     INT64_C(60000000)
-#define QUIET       INT64_C(300000000) /* if nothing arrives for so long, missing messages are lost, or the other end is gone */
+#define QUIET       INT64_C(300000000) /* if no message arrives for this long, the missing messages are lost, or the other end is gone */
 #define STALL       INT64_C(10000000000)
-#define LOOK        INT64_C(5000000) /* check the port's state at most this often, since a check may be a system call, ... */
-#define PAUSE       INT64_C(500000)  /* ... except after so long without a message */
+#define LOOK        INT64_C(5000000) /* check the port's state at most this often, because a check may be a system call, ... */
+#define PAUSE       INT64_C(500000)  /* ... but always when no message has arrived for this long */
 #define DONE        INT64_C(-1)      /* on the stream: no more reports of posted receives; the results follow */
 #define GIVEN_UP    INT64_C(-1)      /* on the stream: instead of a size and a depth. A negated size and depth ask the other end to send */
 #define FILL_ROUNDS 50u
-#define LOSS_MOST   100u /* if one in so many messages is lost, try no greater depth */
+#define LOSS_MOST   100u /* if one message in this many is lost, try no greater depth */
 enum { POLL = 16 };
 
 struct link_probe {
@@ -122,7 +122,7 @@ static bool said(const struct probe_end *e)
 
 static int given_up(void)
 {
-    return base_fail(-ECONNABORTED, "the other end has given up");
+    return base_fail(-ECONNABORTED, "the other end of the probe has given up: its own output has the reason");
 }
 
 /* --- the end that receives --- */
@@ -264,7 +264,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
             uint32_t slot = free_slots[left - 1];
             stamp(e->base + (uint64_t)slot * size, size, *sent);
             int rc = link_post(e, true, slot, size);
-            if (rc == -ENOMEM && left < depth) { /* the queue is full below its depth; known of Thunderbolt devices */
+            if (rc == -ENOMEM && left < depth) { /* the queue is full below its depth, as on some Thunderbolt devices */
                 r->refused = true;
                 break;
             }
@@ -380,7 +380,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     return 0;
 }
 
-/* Tell the other end that this one gives up, and keep the error text in `why`. */
+/* Tell the other end that this end gives up, and keep the error text in `why`. */
 static int link_give_up(struct link_probe *l, int rc)
 {
     snprintf(l->why, sizeof l->why, "%.*s", (int)sizeof l->why - 1, base_error());

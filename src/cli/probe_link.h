@@ -12,7 +12,7 @@ enum { THERE, BACK, WAYS };
 extern const uint32_t link_depths[DEPTHS];
 
 struct link_result {
-    bool tried, refused; /* refused: the queue was full before it had so many messages */
+    bool tried, refused; /* refused: the queue was full before it had this many messages */
     uint64_t sent, lost, damaged, bytes_per_second;
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe memory: which kinds of memory an RDMA device registers, which a GPU reaches, and which both do at once.
+ * weft probe memory: which kinds of memory an RDMA device can register, which a GPU can access, and which both can use at the same time.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -105,7 +105,7 @@ static int of_private_file(struct piece *m)
     return rc ? rc : mapped(m, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 }
 
-/* What is made by a system that is not this one. */
+/* A kind of memory that only another system has. */
 static int of_macos(struct piece *m)
 {
     (void)m;
@@ -132,7 +132,8 @@ static void probe_memory_give_back(struct piece *m)
 
 static const struct kind {
     const char *name;
-    int (*make)(struct piece *m); /* may change `bytes`; a negative errno, with or without base_fail(): there is no such memory here */
+    /* allocates the memory, and may change `bytes`; a negative errno, with or without base_fail(): this machine has no such memory */
+    int (*make)(struct piece *m);
 } kinds[] = {
     {"malloc", of_malloc},
     {"posix_memalign, a page's start", of_memalign},
@@ -162,10 +163,10 @@ struct report {
     json_t *list;
 };
 
-/* What one side said of a piece of memory. */
+/* The answer of one side, the RDMA device or the GPU, about a piece of memory. */
 struct answer {
     bool tried;
-    int code;         /* 0: it registers, the GPU reaches it */
+    int code;         /* 0: the device has registered it, or the GPU can access it */
     const char *call; /* by which; NULL: none was needed */
     char why[320];
 };
@@ -188,7 +189,7 @@ static void answer_not_tried(struct answer *a, const char *why)
     snprintf(a->why, sizeof a->why, "%s", why);
 }
 
-/* Why not, of both; that there is no GPU stands above the table, and is short here. */
+/* Write the reasons of both sides for a refusal. If there is no GPU, the reason is printed above the table, and abbreviated here. */
 static void note_of(const struct report *r, const struct answer *rdma, const struct answer *gpu, char *out, size_t room)
 {
     const char *first = rdma->why, *second = gpu->why;
@@ -250,7 +251,7 @@ static void try_gpu(const struct report *r, const struct piece *m, struct answer
     }
 }
 
-/* First while it is a region; where that does not go, alone. */
+/* Test a kind of memory: first both sides together; if that fails, the GPU alone. */
 static void try_kind(struct report *r, const struct kind *k, uint64_t bytes)
 {
     struct piece m = {.gpu = &r->gpu, .bytes = bytes, .fd = -1, .dmabuf = -1};
@@ -281,7 +282,7 @@ static void try_kind(struct report *r, const struct kind *k, uint64_t bytes)
     probe_memory_give_back(&m);
 }
 
-/* The same bytes in two regions at once. */
+/* Test whether two regions can have the same bytes at the same time. */
 static void try_twice(struct report *r, uint64_t bytes)
 {
     struct verbs_regions one, two;

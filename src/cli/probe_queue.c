@@ -158,8 +158,8 @@ static struct past probe_queue_fill(const struct verbs_device *d, struct ibv_qp 
     return past;
 }
 
-/* Test with two connected queue pairs of this device. The second one posts no receives, so sends stay in the queue. On a device whose sends
- * do not wait for receives, their completions are not polled, so they still take their places. */
+/* Test with two connected queue pairs of this device. The second one posts no receives, so sends stay in the queue. If the device completes
+ * sends without a receive, their completions are not polled, so the sends still occupy the queue. */
 static int past_here(struct queue_report *r, struct ibv_cq *cq)
 {
     struct verbs_device *d = r->d;
@@ -184,7 +184,7 @@ static int past_here(struct queue_report *r, struct ibv_cq *cq)
     return rc;
 }
 
-/* The same with a queue pair of another host, which does nothing meanwhile. */
+/* The same with a connected queue pair on another host, which posts nothing meanwhile. */
 static int past_there(struct queue_report *r, const struct probe *p, int fd)
 {
     struct probe_end e = {.p = p, .fd = fd, .leads = !p->listen, .count = 1, .size = request_bytes(r->d)};

@@ -85,7 +85,7 @@ static void try_all(struct trial *t)
     }
     if (!t->code || !t->count || cli_stopped())
         return;
-    /* After freeing a region, another one must be possible. */
+    /* after a region was freed, another registration must succeed */
     int code = t->code;
     int64_t ns = t->ns;
     probe_regions_give_back(t, t->count - 1);

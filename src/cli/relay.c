@@ -11,8 +11,8 @@
 #include "base/base.h"
 #include "cli/launch.h"
 
-/* If poll() reports a pipe as writable, a write of so many bytes does not block. The descriptor cannot be made non-blocking, because other
- * processes share it. */
+/* If poll() reports a pipe as writable, a write of up to this many bytes does not block. The descriptor itself cannot be made non-blocking,
+ * because other processes share it. */
 #define WRITE_MAX 4096u
 
 static void relay_give_up(struct relay_out *o, int error)
@@ -78,7 +78,7 @@ static bool relay_make_room(struct relay_in *in, size_t more)
     return true;
 }
 
-/* So many bytes have been put behind the incomplete line: pass on all lines that are complete. */
+/* Note that `n` bytes were added to the incomplete line, and pass on all lines that are complete now. */
 static void relay_lines(struct relay_in *in, size_t n)
 {
     size_t seen = in->len, begin = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The launcher of a standing cluster starts a node again that has ended. The new one joins the running cluster, under a new number. Places
- * stay: the third node that was started here is at place 2, and so are those that come after it.
+ * For the launcher of a standing cluster: when a node has ended, start a new one. The new node joins the running cluster, and gets a new
+ * number, but the place of the old one: the third node that was started here is at place 2, and so are all nodes that replace it.
  *
- * A node that ends soon after its start is started again later each time, since each start uses up a number.
+ * If nodes end soon after their start, the launcher waits longer before each new start, because each start uses up a number.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -14,11 +14,11 @@
 
 #include "cli/launcher.h"
 
-#define HASTY_NS  (2 * WEFT_SECOND) /* a node that ended earlier has ended soon */
+#define HASTY_NS  (2 * WEFT_SECOND) /* a node that lived less than this has ended "soon" */
 #define AGAIN_MIN (100 * WEFT_MS)
 #define AGAIN_MAX (30 * WEFT_SECOND)
-#define TRIES     3u              /* in which a node must have joined */
-#define LOOK_NS   (500 * WEFT_MS) /* between two looks whether the cluster is to end */
+#define TRIES     3u              /* a node must join within this many attempts */
+#define LOOK_NS   (500 * WEFT_MS) /* time between two checks whether the cluster is to end */
 
 static void forget(struct launcher *s)
 {
@@ -38,7 +38,7 @@ static void start_later(struct launcher *s, struct node *node)
     s->waiting++;
 }
 
-/* The node cannot come back. When none is left, the launcher ends. */
+/* Start no more nodes at a place. When all places are given up, the launcher ends. */
 static void give_up(struct launcher *s, uint32_t place, const char *why)
 {
     launch_say(s, "place %u: no node is started there any more: %s", place, why);
@@ -72,7 +72,8 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
     return true;
 }
 
-/* The members to join by: as the nodes of this host last wrote them down, since the cluster may have changed, else those of the start. */
+/* Set WEFT_JOIN for a new node: the addresses that the nodes of this host wrote last, because the cluster may have changed; without such a
+ * file, the addresses from the start. */
 static void read_members(struct launcher *s)
 {
     const struct launch_revive *r = s->l->revive;
@@ -90,20 +91,21 @@ static void start_again(struct launcher *s, uint32_t rank)
     struct node *node = &s->nodes[rank];
     node->waits = false;
     s->waiting--;
-    for (uint32_t i = 2 * rank; s->in && i < 2 * rank + 2; i++) { /* what the one before it has written */
+    for (uint32_t i = 2 * rank; s->in && i < 2 * rank + 2; i++) { /* the rest of the old node's output */
         while (s->in[i].fd >= 0 && s->in[i].drained <= (1u << 20) && relay_read(&s->in[i]) > 0)
             ;
         relay_close(&s->in[i]);
     }
     read_members(s);
-    node->began = base_now_ns(); /* a start that fails, for want of descriptors, counts as one that ended soon */
+    node->began = base_now_ns(); /* a start that fails, for example for lack of descriptors, counts as a node that ended soon */
     if (launch_start_node(s, rank))
         start_later(s, node);
 }
 
 bool revive_down(struct launcher *s)
 {
-    s->up = s->up || access(s->l->revive->up, F_OK) == 0; /* looked at often: a control node that leaves removes it for a moment */
+    /* checked often, because a control node that leaves removes the socket for a moment */
+    s->up = s->up || access(s->l->revive->up, F_OK) == 0;
     return !s->ending && access(s->l->revive->down, F_OK) == 0;
 }
 

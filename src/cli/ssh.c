@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starts nodes on other hosts. The launcher starts ssh as it starts a node. ssh runs `weft run --as-node` on the other host. That command
- * reads the program and its environment from standard input, not from arguments, which would show the cluster secret to other users. It
- * starts the node, and then reads signals to pass on, one byte each. When its input ends, it ends the node: so nothing is left on the other
- * host when the launcher or the connection is gone.
+ * Starts nodes on other hosts. The launcher starts ssh in the same way as it starts a node. ssh runs `weft run --as-node` on the other
+ * host. That command reads the program and its environment from standard input, because arguments would show the cluster secret to other
+ * users. It starts the node, and then reads signals to pass on, one byte each. When its input ends, it ends the node, so nothing is left on
+ * the other host when the launcher or the connection is gone.
  */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,11 +94,11 @@ int ssh_command(struct ssh_command *c, const char *host, const char *weft)
     char *save = NULL;
     for (char *word = strtok_r(c->words, " \t", &save); word; word = strtok_r(NULL, " \t", &save)) {
         if (n + 8 > sizeof c->argv / sizeof c->argv[0])
-            return base_fail(-E2BIG, "WEFT_SSH has too many words");
+            return base_fail(-E2BIG, "WEFT_SSH has too many words: use a script instead");
         c->argv[n++] = word;
     }
     if (n == 0)
-        return base_fail(-EINVAL, "WEFT_SSH has only blanks");
+        return base_fail(-EINVAL, "WEFT_SSH contains only blanks: unset it to use ssh");
     for (unsigned i = 0; i < sizeof options / sizeof options[0]; i++)
         c->argv[n++] = options[i];
     memcpy(c->remote, "exec ", 5);
@@ -152,6 +153,7 @@ static int ssh_read_all(void *buf, size_t len)
 
 struct job {
     char *text; /* all strings of the launch message */
+    size_t bytes;
     char *dir, **argv, **env;
     char gpus[GPUS_ROOM]; /* assignment that replaces GPUS_ASKED */
 };
@@ -166,7 +168,8 @@ static char *take_strings(char *at, char **list, uint32_t count)
     return at;
 }
 
-/* Variables of weft are for other clusters, but for those that say who owns this host's devices, unless the order has its own. */
+/* Whether the program inherits this variable of its host. It does not inherit variables of weft, which may belong to another cluster,
+ * except those that name the owner of the host's devices. Variables in the launch message replace those of the host. */
 static bool is_kept(const char *variable, char *const *order, size_t count)
 {
     static const char *const of_this_host[] = {"WEFT_GUARD=", "WEFT_GUARD_SOCKET="};
@@ -190,6 +193,7 @@ static int read_job(struct job *job)
             "no valid launch message on standard input (only the launcher may use --as-node; both hosts must have the same version of "
             "weft)");
     job->text = malloc(o.bytes);
+    job->bytes = o.bytes;
     if (!job->text)
         return base_fail(-ENOMEM, "no memory for the launch message");
     if ((rc = ssh_read_all(job->text, o.bytes)))
@@ -315,6 +319,8 @@ out:
     keeper_stop(&keeper);
     free(job.argv);
     free(job.env);
+    if (job.text)
+        sodium_memzero(job.text, job.bytes);
     free(job.text);
     return status;
 }

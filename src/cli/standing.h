@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * A standing cluster: nodes that stay until `weft down`, and offer their services to the programs of their user. Its files, lowest first:
+ * A standing cluster: nodes that run until `weft down`, and offer their services to the programs of their user. Its files, lowest first:
  *
  *   control.c          frames and requests of the control socket
  *   standing_place.c   the cluster's folder on this host: control socket, lock, log
- *   standing_desk.c    what a node tells of itself: host, devices, links, memory
- *   standing_told.c    what nodes have told, also those that are gone
- *   standing_task.c, standing_jobs.c   processes that were asked for by `weft exec`
- *   standing_members.c   what a node needs to join
+ *   standing_desk.c    the desk: what a node publishes about itself: host, devices, links, memory
+ *   standing_told.c    what this node has learned about all nodes, also about nodes that are gone
+ *   standing_task.c, standing_jobs.c   processes that `weft exec` has started
+ *   standing_members.c   addresses, secret and settings, which a node needs to join
+ *   standing_forward.c   proxies and published ports (forward.h)
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
  *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c   the commands
@@ -28,133 +29,139 @@
 
 /* --- standing_place.c --- */
 #define STANDING_NAME_MAX 32u
-#define STANDING_LOG_MAX  (INT64_C(4) << 20) /* bytes of `log`; then it becomes `log.1`, whose former content is gone */
-#define STANDING_PATH     100                /* of the socket's path: 104 is all that a socket's address holds on macOS */
+#define STANDING_LOG_MAX  (INT64_C(4) << 20) /* bytes; a larger `log` is renamed to `log.1`, and replaces the former `log.1` */
+#define STANDING_PATH     100                /* longest path of a socket in the folder: on macOS, a socket's address holds 104 bytes */
 struct standing_place {
     char name[STANDING_NAME_MAX + 1];
-    char folder[STANDING_PATH - 8]; /* 0700, of this user */
+    char folder[STANDING_PATH - 8]; /* mode 0700, owned by this user */
     char socket[STANDING_PATH], log[STANDING_PATH], lock[STANDING_PATH];
-    char control_lock[STANDING_PATH]; /* the node that serves the control socket has it */
-    char down[STANDING_PATH];         /* a file that says to the launchers of this host that the cluster ends */
-    char members[STANDING_PATH];      /* addresses of members, for nodes that join again */
+    char control_lock[STANDING_PATH]; /* held by the node that serves the control socket */
+    char down[STANDING_PATH];         /* while this file exists, the launchers of this host end their nodes */
+    char members[STANDING_PATH];      /* addresses of members, from which nodes join again */
 };
-/* Find the folder of a cluster. `name`: NULL: WEFT_CLUSTER, else "default". `make`: create it. Errors: -EINVAL the name; -EPERM the folder
- * is not this user's alone; -ENOENT it does not exist (not if `make`); others of the system. */
+/* Find the folder of a cluster. `name`: NULL stands for WEFT_CLUSTER, or "default" if that is not set. `make`: create the folder. Errors:
+ * -EINVAL: the name is not allowed; -EPERM: other users can reach the folder; -ENOENT: it does not exist (without `make`); others of the
+ * system. */
 int standing_find(struct standing_place *p, const char *name, bool make);
-/* Take the cluster's lock, for the life of this process and of those that it forks: a launcher has it. Returns the descriptor. The first
- * launcher: -EBUSY: the cluster is up. `more`: this one starts more nodes of a cluster that is up; -ECONNREFUSED: it is not. */
+/* Take the cluster's lock, which a launcher holds. The lock lasts until this process and all processes that it forks have ended. Returns
+ * the descriptor. Without `more`, for the first launcher: -EBUSY: the cluster is up. With `more`, for a launcher that adds nodes:
+ * -ECONNREFUSED: the cluster is not up. */
 int standing_lock(const struct standing_place *p, bool more);
-/* Whether somebody has the lock. */
+/* Whether a process holds the lock. */
 bool standing_locked(const struct standing_place *p);
-/* Try to become the control node of this host: take the lock for it. Returns its descriptor, which must stay open: the lock is this
- * process's alone, and is given back when it closes the descriptor or ends. -EBUSY: another process has it. */
+/* Try to become the control node of this host by taking the lock `control_lock`. Returns its descriptor, which must stay open: this process
+ * alone holds the lock, until it closes the descriptor or ends. -EBUSY: another process holds the lock. */
 int standing_control(const struct standing_place *p);
-/* Make the file `down`: the launchers of this host end their nodes, and start none again. */
+/* Make the file `down`: then the launchers of this host end their nodes, and start none again. */
 int standing_mark_down(const struct standing_place *p);
-/* Listen on the control socket; replaces one that nobody listens on. Only the control node may do this. */
+/* Listen on the control socket, and remove an old socket on which nobody listens. Only the control node may do this. */
 int standing_listen(const struct standing_place *p);
-/* Connect to the control socket. `wait`: while the cluster is up here without a control node, wait for one, up to CONTROL_NODE_NS.
+/* Connect to the control socket. `wait`: if the cluster is up here but has no control node, wait up to CONTROL_NODE_NS until it has one.
  * -ECONNREFUSED: the cluster is not up. */
 #define CONTROL_NODE_NS (5 * WEFT_SECOND)
 int standing_connect(const struct standing_place *p, bool wait);
 
-/* --- standing_desk.c: in the pool of each node; its address has the name "weft.standing" at that node's own name service --- */
+/* --- standing_desk.c: the desk is in the pool of each node; its address has the name "weft.standing" in that node's name service --- */
 #define DESK_NAME  "weft.standing"
 #define DESK_MAGIC UINT64_C(0x3230676e69646e61)
-struct desk_link { /* to a living node */
+struct desk_link { /* the link to a living node */
     weft_link_stats stats;
-    uint64_t bytes, bytes_per_second; /* that this node has sent and received over rc and tb; in the last second */
+    uint64_t bytes, bytes_per_second; /* bytes sent and received over rc and tb: in all; in the last second */
     uint32_t node, zero;
 };
 struct desk_page {
-    uint64_t number; /* of the refresh */
+    uint64_t number; /* number of the refresh */
     uint32_t pid, count;
     int64_t joined;      /* seconds since 1970 */
-    uint32_t slot, zero; /* slot: which of the nodes of its host it is. A node that comes back has the slot of the one before it */
-    char door[128];      /* address at which this node lets others join: the node's WEFT_GROW */
+    uint32_t slot, zero; /* slot: number of the node among the nodes of its host. A node that replaces a dead one has the same slot */
+    char door[128];      /* the address at which other nodes can join through this one: WEFT_GROW of this node */
     weft_pool_stats pool;
     struct topo_node node;
-    struct desk_link links[]; /* [count], by number of the node; the memory has room for more */
+    struct desk_link links[]; /* [count], in the order of the nodes' numbers; the memory has room for more */
 };
 struct desk_head {
-    uint64_t magic, newest, page_bytes; /* two pages follow: refresh K is written to page K % 2, and `newest` becomes K */
+    uint64_t magic, newest, page_bytes; /* two pages follow: refresh K writes page K % 2, and then sets `newest` to K */
 };
 struct desk;
 int desk_open(struct desk **out, weft_node *w, uint32_t slot);
 void desk_refresh(struct desk *d);
 void desk_close(struct desk *d);
-/* Gets the pages of nodes. Any thread. */
+/* Reads the desks of other nodes. Any thread may use it. */
 struct desks;
 int desks_open(struct desks **out, weft_node *w);
 void desks_close(struct desks *d);
-/* Get the newest page of a node: checked; the caller frees it. */
-int desk_get(struct desks *d, uint32_t node, struct desk_page **out);
+/* Get the newest pages of nodes, and check them. The caller frees them. All nodes are asked at the same time, so this takes two seconds at
+ * most, however many do not answer. out[i]: NULL if node nodes[i] has not answered. Returns how many have not answered. */
+uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struct desk_page **out);
 
 /* --- standing_jobs.c --- */
-#define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job: the newest */
-#define JOBS_ENDED_MAX 64u               /* detached jobs that have ended and are still known */
-#define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* between SIGTERM and SIGKILL of `weft kill` */
-#define JOBS_EACH      10000u /* the jobs of control node K have numbers above K times this, so that the next control node gives others */
-#define JOBS_FAILED    255    /* exit status when weft itself failed, as that of ssh */
+#define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job; older output is discarded */
+#define JOBS_ENDED_MAX 64u               /* this many detached jobs are still listed after they have ended */
+#define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* `weft kill` sends SIGKILL this long after SIGTERM */
+/* the jobs of control node K have numbers from K times this on, so no other control node uses the same numbers */
+#define JOBS_EACH   10000u
+#define JOBS_FAILED 255 /* exit status if weft itself failed, the same as that of ssh */
 struct jobs;
 int jobs_open(struct jobs **out, weft_node *w);
 void jobs_end(struct jobs *all);   /* kill all processes, and refuse new jobs */
-void jobs_close(struct jobs *all); /* after jobs_end(), and when no command uses it: waits for the threads of detached jobs */
-/* Run a job for the command at `fd`, until all has ended. Sends all the answers. */
+void jobs_close(struct jobs *all); /* call it after jobs_end(), when no command uses the jobs: waits for the threads of detached jobs */
+/* Run a job for the command that is connected at `fd`, until all its processes have ended. Sends the whole answer. */
 void jobs_exec(struct jobs *all, int fd, const struct control_request *r);
 void jobs_kill(struct jobs *all, int fd, const struct control_request *r);
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);
 
 /* --- standing_told.c --- */
-/* Learn the hosts of nodes that have joined, so that they are known when the nodes are gone. False: some have not told of themselves yet.
- */
+/* Read the desks of nodes that have joined, so that their hosts are known even when the nodes are gone. False: the desks of some could not
+ * be read yet. */
 bool jobs_learn(struct jobs *all);
-/* desk_get(), and remember what it says of the node's host. */
-int jobs_desk(struct jobs *all, uint32_t node, struct desk_page **out);
-/* Name of a node's host, as it told; "node K" before it did. */
+/* desks_get(), and remember the hosts that the pages name. */
+uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out);
+/* The node with that number or on that host, as in --on. -ENOENT. */
+int jobs_node(struct jobs *all, const char *word, uint32_t *node);
+/* The name of a node's host from its desk; "node K" if the desk was not read yet. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
-uint32_t jobs_slot(struct jobs *all, uint32_t node); /* as it told; 0 before it did */
-/* The nodes to show: all that live, and of those that are gone the ones that told of themselves and have no successor, that is no later
- * node with their host, door and slot. By number; the caller frees the list. Returns how many; `*out` NULL: no memory. */
+uint32_t jobs_slot(struct jobs *all, uint32_t node); /* from its desk; 0 if the desk was not read yet */
+/* The nodes to show: all living nodes, and those nodes that are gone, were known, and have no successor. A successor is a later node with
+ * the same host, door and slot. In the order of their numbers; the caller frees the list. Returns how many. `*out` is NULL if there is no
+ * memory. */
 uint32_t jobs_nodes(struct jobs *all, uint32_t **out);
 
 /* --- standing_status.c --- */
 json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name);
 char *standing_metrics(weft_node *w, struct jobs *jobs); /* the caller frees it; NULL: no memory */
 
-json_t *standing_settings(void); /* settings of this node that a program of the cluster is to have as well */
+json_t *standing_settings(void); /* settings of this node that programs started on the cluster should get, too */
 
 /* --- standing_members.c --- */
-/* Write the addresses of members to the place's file. False: try again. */
+/* Write the addresses of members to the file p->members. False: not all members answered, try again later. */
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place);
 json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error() */
-
 /* --- standing_serve.c --- */
 struct standing_server;
-/* Serve the control socket on threads of its own, until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT for
- * Prometheus, NULL: none. `on_down` is called on a thread of the server when a command asks for the cluster's end. */
+/* Serve the control socket in threads until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT on which Prometheus can
+ * read; NULL: none. `on_down` is called by a thread of the server when a command asks to end the cluster. */
 int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs, const struct standing_place *p, const char *metrics,
                    void (*on_down)(void *arg), void *arg);
 void standing_serve_end(struct standing_server *s);
 
 /* --- standing_node.c --- */
-/* Run one node, until it is told to end. `slot`: which of the nodes of its host it is. `first`: number of the first node of this host,
- * which is to be the control node when the cluster begins; UINT32_MAX: any. Returns the exit status, for the launcher: see launch.h.
- * `instead` is called every second or so while the node waits for others to begin a cluster with; when it returns non-zero, the node gives
- * up and STANDING_INSTEAD is returned. NULL: not. */
+/* Run one node until it is asked to end. `slot`: number of the node among the nodes of its host. `first`: rank of the first node of this
+ * host, which becomes the control node when the cluster begins; UINT32_MAX: any may. Returns the exit status for the launcher, see
+ * launch.h. `instead` (may be NULL) is called about once a second while the node waits for the others that begin the cluster with it. If it
+ * returns non-zero, the node gives up and STANDING_INSTEAD is returned. */
 #define STANDING_INSTEAD (-1)
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 
-/* --- status.c: what commands share --- */
+/* --- status.c: used by several commands --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
-/* Read the answer's next frame. `payload` has CONTROL_PIECE_MAX + 1 bytes; a zero byte ends it. `deadline`: for the frame to begin. Returns
- * 0, or a negative errno without base_fail(). */
+/* Read the next frame of the answer. `payload` must have CONTROL_PIECE_MAX + 1 bytes; a zero byte is appended. `deadline`: until when the
+ * frame must begin. Returns 0, or a negative errno without base_fail(). */
 int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline);
-/* Ask, and read the texts of the answer until DONE: `*out` is zero-terminated, the caller frees it. A control node that ends meanwhile is
- * followed by another one, which is asked again, so the request must be one that may be made twice. Returns 0, or the exit status after an
- * error was printed. */
+/* Send a request, and read the texts of the answer until DONE. `*out` is zero-terminated, and the caller frees it. If the control node ends
+ * meanwhile, the request is sent again to the next one, so it must be a request that may be executed twice. Returns 0, or the exit status
+ * after an error was printed. */
 #define CONTROL_TRIES 3
 int standing_text(const char *sub, const char *cluster, struct control_request *r, char **out);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The desk of a standing node: a record in its own pool that says what it is and how its links are. The node refreshes it every second, and
- * control nodes get it. It has two pages, so that a page that was just announced is not written for a second.
+ * The desk of a standing node: a record in the node's own pool that describes the node and its links. The node refreshes it every second,
+ * and control nodes read it. The desk has two pages, written in turn, so a page that a reader has found does not change for a second.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +11,15 @@
 #include "cli/standing.h"
 #include "weft/service.h"
 
-#define DEVICES_NS (10 * WEFT_SECOND) /* between two looks at the devices: each opens all of them */
-#define DESK_SPARE 8u                 /* room for links to nodes that join */
+#define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read, which opens all of them */
+#define DESK_SPARE 8u                 /* room for links to nodes that join later */
+#define SILENT_NS  (2 * WEFT_SECOND)  /* how long a node is waited for */
 
 struct desk {
     weft_node *w;
-    uint32_t rank, slot, room; /* room: for links */
-    weft_gaddr at, before;     /* before: where the desk was before it needed more room, since somebody may be reading there; 0: nowhere */
+    uint32_t rank, slot, room; /* room: links for which the desk has space */
+    /* before: the address of the desk before it was enlarged, which is kept because a node may still be reading there; 0: none */
+    weft_gaddr at, before;
     uint64_t page_bytes, number;
     struct desk_head *head;
     int64_t refreshed, looked, joined;
@@ -34,7 +36,7 @@ static struct desk_page *page_of(const struct desk_head *head, uint64_t number)
     return (struct desk_page *)(void *)((uint8_t *)(uintptr_t)head + BASE_CACHE_LINE + number % 2 * head->page_bytes);
 }
 
-/* Make a desk with room for more links, and fill its first page from the old one. */
+/* Make a desk with room for more links, and copy the newest page of the old desk. */
 static int desk_move(struct desk *d, uint32_t room)
 {
     uint64_t one = page_bytes(room), bytes = BASE_CACHE_LINE + 2 * one;
@@ -67,7 +69,7 @@ int desk_open(struct desk **out, weft_node *w, uint32_t slot)
 {
     struct desk *d = *out = calloc(1, sizeof *d);
     if (!d)
-        return base_fail(-ENOMEM, "no memory for the node's figures");
+        return base_fail(-ENOMEM, "no memory for what the node publishes about itself");
     d->w = w;
     d->rank = weft_rank(w);
     d->joined = (int64_t)time(NULL);
@@ -87,7 +89,7 @@ static uint64_t traffic(const weft_link_stats *s)
     return n;
 }
 
-/* The links to all that live. `before`: the page of the last refresh, with the links in the same order. */
+/* Fill in the links to all living nodes. `before`: the page of the last refresh, with the links in the same order. */
 static void refresh_links(struct desk *d, struct desk_page *p, const struct desk_page *before, int64_t since)
 {
     uint32_t size = weft_size(d->w), k = 0;
@@ -98,7 +100,7 @@ static void refresh_links(struct desk *d, struct desk_page *p, const struct desk
             continue;
         memset(l, 0, sizeof *l);
         if (weft_link_stat(d->w, i, &l->stats, sizeof l->stats))
-            continue; /* it died just now */
+            continue; /* the node has died just now */
         l->node = i;
         l->bytes = traffic(&l->stats);
         while (k < before->count && before->links[k].node < i)
@@ -133,26 +135,30 @@ void desk_refresh(struct desk *d)
     refresh_links(d, p, before, since);
     d->refreshed = now;
     d->number++;
-    __atomic_store_n(&d->head->newest, d->number, __ATOMIC_RELEASE); /* after the page, for readers on this host */
+    /* release: readers on this host see the page before they see its number */
+    __atomic_store_n(&d->head->newest, d->number, __ATOMIC_RELEASE);
 }
 
 void desk_close(struct desk *d)
 {
-    free(d); /* its memory goes with the pool */
+    free(d); /* the desk itself is freed with the pool */
 }
 
-/* A page of another node: nothing in it is to be believed. */
+/* Check the page of another node, which may contain anything. */
 static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
 {
     uint32_t last = 0;
     if (p->count > (bytes - sizeof *p) / sizeof p->links[0])
-        return base_fail(-EPROTO, "node %u reported %u links, for which its figures have no room", node, p->count);
+        return base_fail(-EPROTO, "node %u sent a report of the wrong length for its %u links: run the same version of weft on all hosts",
+                         node, p->count);
     topo_check_node(&p->node);
     topo_check_text(p->door, sizeof p->door);
     for (uint32_t i = 0; i < p->count; i++) {
         weft_link_stats *s = &p->links[i].stats;
         if (p->links[i].node >= WEFT_MAX_NUMBERS || (i && p->links[i].node <= last))
-            return base_fail(-EPROTO, "node %u reported a link to node %u, which cannot be", node, p->links[i].node);
+            return base_fail(-EPROTO,
+                             "node %u reported a link to node %u, which is not a possible link: run the same version of weft on all hosts",
+                             node, p->links[i].node);
         last = p->links[i].node;
         topo_check_text(s->transport, sizeof s->transport);
         topo_check_text(s->devices, sizeof s->devices);
@@ -160,8 +166,8 @@ static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
     return 0;
 }
 
-/* A buffer into which the fabric may still write, because getting a page into it has timed out. It is never freed, and only the same node's
- * page is got into it again. */
+/* A buffer into which the fabric may still write, because getting a page into it has timed out. The buffer is never freed, and is used
+ * again only for the same node. */
 struct late {
     struct late *next;
     uint64_t bytes;
@@ -171,7 +177,7 @@ struct late {
 struct desks {
     weft_node *w;
     pthread_mutex_t lock;
-    struct late **late; /* [WEFT_MAX_NUMBERS]: of each node: at most as many as threads got its page at the same time */
+    struct late **late; /* [WEFT_MAX_NUMBERS]: for each node, at most as many as threads that got its page at the same time */
 };
 
 int desks_open(struct desks **out, weft_node *w)
@@ -180,7 +186,7 @@ int desks_open(struct desks **out, weft_node *w)
     if (d)
         d->late = calloc(WEFT_MAX_NUMBERS, sizeof(struct late *));
     if (!d || !d->late)
-        return base_fail(-ENOMEM, "no memory for the figures of the nodes");
+        return base_fail(-ENOMEM, "no memory for the table of the nodes' reports");
     d->w = w;
     pthread_mutex_init(&d->lock, NULL);
     return 0;
@@ -215,12 +221,12 @@ static void keep_late(struct desks *d, uint32_t node, struct late *l)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Get a page from `at`. What a late answer may still change is not checked where it lies, but copied first. */
+/* Get a page from `at`. The page is copied before it is checked, because a late answer may still change the buffer. */
 static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t bytes, struct desk_page **out)
 {
     struct late *before = take_late(d, node, bytes), *l = before ? before : malloc(sizeof *l + bytes);
     struct desk_page *p = *out = malloc(bytes);
-    int rc = l && p ? 0 : base_fail(-ENOMEM, "no memory for the figures of node %u", node);
+    int rc = l && p ? 0 : base_fail(-ENOMEM, "no memory for the report of node %u", node);
     if (l && !before)
         l->bytes = bytes;
     if (!rc)
@@ -234,25 +240,45 @@ static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t byte
     return rc;
 }
 
-int desk_get(struct desks *d, uint32_t node, struct desk_page **out)
+/* The first step to a page: the node's name service tells where its desk is. It waits for the node, so it is begun for all nodes at once.
+ */
+struct seek {
+    weft_name name;
+    weft_op op;
+    int rc;
+};
+
+static void seek_begin(struct desks *d, uint32_t node, struct seek *s)
 {
-    *out = NULL;
-    if (node >= WEFT_MAX_NUMBERS)
-        return base_fail(-EFAULT, "there is no node %u", node);
+    s->rc = node < WEFT_MAX_NUMBERS ? weft_name_lookup_start(d->w, node, DESK_NAME, false, &s->name, SILENT_NS, &s->op) : -EFAULT;
+}
+
+static int seek_end(struct desks *d, struct seek *s)
+{
+    if (s->rc)
+        return s->rc;
+    s->rc = weft_wait(d->w, &s->op, 2 * SILENT_NS);
+    if (weft_test(d->w, &s->op) == -EINPROGRESS) { /* `s` must not be freed before the operation has ended */
+        weft_request_cancel(d->w, &s->op);
+        s->rc = weft_wait(d->w, &s->op, WEFT_TIMEOUT_DEFAULT);
+    }
+    return s->rc;
+}
+
+static int get_found(struct desks *d, uint32_t node, const weft_name *name, struct desk_page **out)
+{
     weft_node *w = d->w;
     struct desk_head head;
-    weft_name name;
-    int rc = weft_name_lookup(w, node, DESK_NAME, &name, 2 * WEFT_SECOND);
-    if (!rc && (weft_gaddr_node(name.addr) != node || name.bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
-                name.bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE)))
-        rc = base_fail(-EPROTO, "node %u sent an invalid address of its figures", node);
+    int rc = 0;
+    if (weft_gaddr_node(name->addr) != node || name->bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
+        name->bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE))
+        rc = base_fail(-EPROTO, "node %u sent an invalid address of its report: run the same version of weft on all hosts", node);
     if (!rc)
-        rc = weft_get_blocking(w, &head, name.addr, sizeof head);
-    if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name.bytes - BASE_CACHE_LINE) / 2))
-        rc = base_fail(-EPROTO, "node %u sent figures that this version of weft does not understand: run the same version on all hosts",
-                       node);
+        rc = weft_get_blocking(w, &head, name->addr, sizeof head);
+    if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))
+        rc = base_fail(-EPROTO, "node %u sent report that this version of weft cannot read: run the same version on all hosts", node);
     if (!rc)
-        rc = get_page(d, node, name.addr + BASE_CACHE_LINE + head.newest % 2 * head.page_bytes, head.page_bytes, out);
+        rc = get_page(d, node, name->addr + BASE_CACHE_LINE + head.newest % 2 * head.page_bytes, head.page_bytes, out);
     if (!rc)
         rc = check_page(*out, head.page_bytes, node);
     if (rc) {
@@ -260,4 +286,19 @@ int desk_get(struct desks *d, uint32_t node, struct desk_page **out)
         *out = NULL;
     }
     return rc;
+}
+
+uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struct desk_page **out)
+{
+    struct seek *all = calloc(count + 1, sizeof *all);
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        out[i] = NULL;
+        if (all)
+            seek_begin(d, nodes[i], &all[i]);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        silent += !all || seek_end(d, &all[i]) || get_found(d, nodes[i], &all[i].name, &out[i]);
+    free(all);
+    return silent;
 }

@@ -18,13 +18,13 @@ int jobs_open(struct jobs **out, weft_node *w)
 {
     struct jobs *all = *out = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for jobs");
+        return base_fail(-ENOMEM, "no memory for the list of jobs");
     all->w = w;
     all->last_id = weft_rank(w) * JOBS_EACH;
     pthread_mutex_init(&all->lock, NULL);
     pthread_cond_init(&all->changed, NULL);
     if (!(all->told = calloc(WEFT_MAX_NUMBERS, sizeof *all->told)))
-        return base_fail(-ENOMEM, "no memory for jobs");
+        return base_fail(-ENOMEM, "no memory for the list of jobs");
     return desks_open(&all->desks, w);
 }
 
@@ -51,7 +51,7 @@ static void job_free(struct job *j)
     free(j);
 }
 
-/* With the jobs' lock held. */
+/* Remove a job from the list. The caller holds the jobs' lock. */
 static void job_unlist(struct job *j)
 {
     for (struct job **at = &j->all->first; *at; at = &(*at)->next)
@@ -62,7 +62,7 @@ static void job_unlist(struct job *j)
     j->listed = false;
 }
 
-/* Forget the oldest detached jobs that have ended, when there are too many. With the jobs' lock held. */
+/* Forget the oldest detached jobs that have ended, if there are too many. The caller holds the jobs' lock. */
 static void jobs_forget(struct jobs *all)
 {
     uint32_t ended = 0;
@@ -78,7 +78,7 @@ static void jobs_forget(struct jobs *all)
     }
 }
 
-/* With the jobs' lock held. */
+/* Note that one thread less uses the job. The caller holds the jobs' lock. */
 static void job_unuse(struct job *j)
 {
     if (--j->users == 0 && !j->listed)
@@ -94,7 +94,7 @@ static void job_leave(struct job *j)
     pthread_mutex_unlock(&all->lock);
 }
 
-/* Whether the word of --on means this node: its number, its host, or "all". */
+/* Whether a word of --on selects this node: its number, its host, or "all". */
 static bool means_node(const char *word, uint32_t node, const char *host)
 {
     int64_t n;
@@ -104,7 +104,8 @@ static bool means_node(const char *word, uint32_t node, const char *host)
     return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == node;
 }
 
-/* Mark the nodes that a word of --on means: those that live, else one that is gone, since starting a process there says why it fails. */
+/* Mark the nodes that a word of --on selects: living ones; if there are none, one that is gone, because starting a process there gives the
+ * error message. */
 static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint32_t size)
 {
     bool every = strcmp(word, "all") == 0, found = every;
@@ -112,7 +113,7 @@ static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint
     for (uint32_t i = 0; i < size; i++) {
         char host[64] = "";
         bool lives = weft_alive(all->w, i);
-        if (!every && (lives || jobs_known(all, i)))
+        if (!every)
             jobs_host(all, i, host, sizeof host);
         if (!means_node(word, i, host))
             continue;
@@ -127,12 +128,32 @@ static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint
     return 0;
 }
 
-/* Choose the nodes of a job. Returns 0, or a negative errno with base_fail(). */
+int jobs_node(struct jobs *all, const char *word, uint32_t *node)
+{
+    bool found = false;
+    for (uint32_t i = 0, size = weft_size(all->w); i < size; i++) {
+        char host[64] = "";
+        bool lives = weft_alive(all->w, i);
+        if (found && !lives)
+            continue;
+        jobs_host(all, i, host, sizeof host);
+        if (strcmp(word, "all") == 0 || !means_node(word, i, host))
+            continue;
+        *node = i;
+        if (lives)
+            return 0;
+        found = true;
+    }
+    return found ? 0 : base_fail(-ENOENT, "there is no host or node '%.200s' in the cluster: `weft status` lists them", word);
+}
+
+/* Choose the nodes of a job by its --on. Returns 0, or a negative errno with base_fail(). */
 static int choose_nodes(struct job *j, const struct control_request *r)
 {
     uint32_t size = weft_size(j->all->w), count = 0;
     bool *chosen = calloc(size, sizeof *chosen);
     int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for the list of a job's nodes");
+    jobs_learn(j->all); /* the hosts of nodes that have joined just now */
     for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++)
         rc = choose_by_word(j->all, r->head.hosts ? r->hosts[k] : "all", chosen, size);
     for (uint32_t i = 0; i < size && !rc; i++)
@@ -160,11 +181,12 @@ static void describe_command(struct job *j, const struct control_request *r)
             *c = '?';
 }
 
-/* Settings of the node itself, which are not for programs: they would name the node's files and its cluster. */
-static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL"};
+/* Settings that only concern the node itself: a program would use the node's files and join its cluster. */
+static const char *const not_theirs[] = {"WEFT_HOSTFILE", "WEFT_SECRET_FILE", "WEFT_POOL", "WEFT_NET_RULES"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
-/* Free a process's handle. A command may be sending it a signal: the job is listed from its start on. */
+/* Free the handle of a process. Under a lock, because a command may be sending the process a signal: the job is listed from its start
+ * on. */
 static void task_close(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
@@ -173,7 +195,7 @@ static void task_close(struct task *t)
     pthread_mutex_unlock(&t->job->handles);
 }
 
-/* Start all processes at once. Those that cannot be started are told to the command, and count as ended. */
+/* Start all processes at once. If some cannot be started, the command gets an error for each, and they count as ended. */
 static int start_tasks(struct job *j, const struct control_request *r)
 {
     weft_node *w = j->all->w;
@@ -211,7 +233,7 @@ static int start_tasks(struct job *j, const struct control_request *r)
         char host[64];
         int rc = t->p ? weft_wait(w, &t->op, WEFT_TIMEOUT_DEFAULT) : -ECANCELED;
         if (t->p && rc) {
-            rc = rc == -ETIMEDOUT ? rc : weft_process_wait(t->p, NULL, 0, 0); /* for the sentence */
+            rc = rc == -ETIMEDOUT ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
             job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
             if (rc == -ETIMEDOUT)
                 weft_request_cancel(w, &t->op);
@@ -253,7 +275,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     if (rc)
         return rc;
     pthread_mutex_lock(&all->lock);
-    rc = all->closing ? base_fail(-ESHUTDOWN, "the cluster is ending") : 0;
+    rc = all->closing ? base_fail(-ESHUTDOWN, "the cluster is ending, so it starts no more jobs") : 0;
     if (!rc) {
         struct job **last = &all->first;
         while (*last)
@@ -268,7 +290,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     return rc;
 }
 
-/* The threads of the tasks. A task without a thread has ended. */
+/* Start the threads of the tasks. A task whose thread cannot be started counts as ended. */
 static void start_threads(struct job *j)
 {
     for (uint32_t i = 0; i < j->tasks; i++) {
@@ -276,7 +298,8 @@ static void start_threads(struct job *j)
         if (t->p && base_thread(&t->main, task_main, t)) {
             task_close(t);
             t->status = JOBS_FAILED;
-            job_say(j, CONTROL_ERROR, t->node, EAGAIN, "the control node can make no thread for the output of the process");
+            job_say(j, CONTROL_ERROR, t->node, EAGAIN,
+                    "the control node cannot start a thread for the output of the process, which was ended: run fewer jobs at once");
         }
         if (!t->p)
             job_ended(j);
@@ -294,11 +317,11 @@ static void signal_tasks(struct job *j, int number)
     pthread_mutex_unlock(&j->handles);
 }
 
-/* Handle a frame of the command. False: it is gone, or talks nonsense. */
+/* Handle a frame from the command. False: the connection has ended, or the frame is invalid. */
 static bool job_listen(struct job *j, char *payload)
 {
     struct control_frame f;
-    int64_t deadline = base_deadline(5 * WEFT_SECOND); /* a frame that has begun is sent at once */
+    int64_t deadline = base_deadline(5 * WEFT_SECOND); /* once a frame has begun, the rest follows at once */
     if (control_read(j->fd, &f, sizeof f, deadline) || !control_frame_fits(&f, false) || control_read(j->fd, payload, f.bytes, deadline))
         return false;
     if (f.type == CONTROL_INPUT)
@@ -322,7 +345,7 @@ static void job_attend(struct job *j)
             break;
         if (p[1].revents && !(there = job_listen(j, payload))) {
             j->stop = true;
-            shutdown(j->fd, SHUT_RDWR); /* a thread may be sending */
+            shutdown(j->fd, SHUT_RDWR); /* also ends a send in another thread */
             signal_tasks(j, SIGKILL);
         }
     }
@@ -355,10 +378,10 @@ static void job_done(struct job *j)
     jobs_forget(all);
     job_unuse(j);
     pthread_cond_broadcast(&all->changed);
-    pthread_mutex_unlock(&all->lock); /* from now on jobs_close() may free all */
+    pthread_mutex_unlock(&all->lock); /* after this, jobs_close() may free everything */
 }
 
-/* Give back what a job needs while it runs: the rings of its output in the pool, and descriptors. */
+/* Free what a job needs only while it runs: the buffers of its output in the pool, and descriptors. */
 static void job_release(struct job *j)
 {
     for (uint32_t i = 0; i < j->tasks; i++)
@@ -369,7 +392,7 @@ static void job_release(struct job *j)
     }
 }
 
-static void *job_alone(void *arg) /* a detached job, until its end */
+static void *job_alone(void *arg) /* a thread: runs a detached job until it ends */
 {
     struct job *j = arg;
     job_attend(j);
@@ -392,7 +415,7 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
         return;
     }
     bool detached = j->detached;
-    j->detached = false; /* until it runs, the command is told of it */
+    j->detached = false; /* until it runs, errors are sent to the command */
     if ((rc = start_tasks(j, r)))
         control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error(), strlen(base_error()));
     j->detached = detached;
@@ -410,11 +433,12 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
         control_send(fd, CONTROL_DONE, UINT32_MAX, id, NULL, 0);
         return;
     }
-    start_threads(j); /* before the input: they close the handles of tasks that get no thread */
+    start_threads(j); /* before the input is started, because it closes the handles of tasks whose thread could not be started */
     if (j->input) {
         fed = base_thread(&feeder, job_feed, j) == 0;
         if (!fed)
-            job_say(j, CONTROL_ERROR, UINT32_MAX, EAGAIN, "the control node can make no thread for the input of the processes");
+            job_say(j, CONTROL_ERROR, UINT32_MAX, EAGAIN,
+                    "the control node cannot start a thread for the input of the processes: run fewer jobs at once");
     }
     job_attend(j);
     if (fed)
@@ -455,8 +479,8 @@ void jobs_kill(struct jobs *all, int fd, const struct control_request *r)
     job_leave(j);
 }
 
-/* Send the kept pieces from `*next` on. Returns 0, or an error when the command is gone. The pieces are copied, so that the job's threads
- * do not wait for the command. */
+/* Send the kept output from piece `*next` on. Returns 0, or an error if the command is gone. The pieces are copied first, so the job's
+ * threads do not have to wait for the command. */
 static int send_kept(struct job *j, int fd, uint64_t *next)
 {
     for (;;) {
@@ -481,7 +505,7 @@ static int send_kept(struct job *j, int fd, uint64_t *next)
 static bool command_gone(int fd)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    return poll(&p, 1, 0) > 0; /* it sends nothing: this is its end */
+    return poll(&p, 1, 0) > 0; /* the command sends nothing more: if there is something to read, it is the end of the connection */
 }
 
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node needs to join the standing cluster: addresses of members, the secret, settings. `weft up --add` asks the control node for it.
- * The launcher of this host reads the addresses in a file, since it may start a node again when no node of this host is left to be asked.
+ * What a node needs to join the standing cluster: addresses of members, the secret, and settings. `weft up --add` asks the control node for
+ * them. The launcher of this host reads the addresses from a file, because it may have to start a node again when no node of this host is
+ * left that it could ask.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -11,9 +12,8 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define MEMBERS_MAX 16u  /* addresses: some of these hosts will be alive */
-#define SILENT_MAX  2u   /* nodes that do not answer: each takes two seconds */
-#define MEMBERS_LEN 480u /* of the list, which becomes WEFT_JOIN */
+#define MEMBERS_MAX 16u  /* most addresses in the list: enough for one of these hosts to be alive */
+#define MEMBERS_LEN 480u /* longest list, which becomes WEFT_JOIN */
 
 static bool has_address(const char *list, const char *address)
 {
@@ -31,32 +31,26 @@ static void add_address(char *list, size_t len, const char *address)
         snprintf(list + n, len - n, "%s%s", n ? "," : "", address);
 }
 
-/* The addresses of this node and of some others, with commas between. Returns whether all living ones were asked with success. */
+/* Write a list of the addresses of this node and of the newest others, separated by commas. Returns whether all of these have answered. */
 static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len)
 {
     const char *own = getenv("WEFT_GROW");
-    uint32_t size = weft_size(w), found = 0, silent = 0;
-    bool all = true;
+    uint32_t size = weft_size(w), count = 0, others[MEMBERS_MAX];
+    struct desk_page *pages[MEMBERS_MAX];
     list[0] = '\0';
     add_address(list, len, own ? own : "");
     if (strncmp(list, "unix:", 5) == 0)
-        return true; /* the nodes of this host share it, and others could not reach it */
-    for (uint32_t i = size; i-- > 0 && found < MEMBERS_MAX && silent < SILENT_MAX;) {
-        struct desk_page *p;
-        if (i == weft_rank(w) || !weft_alive(w, i))
-            continue;
-        if (jobs_desk(jobs, i, &p)) {
-            all = false;
-            silent++;
-            continue;
-        }
-        if (cluster_address_check(p->door) == 0) {
-            add_address(list, len, p->door);
-            found++;
-        }
-        free(p);
+        return true; /* a Unix socket is the same for all nodes of this host, and other hosts cannot reach it */
+    for (uint32_t i = size; i-- > 0 && count < MEMBERS_MAX;)
+        if (i != weft_rank(w) && weft_alive(w, i))
+            others[count++] = i;
+    uint32_t silent = jobs_desks(jobs, others, count, pages);
+    for (uint32_t i = 0; i < count; i++) {
+        if (pages[i] && cluster_address_check(pages[i]->door) == 0)
+            add_address(list, len, pages[i]->door);
+        free(pages[i]);
     }
-    return all;
+    return silent == 0;
 }
 
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * One node of a standing cluster: it joins, offers all services, keeps its desk, and ends when it is told to. Any node may be a control
- * node: of the nodes of a host one serves the control socket, and when that one is gone another one takes it over. When a command asks a
- * control node for the cluster's end, it tells all other nodes by a message, and leaves when they have left.
+ * One node of a standing cluster: it joins, offers all services, refreshes its desk, and ends when it is asked to. On each host one of the
+ * nodes is the control node, which serves the control socket; when it is gone, another node of the host takes over. When a command asks a
+ * control node to end the cluster, the control node sends a message to all other nodes, and leaves when they have left.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -17,14 +17,14 @@
 #include "verbs/verbs.h"
 
 #define END_HANDLER 1u
-#define ROUND_NS    (200 * WEFT_MS)    /* between two attempts to become the control node, and two looks whether the members have changed */
-#define FIRST_NS    (10 * WEFT_SECOND) /* for the first node of a host to become the control node */
+#define ROUND_NS    (200 * WEFT_MS)    /* time between two attempts to become the control node, and between two checks for new members */
+#define FIRST_NS    (10 * WEFT_SECOND) /* how long the first node of a host may take to become the control node */
 #define REFRESH_NS  WEFT_SECOND
 #define WARN_NS     (60 * WEFT_SECOND)
-#define LEAVE_NS    (10 * WEFT_SECOND) /* for the others to leave when the cluster ends */
+#define LEAVE_NS    (10 * WEFT_SECOND) /* how long the other nodes may take to leave when the cluster ends */
 #define LEAVE_ROUND (50 * WEFT_MS)
 
-static _Atomic uint32_t ended; /* 1: the cluster is to end, as a command or another node said */
+static _Atomic uint32_t ended; /* 1: a command or another node has asked to end the cluster */
 
 struct standing {
     weft_node *w;
@@ -33,10 +33,11 @@ struct standing {
     struct desk *desk;
     struct jobs *jobs;
     struct standing_server *server; /* NULL: this is not a control node */
-    int control;                    /* the lock of the control node; -1: another process has it */
-    uint32_t first;                 /* while this node lives, it is to be the control node, until `leave_it`; UINT32_MAX: none */
+    int control;                    /* descriptor of the control node's lock; -1: another process holds it */
+    /* rank of the node that should become the control node; others wait for it until `leave_it`; UINT32_MAX: no such node */
+    uint32_t first;
     int64_t leave_it;
-    bool tells; /* a command asked this node for the cluster's end */
+    bool tells; /* a command has asked this node to end the cluster, so it tells the other nodes */
 };
 
 static int (*join_instead)(void);
@@ -53,7 +54,7 @@ static void end_node(void *arg)
     base_futex_wake(&ended, 1);
 }
 
-/* The death of a control node, or a node that joined: stay() looks at once. */
+/* Called when a node has joined or is gone, maybe the control node: wakes stay(). */
 static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch, (void)node, (void)died, (void)arg;
@@ -74,7 +75,7 @@ static void on_end_message(weft_node *w, uint32_t from, const void *header, size
     end_node(arg);
 }
 
-/* Tell all others, and wait until they have left. A node that joins meanwhile is told as well: so they are told in each round. */
+/* Tell all other nodes to end, and wait until they have left. Repeated in rounds, to reach nodes that join meanwhile. */
 static void end_all(weft_node *w)
 {
     for (int64_t deadline = base_deadline(LEAVE_NS); weft_alive_count(w) > 1 && base_now_ns() < deadline; base_sleep_ns(LEAVE_ROUND))
@@ -83,7 +84,8 @@ static void end_all(weft_node *w)
                 weft_send(w, i, END_HANDLER, NULL, 0, NULL, 0, NULL);
 }
 
-/* Become the control node, if this host has none. Returns 1 if it is one now, 0 if another node is, or a negative errno. */
+/* Become the control node, if this host has none. Returns 1 if this node is the control node now, 0 if another one is, or a negative
+ * errno. */
 static int take_control(struct standing *s)
 {
     if (s->first != UINT32_MAX && s->first != weft_rank(s->w) && weft_alive(s->w, s->first) && base_now_ns() < s->leave_it)
@@ -106,7 +108,7 @@ static int take_control(struct standing *s)
 static void stay(struct standing *s)
 {
     int64_t refreshed = base_now_ns(), warned = 0;
-    uint64_t epoch = 0, learned = 0; /* of the last refresh; with whose nodes this one knows the hosts */
+    uint64_t epoch = 0, learned = 0; /* epoch: of the last refresh; learned: the last epoch at which the hosts of all nodes were known */
     for (; !ended && !cli_stopped(); base_futex_wait(&ended, 0, ROUND_NS)) {
         if (base_now_ns() - refreshed >= REFRESH_NS - ROUND_NS / 2 || weft_epoch(s->w) != epoch) {
             epoch = weft_epoch(s->w);
@@ -122,18 +124,20 @@ static void stay(struct standing *s)
     }
 }
 
-/* The exit status for the launcher, when the node could not join: whether it is of use to try again. */
+/* The exit status for the launcher when the node could not join: it says whether to try again. */
 static int cannot_join(int rc)
 {
     const char *join = getenv("WEFT_JOIN");
     cli_error("up", "%s", base_error());
     if (!join || !join[0])
         return CLI_FAILED;
-    return rc == -ENOSPC || rc == -EINVAL ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED; /* -EACCES: also when a member dies while it answers */
+    /* not for -EACCES, which also occurs when a member dies while it answers */
+    return rc == -ENOSPC || rc == -EINVAL ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
 }
 
-/* The node owns its host's Thunderbolt devices by a guard, and so do all programs that it starts: they inherit the address. A node that
- * comes back finds the guard of the one before it. Nothing is started before a device is used. WEFT_GUARD= (empty): no guard. */
+/* Let this node and all programs that it starts use the Thunderbolt devices of its host through one guard: they inherit the guard's
+ * address. A node that replaces a dead one uses the same guard. The guard is started only when a device is used. WEFT_GUARD= (empty) turns
+ * it off. */
 static int share_guard(const struct standing_place *p, uint32_t slot)
 {
     const char *command = getenv("WEFT_GUARD");
@@ -158,14 +162,14 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
     cli_catch_signals();
     join_instead = instead;
     cluster_stopped = stopped;
-    setenv("WEFT_SERVE", "process,name", 1);
+    setenv("WEFT_SERVE", "process,name,net", 1);
     int rc = share_guard(p, slot);
     if (!rc)
         rc = weft_open(&s.w, NULL);
     join_instead = NULL;
     if (rc)
         return cli_stopped() ? 128 + cli_stopped() : rc == -EINTR ? STANDING_INSTEAD : cannot_join(rc);
-    if ((!home || chdir(home)) && chdir("/")) /* programs start here, as they do with ssh */
+    if ((!home || chdir(home)) && chdir("/")) /* programs start in the home folder, as with ssh */
         base_log(BASE_LOG_WARN, "cannot change to directory /: %s", base_strerror(errno));
     s.leave_it = base_deadline(FIRST_NS);
     weft_handle(s.w, END_HANDLER, on_end_message, NULL);
@@ -179,13 +183,13 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
         stay(&s);
     else
         cli_error("up", "%s", base_error());
-    if (ended) /* its launcher must not start it again, even if it dies while it leaves */
+    if (ended) /* the launcher must not start this node again, even if it dies while it leaves */
         standing_mark_down(p);
     if (s.tells)
         end_all(s.w);
     standing_serve_end(s.server);
     if (s.control >= 0)
-        close(s.control); /* from now on another node may take over */
+        close(s.control); /* now another node may take over */
     jobs_close(s.jobs);
     weft_close(s.w);
     desk_close(s.desk);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The folder of a standing cluster on this host: $XDG_RUNTIME_DIR/weft/NAME, or, where the system has no such folder,
- * /tmp/weft-UID/NAME (macOS: below $TMPDIR). It holds the control socket, the lock, and the log. Only its user may enter it, and it is not
- * used if somebody else could have made it.
+ * The folder of a standing cluster on this host: $XDG_RUNTIME_DIR/weft/NAME, or, if the system has no such folder, /tmp/weft-UID/NAME
+ * (macOS: below $TMPDIR). It holds the control socket, the lock, and the log. Only its user may enter it; a folder that another user could
+ * have made is not used.
  */
 #include <ctype.h>
 #include <fcntl.h>
@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -25,13 +26,13 @@ static int check_name(struct standing_place *p, const char *name)
     for (const char *c = name; *c && fits; c++)
         fits = isalnum((unsigned char)*c) || *c == '-' || *c == '_' || *c == '.';
     if (!fits)
-        return base_fail(-EINVAL, "'%.64s' is no name of a cluster: expected 1 to %u letters, digits, '-', '_' and '.'", name,
+        return base_fail(-EINVAL, "'%.64s' cannot be the name of a cluster: expected 1 to %u letters, digits, '-', '_' and '.'", name,
                          STANDING_NAME_MAX);
     snprintf(p->name, sizeof p->name, "%s", name);
     return 0;
 }
 
-/* Whether a folder belongs to this user, and nobody else may write to it. `alone`: nor read it. Symbolic links are not followed. */
+/* Whether a folder belongs to this user, and no other user may write to it (with `alone`: or read it). Symbolic links are not followed. */
 static bool is_ours(const char *path, bool alone)
 {
     struct stat st;
@@ -84,7 +85,7 @@ int standing_find(struct standing_place *p, const char *name, bool make)
     return rc ? rc : enter(p->folder, make);
 }
 
-/* With the folder locked, so that of two commands that begin at the same time the second sees what the first one did. */
+/* Called with the folder locked, so that of two commands that start at the same time, the second sees what the first has done. */
 static int take_lock(const struct standing_place *p, int fd, bool more)
 {
     int rc = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
@@ -169,7 +170,7 @@ int standing_listen(const struct standing_place *p)
     int fd = control_socket(p, &at);
     if (fd < 0)
         return fd;
-    unlink(p->socket); /* left by a cluster that was killed: the lock says that nobody else is up */
+    unlink(p->socket); /* a socket left by a cluster that was killed: this process holds the lock, so no other cluster uses it */
     if (bind(fd, (struct sockaddr *)&at, sizeof at) || chmod(p->socket, 0600) || listen(fd, 128)) {
         int rc = base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
         close(fd);
@@ -181,10 +182,15 @@ int standing_listen(const struct standing_place *p)
 static int connect_once(const struct standing_place *p)
 {
     struct sockaddr_un at;
+    struct timeval most = {.tv_sec = CONTROL_SILENT_NS / WEFT_SECOND};
     int fd = control_socket(p, &at);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
+    if (fd < 0)
+        return fd;
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most); /* also of connect(), which waits while the queue of connections is full */
+    if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
         return fd;
     int rc = errno == ENOENT || errno == ECONNREFUSED ? -ECONNREFUSED
+             : errno == EAGAIN                        ? base_fail(-ETIMEDOUT, "%s", CONTROL_SILENT)
                                                       : base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
     close(fd);
     return rc;
@@ -201,7 +207,7 @@ int standing_connect(const struct standing_place *p, bool wait)
         base_sleep_ns(20 * WEFT_MS);
     }
     if (fd == -ECONNREFUSED && locked)
-        return base_fail(fd, "cluster '%s': no node on this host is up: see its log, %s", p->name, p->log);
+        return base_fail(fd, "cluster '%s': no node is running on this host: the log %s has the reason", p->name, p->log);
     if (fd == -ECONNREFUSED)
         return base_fail(fd, "cluster '%s' is not up: start it with `weft up`", p->name);
     if (fd >= 0 && (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid())) {

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * The control socket's server: a thread accepts connections, and each command has a thread. Also the page for Prometheus, if it was asked
- * for: one reader at a time, over HTTP.
+ * The control socket's server: one thread accepts connections, and each command has a thread of its own. If it was asked for, there is also
+ * a page for Prometheus over HTTP, for one reader at a time.
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cli/forward.h"
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
 #define COMMANDS_MAX  256u
-#define REQUEST_NS    (5 * WEFT_SECOND) /* a command sends its request at once; and Prometheus reads its page so fast */
+#define REQUEST_NS    (5 * WEFT_SECOND) /* how long a command may take to send its request, and Prometheus to read its page */
 #define HTTP_HEAD_MAX 8192u
-#define MEMBERS_MS    1000 /* between two looks whether the members have changed */
+#define MEMBERS_MS    1000 /* time between two checks for new members */
 
 struct standing_server {
     weft_node *w;
@@ -32,8 +34,8 @@ struct standing_server {
     pthread_mutex_t lock;
     pthread_cond_t left;
     unsigned commands;
-    int fds[COMMANDS_MAX]; /* their sockets; -1: free */
-    int reader;            /* socket of Prometheus; -1: none */
+    int fds[COMMANDS_MAX]; /* the commands' sockets; -1: free */
+    int reader;            /* the socket of Prometheus; -1: none */
     bool ending;
 };
 struct command {
@@ -47,7 +49,7 @@ static void refuse(int fd, int rc, const char *text)
     control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, text, strlen(text));
 }
 
-/* Take what the other end still sends, for a while: closed with bytes that nobody has read, the socket would lose the answer. */
+/* Read and discard what the other end still sends, for a while: if the socket were closed with unread bytes, the answer could be lost. */
 static void discard(int fd)
 {
     char some[4096];
@@ -92,6 +94,8 @@ static void answer_join(struct standing_server *s, int fd)
         send_text(fd, text);
     else
         refuse(fd, -EINVAL, o ? "no memory for the answer" : base_error());
+    if (text)
+        sodium_memzero(text, strlen(text)); /* it has the secret */
     free(text);
     json_decref(o);
 }
@@ -101,6 +105,8 @@ static void answer(struct standing_server *s, int fd, const struct control_reque
     switch (r->head.what) {
     case CONTROL_EXEC: jobs_exec(s->jobs, fd, r); break;
     case CONTROL_KILL: jobs_kill(s->jobs, fd, r); break;
+    case CONTROL_PROXY:
+    case CONTROL_PUBLISH: standing_forward(s->w, s->jobs, fd, r); break;
     case CONTROL_LOGS: jobs_logs(s->jobs, fd, r); break;
     case CONTROL_JOIN: answer_join(s, fd); break;
     case CONTROL_STATUS:
@@ -109,7 +115,7 @@ static void answer(struct standing_server *s, int fd, const struct control_reque
     }
 }
 
-static int read_request(int fd, struct control_request *r, void **payload)
+static int read_request(int fd, struct control_request *r, void **payload, size_t *bytes)
 {
     struct control_frame f;
     unsigned uid;
@@ -120,11 +126,12 @@ static int read_request(int fd, struct control_request *r, void **payload)
     if ((rc = control_read(fd, &f, sizeof f, deadline)))
         return rc;
     if (f.type != CONTROL_REQUEST || f.bytes > CONTROL_REQUEST_MAX)
-        return base_fail(-EPROTO, "the control socket expects a request of weft");
+        return base_fail(-EPROTO, "the control socket got something that is not a request of weft: do not connect other programs to it");
     if (!(*payload = malloc(f.bytes + 1)))
         return base_fail(-ENOMEM, "no memory for a request of %u bytes", f.bytes);
+    *bytes = f.bytes;
     rc = control_read(fd, *payload, f.bytes, deadline);
-    return rc ? base_fail(rc, "the request is incomplete") : control_parse(r, *payload, f.bytes);
+    return rc ? base_fail(rc, "the request did not arrive completely: give the command again") : control_parse(r, *payload, f.bytes);
 }
 
 static void *attend_command(void *arg)
@@ -133,7 +140,8 @@ static void *attend_command(void *arg)
     struct standing_server *s = c->s;
     struct control_request r = {.memory = NULL};
     void *payload = NULL;
-    int rc = read_request(c->fd, &r, &payload);
+    size_t bytes = 0;
+    int rc = read_request(c->fd, &r, &payload, &bytes);
     if (!rc)
         answer(s, c->fd, &r);
     else if (rc != -ECONNRESET)
@@ -141,6 +149,8 @@ static void *attend_command(void *arg)
     if (rc && rc != -ECONNRESET)
         discard(c->fd);
     control_request_free(&r);
+    if (payload)
+        sodium_memzero(payload, bytes); /* a program's environment may have a secret */
     free(payload);
     pthread_mutex_lock(&s->lock);
     s->fds[c->place] = -1;
@@ -175,7 +185,9 @@ static void take_command(struct standing_server *s, int fd)
     }
     pthread_mutex_unlock(&s->lock);
     if (rc) {
-        refuse(fd, rc, rc == -EAGAIN ? "the cluster's control node has 256 commands already: try again" : base_strerror(rc));
+        refuse(fd, rc,
+               rc == -EAGAIN ? "the cluster's control node is serving 256 commands already: try again when some have ended"
+                             : base_strerror(rc));
         close(fd);
         free(c);
     }
@@ -206,7 +218,7 @@ static void *accept_commands(void *arg)
 
 /* --- the page for Prometheus --- */
 
-/* Send all before the deadline, however slowly the other end reads. */
+/* Send all bytes before the deadline, even if the other end reads slowly. */
 static bool send_before(int fd, const char *bytes, size_t len, int64_t deadline)
 {
     while (len) {
@@ -286,7 +298,7 @@ static void *keep_members(void *arg)
 {
     struct standing_server *s = arg;
     struct pollfd p = {.fd = s->wake[0], .events = POLLIN};
-    uint64_t written = 0; /* epoch of the file */
+    uint64_t written = 0; /* the epoch at which the file was written */
     do {
         uint64_t epoch = weft_epoch(s->w);
         if (epoch != written && members_write(s->w, s->jobs, &s->place))
@@ -336,10 +348,10 @@ void standing_serve_end(struct standing_server *s)
     pthread_mutex_lock(&s->lock);
     s->ending = true;
     if (s->reader >= 0)
-        shutdown(s->reader, SHUT_RDWR); /* its thread is waited for */
+        shutdown(s->reader, SHUT_RDWR); /* ends its thread */
     pthread_mutex_unlock(&s->lock);
     if (s->wake[1] >= 0)
-        close(s->wake[1]); /* all threads see its end */
+        close(s->wake[1]); /* all threads notice that this pipe is closed */
     if (s->listener >= 0) {
         pthread_join(s->thread, NULL);
         unlink(s->place.socket);
@@ -351,8 +363,10 @@ void standing_serve_end(struct standing_server *s)
     }
     if (s->keeps_members)
         pthread_join(s->members_thread, NULL);
-    if (s->listener >= 0)
+    if (s->listener >= 0) {
         jobs_end(s->jobs);
+        forwards_end(s->jobs);
+    }
     pthread_mutex_lock(&s->lock);
     for (unsigned i = 0; i < COMMANDS_MAX; i++)
         if (s->fds[i] >= 0)

@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the control node answers to `weft status` (JSON) and to Prometheus (text, version 0.0.4): both from the desks of the nodes.
+ * What the control node answers to `weft status` (JSON) and to Prometheus (text, version 0.0.4). Both answers are made from the nodes'
+ * desks.
  */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/forward.h"
 #include "cli/standing.h"
 #include "weft/service.h"
 
 extern char **environ;
 
-#define SERVICE_NAMES                      \
-    {                                      \
-        {WEFT_SERVICE_PROCESS, "process"}, \
-        {                                  \
-            WEFT_SERVICE_NAME, "name"      \
-        }                                  \
+#define SERVICE_NAMES                                                   \
+    {                                                                   \
+        {WEFT_SERVICE_PROCESS, "process"}, {WEFT_SERVICE_NAME, "name"}, \
+        {                                                               \
+            WEFT_SERVICE_NET, "net"                                     \
+        }                                                               \
     }
 
-/* The nodes to show, with their pages: NULL for those that are gone or do not answer. */
+/* The nodes to show, with their pages. A page is NULL if its node is gone or does not answer. */
 struct shown {
     uint32_t count, *nodes;
     struct desk_page **pages;
@@ -33,7 +35,7 @@ static void show_free(struct shown *s)
     free(s->nodes);
 }
 
-static int show(struct shown *s, weft_node *w, struct jobs *jobs)
+static int show(struct shown *s, struct jobs *jobs)
 {
     s->count = jobs_nodes(jobs, &s->nodes);
     s->pages = calloc(s->count + 1, sizeof(struct desk_page *));
@@ -41,13 +43,11 @@ static int show(struct shown *s, weft_node *w, struct jobs *jobs)
         show_free(s);
         return -ENOMEM;
     }
-    for (uint32_t i = 0; i < s->count; i++)
-        if (weft_alive(w, s->nodes[i]) && jobs_desk(jobs, s->nodes[i], &s->pages[i]))
-            s->pages[i] = NULL;
+    jobs_desks(jobs, s->nodes, s->count, s->pages); /* a node that is gone fails at once */
     return 0;
 }
 
-/* null also for a path that is not UTF-8: JSON has no word for it. */
+/* null also for a text that is not UTF-8, which JSON cannot hold */
 static json_t *text_or_null(const char *text)
 {
     json_t *o = text && text[0] ? json_string(text) : NULL;
@@ -121,7 +121,7 @@ json_t *standing_settings(void)
 {
     static const char *const own[] = {"WEFT_RANK",    "WEFT_SIZE",         "WEFT_COORD", "WEFT_HOSTFILE", "WEFT_SECRET",
                                       "WEFT_CLUSTER", "WEFT_SECRET_FILE",  "WEFT_SERVE", "WEFT_SSH",      "WEFT_POOL",
-                                      "WEFT_GUARD",   "WEFT_GUARD_SOCKET", "WEFT_GROW",  "WEFT_JOIN"};
+                                      "WEFT_GUARD",   "WEFT_GUARD_SOCKET", "WEFT_GROW",  "WEFT_JOIN",     "WEFT_NET_RULES"};
     json_t *o = json_object();
     for (char **e = environ; *e; e++) {
         char name[64];
@@ -142,8 +142,8 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
     json_t *nodes = json_array(), *links = json_array();
     const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD"), *door = getenv("WEFT_GROW");
     if (door && door[0] && strncmp(door, "unix:", 5) != 0)
-        coord = door; /* node 0 of a program is started on this host, and the others reach this address of it */
-    if (show(&s, w, jobs)) {
+        coord = door; /* node 0 of a program is started on this host, and the other nodes connect to it at this address */
+    if (show(&s, jobs)) {
         json_decref(nodes);
         json_decref(links);
         return NULL;
@@ -155,10 +155,10 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
                 json_array_append_new(links, status_link(s.nodes[i], &s.pages[i]->links[k]));
     }
     show_free(&s);
-    return json_pack("{ss sI so ss sb so sI sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
+    return json_pack("{ss sI so ss sb so sI sI so so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
                      text_or_null(hostfile), "coord", coord ? coord : "", "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings",
                      standing_settings(), "epoch", (json_int_t)weft_epoch(w), "numbers", (json_int_t)weft_size(w), "nodes", nodes, "links",
-                     links, "jobs", jobs_list(jobs));
+                     links, "jobs", jobs_list(jobs), "forwards", forwards_list(jobs));
 }
 
 /* --- Prometheus --- */
@@ -274,7 +274,7 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
     char *text = NULL;
     size_t len;
     struct shown s;
-    if (show(&s, w, jobs))
+    if (show(&s, jobs))
         return NULL;
     FILE *f = open_memstream(&text, &len);
     if (f) {

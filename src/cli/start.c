@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,7 +85,7 @@ int launch_make_address(struct launcher *s)
     const size_t at = sizeof variable - 1;
     int rc;
     if (s->dir[0] && mkdir(s->dir, 0700))
-        return base_fail(-errno, "temporary directory %s: %s", s->dir, base_strerror(errno));
+        return base_fail(-errno, "cannot create the temporary directory %s: %s", s->dir, base_strerror(errno));
     memcpy(s->coord, variable, at);
     if (s->l->coord)
         snprintf(s->coord + at, sizeof s->coord - at, "%s", s->l->coord);
@@ -284,6 +285,8 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
         if (written != (ssize_t)len)
             rc = base_fail(-E2BIG, "%zu bytes of arguments and settings do not fit into a pipe", len);
     }
+    if (order)
+        sodium_memzero(order, len); /* it has the secret */
     free(order);
     return rc;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft status; and what the commands of a standing cluster share: asking its control socket.
+ * weft status. Also what several commands of a standing cluster use to ask the control socket.
  */
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -10,15 +11,13 @@
 #include "cli/command.h"
 #include "cli/standing.h"
 
-#define ANSWER_NS (20 * WEFT_SECOND) /* a control node that tells nothing for so long hangs */
-
 /* --- asking --- */
 
 int standing_ask(const char *sub, const char *cluster, struct control_request *r)
 {
     struct standing_place p;
     void *payload = NULL;
-    size_t bytes;
+    size_t bytes = 0;
     int fd = standing_find(&p, cluster, false);
     if (fd == -ENOENT)
         fd = base_fail(-ENOENT, "cluster '%s' is not up: start it with `weft up`", p.name);
@@ -28,11 +27,14 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
         fd = standing_connect(&p, true);
     if (fd >= 0) {
         int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
-        if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* else its answer says why */
+        if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* these two: the control node has closed the connection, and its answer says why */
             close(fd);
-            fd = base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
+            fd = rc == -ETIMEDOUT ? base_fail(rc, "%s", CONTROL_SILENT)
+                                  : base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
         }
     }
+    if (payload)
+        sodium_memzero(payload, bytes); /* the environment of a program of weft exec may have a secret */
     free(payload);
     if (fd < 0)
         cli_error(sub, "%s", base_error());
@@ -45,43 +47,66 @@ int standing_answer(int fd, struct control_frame *f, char *payload, int64_t dead
     if (!rc && !control_frame_fits(f, true))
         rc = -EPROTO;
     if (!rc)
-        rc = control_read(fd, payload, f->bytes, base_deadline(ANSWER_NS));
+        rc = control_read(fd, payload, f->bytes, base_deadline(CONTROL_SILENT_NS));
     if (!rc)
         payload[f->bytes] = '\0';
     return rc;
 }
 
-/* Read the texts of an answer. Returns 0 or the exit status after an error was printed; -1: the control node is gone. */
+/* An answer may have the cluster's secret, so no copy of it stays in memory. */
+static void forget_text(char *text, size_t len)
+{
+    if (text)
+        sodium_memzero(text, len);
+    free(text);
+}
+
+static bool grow_text(char **text, size_t *room, size_t len, size_t more)
+{
+    size_t larger = 2 * (len + more + 1);
+    char *new = malloc(larger);
+    if (!new)
+        return false;
+    memcpy(new, *text, len);
+    forget_text(*text, len);
+    *text = new;
+    *room = larger;
+    return true;
+}
+
+/* Read the texts of an answer. Returns 0, or the exit status after an error was printed; -1: the control node has ended. */
 static int read_text(const char *sub, int fd, char **out)
 {
     struct control_frame f = {0};
-    size_t len = 0;
+    size_t len = 0, room = 1;
     char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
-    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer");
+    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer of the control node");
     while (!status) {
-        int rc = standing_answer(fd, &f, payload, base_deadline(ANSWER_NS));
+        int rc = standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
         if (rc == -ETIMEDOUT)
-            status = cli_error(
-                sub, "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: "
-                     "then another node takes over");
+            status = cli_error(sub, "%s", CONTROL_SILENT);
         else if (rc)
-            status = rc == -ECONNRESET ? -1 : cli_error(sub, "the cluster's answer is invalid: %s", base_strerror(rc));
+            status =
+                rc == -ECONNRESET
+                    ? -1
+                    : cli_error(sub, "the answer of the cluster's control node is invalid (%s): run the same version of weft on all hosts",
+                                base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error(sub, "%s", payload);
         if (status || f.type != CONTROL_TEXT)
             break;
-        char *more = realloc(text, len + f.bytes + 1);
-        if (!more) {
-            status = cli_error(sub, "no memory for the answer");
+        if (len + f.bytes >= room && !grow_text(&text, &room, len, f.bytes)) {
+            status = cli_error(sub, "no memory for the answer of the control node");
             break;
         }
-        text = more;
         memcpy(text + len, payload, f.bytes + 1);
         len += f.bytes;
     }
+    if (payload)
+        sodium_memzero(payload, CONTROL_PIECE_MAX + 1);
     free(payload);
     if (status) {
-        free(text);
+        forget_text(text, len);
         text = NULL;
     }
     *out = text;
@@ -99,7 +124,7 @@ int standing_text(const char *sub, const char *cluster, struct control_request *
         status = read_text(sub, fd, out);
         close(fd);
     }
-    return status < 0 ? cli_error(sub, "the control node has ended before it answered") : status;
+    return status < 0 ? cli_error(sub, "each control node that was asked has ended before it answered: see `weft logs`") : status;
 }
 
 /* --- weft status --- */
@@ -108,12 +133,12 @@ static const char status_help[] =
     "Usage: weft status [--cluster NAME] [--json | --metrics] [--watch]\n"
     "\n"
     "Shows a standing cluster: its nodes with their hosts, memory and services, their RDMA devices, the links between them,\n"
-    "and the jobs of `weft exec`. What it shows is at most two seconds old.\n"
+    "the proxies and published ports of this host, and the jobs of `weft exec`. What is shown is at most two seconds old.\n"
     "\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "      --json             everything, for programs\n"
-    "      --metrics          the figures, as Prometheus reads them\n"
-    "      --watch            again every second, until a signal\n"
+    "      --json             print everything as JSON\n"
+    "      --metrics          print the figures in Prometheus' text format\n"
+    "      --watch            show the status again every second, until a signal\n"
     "  -h, --help             this text\n"
     "\n"
     "Exit status: 0; 1 if the cluster is not up; 2 if the command line is wrong.\n";
@@ -190,12 +215,47 @@ static struct cli_table *links_table(const json_t *list)
     return t;
 }
 
+static struct cli_table *forwards_table(const json_t *list)
+{
+    static const struct cli_column columns[] = {{"kind", false}, {"address", false}, {"gateway", true},     {"leads to", false},
+                                                {"kept", false}, {"open", true},     {"connections", true}, {"refused", true},
+                                                {"up", true},    {"down", true}};
+    struct cli_table *t = cli_table_new(columns, 10);
+    size_t i;
+    json_t *o;
+    json_array_foreach (list, i, o) {
+        char gateway[16], to[300] = "-", open[24], count[24], refused[24], up[32], down[32];
+        snprintf(gateway, sizeof gateway, "%u", (unsigned)number_of(o, "gateway"));
+        if (json_object_get(o, "to"))
+            snprintf(to, sizeof to, "%u:%s", (unsigned)number_of(o, "target"), text_of(o, "to"));
+        snprintf(open, sizeof open, "%llu", (unsigned long long)number_of(o, "open"));
+        snprintf(count, sizeof count, "%llu", (unsigned long long)number_of(o, "connections"));
+        snprintf(refused, sizeof refused, "%llu", (unsigned long long)number_of(o, "refused"));
+        base_format_bytes(number_of(o, "up_bytes"), up, sizeof up);
+        base_format_bytes(number_of(o, "down_bytes"), down, sizeof down);
+        const char *cells[] = {text_of(o, "kind"),
+                               text_of(o, "address"),
+                               gateway,
+                               to,
+                               json_is_true(json_object_get(o, "kept")) ? "yes" : "no",
+                               open,
+                               count,
+                               refused,
+                               up,
+                               down};
+        if (t)
+            cli_table_add(t, cells);
+    }
+    return t;
+}
+
 static int print_status(const char *text, bool watch)
 {
     json_t *o = json_loads(text, 0, NULL);
     if (!o)
-        return cli_error("status", "the cluster's answer is no JSON");
+        return cli_error("status", "the answer of the cluster's control node is not JSON: run the same version of weft on all hosts");
     struct cli_table *nodes = nodes_table(json_object_get(o, "nodes")), *links = links_table(json_object_get(o, "links"));
+    struct cli_table *forwards = forwards_table(json_object_get(o, "forwards"));
     if (watch && isatty(STDOUT_FILENO))
         fputs("\033[H\033[J", stdout);
     if (nodes)
@@ -204,12 +264,17 @@ static int print_status(const char *text, bool watch)
         putchar('\n');
         cli_table_print(links, stdout);
     }
+    if (json_array_size(json_object_get(o, "forwards")) && forwards) {
+        putchar('\n');
+        cli_table_print(forwards, stdout);
+    }
     size_t jobs = json_array_size(json_object_get(o, "jobs"));
     printf("\n%zu job%s%s\n", jobs, jobs == 1 ? "" : "s", jobs ? " (`weft ps`)" : "");
     cli_table_free(nodes);
     cli_table_free(links);
+    cli_table_free(forwards);
     json_decref(o);
-    return nodes && links ? cli_flush("status") : cli_error("status", "no memory for the tables");
+    return nodes && links && forwards ? cli_flush("status") : cli_error("status", "no memory for the tables");
 }
 
 static int show_status(const char *cluster, int how, bool watch)

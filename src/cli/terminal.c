@@ -23,8 +23,9 @@ static bool has_settings(int fd, const struct termios *t)
     return tcgetattr(fd, &now) == 0 && now.c_iflag == t->c_iflag && now.c_oflag == t->c_oflag && now.c_lflag == t->c_lflag;
 }
 
-/* The helper: waits for the end of the command's process. A byte says that the command has restored the terminal itself. The terminal may
- * be another program's again by now, so only raw mode is undone. In a session of its own the helper may set a terminal that is not its. */
+/* The helper process: waits for the end of the command. If it reads a byte first, the command has restored the terminal itself. Otherwise
+ * it undoes only raw mode, because another program may already be using the terminal. It runs in a session of its own, so the terminal is
+ * not its controlling terminal, and it can change the settings without being stopped. */
 static _Noreturn void help(int fd, int terminal)
 {
     char byte;
@@ -64,7 +65,7 @@ int terminal_open(void)
     if (!rc)
         return 0;
     helper_pipe = -1;
-    return base_fail(rc, "--tty: no process that restores the terminal if this one is killed: %s", base_strerror(rc));
+    return base_fail(rc, "--tty: cannot start the process that restores the terminal if this command is killed: %s", base_strerror(rc));
 }
 
 int terminal_raw(void)

@@ -77,7 +77,7 @@ static int topo_start(struct launch *l, int argc, char **argv)
     char *others[] = {hosts.self, (char *)(uintptr_t) "topo", (char *)(uintptr_t) "--as-node", NULL};
     char **first = calloc((size_t)argc + 3, sizeof *first);
     if (!first)
-        return cli_error("topo", "no memory");
+        return cli_error("topo", "no memory for the command line of the nodes");
     int status = 0;
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("topo", "%s", base_error());

@@ -23,7 +23,7 @@
 #define WARM     16u            /* round trips that do not count, since connections are made at first use */
 #define FLOOR    64u            /* the fewest round trips */
 #define NUMBERS  16u            /* the most incomplete puts of numbers: a number's answer may arrive before its put completes */
-#define SPIN     (20 * WEFT_US) /* spin for so long, then yield the processor, which the peer may need */
+#define SPIN     (20 * WEFT_US) /* spin for this long, then yield the processor, which the peer may need */
 #define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
 #define AWAY     (5 * WEFT_SECOND) /* how long to wait between two measurements for a route that is gone */
@@ -67,7 +67,8 @@ static int whole(const struct measurer *m)
         return base_fail(-EINTR, "interrupted");
     for (uint32_t i = 0; weft_epoch(m->w) != m->epoch && i < m->size; i++)
         if (!weft_alive(m->w, i))
-            return base_fail(-ECONNRESET, "node %u is gone", i);
+            return base_fail(-ECONNRESET,
+                             "node %u has ended before its links were measured: its messages on standard error may have the reason", i);
     return 0;
 }
 
@@ -129,7 +130,7 @@ static int pass(struct measurer *m, uint32_t *turns, uint32_t peer, int64_t sinc
     int rc = whole(m);
     if (!rc)
         rc = way(m, peer);
-    return rc == 0 && base_now_ns() > deadline ? base_fail(-ETIMEDOUT, "node %u does not answer", peer) : rc;
+    return rc == 0 && base_now_ns() > deadline ? base_fail(-ETIMEDOUT, "node %u does not answer: is its process stopped?", peer) : rc;
 }
 
 static int await(struct measurer *m, uint32_t peer, uint64_t value)

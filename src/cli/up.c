@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up, weft down: a standing cluster begins and ends.
+ * weft up and weft down: start and end a standing cluster.
  *
- * Each host has a launcher of its own, in the background, which starts the nodes of that host (`weft up --as-node`), and starts them again
- * when they die. So no host is needed by the others. Other hosts' launchers are started over ssh, which is not needed any more after that
- * (up_hosts.c). If a launcher is killed, its keeper kills its nodes.
+ * Each host has its own launcher, in the background. It starts the nodes of its host (`weft up --as-node`), and starts them again when they
+ * die, so no host depends on another one. The launchers of other hosts are started over ssh, which is not needed after that (up_hosts.c).
+ * If a launcher is killed, its keeper process kills its nodes.
  */
 #include "cli/up.h"
 
@@ -23,20 +23,23 @@ static const char up_help[] =
     "       weft up --add N|HOST,... [--cluster NAME] [--remote-weft PATH]\n"
     "       weft up --here [--hostfile FILE] [OPTIONS]\n"
     "\n"
-    "Starts a standing cluster: one node on each host of the hostfile, as `weft run` does, which stays until `weft down`.\n"
-    "Returns when all nodes have joined. Programs of this user on each of the hosts use it: `weft exec`, `weft status`, `weft\n"
-    "run --cluster`. The first host must be this one; once the cluster is up, no host is needed by the others.\n"
-    "A node that dies is started again on its host, and joins under a new number.\n"
+    "Starts a standing cluster: one node on each host of the hostfile, started as by `weft run`. The nodes stay until `weft down`.\n"
+    "The command returns when all nodes have joined. Then this user's programs on each of these hosts can use the cluster, for\n"
+    "example by `weft exec`, `weft status` and `weft run --cluster`. The first host of the hostfile must be this one, but once the\n"
+    "cluster is up, it runs on without any of its hosts. A node that dies is started again on its host, and gets a new number.\n"
     "\n"
-    "  -n, --nodes N          N nodes on this host, to try it out; else one for each entry of the hostfile\n"
+    "  -n, --nodes N          start N nodes on this host, as a trial; without it, one for each entry of the hostfile\n"
     "      --hostfile FILE    the cluster's hosts and settings\n"
     "      --add N|HOST,...   more nodes for a cluster that is up: N on this host, or one on each of these hosts\n"
     "      --cluster NAME     the cluster's name on its hosts (WEFT_CLUSTER, else \"default\")\n"
     "      --foreground       do not return: stay until the cluster ends, and print its log here\n"
     "      --here             start only the node of this host, in the foreground, without ssh; each host does the same (for\n"
-    "                         systemd and launchd). The number of the node comes from WEFT_RANK. If the cluster runs\n"
-    "                         already, the node joins it\n"
+    "                         systemd and launchd). WEFT_RANK is the number of the node. If the cluster is already\n"
+    "                         running, the node joins it\n"
     "      --metrics ADDRESS  serve http://ADDRESS/metrics for Prometheus on this host: 127.0.0.1:9464\n"
+    "      --allow WHAT       let other nodes reach this through the network of a node (weft-proxy): an address, a network, a name,\n"
+    "                         with :PORT or not. All may be reached but link-local addresses and each node's own loopback\n"
+    "      --deny WHAT        do not let them reach this. The first --allow or --deny that fits counts\n"
     "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
     "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:4, mesh:4:tb5\n"
@@ -46,6 +49,18 @@ static const char up_help[] =
     "most 8 MiB.\n"
     "\n"
     "Exit status: 0; 1 if the cluster could not be started; 2 if the command line is wrong.\n";
+
+/* Adds a rule to those of the environment. */
+static int up_add_rule(const char *word, const char *what)
+{
+    char rules[1024];
+    const char *before = getenv("WEFT_NET_RULES");
+    int n = snprintf(rules, sizeof rules, "%s%s%s=%s", before ? before : "", before && before[0] ? "," : "", word, what);
+    if (n >= (int)sizeof rules || strchr(what, ','))
+        return cli_usage("up", "--%s '%.64s': expected one rule, and all rules must have less than %zu bytes", word, what, sizeof rules);
+    setenv("WEFT_NET_RULES", rules, 1);
+    return 0;
+}
 
 static int up_take_option(int c, struct up *u, struct launch *l)
 {
@@ -80,14 +95,16 @@ static int up_take_option(int c, struct up *u, struct launch *l)
             return cli_usage("up", "--pool '%s': expected a size from 1M to 16T, as in 256M or 1.5G", optarg);
         l->pool = optarg;
         return 0;
+    case 'L': return up_add_rule("allow", optarg);
+    case 'N': return up_add_rule("deny", optarg);
     case 'W': l->weft = optarg; return 0;
     case 'V': l->softverbs = optarg; return 0;
     default: return CLI_USAGE;
     }
 }
 
-/* The address at which the nodes of this cluster let others join. Nodes of one host share a Unix socket; for other hosts the port is the
- * one above that of node 0, whose address they know. */
+/* Choose the address at which the nodes of this host let other nodes join. If the whole cluster is on one host, it is a Unix socket. For
+ * several hosts it has the port after that of node 0, whose address all nodes know. */
 static int choose_door(struct up *u, const struct launch *l, const struct standing_place *p)
 {
     const char *given = getenv("WEFT_GROW");
@@ -116,9 +133,9 @@ static int up_start(struct up *u, struct launch *l)
     u->cluster = place.name;
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("up", "%s", base_error());
-    setenv("WEFT_SERVE", "process,name", 1);
+    setenv("WEFT_SERVE", "process,name,net", 1);
     const char *file = hosts_file(l->hostfile);
-    static char absolute[4096]; /* commands read it from wherever they run */
+    static char absolute[4096]; /* absolute, because commands read it from other directories */
     if (file && realpath(file, absolute))
         l->hostfile = absolute;
     if (!status && (status = hosts_apply(l, &hosts, hosts_file(l->hostfile))) == 0 && l->softverbs && !l->nodes)
@@ -131,7 +148,7 @@ static int up_start(struct up *u, struct launch *l)
     if (!status)
         status = choose_door(u, l, &place);
     if (!status && l->ssh) {
-        close(lock); /* the launcher of this host takes it */
+        close(lock); /* the launcher of this host takes the lock */
         lock = -1;
         status = up_hosts(u, l, &place);
     } else if (!status && u->foreground) {
@@ -182,6 +199,8 @@ int cli_up(int argc, char **argv)
                                           {"start", required_argument, NULL, 'I'},
                                           {"first", required_argument, NULL, 'S'},
                                           {"metrics", required_argument, NULL, 'M'},
+                                          {"allow", required_argument, NULL, 'L'},
+                                          {"deny", required_argument, NULL, 'N'},
                                           {"pool", required_argument, NULL, 'P'},
                                           {"remote-weft", required_argument, NULL, 'W'},
                                           {"softverbs", required_argument, NULL, 'V'},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up --here: this process is the node, without a launcher. It joins the cluster if that runs, else waits to begin it with the others.
+ * weft up --here: this process itself is the node, without a launcher. If the cluster is running, the node joins it; otherwise it waits for
+ * the other nodes that begin the cluster.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +11,11 @@
 #include "cli/up.h"
 #include "cluster/cluster.h"
 
-#define PROBE_NS    (300 * WEFT_MS)   /* for a member of a running cluster to accept a connection */
-#define PROBES_NS   (3 * WEFT_SECOND) /* for all of them together */
-#define PROBE_AGAIN (5 * WEFT_SECOND) /* between two looks whether the cluster runs */
+#define PROBE_NS    (300 * WEFT_MS)   /* how long one member of a running cluster may take to accept a connection */
+#define PROBES_NS   (3 * WEFT_SECOND) /* how long all of them together may take */
+#define PROBE_AGAIN (5 * WEFT_SECOND) /* time between two checks whether the cluster is running */
 
-/* Whether somebody accepts a connection at one of these addresses: then a cluster runs there. */
+/* Whether a connection is accepted at one of these addresses: then a cluster is running there. */
 static bool somebody_listens(const char *list)
 {
     char one[128];
@@ -33,7 +34,7 @@ static bool somebody_listens(const char *list)
     return false;
 }
 
-/* Where members of this cluster would let this node join: node 0's host, and all of the hostfile. */
+/* List the addresses where this cluster would let nodes join: of node 0's host, and of all hosts in the hostfile. */
 static void guess_members(struct up *u, const struct cluster_settings *s)
 {
     const char *port = up_port_of(u->door);
@@ -42,18 +43,19 @@ static void guess_members(struct up *u, const struct cluster_settings *s)
         const struct cluster_host *h = &s->hosts->hosts[i];
         const char *at = h->ssh ? strchr(h->ssh, '@') : NULL, *name = h->ip_count ? h->ips[0] : at ? at + 1 : h->ssh;
         bool v6 = name && strchr(name, ':');
-        if (name && n + strlen(name) + 12 < 500) /* the most that WEFT_JOIN may have */
+        if (name && n + strlen(name) + 12 < 500) /* the longest value of WEFT_JOIN */
             n += (size_t)snprintf(u->join + n, sizeof u->join - n, v6 ? ",[%s]:%s" : ",%s:%s", name, port);
     }
 }
 
-static const char *members; /* where this cluster would be reached, if it runs */
+static const char *members; /* addresses of this cluster's members, if it is running */
 
-/* While this node waits to begin the cluster with the others: it may run without this host, which did not reach the others before. */
+/* Called while this node waits for the others that begin the cluster: whether the cluster has meanwhile begun without this host, which may
+ * have been cut off. */
 static int runs_meanwhile(void)
 {
     static int64_t next;
-    static bool probing; /* connecting asks again whether to stop */
+    static bool probing; /* the connection calls this function, too */
     if (probing || base_now_ns() < next)
         return 0;
     probing = true;
@@ -79,7 +81,7 @@ static int here_settings(struct up *u, const struct standing_place *p)
     if (cluster_settings_resolve(&s, NULL))
         return cli_error("up", "%s", base_error());
     if (s.grow[0])
-        setenv("WEFT_GROW", s.grow, 1); /* perhaps the hostfile's */
+        setenv("WEFT_GROW", s.grow, 1); /* it may come from the hostfile */
     int status = 0;
     if (set || !s.coord[0]) {
         grow = getenv("WEFT_GROW");
@@ -90,7 +92,7 @@ static int here_settings(struct up *u, const struct standing_place *p)
             status = cli_error("up", "%s", base_error());
         else if (!given)
             setenv("WEFT_GROW", u->door, 1);
-    } else if (up_is_unix(s.coord)) { /* nodes of one host */
+    } else if (up_is_unix(s.coord)) { /* all nodes are on one host */
         snprintf(u->door, sizeof u->door, "%.150s.grow", s.coord);
         setenv("WEFT_GROW", u->door, 0);
         snprintf(u->join, sizeof u->join, "%s", getenv("WEFT_GROW"));
@@ -115,10 +117,10 @@ int up_here(struct up *u, const struct launch *l)
         return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
     if (standing_find(&place, u->cluster, true) || standing_lock(&place, false) < 0)
         return cli_error("up", "%s", base_error());
-    unlink(place.down); /* left by a node or command that was killed: it would end nodes that are added */
+    unlink(place.down); /* left by a node or a command that was killed; it would end nodes that are added later */
     const char *rank = getenv("WEFT_RANK");
     int64_t slot;
-    if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* nodes that come back here have the same */
+    if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* a node that replaces this one has the same slot */
         slot = 0;
     if (l->hostfile)
         setenv("WEFT_HOSTFILE", l->hostfile, 1);
@@ -131,8 +133,8 @@ int up_here(struct up *u, const struct launch *l)
         join_the_running_one();
         status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, NULL);
     }
-    unlink(place.down); /* it is for launchers */
+    unlink(place.down); /* this file is only for launchers */
     if (status > 128)
-        return 0; /* a signal asked it to end */
+        return 0; /* a signal has ended it */
     return status == LAUNCH_CANNOT_JOIN || status == LAUNCH_NOT_JOINED ? CLI_FAILED : status;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up on several hosts. The launcher of `weft run` starts `weft up --on-host` on each of them, over ssh. That command starts the
- * launcher of that host in the background and returns when its nodes are up; so ssh is needed only until then. It has the cluster's secret
- * and settings from its environment, and keeps them for nodes that it starts later.
+ * weft up on several hosts. The launcher of `weft run` starts `weft up --on-host` on each host over ssh. That command starts the host's own
+ * launcher in the background, and returns when the host's nodes are up; ssh is needed only until then. The launcher gets the cluster's
+ * secret and settings in its environment, and keeps them for nodes that it starts later.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "cli/up.h"
 #include "cluster/cluster.h"
 
-#define COUNTS_MAX (WEFT_MAX_NODES * 5u) /* bytes of the list of --on-host */
+#define COUNTS_MAX (WEFT_MAX_NODES * 5u) /* longest list for --on-host, in bytes */
 
 /* --- starting the launchers of hosts --- */
 
@@ -43,7 +43,7 @@ static int launch_on_hosts(struct up *u, struct launch *l, char *counts)
     return status;
 }
 
-/* After a failure: end what has been started, on all hosts. */
+/* After a failure: end on all hosts what this command has started. */
 static void end_on_hosts(struct up *u, struct launch *l)
 {
     char *argv[] = {(char *)(uintptr_t)l->self,
@@ -60,7 +60,8 @@ static void end_on_hosts(struct up *u, struct launch *l)
     l->argv = l->others = NULL;
 }
 
-/* From a list of nodes make one of hosts: `counts` says how many nodes each has. `ssh` gets a name for each host, NULL: this one. */
+/* Turn the list of nodes into a list of hosts. `counts`: the number of nodes of each host, with commas between. `ssh` gets the name of each
+ * host; NULL: this host. */
 static int list_hosts(const struct launch *l, const char **ssh, char *counts, uint32_t *hosts)
 {
     size_t n = 0;
@@ -110,7 +111,7 @@ int up_hosts(struct up *u, struct launch *l, const struct standing_place *p)
     return status;
 }
 
-/* The part of --on-host that is this host's. */
+/* Read from --on-host how many nodes this host has. */
 static int take_count(struct up *u, struct launch *l, uint32_t host, uint32_t hosts)
 {
     int64_t n;
@@ -132,8 +133,8 @@ static int take_count(struct up *u, struct launch *l, uint32_t host, uint32_t ho
     return i == hosts && host < hosts && total <= WEFT_MAX_NODES ? 0 : -EINVAL;
 }
 
-/* The file in which a host keeps which start its cluster comes from. A failed start ends only what it has begun: a host may have been
- * refused because another cluster of this name is up there. */
+/* Open the file that keeps, on each host, the id of the `weft up` that has started the cluster. A failed start must end only its own nodes:
+ * it may have failed because another cluster of the same name is up there. */
 static FILE *start_file(const struct standing_place *p, const char *mode)
 {
     char path[STANDING_PATH + 8];
@@ -147,7 +148,7 @@ static int keep_start(const struct up *u, const struct standing_place *p)
     bool written = f && fprintf(f, "%s\n", u->start ? u->start : "") > 0;
     if (f)
         written = fclose(f) == 0 && written;
-    return written ? 0 : base_fail(-EIO, "%s/start cannot be written: %s", p->folder, base_strerror(errno));
+    return written ? 0 : base_fail(-EIO, "cannot write the file %s/start: %s", p->folder, base_strerror(errno));
 }
 
 int up_end_started(const struct up *u)
@@ -190,7 +191,7 @@ int up_on_host(struct up *u, struct launch *l)
         return cli_error("up", "%s", base_error());
     if (u->joins)
         snprintf(u->join, sizeof u->join, "%s", join);
-    else /* node 0's, until others are known */
+    else /* node 0's address, until those of other members are known */
         snprintf(u->join, sizeof u->join, "%.*s:%s", (int)(strrchr(coord, ':') - coord), coord, up_port_of(u->door));
     if (standing_find(&place, u->cluster, true) || (lock = standing_lock(&place, false)) < 0)
         return cli_error("up", "%s", base_error());
@@ -202,7 +203,7 @@ int up_on_host(struct up *u, struct launch *l)
 
 /* --- --add --- */
 
-/* Ask the cluster for what a node needs to join, and put it into this environment. */
+/* Ask the running cluster what a node needs to join, and put that into the environment. */
 static json_t *ask_cluster(struct up *u, struct launch *l)
 {
     static char hostfile[4096];
@@ -241,14 +242,14 @@ static json_t *ask_cluster(struct up *u, struct launch *l)
         unsetenv("WEFT_SECRET");
     if (pool[0] && !l->pool)
         setenv("WEFT_POOL", pool, 1);
-    setenv("WEFT_SERVE", "process,name", 1);
+    setenv("WEFT_SERVE", "process,name,net", 1);
     return o;
 }
 
 static int add_here(struct up *u, struct launch *l, const json_t *o, uint32_t count)
 {
     static char self[4096], coord[160];
-    static struct standing_place place; /* u->cluster points into it */
+    static struct standing_place place; /* static, because u->cluster points into it */
     int lock;
     if (json_is_true(json_object_get(o, "emulated")))
         return cli_error("up", "--add: the cluster runs on emulated hosts, whose number is fixed");
@@ -260,7 +261,7 @@ static int add_here(struct up *u, struct launch *l, const json_t *o, uint32_t co
     l->nodes = count;
     l->self = hosts_own_path(self, sizeof self);
     u->joins = u->more = true;
-    u->place = (uint32_t)json_integer_value(json_object_get(o, "numbers")); /* no node has had this place */
+    u->place = (uint32_t)json_integer_value(json_object_get(o, "numbers")); /* a place that no node has had */
     if (standing_find(&place, u->cluster, false) || (lock = standing_lock(&place, true)) < 0)
         return cli_error("up", "%s", base_error());
     u->cluster = place.name;

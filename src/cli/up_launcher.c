@@ -14,10 +14,10 @@
 #include "cli/command.h"
 #include "cli/up.h"
 
-#define LOOK_NS  (2 * WEFT_MS)  /* between two looks whether the cluster is up, or down */
-#define COUNT_NS (50 * WEFT_MS) /* between two looks whether more nodes have joined */
+#define LOOK_NS  (2 * WEFT_MS)  /* time between two checks whether the cluster is up, or down */
+#define COUNT_NS (50 * WEFT_MS) /* time between two checks whether more nodes have joined */
 #define DOWN_NS  (20 * WEFT_SECOND)
-#define LOG_SHOW (64 << 10) /* bytes of the log that are printed at most when the cluster could not be started */
+#define LOG_SHOW (64 << 10) /* most bytes of the log to print when the cluster could not be started */
 
 int up_launch(struct up *u, struct launch *l, const struct standing_place *p)
 {
@@ -42,7 +42,7 @@ int up_launch(struct up *u, struct launch *l, const struct standing_place *p)
     return status;
 }
 
-/* In the new process: leave the terminal, and write to the log from now on. */
+/* In the new process: detach from the terminal, and write to the log. */
 static int go_to_background(const struct standing_place *p)
 {
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -61,7 +61,7 @@ static int go_to_background(const struct standing_place *p)
     return 0;
 }
 
-/* Print what the log has got since it had `from` bytes. */
+/* Print what was added to the log after its first `from` bytes. */
 static void show_log(const struct standing_place *p, off_t from)
 {
     char some[4096];
@@ -74,11 +74,11 @@ static void show_log(const struct standing_place *p, off_t from)
         fclose(f);
 }
 
-/* Whether the nodes that this launcher starts are up, or, if they begin a cluster, all of it. */
+/* Whether the nodes of this launcher are up; for nodes that begin a cluster: whether the whole cluster is up. */
 static bool all_up(const struct up *u, const struct launch *l, const struct standing_place *p)
 {
     struct control_request r = {.head = {.what = CONTROL_STATUS}};
-    int fd = standing_connect(p, false); /* not for long, so that the launcher is looked at */
+    int fd = standing_connect(p, false); /* does not wait, because the caller also has to watch the launcher */
     if (fd < 0)
         return false;
     close(fd);
@@ -100,7 +100,7 @@ static bool all_up(const struct up *u, const struct launch *l, const struct stan
     return up >= wanted;
 }
 
-/* Wait until the nodes are up, or the launcher has ended. */
+/* Wait until the nodes are up or the launcher has ended. */
 static int wait_until_up(const struct up *u, const struct launch *l, const struct standing_place *p, pid_t launcher, off_t log_from)
 {
     cli_catch_signals();
@@ -115,9 +115,9 @@ static int wait_until_up(const struct up *u, const struct launch *l, const struc
             if (cli_stopped())
                 return 128 + cli_stopped();
             if (!u->joins)
-                cli_error("up", "cluster '%s' could not be started", p->name);
+                cli_error("up", "cluster '%s' could not be started: the log lines above have the reason", p->name);
             else
-                cli_error("up", "cluster '%s': the new nodes could not join", p->name);
+                cli_error("up", "cluster '%s': the new nodes could not join: the log lines above have the reason", p->name);
             return status ? status : CLI_FAILED;
         }
         if (!told && all_up(u, l, p))
@@ -125,7 +125,8 @@ static int wait_until_up(const struct up *u, const struct launch *l, const struc
     }
 }
 
-/* systemd removes /run/user/UID when the user's last session ends, unless the user lingers: then no command finds the cluster. */
+/* Warn if /run/user/UID will be removed at the user's logout, as systemd does unless the user lingers: then no command finds the
+ * cluster. */
 static void warn_of_logout(const struct standing_place *p)
 {
     char linger[300];
@@ -157,7 +158,7 @@ int up_background(struct up *u, struct launch *l, const struct standing_place *p
     fflush(NULL);
     pid_t pid = base_process_fork();
     if (pid < 0)
-        return cli_error("up", "no process for the launcher: %s", base_strerror((int)pid));
+        return cli_error("up", "cannot start the launcher process: %s", base_strerror((int)pid));
     if (pid > 0)
         return wait_until_up(u, l, p, pid, log_from);
     int status = go_to_background(p);
@@ -169,7 +170,8 @@ int up_background(struct up *u, struct launch *l, const struct standing_place *p
     exit(status);
 }
 
-/* Ask the control node; then, or if this host has none, make the launchers of this host end what they have. */
+/* Ask the control node to end the cluster. After that, or if this host has no control node, tell the launchers of this host to end their
+ * nodes. */
 int up_end(const char *sub, const char *cluster, bool quiet)
 {
     struct standing_place place;
@@ -192,5 +194,5 @@ int up_end(const char *sub, const char *cluster, bool quiet)
                              place.log);
     unlink(place.down);
     unlink(place.members);
-    return quiet ? 0 : status; /* it has ended, even if another command had asked for that before */
+    return quiet ? 0 : status; /* the cluster has ended, even if another command had asked for it before */
 }

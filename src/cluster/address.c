@@ -26,7 +26,7 @@
 #define EACH_LAST_NS   (8 * WEFT_SECOND)
 
 struct address {
-    bool local; /* a Unix socket: `name` is its path, or its abstract name without the '@' */
+    bool local; /* true: a Unix socket; `name` is its path, or its abstract name without the '@' */
     bool abstract;
     char name[256]; /* host, or path */
     char port[8];
@@ -209,13 +209,14 @@ static bool is_loopback(const struct sockaddr *at)
     return at->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) : ntohl(four->sin_addr.s_addr) >> 24 == 127;
 }
 
-/* Listens at the first address of the list that is one of this host. If others of the list are, of another family, it listens at all
- * addresses of this host: a node that has only one family must reach it, too. */
+/* Listen at the first address of the list that belongs to this host. If further ones, of another family, also belong to this host, listen
+ * at all addresses of the host, so that nodes with only one of the families can connect. */
 static int listen_first(const struct addrinfo *list)
 {
     int fd = -EADDRNOTAVAIL;
     const struct addrinfo *i = list;
-    while (i && (fd = listen_at(i->ai_addr, i->ai_addrlen)) < 0 && fd != -EADDRINUSE) /* nodes would reach whoever listens there */
+    /* a node that listened elsewhere would not be found: other nodes would reach the program that listens here */
+    while (i && (fd = listen_at(i->ai_addr, i->ai_addrlen)) < 0 && fd != -EADDRINUSE)
         i = i->ai_next;
     for (const struct addrinfo *k = fd < 0 ? NULL : i->ai_next; k; k = k->ai_next) {
         if (k->ai_family == i->ai_family || is_loopback(i->ai_addr) || is_loopback(k->ai_addr))
@@ -410,7 +411,7 @@ int cluster_connect(const char *address, int64_t deadline)
     } else if ((fd = lookup(address, &a, 0, &list))) {
         return fd;
     }
-    bool several = list && list->ai_next; /* one that never answers must not hide one that would */
+    bool several = list && list->ai_next; /* with several addresses, one that never answers must not use up all the time */
     int64_t each = EACH_FIRST_NS;
     for (int64_t pause = RETRY_FIRST_NS;; pause = pause * 3 / 2 < RETRY_LAST_NS ? pause * 3 / 2 : RETRY_LAST_NS) {
         bool again = false;

@@ -50,15 +50,18 @@ struct join;
 struct cluster_settings {
     uint32_t rank, size;
     uint32_t founders;  /* nodes that the cluster began with: `size`, unless this node joins a running one */
-    char grow[128];     /* address at which this node lets others join the running cluster; "": none */
+    char grow[128];     /* address at which this node lets other nodes join the running cluster; "": none */
     char join[512];     /* addresses of members of a running cluster, with commas between, which this node joins; "": none */
-    struct join *entry; /* cluster_enter(): what the cluster has answered. NULL: none */
+    struct join *entry; /* the answer of the cluster, from cluster_enter(); NULL: none */
     char coord[128];    /* address at which node 0 listens; "" in a cluster of one node */
     struct fab_options fabric;
     struct mem_options pool; /* all members except the heap's offset */
     int64_t join_timeout_ns;
-    char serve[64];  /* names of services */
-    uint8_t *secret; /* NULL: none; freed (and wiped) by cluster_settings_clear() */
+    char serve[64];       /* names of services */
+    char net_rules[1024]; /* whom this node reaches for others, if it offers `net` */
+    char file_root[1024]; /* files below this folder are served, if it offers `file`; "": all */
+    uint64_t file_cache;  /* bytes of the pool that they may take; 0: a quarter */
+    uint8_t *secret;      /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */
     struct launcher *launcher;      /* connection to the launcher that gave rank and size; closed by cluster_settings_clear(). NULL: none */
@@ -127,8 +130,8 @@ static inline bool cluster_grows(const struct cluster_settings *s)
  * nothing if no node can join. */
 int cluster_door_open(struct weft_node *w);
 void cluster_door_close(struct weft_node *w);
-/* Tell the other nodes of a launcher that this node fails before joining, with error `rc` and the sentence of base_error(). Waits up to the
- * join time-out until all nodes have called weft_open(). Returns `rc`; base_error() is unchanged. */
+/* Tell the other nodes of the launcher's job that this node has failed before joining, with error `rc` and the text of base_error(). Waits
+ * up to the join time-out until all nodes have called weft_open(). Returns `rc`; base_error() is unchanged. */
 int cluster_failed(struct cluster_settings *s, int rc);
 
 #endif

@@ -31,7 +31,7 @@ enum visitor_stage { VISITOR_HELLO, VISITOR_PROOF, VISITOR_WAITS, VISITOR_JOINS 
 struct visitor {
     int fd, pid;
     enum visitor_stage stage;
-    int64_t until; /* closed, or refused, when it has passed */
+    int64_t until; /* when the connection is closed or refused */
     size_t got;
     struct wire_hello hello;
     struct wire_challenge challenge;
@@ -88,7 +88,7 @@ static void door_ask(struct door *d, uint32_t node)
     }
 }
 
-/* The attempt is over: tells all that were asked. */
+/* End the attempt: tell all members that were asked. */
 static void door_over(struct door *d)
 {
     struct grow *g = d->g;
@@ -182,7 +182,7 @@ static uint32_t door_missing(struct door *d, enum grow_peer want, int *refused)
     return n;
 }
 
-/* All agree: the newcomer gets its number and the cards of the members. */
+/* All members agree: send the newcomer its number and the members' cards. */
 static int door_answer(struct door *d)
 {
     struct grow *g = d->g;

@@ -36,7 +36,7 @@ static bool is_wildcard(const char *address)
     return strncmp(address, "0.0.0.0:", 8) == 0 || strncmp(address, "[::]:", 5) == 0;
 }
 
-/* What the door has answered: the members' cards. */
+/* Read the door's answer: the members' cards. */
 static int enter_cards(struct join *j, struct cluster_settings *s, const struct wire_hello *hello, const struct wire_answer *a,
                        struct wire_card *cards, int fd)
 {
@@ -84,7 +84,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     return 0;
 }
 
-/* Asks the member at `address`. *spoke: the node there has answered as a member does, so that another member would give the same answer. */
+/* Ask the member at `address`. *spoke: a member has answered there, so other members would give the same answer. */
 static int enter_at(struct join *j, struct cluster_settings *s, const char *address, int64_t connect_until, bool *spoke)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = WIRE_NEWCOMER};

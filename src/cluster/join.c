@@ -60,7 +60,7 @@ struct guest {
     int fd, pid;
     enum stage stage;
     int64_t came; /* when it was accepted */
-    size_t got;   /* bytes received of the current message */
+    size_t got;   /* received bytes of the current message */
     struct wire_hello hello;
     struct wire_challenge challenge;
     struct wire_proof proof;
@@ -68,7 +68,7 @@ struct guest {
 
 /* Connections that node 0 refused, for the error that names the missing nodes. */
 struct turned_away {
-    uint32_t secret, foreign; /* how many had a wrong proof, and how many did not speak this version's protocol */
+    uint32_t secret, foreign; /* how many connections had a wrong proof of the secret; how many did not use the protocol of this version */
     char last[WIRE_ADDRESS];  /* address of the last one with a wrong proof */
     char text[160];           /* why one was refused whose proof was right; "": none was */
 };

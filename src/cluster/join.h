@@ -56,7 +56,7 @@ struct join {
     uint32_t hub_count;
     bool told;        /* node 0 has told all nodes which node failed, or has told this one */
     char address[64]; /* numeric address at which other hosts reach `away`; "": none */
-    char scope[32];   /* as "%eth0": the interface to node 0, if this node's address is link-local; else "" */
+    char scope[32];   /* for example "%eth0": the interface towards node 0, if this node's address is link-local; else "" */
 };
 
 /* --- wire.c --- */
@@ -72,7 +72,7 @@ void join_mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, co
               const void *c, size_t c_len);
 
 /* --- hub.c --- */
-/* What a node and node 0, or a newcomer and its door, report to each other over their connection. `rank` is the node that the report is
+/* What a node and node 0 (or a newcomer and its door) report to each other over their connection. `rank`: the node that the report is
  * about. */
 void join_news_send(const struct join *j, int fd, uint32_t rank, int error, const char *text);
 bool join_news_ok(const struct join *j, const struct wire_news *m);
@@ -89,12 +89,12 @@ int join_hub_end(struct join *j, int rc);
 int join_listen_here(struct join *j);
 /* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing for other sockets. */
 int join_listen_away(struct join *j, int fd);
-/* If no such listener is open, and nodes of other hosts may come by `grow` (WEFT_GROW): listen at its host. */
+/* If no such listener is open, and nodes of other hosts may join at `grow` (WEFT_GROW): listen at its host. */
 int join_listen_for(struct join *j, const char *grow);
 void join_unlisten(struct join *j);
 /* Replace the host in `address` ("HOST:PORT") by the peer's address of `fd`. Does nothing if `fd` is no TCP socket. */
 void join_correct_host(char address[WIRE_ADDRESS], int fd);
-/* Node 0 may listen at a wildcard address. Then it uses the one at which the first node of another host has reached it. */
+/* Node 0 may listen at a wildcard address. Then its address is the one at which the first node of another host has reached it. */
 void join_adopt_address(struct join *j, const struct wire_card *from, int fd);
 int join_pairs(struct join *j);
 /* A newcomer: connects to all members in j->cards. */

@@ -331,8 +331,13 @@ static int say_who_is_missing(const struct launcher *p)
             n += (size_t)snprintf(text + n, sizeof text - n, "%s%u", missing++ ? ", " : "", i);
     }
     if (missing == 0)
-        return base_fail(-ETIMEDOUT, "some of %u nodes are missing", p->size);
-    return base_fail(-ETIMEDOUT, "node%s %s of %u %s missing", missing == 1 ? "" : "s", text, p->size, missing == 1 ? "is" : "are");
+        return base_fail(
+            -ETIMEDOUT,
+            "not all %u nodes have joined: do all processes of the job call weft_open()? WEFT_JOIN_TIMEOUT sets how long to wait", p->size);
+    return base_fail(-ETIMEDOUT,
+                     "node%s %s of %u %s missing: have the processes ended before weft_open(), or do they start late? WEFT_JOIN_TIMEOUT "
+                     "sets how long to wait",
+                     missing == 1 ? "" : "s", text, p->size, missing == 1 ? "is" : "are");
 }
 
 /* Partial success: an earlier program of a rank has disconnected meanwhile. The next fence waits for the new one. */

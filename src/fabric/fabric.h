@@ -174,7 +174,7 @@ struct fab_link {
     uint64_t pool_bytes;
     const struct fab_transport *transport;
     void *impl;    /* the transport's own state */
-    int side_fd;   /* the side connection, whose end tells of the peer's death; -1 for this node itself */
+    int side_fd;   /* the side connection, whose end shows that the peer has died; -1 for this node itself */
     int pid_fd;    /* a pidfd of the peer's process, where the system has such; else -1 */
     char host[64]; /* for messages */
     int pid;       /* for messages */
@@ -250,7 +250,7 @@ struct weft_node {
      * `size` grows after that (sequentially consistent). So a thread that finds a number below `size` also finds the entry. */
     _Atomic uint32_t size;
     uint32_t founders;          /* the nodes 0 to founders - 1 started together: barriers and exchanges are for them */
-    uint32_t room;              /* numbers that tables have room for: `size` as long as nobody may join later, else WEFT_MAX_NUMBERS */
+    uint32_t room;              /* size of the tables of nodes: `size` if no node can join later, else WEFT_MAX_NUMBERS */
     _Atomic uint32_t size_here; /* nodes on this host */
     uint32_t prepared;          /* entries of `links` that are written: below it. Only used by the thread that connects nodes */
     _Atomic uint32_t newcomer;  /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
@@ -337,8 +337,8 @@ static inline uint64_t fab_polled(struct weft_node *w)
 int fab_service(struct weft_node *w);
 /* Does only the work that needs handlers. */
 int fab_messages(struct weft_node *w);
-/* Called by a thread that stops polling. If the progress thread naps, nobody would notice a message that has just come, so this looks once
-   more. */
+/* Called by a thread that stops polling. If the progress thread is asleep, a message that has just arrived would not be noticed, so this
+ * checks once more. */
 void fab_last_look(struct weft_node *w);
 /* Runs the handler of a message; transports call it from progress(). False: the handler is not installed yet, try again later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
@@ -451,6 +451,9 @@ void fab_stop(struct weft_node *w);                    /* says goodbye to the pe
    sentence. -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
+/* Makes progress for a few times WEFT_SPIN, for a thread that sleeps elsewhere than in fab_wait() and expects something soon. Returns
+   whether the condition holds. Message handlers may run in this call. */
+bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
 /* converts a time-out, WEFT_TIMEOUT_DEFAULT included, to a point in time */
 int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
 /* Waits for room, before an operation is queued for a peer that is not accepting work; at most until the node's deadline. -EAGAIN at once
@@ -533,8 +536,8 @@ struct fab_config {
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
-/* Makes the transports that nodes which join later may need look for their devices. Call it before the progress thread starts, because
- * looking for devices would disturb other threads. */
+/* Make the transports that nodes may need which join later search for their devices. Call it before the progress thread starts, because the
+ * search would delay other threads. */
 void fab_look_early(struct weft_node *w);
 /* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);

@@ -72,5 +72,5 @@ void fab_abandon(struct weft_node *w, uint32_t node)
     if (l->pid_fd >= 0)
         close(l->pid_fd);
     l->pid_fd = -1;
-    l->gone_ns = base_now_ns(); /* the progress thread looks at it only after a node with a higher number has been announced */
+    l->gone_ns = base_now_ns(); /* the progress thread uses the entry only after a node with a higher number was announced */
 }

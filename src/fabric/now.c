@@ -25,7 +25,7 @@ static struct fab_now *now_take(struct weft_node *w)
 {
     base_spin_lock(&w->now_lock);
     struct fab_now **at = &w->now;
-    while (*at && !ended(*at)) /* look for a swap that nobody waits for and that has ended: it is used again */
+    while (*at && !ended(*at)) /* look for the record of a finished swap for which no thread waits any more, to use it again */
         at = &(*at)->next;
     struct fab_now *n = *at;
     if (n)

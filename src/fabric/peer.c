@@ -119,8 +119,8 @@ static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, s
     return left < PATIENCE * l->liveness_ns - l->silent_ns ? left : PATIENCE * l->liveness_ns - l->silent_ns;
 }
 
-/* Closes the descriptors of a peer that is gone. In a cluster that grows, nodes join and leave again and again, and a process may have only
- * so many descriptors. */
+/* Close the descriptors of a peer that is gone. In a cluster that grows, nodes join and leave again and again, and the number of
+ * descriptors of a process is limited. */
 static void peer_forget(struct weft_node *w, struct fab_link *l, int64_t now)
 {
     if (w->room == w->founders || l->side_fd < 0 || !l->gone_ns || now - l->gone_ns < GONE_NS)

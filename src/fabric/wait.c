@@ -12,6 +12,7 @@
 #define SLICE_NS        (10 * WEFT_MS)
 #define YIELD_FOR       16 /* how many spin times a waiting thread yields the processor, when there are more nodes than processors */
 #define LOOKS_PER_CLOCK 32u
+#define LINGER_FOR      4 /* how many spin times fab_linger() looks: a thread that is told of an event needs some to wake up and to answer */
 
 static BASE_THREAD_LOCAL int64_t limit; /* fab_limit(); 0: none */
 
@@ -49,8 +50,8 @@ static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64
     return now;
 }
 
-/* Spins and makes progress for a short while. */
-static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
+/* Spins and makes progress until nothing has moved for `quiet_ns`. */
+static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, int64_t quiet_ns)
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
@@ -70,7 +71,7 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
         }
     } else {
         int64_t start = base_now_ns(), now = start;
-        while (!done && now < deadline && now - start < w->options.spin_ns) {
+        while (!done && now < deadline && now - start < quiet_ns) {
             bool moving = false;
             for (unsigned i = 0; i < LOOKS_PER_CLOCK && !done; i++) {
                 int n = fab_service(w);
@@ -102,17 +103,31 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
     return done;
 }
 
+/* This thread stops polling: the progress thread takes over. */
+static void rest(struct weft_node *w)
+{
+    /* Handle what has come meanwhile, instead of leaving it to the progress thread. */
+    fab_progress(w);
+    /* seq_cst pairs with the progress thread's load: either it sees this store, or this thread sees that it has become lazy. */
+    atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
+    if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
+        fab_kick(w);
+}
+
+bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg)
+{
+    int64_t most = LINGER_FOR * w->options.spin_ns;
+    bool done = ready(arg) || spin(w, ready, arg, base_now_ns() + most, most);
+    rest(w);
+    return done;
+}
+
 static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
     for (;;) {
-        if (spin(w, ready, arg, deadline))
+        if (spin(w, ready, arg, deadline, w->options.spin_ns))
             return 0;
-        /* Handle what has come meanwhile, instead of leaving it to the progress thread, which takes over now. */
-        fab_progress(w);
-        /* seq_cst pairs with the progress thread's load: either it sees this store, or this thread sees that it has become lazy. */
-        atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
-        if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
-            fab_kick(w);
+        rest(w);
         bool rung = false;
         while (!rung || w->oversubscribed || w->options.spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             fab_service(w); /* the progress thread may be in a long handler */

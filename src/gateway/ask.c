@@ -80,7 +80,7 @@ static int ask_send(struct gateway *g, const struct gateway_question *q, const w
     struct gateway_message m = {.type = GATEWAY_REQUEST, .word = {id}};
     if (q->data && r->data_bytes > inside)
         m.word[1] = XXH3_64bits(q->data, (size_t)r->data_bytes);
-    if (q->post)
+    if (q->post || r->node == g->w->rank) /* all messages to this node itself take the same way, so they stay in order */
         return gateway_post(g, r->node, &m, payload, sizeof *r + inside);
     return fab_send(g->w, r->node, GATEWAY_HANDLER, &m, sizeof m, payload, sizeof *r + inside, NULL);
 }
@@ -117,6 +117,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
     *a = (struct gateway_ask){.node = r->node,
                               .service = r->service,
                               .kind = r->kind,
+                              .handle = r->service == WEFT_SERVICE_PROCESS && r->kind == WEFT_PROCESS_SPAWN ? r->arg[11] : 0,
                               .deadline = base_deadline(timeout),
                               .op = q->op,
                               .tell = q->tell,
@@ -213,7 +214,7 @@ void gateway_tell_nobody(struct gateway *g, const struct gateway_ask *a, const s
 
 void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len)
 {
-    struct gateway_result r = {.status = m->status > 0 ? -EPROTO : m->status, .payload = payload, .len = len};
+    struct gateway_result r = {.status = m->status > 0 ? -EPROTO : m->status, .answered = true, .payload = payload, .len = len};
     memcpy(r.word, m->word, sizeof r.word);
     base_spin_lock(&g->lock);
     struct gateway_ask *a = gateway_table_find(&g->asks, m->to);

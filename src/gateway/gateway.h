@@ -16,8 +16,12 @@
  *   run.c       process service: input and output of one process
  *   process.c   process service: starts and ends processes
  *   name.c      name service
+ *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_open.c, net.c   net service (net.h)
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
+ *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
+ *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
+ *   file_handle.c, file_read.c   asker's side of the file service
  *   services.c  the table of services
  *   record.c    requests by record, from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
@@ -120,7 +124,7 @@ struct gateway_posts;
 int gateway_posts_open(struct gateway *g);
 void gateway_posts_free(struct gateway *g);
 /* Sends a message, or queues it until there is room. Messages posted by one thread arrive in order. Never waits. Must not be called with
- * gateway.lock held. -ECONNRESET: the node is gone. */
+ * gateway.lock held: a message to this node itself is handled before the call returns. -ECONNRESET: the node is gone. */
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len);
 bool gateway_posts_flush(struct gateway *g); /* sends queued messages; true: some are left */
 
@@ -140,11 +144,13 @@ struct gateway_stream {
     uint64_t id, peer;          /* the stream's number here and at the other end; 0: not known yet */
     uint32_t node;              /* the node of the other end */
     bool sends;                 /* this end writes; false: it reads */
+    bool fetches;               /* this end reads, and the ring is in the writer's pool */
+    bool owned;                 /* the ring is freed with this end */
     bool ended;                 /* the last bytes were received, or sent */
     bool shut;                  /* the reader reads no more */
     bool busy;                  /* a thread is reading or writing */
     int status;                 /* how the stream ended; a negative errno: bytes are missing */
-    weft_gaddr ring;            /* in the reader's pool */
+    weft_gaddr ring;            /* in the reader's pool; in the writer's if the reader fetches */
     uint64_t bytes;             /* size of the ring, a power of two */
     uint8_t *memory;            /* the ring; NULL: this process cannot map it */
     uint64_t first, last, told; /* told: the value of `first` in the last CREDIT message */
@@ -161,6 +167,15 @@ int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (
                         struct gateway_stream **out);
 /* Makes the writing end of a stream. Checks the peer's ring. */
 int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
+                         void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out);
+/* The ends of a stream whose ring is memory of the asker, which the asker frees after both ends are closed. read_at, offer: the asker's
+ * end, which reads or writes; `peer` is set when it is known. fetch: the server's end of an offered stream; it reads the bytes from `first`
+ * to `last` in the ring itself, and checks the ring as gateway_stream_write() does. */
+int gateway_stream_read_at(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
+                           void *arg, struct gateway_stream **out);
+int gateway_stream_offer(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
+                         void *arg, struct gateway_stream **out);
+int gateway_stream_fetch(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
                          void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out);
 /* Closes this end and tells the other one. NULL is allowed. */
 void gateway_stream_close(struct gateway_stream *s);
@@ -180,6 +195,7 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
+    bool answered; /* the server does not work on the request any more: it has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
@@ -192,7 +208,8 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    bool told; /* tell() was called, or no thread waits for the answer any more */
+    uint64_t handle; /* of a request that starts a process: the asker's number of it */
+    bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
     gateway_tell_fn tell, late;
@@ -203,7 +220,7 @@ struct gateway_question {
     const weft_request *record; /* copied */
     const void *data;           /* record->data_bytes bytes; in this node's pool if more than WEFT_REQUEST_INLINE */
     gateway_tell_fn tell;
-    /* Receives an answer that nobody waits for any more, without the lock, and releases what the server has allocated. May be NULL. */
+    /* Called without the lock for an answer for which no thread waits any more: releases what the server has allocated. May be NULL. */
     gateway_tell_fn late;
     void *arg;
     weft_op *op;
@@ -280,6 +297,7 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
+void gateway_server_linger(struct gateway_server *s); /* another request is likely to come soon, and nothing else is to be done */
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
@@ -311,7 +329,7 @@ struct gateway_end {
     uint32_t timed_out, zero;
     uint64_t user_ns, system_ns, memory_bytes;
 };
-extern const struct gateway_service gateway_process, gateway_name;
+extern const struct gateway_service gateway_process, gateway_name, gateway_net, gateway_file;
 int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
@@ -322,6 +340,10 @@ bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
 void gateway_handles_gone(struct gateway *g, uint32_t node);
 void gateway_handles_tick(struct gateway *g);
 void gateway_handles_free(struct gateway *g);
+/* net_handle.c */
+void gateway_sockets_gone(struct gateway *g, uint32_t node);
+void gateway_sockets_tick(struct gateway *g);
+void gateway_sockets_free(struct gateway *g);
 
 /* --- services.c --- */
 extern const struct gateway_service *const gateway_services[];
@@ -336,7 +358,7 @@ struct gateway {
     struct weft_node *w;
     const struct gateway_service *const *services; /* ends with NULL */
     base_spin lock;
-    struct gateway_table asks, streams, processes;
+    struct gateway_table asks, streams, processes, sockets;
     int64_t next_deadline;
     uint32_t *outstanding;    /* [size]: this node's unanswered requests to each node; under the lock */
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
@@ -344,7 +366,12 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *failed; /* handles of records whose process could not be started, to be freed; under the lock */
+    struct weft_process *unused; /* closed handles, to be freed; under the lock */
+    _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
+    struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
+    char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
+    char file_root[1024];        /* files below this folder are served; "": all */
+    uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
     _Atomic bool closing;
 };
 static inline struct gateway *gateway_in(weft_node *w)
@@ -356,7 +383,11 @@ static inline struct gateway *gateway_in(weft_node *w)
  * gateway_open() takes ownership of it, also if gateway_open() fails. */
 int gateway_prepare(const char *serve, struct gateway_groups **out);
 void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is never called */
-int gateway_open(struct weft_node *w, const char *serve, struct gateway_groups *groups);
+struct gateway_settings {
+    const char *serve, *net_rules, *file_root;
+    uint64_t file_cache;
+};
+int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups);
 int gateway_start(struct weft_node *w);  /* called when the node has joined */
 void gateway_leave(struct weft_node *w); /* called when the node closes: ends its services and its own requests */
 

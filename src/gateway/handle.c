@@ -21,8 +21,38 @@ static void handle_over(struct weft_process *p, int error)
     }
 }
 
+static bool is_unused(const struct weft_process *p)
+{
+    return p->closed && !p->asked && (!p->out[0] || p->out[0]->ended) && (!p->out[1] || p->out[1]->ended);
+}
+
+/* Something has changed for which a closed handle has waited. */
+static void handle_look(struct weft_process *p)
+{
+    struct gateway *g = p->g;
+    if (!p->id || !is_unused(p))
+        return;
+    gateway_table_remove(&g->processes, p->id);
+    p->id = 0;
+    p->next_unused = g->unused;
+    g->unused = p;
+    fab_kick(g->w);
+}
+
+/* The server works on the request no more. If it has not started the process, it has no streams either. */
+static void handle_answered(struct weft_process *p, int status)
+{
+    p->asked = false;
+    for (unsigned i = 0; i < 2 && status; i++)
+        if (p->out[i])
+            p->out[i]->ended = true;
+    handle_look(p);
+}
+
 void handle_told(struct weft_process *p, const struct gateway_result *r)
 {
+    if (r->answered)
+        handle_answered(p, r->status);
     if (p->state != HANDLE_STARTING)
         return;
     if (r->status) {
@@ -63,6 +93,8 @@ void handle_moved(struct gateway_stream *s)
 {
     struct weft_process *p = s->arg;
     struct handle_read *read = &p->reads[s == p->out[1]];
+    if (p->closed)
+        handle_look(p);
     if (s->sends || !read->op)
         return;
     int rc = handle_read(s, read->buf, read->len, read->got, &s->due);
@@ -136,6 +168,20 @@ static void handle_forget(struct weft_process *p)
     handle_free(p);
 }
 
+void handle_close(struct weft_process *p)
+{
+    base_spin_lock(&p->g->lock);
+    p->closed = true;
+    bool now = is_unused(p);
+    if (now) {
+        gateway_table_remove(&p->g->processes, p->id);
+        p->id = 0; /* so that no other thread frees it */
+    }
+    base_spin_unlock(&p->g->lock);
+    if (now)
+        handle_free(p);
+}
+
 /* Ends a process that was started although its handle is closed already. */
 static void close_there(struct gateway *g, uint32_t node, uint64_t there)
 {
@@ -146,6 +192,11 @@ static void close_there(struct gateway *g, uint32_t node, uint64_t there)
 
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
+    base_spin_lock(&g->lock);
+    struct weft_process *p = a->handle ? gateway_table_find(&g->processes, a->handle) : NULL;
+    if (p)
+        handle_answered(p, r->status);
+    base_spin_unlock(&g->lock);
     if (!r->status && a->kind == WEFT_PROCESS_SPAWN)
         close_there(g, a->node, r->word[0]);
 }
@@ -182,6 +233,7 @@ int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given, 
         free(data);
         return rc;
     }
+    p->asked = true;
     rc = gateway_ask(g,
                      &(struct gateway_question){
                          .record = &r, .data = data, .tell = spawn_told, .late = gateway_process_late, .arg = p, .op = op, .owned = r.data},
@@ -388,7 +440,7 @@ int weft_process_close(weft_process *p)
         there = p->there != 0;
     if (there && fab_alive(g->w, p->node))
         close_there(g, p->node, p->there);
-    handle_forget(p);
+    handle_close(p);
     fab_wake_here(g->w);
     return 0;
 }
@@ -446,20 +498,24 @@ void gateway_handles_gone(struct gateway *g, uint32_t node)
 {
     uint32_t at = 0;
     base_spin_lock(&g->lock);
-    for (struct weft_process *p; (p = gateway_table_next(&g->processes, &at));)
-        if (p->node == node && p->state == HANDLE_RUNS)
+    for (struct weft_process *p; (p = gateway_table_next(&g->processes, &at));) {
+        if (p->node != node)
+            continue;
+        if (p->state == HANDLE_RUNS)
             handle_over(p, -ECONNRESET);
+        handle_answered(p, 0); /* its streams have ended */
+    }
     base_spin_unlock(&g->lock);
 }
 
 void gateway_handles_tick(struct gateway *g)
 {
     base_spin_lock(&g->lock);
-    struct weft_process *failed = g->failed;
-    g->failed = NULL;
+    struct weft_process *unused = g->unused;
+    g->unused = NULL;
     base_spin_unlock(&g->lock);
-    for (struct weft_process *p; (p = failed);) {
-        failed = p->next_failed;
+    for (struct weft_process *p; (p = unused);) {
+        unused = p->next_unused;
         handle_free(p);
     }
 }
@@ -467,8 +523,8 @@ void gateway_handles_tick(struct gateway *g)
 void gateway_handles_free(struct gateway *g)
 {
     uint32_t at = 0;
-    for (struct weft_process *p; (p = g->failed);) {
-        g->failed = p->next_failed;
+    for (struct weft_process *p; (p = g->unused);) {
+        g->unused = p->next_unused;
         free(p->text);
         free(p);
     }

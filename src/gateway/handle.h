@@ -19,13 +19,17 @@ struct handle_read { /* a read of output that waits for bytes */
     size_t len, *got;
     weft_op *op; /* NULL: no read waits */
 };
+/* A handle that is closed lives on until its server certainly does not write into the rings of its output any more: until both streams have
+ * ended, or the server has answered that it did not start the process, or is gone. Only then the memory is freed. */
 struct weft_process {
     struct gateway *g;
-    struct weft_process *next_failed;
+    struct weft_process *next_unused;
     uint64_t id, there, ask; /* the process's number here and at the node that runs it; the number of the request that started it */
     uint32_t node, pid, users;
     enum handle_state state;
     bool of_record; /* started by a record, and records may name it */
+    bool asked;     /* the request that starts it is not answered yet, even if nobody waits for the answer any more */
+    bool closed;
     int error;      /* the error of the start, or -ECONNRESET if the node is gone; 0: neither */
     char *text;     /* the server's error text; NULL: it sent none */
     struct gateway_stream *out[2], *in;
@@ -37,6 +41,8 @@ struct weft_process {
 };
 
 /* --- handle.c --- */
+/* The handle is closed: frees it, now (without the lock) or later on the progress thread. */
+void handle_close(struct weft_process *p);
 /* Makes the handle of a process that `r` is to start and the rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out);
 void handle_told(struct weft_process *p, const struct gateway_result *r); /* the answer to the request that starts it; with the lock held */

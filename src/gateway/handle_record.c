@@ -10,7 +10,7 @@
 static struct weft_process *of_record(struct gateway *g, const weft_request *r)
 {
     struct weft_process *p = gateway_table_find(&g->processes, r->handle);
-    return p && p->of_record ? p : NULL;
+    return p && p->of_record && !p->closed ? p : NULL;
 }
 
 void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data)
@@ -19,15 +19,10 @@ void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, cons
     struct weft_process *p = r->kind == WEFT_PROCESS_SPAWN ? gateway_table_find(&g->processes, arg) : NULL;
     if (!p)
         return;
-    handle_told(p, result);
+    p->closed = result->status != 0;
     r->result[0] = p->id;
+    handle_told(p, result);
     r->result[1] = p->pid;
-    if (!result->status)
-        return;
-    gateway_table_remove(&g->processes, p->id);
-    p->next_failed = g->failed;
-    g->failed = p;
-    fab_kick(g->w);
 }
 
 static int record_wait(const struct weft_process *p, weft_request *r)
@@ -80,8 +75,11 @@ int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint6
     memset(r->result, 0, sizeof r->result);
     if (r->kind == WEFT_PROCESS_SPAWN) {
         rc = handle_new(g, r, true, &p);
-        *arg = rc ? 0 : p->id;
-        return rc ? rc : 1;
+        if (rc)
+            return rc;
+        p->asked = true; /* told() is called in any case */
+        *arg = p->id;
+        return 1;
     }
     base_spin_lock(&g->lock);
     p = of_record(g, r);

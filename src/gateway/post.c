@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sends messages to other nodes without waiting. A message that finds no room is queued, and the node's upkeep sends the queue in order.
- * The callers bound the queue: requests are limited by WEFT_REQUESTS_MAX, the bytes of a stream by its ring.
+ * Sends messages without waiting. A message to another node that finds no room is queued, and the node's upkeep sends the queue in order.
+ * The callers bound the queue: requests are limited by WEFT_REQUESTS_MAX, the bytes of a stream by its ring. A message to this node itself
+ * is handled at once, on the thread that posts it, so no other thread has to be woken for it.
  */
 #include "gateway/gateway.h"
 
@@ -15,13 +16,13 @@ struct post {
     uint8_t payload[];
 };
 struct post_queue {
-    struct post *first, **last;
-    bool sending; /* a thread is sending the first message */
+    struct post *first, **last; /* last: valid while there is a first one */
+    bool sending;               /* a thread is sending the first message */
 };
 struct gateway_posts {
     base_spin lock;
     _Atomic uint32_t kept;
-    struct post_queue queue[]; /* [size] */
+    struct post_queue queue[]; /* [room] */
 };
 
 int gateway_posts_open(struct gateway *g)
@@ -29,8 +30,6 @@ int gateway_posts_open(struct gateway *g)
     struct gateway_posts *p = calloc(1, sizeof *p + g->w->room * sizeof p->queue[0]);
     if (!p)
         return base_fail(-ENOMEM, "no memory for messages to %u nodes", g->w->size);
-    for (uint32_t i = 0; i < g->w->size; i++)
-        p->queue[i].last = &p->queue[i].first;
     g->posts = p;
     return 0;
 }
@@ -39,8 +38,6 @@ static void drop(struct gateway_posts *p, struct post_queue *q)
 {
     struct post *first = q->first;
     q->first = first->next;
-    if (!q->first)
-        q->last = &q->first;
     atomic_fetch_sub_explicit(&p->kept, 1, memory_order_relaxed);
     free(first);
 }
@@ -62,8 +59,20 @@ static int post_now(struct gateway *g, uint32_t node, const struct gateway_messa
     return rc == -ENOBUFS || rc == -ENOMEM || rc == -ENETDOWN ? -EAGAIN : rc;
 }
 
+/* False: the handler is not installed yet. */
+static bool post_here(struct gateway *g, const struct gateway_message *m, const void *payload, size_t len)
+{
+    if (!fab_deliver(g->w, g->w->rank, GATEWAY_HANDLER, m, sizeof *m, payload, len))
+        return false;
+    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* those two are for the server thread, which has its own wake-up */
+        fab_wake_here(g->w);
+    return true;
+}
+
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
 {
+    if (node == g->w->rank && post_here(g, m, payload, len))
+        return 0;
     struct gateway_posts *p = g->posts;
     struct post_queue *q = &p->queue[node];
     base_spin_lock(&p->lock);
@@ -79,6 +88,8 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     if (len)
         memcpy(kept->payload, payload, len);
     base_spin_lock(&p->lock);
+    if (!q->first)
+        q->last = &q->first;
     *q->last = kept;
     q->last = &kept->next;
     atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed);

@@ -96,6 +96,24 @@ static int run_kill(struct run *r, int signal)
     return kill(-r->pid, signal) ? -errno : 0;
 }
 
+static void tell_end(struct run *r, int how, const struct rusage *use)
+{
+    struct gateway_end e = {
+        .status = WIFEXITED(how) ? WEXITSTATUS(how) : 0,
+        .signal = WIFSIGNALED(how) ? WTERMSIG(how) : 0,
+        .timed_out = r->timed_out,
+        .user_ns = (uint64_t)use->ru_utime.tv_sec * WEFT_SECOND + (uint64_t)use->ru_utime.tv_usec * WEFT_US,
+        .system_ns = (uint64_t)use->ru_stime.tv_sec * WEFT_SECOND + (uint64_t)use->ru_stime.tv_usec * WEFT_US,
+#if defined(__APPLE__)
+        .memory_bytes = (uint64_t)use->ru_maxrss,
+#else
+        .memory_bytes = (uint64_t)use->ru_maxrss * 1024,
+#endif
+    };
+    struct gateway_message m = {.type = GATEWAY_END, .to = r->there};
+    (void)gateway_post(gateway_of(r->server), r->node, &m, &e, sizeof e);
+}
+
 /* Kills the process's group before waiting for the process: after the wait the system may reuse the number of process and group. */
 static void run_end(struct run *r)
 {
@@ -106,24 +124,12 @@ static void run_end(struct run *r)
     r->ended = true;
     atomic_store_explicit(r->place, 0, memory_order_seq_cst);
     r->all->running--;
+    if (!r->left) /* first, because the asker waits for it */
+        tell_end(r, how, &use);
     gateway_unwatch(gateway_server_watches(r->server), &r->end);
     run_input_end(r);
-    if (r->left)
-        return;
-    struct gateway_end e = {
-        .status = WIFEXITED(how) ? WEXITSTATUS(how) : 0,
-        .signal = WIFSIGNALED(how) ? WTERMSIG(how) : 0,
-        .timed_out = r->timed_out,
-        .user_ns = (uint64_t)use.ru_utime.tv_sec * WEFT_SECOND + (uint64_t)use.ru_utime.tv_usec * WEFT_US,
-        .system_ns = (uint64_t)use.ru_stime.tv_sec * WEFT_SECOND + (uint64_t)use.ru_stime.tv_usec * WEFT_US,
-#if defined(__APPLE__)
-        .memory_bytes = (uint64_t)use.ru_maxrss,
-#else
-        .memory_bytes = (uint64_t)use.ru_maxrss * 1024,
-#endif
-    };
-    struct gateway_message m = {.type = GATEWAY_END, .to = r->there};
-    (void)gateway_post(gateway_of(r->server), r->node, &m, &e, sizeof e);
+    if (!r->all->running && run_over(r) && !r->left)
+        gateway_server_linger(r->server);
 }
 
 static void on_end(struct gateway_watch *watch)

@@ -86,7 +86,7 @@ static int record_start(struct gateway *g, struct record *x, weft_op *op)
         NULL);
     if (!rc)
         return 0;
-    const struct gateway_result failed = {.status = rc};
+    const struct gateway_result failed = {.status = rc, .answered = true};
     base_spin_lock(&g->lock);
     if (x->service->told)
         x->service->told(g, &x->r, x->arg, &failed, NULL);

@@ -2,6 +2,7 @@
  *
  * The top level of the gateway: incoming messages, deaths of nodes, opening and closing.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,6 +38,7 @@ static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
     gateway_streams_gone(g, node);
     gateway_asks_gone(g, node);
     gateway_handles_gone(g, node);
+    gateway_sockets_gone(g, node);
     gateway_server_gone(g, node);
     fab_wake_here(w);
 }
@@ -56,7 +58,8 @@ static int64_t on_tick(struct weft_node *w, int64_t now, void *arg)
     struct gateway *g = arg;
     int64_t next = gateway_asks_tick(g, now);
     gateway_handles_tick(g);
-    if (gateway_posts_flush(g) && next > WEFT_MS)
+    gateway_sockets_tick(g);
+    if ((gateway_posts_flush(g) || g->unclosed) && next > WEFT_MS)
         next = WEFT_MS;
     return next < 0 ? 0 : next;
 }
@@ -69,6 +72,7 @@ static void on_close(struct weft_node *w, void *arg)
     gateway_server_free(g);
     gateway_groups_close(g->groups);
     gateway_handles_free(g);
+    gateway_sockets_free(g);
     for (struct gateway_stream *s; (s = gateway_table_next(&g->streams, &at));)
         free(s);
     gateway_table_free(&g->streams);
@@ -88,7 +92,7 @@ int gateway_prepare(const char *serve, struct gateway_groups **out)
     return rc || !(offered >> WEFT_SERVICE_PROCESS & 1) ? rc : gateway_groups_open(out);
 }
 
-int gateway_open(struct weft_node *w, const char *serve, struct gateway_groups *groups)
+int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups)
 {
     struct gateway *g = calloc(1, sizeof *g);
     if (!g) {
@@ -98,6 +102,9 @@ int gateway_open(struct weft_node *w, const char *serve, struct gateway_groups *
     g->w = w;
     g->services = gateway_services;
     g->groups = groups;
+    snprintf(g->net_rules, sizeof g->net_rules, "%s", settings->net_rules);
+    snprintf(g->file_root, sizeof g->file_root, "%s", settings->file_root);
+    g->file_cache = settings->file_cache;
     g->next_deadline = INT64_MAX;
     w->gateway = g;
     g->offers = calloc(w->room, sizeof *g->offers);
@@ -111,7 +118,7 @@ int gateway_open(struct weft_node *w, const char *serve, struct gateway_groups *
         on_close(w, g);
         return rc;
     }
-    rc = gateway_services_read(serve, &g->offered);
+    rc = gateway_services_read(settings->serve, &g->offered);
     if (!rc && g->offered)
         rc = gateway_server_open(g);
     if (!rc)

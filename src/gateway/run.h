@@ -26,7 +26,7 @@ struct run {
     int64_t kill_at;
     struct gateway_watch end, in, out[2];
     struct gateway_stream *in_stream, *out_stream[2];
-    /* Its input, if the asker has named memory for that. */
+    /* the process's input, if the asker has given memory for it */
     weft_gaddr data;
     uint64_t data_left;
     uint8_t

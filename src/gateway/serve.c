@@ -17,11 +17,20 @@
 #define FETCH_LOOK_NS (200 * WEFT_US)
 #define KEEP_NS       WEFT_MS /* how long until messages that could not be sent are tried again */
 
+/* The server thread sleeps until its pipe is readable. */
+enum server_woken {
+    SERVER_SLEEPS, /* or is about to: who has something for it writes to the pipe */
+    SERVER_LOOKS,  /* it looks at `woken` again and again */
+    SERVER_WOKEN,
+};
+
 struct gateway_server {
     struct gateway *g;
     pthread_t thread;
     bool started;
-    _Atomic bool stop, woken;
+    _Atomic bool stop;
+    _Atomic int woken; /* enum server_woken */
+    bool lingers;      /* another request is likely to come soon; used only by the server thread */
     int wake[2];
     struct gateway_watch wake_watch;
     struct gateway_watches *watches;
@@ -55,7 +64,7 @@ struct gateway_groups *gateway_server_groups(struct gateway_server *s)
 
 static void server_wake(struct gateway_server *s)
 {
-    if (!atomic_exchange_explicit(&s->woken, true, memory_order_acq_rel)) {
+    if (atomic_exchange_explicit(&s->woken, SERVER_WOKEN, memory_order_acq_rel) == SERVER_SLEEPS) {
         ssize_t n = write(s->wake[1], "", 1);
         (void)n; /* if the pipe is full, the thread wakes anyway */
     }
@@ -251,9 +260,23 @@ static void *state_of(const struct gateway_call *c)
 
 static void call_begin(struct gateway_call *c)
 {
+    struct gateway_server *s = c->server;
+    struct gateway *g = s->g;
+    uint32_t node = c->node;
+    bool late = c->cancelled;
     c->begun = true;
     c->next = NULL;
     c->service->begin(state_of(c), c);
+    if (!late)
+        return;
+    /* server_cancel() has looked at this request before it had begun: it must look again. So must services, if the asker is gone. */
+    base_spin_lock(&g->lock);
+    s->some_cancelled = true;
+    if (!fab_alive(g->w, node)) {
+        s->gone[node] = 1;
+        s->some_gone = true;
+    }
+    base_spin_unlock(&g->lock);
 }
 
 /* Fetches the request's data. -EINPROGRESS: it has not arrived yet. */
@@ -392,18 +415,42 @@ static int64_t server_tick(struct gateway_server *s)
     return next < 0 ? 0 : next;
 }
 
+static bool server_is_woken(void *arg)
+{
+    struct gateway_server *s = arg;
+    return atomic_load_explicit(&s->woken, memory_order_acquire) == SERVER_WOKEN;
+}
+
+void gateway_server_linger(struct gateway_server *s)
+{
+    s->lingers = true;
+}
+
+/* Looks for the next request for a moment, so that an asker that asks again at once need not wake a thread. True: something has come. */
+static bool server_linger(struct gateway_server *s)
+{
+    int sleeps = SERVER_SLEEPS, looks = SERVER_LOOKS;
+    s->lingers = false;
+    if (!atomic_compare_exchange_strong_explicit(&s->woken, &sleeps, SERVER_LOOKS, memory_order_seq_cst, memory_order_acquire))
+        return true;
+    fab_linger(s->g->w, server_is_woken, s);
+    return !atomic_compare_exchange_strong_explicit(&s->woken, &looks, SERVER_SLEEPS, memory_order_seq_cst, memory_order_acquire);
+}
+
 static void *server_run(void *arg)
 {
     struct gateway_server *s = arg;
     (void)fab_nowait(true);
     while (!atomic_load_explicit(&s->stop, memory_order_acquire)) {
-        atomic_store_explicit(&s->woken, false,
-                              memory_order_seq_cst); /* cleared before the queue is read: whatever arrives later wakes the thread again */
+        atomic_store_explicit(&s->woken, SERVER_SLEEPS,
+                              memory_order_seq_cst); /* set before the queue is read: whatever arrives later wakes the thread again */
         server_arrived(s);
         server_fetch(s);
         server_moved(s);
         server_cancel(s);
-        gateway_watches_wait(s->watches, server_tick(s));
+        int64_t next = server_tick(s);
+        if (!s->lingers || !server_linger(s))
+            gateway_watches_wait(s->watches, next);
     }
     return NULL;
 }

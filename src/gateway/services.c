@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-const struct gateway_service *const gateway_services[] = {&gateway_process, &gateway_name, NULL};
+const struct gateway_service *const gateway_services[] = {&gateway_process, &gateway_name, &gateway_net, &gateway_file, NULL};
 
 int gateway_services_read(const char *text, uint64_t *out)
 {
@@ -18,14 +18,15 @@ int gateway_services_read(const char *text, uint64_t *out)
             if (strlen((*s)->name) == len && memcmp((*s)->name, p, len) == 0)
                 found = *s;
         if (!found)
-            return base_fail(-EINVAL, "WEFT_SERVE='%s': there is no such service: expected process, name, or both with a comma between",
-                             text);
+            return base_fail(
+                -EINVAL, "WEFT_SERVE='%s': there is no such service: expected a list of process, name, net and file, with commas between", text);
         *out |= UINT64_C(1) << found->number;
         p += len;
         if (*p == ',' && p[1])
             p++;
         else if (*p)
-            return base_fail(-EINVAL, "WEFT_SERVE='%s': the list ends with a comma: expected process, name, or both with a comma between",
+            return base_fail(-EINVAL,
+                             "WEFT_SERVE='%s': the list ends with a comma: expected a list of process, name, net and file, with commas between",
                              text);
     }
     return 0;

@@ -5,6 +5,9 @@
  * in DATA messages. The reader gives credit when it has taken a quarter of the ring. So a slow reader blocks its writer, and nothing is
  * dropped.
  *
+ * A stream of a socket has its ring at the asker in both directions. The writing end of such a stream fills its own ring and announces the
+ * bytes (gateway_stream_offer()); the reading end takes them from there, in place or by gets (gateway_stream_fetch()).
+ *
  * Positions count bytes from the start of the stream. Each end keeps both positions in private memory and checks what the other end sends.
  */
 #include "gateway/gateway.h"
@@ -25,29 +28,52 @@ static int stream_add(struct gateway *g, struct gateway_stream *s)
     return s->id ? 0 : base_fail(-ENOMEM, "no memory for a stream, or this node has too many streams");
 }
 
-int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (*moved)(struct gateway_stream *), void *arg,
-                        struct gateway_stream **out)
+/* Adds a copy of `s` to the table. */
+static int stream_make(const struct gateway_stream *s, struct gateway_stream **out)
 {
-    struct gateway_stream *s = malloc(sizeof *s);
-    if (!s)
-        return base_fail(-ENOMEM, "no memory to receive a stream of bytes from another node");
-    *s = (struct gateway_stream){.g = g, .node = node, .bytes = bytes, .moved = moved, .arg = arg};
-    int rc = weft_alloc(g->w, bytes, &s->ring);
-    if (!rc) {
-        s->memory = weft_ptr(g->w, s->ring, bytes);
-        rc = stream_add(g, s);
-    }
+    struct gateway_stream *made = malloc(sizeof *made);
+    if (!made)
+        return base_fail(-ENOMEM, "no memory for a stream of bytes to or from another node");
+    *made = *s;
+    made->memory = weft_ptr(s->g->w, s->ring, s->bytes);
+    int rc = stream_add(s->g, made);
     if (rc) {
-        weft_free(g->w, s->ring);
-        free(s);
+        free(made);
         return rc;
     }
-    *out = s;
+    *out = made;
     return 0;
 }
 
-int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
-                         void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out)
+int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (*moved)(struct gateway_stream *), void *arg,
+                        struct gateway_stream **out)
+{
+    weft_gaddr ring;
+    int rc = weft_alloc(g->w, bytes, &ring);
+    if (rc)
+        return rc;
+    rc = gateway_stream_read_at(g, node, ring, bytes, moved, arg, out);
+    if (rc)
+        weft_free(g->w, ring);
+    else
+        (*out)->owned = true;
+    return rc;
+}
+
+int gateway_stream_read_at(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
+                           void *arg, struct gateway_stream **out)
+{
+    return stream_make(&(struct gateway_stream){.g = g, .node = node, .ring = ring, .bytes = bytes, .moved = moved, .arg = arg}, out);
+}
+
+int gateway_stream_offer(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
+                         void *arg, struct gateway_stream **out)
+{
+    const struct gateway_stream s = {.g = g, .node = node, .sends = true, .ring = ring, .bytes = bytes, .moved = moved, .arg = arg};
+    return stream_make(&s, out);
+}
+
+static int stream_check(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes)
 {
     struct fab_link *link;
     if (!gateway_ring_fits(bytes) || weft_gaddr_node(ring) != node || weft_gaddr_space(ring) || fab_resolve(g->w, ring, bytes, &link))
@@ -55,19 +81,25 @@ int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_g
                          "node %u asks for a stream into a ring at %#llx of %llu bytes: the ring must be in that node's pool, and a power "
                          "of two from 4 KiB to 16 MiB",
                          node, (unsigned long long)ring, (unsigned long long)bytes);
-    struct gateway_stream *s = malloc(sizeof *s);
-    if (!s)
-        return base_fail(-ENOMEM, "no memory to send a stream of bytes to another node");
-    *s = (struct gateway_stream){
-        .g = g, .node = node, .peer = peer, .sends = true, .ring = ring, .bytes = bytes, .moved = moved, .arg = arg};
-    s->memory = weft_ptr(g->w, ring, bytes);
-    int rc = stream_add(g, s);
-    if (rc) {
-        free(s);
-        return rc;
-    }
-    *out = s;
     return 0;
+}
+
+int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
+                         void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out)
+{
+    const struct gateway_stream s = {
+        .g = g, .node = node, .peer = peer, .sends = true, .ring = ring, .bytes = bytes, .moved = moved, .arg = arg};
+    int rc = stream_check(g, node, ring, bytes);
+    return rc ? rc : stream_make(&s, out);
+}
+
+int gateway_stream_fetch(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
+                         void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out)
+{
+    const struct gateway_stream s = {
+        .g = g, .node = node, .peer = peer, .fetches = true, .ring = ring, .bytes = bytes, .moved = moved, .arg = arg};
+    int rc = stream_check(g, node, ring, bytes);
+    return rc ? rc : stream_make(&s, out);
 }
 
 void gateway_stream_close(struct gateway_stream *s)
@@ -77,13 +109,13 @@ void gateway_stream_close(struct gateway_stream *s)
     struct gateway *g = s->g;
     base_spin_lock(&g->lock);
     gateway_table_remove(&g->streams, s->id);
-    bool shut = !s->sends && !s->ended && s->peer, cut = s->sends && !s->ended && !s->shut;
+    bool shut = !s->sends && !s->ended && s->peer, cut = s->sends && !s->ended;
     base_spin_unlock(&g->lock);
     if (shut) /* if the writer is not known yet, SHUT is sent when its first bytes arrive */
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
-    if (cut)
+    if (cut) /* also if the reader reads no more: then it learns that its ring is not written any more */
         (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
-    if (!s->sends)
+    if (s->owned)
         weft_free(g->w, s->ring);
     free(s);
 }
@@ -157,8 +189,8 @@ static void stream_put(const struct gateway_stream *s, const void *payload, uint
 static bool stream_data(struct gateway_stream *s, const struct gateway_message *m, const void *payload, size_t len)
 {
     uint64_t n = m->word[2];
-    if (s->sends || s->ended || m->word[1] != s->last || n > s->bytes - (s->last - s->first) || (len && len != n) || m->word[3] > 1 ||
-        m->status > 0 || (s->peer && s->peer != m->word[0]))
+    if (s->sends || s->ended || m->word[1] != s->last || n > s->bytes - (s->last - s->first) || (len && (len != n || s->fetches)) ||
+        m->word[3] > 1 || m->status > 0 || (s->peer && s->peer != m->word[0]))
         return false;
     s->peer = m->word[0];
     if (len)

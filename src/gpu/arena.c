@@ -19,7 +19,7 @@ int arena_start(struct arenas *c)
     return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
 }
 
-/* The caller has made sure that it is not registered any more. */
+/* Free an arena. The caller has made sure that no device has it registered any more. */
 static void dispose(struct gpu_arena *a)
 {
     a->place.backend->memory_close(a->place.device, &a->memory);
@@ -40,8 +40,8 @@ static bool all_know(void *arg)
     return true;
 }
 
-/* Tells all nodes about an arena, and waits until all have confirmed. So a node that later gets an address of the arena knows it. A node
-   that is stopped handles the message before it can use such an address. */
+/* Tells all nodes about an arena, and waits until all have confirmed. So every node already knows the arena when it later gets an address
+ * in it. A stopped node does not confirm; it handles this message before any later message that carries such an address. */
 static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
     struct arena_space m = {
@@ -71,7 +71,7 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
 
 /* --- arenas of this node --- */
 
-/* Under table_lock, for writing. */
+/* Widens the range [low, high) of own arenas. The caller holds table_lock for writing. */
 static void widen(struct arenas *c, const struct gpu_memory *m)
 {
     uint64_t low = (uint64_t)(uintptr_t)m->base, high = low + m->bytes;
@@ -88,7 +88,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
                          (unsigned long long)bytes);
     struct gpu_arena *a = calloc(1, sizeof *a);
     if (!a)
-        return base_fail(-ENOMEM, "no memory for an arena's record");
+        return base_fail(-ENOMEM, "no memory for the description of an arena");
     a->place = *place;
     a->node = c->w->rank;
     uint64_t whole = base_round_up(bytes, MEM_EXTENT_BYTES) + MEM_EXTENT_BYTES; /* the first extent is never allocated */
@@ -105,7 +105,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     while (s < ARENA_SPACES && c->own[s])
         s++;
     if (!rc && s == ARENA_SPACES)
-        rc = base_fail(-ENOSPC, "this node has %u arenas already: there are no more spaces", ARENA_SPACES - 1);
+        rc = base_fail(-ENOSPC, "this node has %u arenas, the most there can be: close a GPU that has some", ARENA_SPACES - 1);
     if (!rc) {
         a->space = s;
         c->own[s] = a;
@@ -124,7 +124,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     return 0;
 }
 
-/* Under table_lock. */
+/* The own arena in this space; NULL: none, or it is being closed. The caller holds table_lock. */
 static struct gpu_arena *own_open(struct arenas *c, uint32_t space)
 {
     struct gpu_arena *a = space < ARENA_SPACES ? c->own[space] : NULL;
@@ -158,7 +158,7 @@ static bool within(const struct gpu_arena *a, uint64_t offset, uint64_t bytes)
     return offset >= MEM_EXTENT_BYTES && offset <= a->memory.bytes && bytes <= a->memory.bytes - offset;
 }
 
-/* Under table_lock. */
+/* Another node's arena that is mapped here; NULL: none. The caller holds table_lock. */
 static struct gpu_arena *other_open(struct arenas *c, uint32_t node, uint32_t space)
 {
     struct arena_other *o = atomic_load_explicit(&c->other, memory_order_acquire); /* pairs with share_open() */
@@ -169,7 +169,7 @@ static struct gpu_arena *other_open(struct arenas *c, uint32_t node, uint32_t sp
     return mapped && !atomic_load_explicit(&o->arena.closing, memory_order_relaxed) ? &o->arena : NULL;
 }
 
-/* Under table_lock. */
+/* Finds the arena that contains the address, and counts a user. The caller holds table_lock. */
 static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at)
 {
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
@@ -199,7 +199,7 @@ int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_ar
     return rc;
 }
 
-/* An arena of this node, or another node's that this process reaches; counts a user. NULL: there is none. */
+/* Finds an arena of this node, or one of another node that is mapped here, and counts a user. NULL: there is none. */
 static struct gpu_arena *arena_hold(struct arenas *c, uint32_t node, uint32_t space)
 {
     pthread_rwlock_rdlock(&c->table_lock);
@@ -257,14 +257,14 @@ void arena_gpu_closed(struct arenas *c, const struct gpu_place *place)
     for_all_arenas(c, place, view_drop);
 }
 
-/* relaxed: a thread that has an address of an arena knows that it was opened */
+/* Whether the memory may be in an own arena. relaxed: a thread that has an address in an arena knows that the arena was opened */
 static bool may_be_own(const struct arenas *c, const void *p)
 {
     uint64_t at = (uint64_t)(uintptr_t)p;
     return at >= atomic_load_explicit(&c->low, memory_order_relaxed) && at < atomic_load_explicit(&c->high, memory_order_relaxed);
 }
 
-/* Also finds an arena that is being closed. Under table_lock. */
+/* Finds the own arena that contains the memory, even one that is being closed. The caller holds table_lock. */
 static struct gpu_arena *find_memory(struct arenas *c, const void *p, uint64_t bytes)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++) {
@@ -290,7 +290,8 @@ struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t b
     return a;
 }
 
-/* Memory of an arena that is being closed counts, too: the processor may be unable to read it, so it must not be taken for other memory. */
+/* True also for an arena that is being closed: the processor may be unable to read its memory, so the caller must not treat it as ordinary
+ * memory. */
 bool arena_owns(struct arenas *c, const void *p)
 {
     if (!may_be_own(c, p))
@@ -341,7 +342,7 @@ static bool close_own(struct arenas *c, struct gpu_arena *a, int64_t deadline)
     return true;
 }
 
-/* The arena in a space, if it is of that GPU: then the calling thread alone closes it. */
+/* The arena in a space, if it is memory of that GPU and not being closed by another thread. The caller then closes it. */
 static struct gpu_arena *own_of(struct arenas *c, uint32_t space, const void *where)
 {
     pthread_rwlock_rdlock(&c->table_lock);
@@ -361,7 +362,7 @@ bool arena_close_all(struct arenas *c, const void *where, int64_t deadline)
     return all;
 }
 
-/* The transports are closed: nothing is registered any more. */
+/* Call it after the transports are closed: then no device has an arena registered. */
 void arena_free_all(struct arenas *c)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++)

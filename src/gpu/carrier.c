@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The thread that takes the steps of jobs and requests, and the functions that the fabric calls.
+ * The thread that takes the steps of jobs and requests on arenas, and the functions that the fabric calls.
  */
 #include "gpu/arena.h"
 
@@ -18,7 +18,7 @@ static struct arenas *arenas_of(struct weft_node *w)
     return gpu_arenas_of(w);
 }
 
-/* False: another thread is taking a step, or nothing moved. */
+/* Takes a step of all jobs and requests. False: another thread is taking one, or there was nothing to do. */
 static bool arena_step(struct arenas *c)
 {
     if (!base_spin_try(&c->stepping))
@@ -89,7 +89,7 @@ static int begin(struct weft_node *w, const struct arena_job *j, weft_op *op)
     int rc = job_begin(c, j, op);
     if (rc)
         return rc;
-    if (!fab_in_handler()) { /* take the first step here, so that no other thread must wake up for it */
+    if (!fab_in_handler()) { /* take the first step here: this saves the time that the thread needs to wake up */
         bool before = fab_nowait(true);
         (void)arena_step(c);
         fab_nowait(before);
@@ -318,7 +318,7 @@ void gpu_arenas_leave(struct arenas *c)
 bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
 {
     if (!place->listed)
-        return true; /* it was not opened completely, and has no arenas */
+        return true; /* the GPU was not opened completely, and has no arenas */
     view_end(c, place);
     bool all = share_close(c, place, deadline);
     all &= arena_close_all(c, place->table, deadline);

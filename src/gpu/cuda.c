@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* The other GPUs that this GPU reaches over NVLink. There, atomics of one GPU on the memory of another are atomic; over PCIe they are
-   not. */
+/* A bit for each other GPU that this GPU reaches over NVLink. Over NVLink, an atomic of one GPU on another GPU's memory is atomic; over
+ * PCIe it is not. */
 static uint64_t nvlink_peers(int index, int count)
 {
     uint64_t peers = 0;
@@ -26,14 +26,14 @@ static uint64_t nvlink_peers(int index, int count)
     return peers;
 }
 
-/* 0 if the driver does not know the attribute. */
+/* The value of an attribute of a device; 0 if the driver does not know the attribute. */
 static int attribute(int device, int what)
 {
     int value = 0;
     return cuda->cuDeviceGetAttribute && cuda->cuDeviceGetAttribute(&value, what, device) == 0 ? value : 0;
 }
 
-/* Why RDMA devices cannot be given this GPU's memory; "": they can. `*remedy` (may be NULL): what helps; "": nothing. */
+/* Why this GPU's memory cannot be registered with RDMA devices; "": it can be. `*remedy` (may be NULL): what helps; "": nothing. */
 static const char *no_dmabuf(int device, const char **remedy)
 {
     static const char newer[] = "install NVIDIA's driver 515 or newer";
@@ -121,7 +121,8 @@ static int cuda_open(uint32_t index, void **device)
     return 0;
 }
 
-/* Memory that this process has registered, for all devices: two GPUs of a node, or one that is opened twice, share it. */
+/* Memory that this process has registered with CUDA, for all devices. Several GPUs of a node share an entry, and so does a GPU that is
+ * opened twice. */
 struct registered {
     void *memory;
     uint32_t users;
@@ -224,7 +225,7 @@ static void cuda_free(void *device, void *memory)
 
 static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 {
-    struct cuda_device *d = device; /* a stream that does not wait for kernels, which may run as long as the program */
+    struct cuda_device *d = device; /* a stream of its own, which does not wait for kernels: they may run as long as the program */
     int code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, d->word));
     if (!code)
         code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
@@ -241,7 +242,7 @@ static struct cuda_allocation arena_kind(const struct cuda_device *d)
                                     .flags.rdma = attribute(d->device, CUDA_RDMA_WITH_VMM) != 0};
 }
 
-/* Memory that RDMA devices may access, where the driver has such; else memory without that. */
+/* Allocates memory that RDMA devices may access, if the driver offers such memory; otherwise ordinary memory. */
 static int memory_create(struct cuda_device *d, struct gpu_memory *m, struct cuda_allocation *kind)
 {
     int code = WITHIN(d, cuda->cuMemCreate(&m->handle, m->bytes, kind, 0));
@@ -305,7 +306,7 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     if (!code)
         code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
     if (!code && WITHIN(d, cuda->cuMemExportToShareableHandle(&m.fd, m.handle, CUDA_HANDLE_FD, 0)))
-        m.fd = -1; /* other processes cannot map it */
+        m.fd = -1; /* it cannot be exported, so other processes cannot map it */
     if (code) {
         cuda_memory_close(d, &m);
         return cuda_failed(code, "mapping an arena");
@@ -326,7 +327,7 @@ static int cuda_memory_import(void *device, int fd, uint64_t bytes, struct gpu_m
     return cuda_failed(code, "mapping another node's arena");
 }
 
-/* The memory has the same addresses in all contexts of the process. Without a way between the two GPUs the driver refuses. */
+/* The memory has the same addresses in all contexts of the process. The driver refuses if the two GPUs cannot access each other. */
 static int cuda_memory_allow(void *device, const struct gpu_memory *m)
 {
     struct cuda_device *d = device;
@@ -410,7 +411,7 @@ static int copy_word(struct cuda_device *d, void *to, const void *from)
     return code ? code : WITHIN(d, cuda->cuStreamSynchronize(d->word));
 }
 
-/* The processor does it, between two copies; the caller makes sure that there is only one at a time. */
+/* Done by the processor, between two copies. The caller makes sure that there is only one atomic on the word at a time. */
 static int cuda_atomic(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old)
 {
     uint64_t value;

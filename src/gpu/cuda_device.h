@@ -25,7 +25,7 @@ struct cuda_device {
     base_spin event_lock;
     void *event[CUDA_EVENTS]; /* events that are not in use: making one takes as long as a small copy */
     uint32_t events;
-    int rdma_ordered; /* for whom writes of RDMA devices are in order: CUDA_ORDERED_... */
+    int rdma_ordered; /* which writes of RDMA devices the GPU sees in order: CUDA_ORDERED_... */
 };
 
 /* Makes a call in the device's context, whatever the thread's context is. */

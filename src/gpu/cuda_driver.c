@@ -87,7 +87,8 @@ const char *gpu_cuda_error_name(int code)
     return gpu_cuda_driver.cuGetErrorName && gpu_cuda_driver.cuGetErrorName(code, &name) == 0 && name ? name : "an unknown error";
 }
 
-/* "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159  ...": the first word that is a number with a point in it. */
+/* Finds the version in a line such as "NVRM version: NVIDIA UNIX x86_64 Kernel Module 580.159 ...": the first word that is a number with a
+ * point in it. */
 static void module_version(const char *line, char out[32])
 {
     for (const char *at = line; *at;) {

@@ -13,7 +13,7 @@ enum { CUDA_MEMORY_PINNED = 1, CUDA_HANDLE_FD = 1, CUDA_AT_DEVICE = 1, CUDA_READ
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_EVENT_NO_TIMING = 2, CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_READY = 600 };
 enum { CUDA_NO_DEVICE = 100, CUDA_NOT_PERMITTED = 800, CUDA_SYSTEM_NOT_READY = 802, CUDA_DRIVER_MISMATCH = 803 };
 enum { CUDA_HOST_REGISTER_READ_ONLY = 8, CUDA_ATTACH_GLOBAL = 1, CUDA_RANGE_DMABUF = 1, CUDA_P2P_NATIVE_ATOMICS = 3 };
-/* Attributes of a device about RDMA devices, and values of two of them. */
+/* Numbers of device attributes about RDMA, and values of two of these attributes. */
 enum { CUDA_RDMA_WITH_VMM = 110, CUDA_RDMA_FLUSHES = 117, CUDA_RDMA_ORDERING = 118, CUDA_DMABUF_SUPPORTED = 124 };
 enum { CUDA_FLUSH_BY_HOST = 1, CUDA_ORDERED_FOR_OWNER = 100, CUDA_ORDERED_FOR_ALL = 200 };
 enum { CUDA_FLUSH_THIS_CONTEXT = 0 };
@@ -98,7 +98,7 @@ struct cuda_driver {
 
 extern struct cuda_driver gpu_cuda_driver; /* written only by the first gpu_cuda_usable() */
 
-/* Loads the driver, once. False: `gpu_cuda_driver.why` says why it cannot be used. */
+/* Loads the driver, if it is not loaded yet. False: `gpu_cuda_driver.why` tells why it cannot be used. */
 bool gpu_cuda_usable(void);
 const char *gpu_cuda_error_name(int code);
 
@@ -111,6 +111,7 @@ struct cuda_facts {
     const char *visible; /* CUDA_VISIBLE_DEVICES; NULL: not set */
 };
 void gpu_cuda_explain(const struct cuda_facts *f, char *out, size_t room);
-void gpu_cuda_facts(const char *root, struct cuda_facts *out); /* collects the facts below the folder `root`; "" is this machine */
+/* collects the facts, from files below the folder `root`; "" is this machine */
+void gpu_cuda_facts(const char *root, struct cuda_facts *out);
 
 #endif

@@ -19,28 +19,29 @@ struct weft_gpu {
     const struct gpu_backend *backend;
     void *device;
     bool opened;              /* the back end is open */
-    uint32_t rings, attached; /* rings; how many of them the device can reach */
-    uint32_t nodes;           /* in the tables for kernels: numbers that were known when the GPU was opened */
+    uint32_t rings, attached; /* number of rings; number of rings that the device can access */
+    uint32_t nodes;           /* entries in the kernels' tables: the nodes that were known when the GPU was opened */
     struct gpu_ring *ring;
     struct gpu_server *server;
     struct gpu_workers workers;
-    weft_device here; /* the kernels' copy is made from this */
-    void *own;        /* the kernels' memory: `there`, its tables, and words that only kernels write */
+    weft_device here; /* the host's copy of weft_device, from which the kernels' copy is made */
+    void *own;        /* memory for kernels: weft_device (`there`), its tables, and words that only kernels write */
     weft_device *there;
     _Atomic uint64_t *notice; /* host memory: weft_device.notice */
     size_t notice_bytes;
     bool notice_attached;
-    void **pool_attached;     /* [nodes]: pools that the device reaches, or NULL */
-    uint64_t *pool_at;        /* [nodes]: their addresses there */
-    _Atomic uint32_t running; /* kernels of weft_gpu_run(); begins under open_lock */
+    void **pool_attached;     /* [nodes]: pools that the device can access, or NULL */
+    uint64_t *pool_at;        /* [nodes]: the addresses of those pools for the device */
+    _Atomic uint32_t running; /* number of running kernels of weft_gpu_run(); increased only under open_lock */
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */
-    pthread_mutex_t server_lock; /* protects `server`, while kernels take turns with it */
-    pthread_mutex_t run_lock;    /* of these: one kernel at a time */
+    pthread_mutex_t server_lock; /* protects `server` where kernels and the node take turns */
+    pthread_mutex_t run_lock;    /* held while such a kernel runs, so only one runs at a time */
     weft_gpu *next;
 };
 
-/* The open GPUs of this process. A closed handle is freed memory; only this list shows that it is closed. */
+/* The open GPUs of this process. A handle must be looked up here before it is used: after the GPU was closed, the handle is freed
+ * memory. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_gpu *open_gpus;
 
@@ -103,8 +104,8 @@ static bool gpu_ended(weft_gpu *g, int64_t deadline)
     return true;
 }
 
-/* Ends the use of the GPU by kernels, by its thread and by the device. False: a kernel still runs, or operations are under way that write
-   to its rings or need the device. */
+/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations are under way that
+ * need the device or write to its rings. */
 static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
     gpu_work_end(&g->workers);
@@ -149,7 +150,7 @@ static void gpu_enlist(weft_gpu *g)
     pthread_mutex_unlock(&open_lock);
 }
 
-/* Takes the GPU off the list. False: it is not open. */
+/* Removes the GPU from the list. False: it was not there, so it is not open. */
 static bool gpu_delist(const weft_gpu *g)
 {
     pthread_mutex_lock(&open_lock);
@@ -163,7 +164,7 @@ static bool gpu_delist(const weft_gpu *g)
     return found;
 }
 
-/* Takes one of the node's GPUs off the list; it counts as closed from now on. */
+/* Removes any one of the node's GPUs from the list; it then counts as closed. NULL: there is none. */
 static weft_gpu *gpu_take(const struct weft_node *w)
 {
     pthread_mutex_lock(&open_lock);
@@ -232,12 +233,12 @@ int gpu_open(struct weft_node *w)
 
 /* --- opening --- */
 
-/* The kernels' memory: weft_device, then the tables, then the words that only kernels write, those of each ring on cache lines of their
-   own. */
+/* Layout of the memory for kernels: weft_device, the tables, and the words that only kernels write. The words of each ring are on cache
+ * lines of their own. */
 struct layout {
     size_t rings, pools, pool_bytes, arenas, words, awaited, bytes;
 };
-#define RING_WORDS 32u /* two lines of 128 bytes: `next`; `taken_seen` and `guess`, which are read together */
+#define RING_WORDS 32u /* two lines of 128 bytes: `next` in one; `taken_seen` and `guess`, which are read together, in the other */
 
 static struct layout lay_out(uint32_t nodes, uint32_t rings, uint32_t slots)
 {
@@ -296,7 +297,7 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
     return 0;
 }
 
-/* Makes the page that tells kernels which nodes are gone, and that the GPU is being closed (weft_device.notice). */
+/* Allocates the page in which kernels see which nodes are gone and that the GPU is being closed (weft_device.notice). */
 static int make_notice(weft_gpu *g, const uint64_t **there)
 {
     uint64_t at;
@@ -425,7 +426,7 @@ const weft_device *weft_gpu_device(weft_gpu *g)
     return g->there;
 }
 
-/* Counts a kernel that begins: closing the GPU waits for its end. False: the GPU is not open. */
+/* Counts a kernel that is about to start; closing the GPU waits for its end. False: the GPU is not open. */
 static bool gpu_enter(weft_gpu *g)
 {
     pthread_mutex_lock(&open_lock);
@@ -448,10 +449,10 @@ static int64_t run_deadline(const weft_gpu *g)
     return fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT);
 }
 
-/* Where kernels and the node take turns: it is the kernel's, then the node's until all that it asked for is done. */
+/* For a GPU whose kernels and node take turns: gives the node its turn, which lasts until all requests of the kernel are done. */
 static int run_turn(weft_gpu *g, int (*turn)(struct gpu_server *, int64_t))
 {
-    pthread_mutex_lock(&g->server_lock); /* the GPU may be closed while a kernel runs longer than its closing waits */
+    pthread_mutex_lock(&g->server_lock); /* the GPU may be closed meanwhile, if a kernel runs longer than closing waits */
     int rc =
         g->server ? turn(g->server, run_deadline(g)) : base_fail(-EINVAL, "this GPU was closed while a kernel ran or waited for its turn");
     pthread_mutex_unlock(&g->server_lock);

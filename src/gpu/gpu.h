@@ -33,9 +33,9 @@
 struct gpu_memory {
     uint8_t *base;
     uint64_t bytes;
-    uint64_t there;  /* its address for kernels */
-    uint64_t handle; /* for the back end */
-    int fd;          /* a descriptor that other processes map; this process owns it; -1: none */
+    uint64_t there;  /* the memory's address for kernels */
+    uint64_t handle; /* the back end's own handle */
+    int fd;          /* a descriptor from which other processes can map the memory; this process owns it; -1: there is none */
 };
 
 /* Kernels that weft itself launches (span_kernels.h). */
@@ -52,12 +52,12 @@ extern const void *const gpu_span_image;
 struct gpu_backend {
     const char *name;
     bool turns; /* its kernels and the node never run at the same time (weft_gpu_config.turns) */
-    /* Describes GPU `index` of this kind in `*out`, which is all zeros at the call; false: there are fewer. look.c fills in a name that is
-       left empty. A usable GPU can be opened with the functions below. */
+    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. False: there are not so many GPUs. If the
+     * name is left empty, look.c fills it in. A usable GPU can be opened with open(). */
     bool (*look)(uint32_t index, weft_gpu_info *out);
-    /* a sentence that says why there is no GPU of this kind; NULL: there is always one, or the reason is not known */
+    /* returns a sentence that tells why there is no GPU of this kind; NULL: there is always one, or the reason is not known */
     const char *(*why)(void);
-    /* The other functions may fail, with a sentence. `*device` is the back end's own state, NULL until open() has set it. */
+    /* The following functions return a negative errno with base_error(). `*device` is the back end's own state, which open() sets. */
     int (*open)(uint32_t index, void **device);
     void (*close)(void *device);
     /* Lets kernels access memory of this process; `*there` is its address for them. */
@@ -68,37 +68,38 @@ struct gpu_backend {
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device);                                          /* whether the device still works; may be NULL: always */
-    /* Allocates an arena's memory. out->bytes is the size; -ENOMEM if there is too little. memory_import() maps the memory of another
-       process from a descriptor, which the caller keeps. */
+    /* Allocates an arena's memory. out->bytes is the wanted size; -ENOMEM if the GPU has too little. memory_import() maps another process's
+     * memory from a descriptor, which the caller keeps. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
-    /* May be NULL: never. Lets kernels of another GPU of this process access the memory, at the same address; an error: they cannot. */
+    /* Gives kernels of another GPU of this process access to the memory, at the same address; an error means that they cannot have it. The
+     * member may be NULL: no GPU can. */
     int (*memory_allow)(void *device, const struct gpu_memory *m);
-    /* May be NULL: an arena's memory as a dmabuf, for RDMA devices. Returns a descriptor, which the caller closes, or an error. */
+    /* Returns an arena's memory as a dmabuf descriptor for RDMA devices, which the caller closes, or an error. The member may be NULL. */
     int (*memory_dmabuf)(void *device, const struct gpu_memory *m);
-    /* May be NULL: nothing has to be done. Makes what an RDMA device has written to the GPU's memory visible to its kernels and copies;
-       `all`: also to other GPUs. */
+    /* Makes what an RDMA device has written to the GPU's memory visible to the GPU's kernels and copies; with `all`, to other GPUs too. The
+     * member may be NULL: nothing has to be done. */
     int (*memory_settle)(void *device, bool all);
-    /* Begins to copy between memory of the device and other memory. copied() is called until it returns something other than
-       -EINPROGRESS. */
+    /* Begins a copy between memory of the device and other memory. The caller then calls copied() until it does not return -EINPROGRESS. */
     int (*copy)(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket);
     int (*copied)(void *device, uint64_t ticket);
-    /* Callers make sure that there is only one at a time for a word. */
+    /* An atomic on a word in the device's memory. Callers make sure that only one runs on a word at a time. */
     int (*atomic)(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old);
-    /* Kernels of weft's own. All seven are NULL if the back end launches none. Launches on one lane run in order; different lanes run
-       independently. One thread at a time uses a lane. */
+    /* weft's own kernels. All seven members are NULL if the back end cannot launch them. Launches on one lane run in order; different lanes
+     * run independently. One thread at a time uses a lane. */
     int (*load)(void *device, const struct gpu_code *code, void **module);
     void (*unload)(void *device, void *module);
     int (*lane_open)(void *device, void **lane);
     void (*lane_close)(void *device, void *lane);
     int (*lane_copy)(void *device, void *lane, void *to, const void *from, size_t bytes);
-    /* Launches a kernel. If `after` is a lane, the kernel runs after the last kernel of that lane. `arg` is read before this returns. */
+    /* Launches a kernel. If `after` is a lane, the kernel starts when the last kernel of that lane has ended. `arg` is copied before
+     * launch() returns. */
     int (*launch)(void *device, void *lane, void *after, void *module, uint32_t function, uint32_t blocks, uint32_t threads, void *arg);
     int (*lane_done)(void *device, void *lane); /* state of the last launch: 0: it has ended, -EINPROGRESS, or an error */
-    /* May be NULL: then the program itself starts kernels. */
+    /* Runs a kernel of the program, given as a C function. May be NULL: then the program itself starts its kernels. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
-    /* The same with a kernel of the program's text; `there` is where kernels find their weft_device. */
+    /* Runs a kernel of the program, given as text. `there`: the address at which kernels find their weft_device. */
     int (*run_text)(void *device, const void *there, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
                     size_t bytes);
 };
@@ -110,22 +111,22 @@ extern const char gpu_metal_text[]; /* weft/device.metal.h as one text (metal_te
 /* Finds the usable GPU of that name; NULL: the first usable one. -ENODEV: there is none. */
 int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index);
 
-/* What arenas know about their open GPU. */
+/* An open GPU, as the files about arenas see it. */
 struct gpu_place {
     const struct gpu_backend *backend;
     void *device;
     uint64_t *table; /* the kernels' weft_device.arena, in the device's memory */
-    uint32_t number; /* among the node's open GPUs (views.c) */
-    bool listed;     /* it is one of them */
+    uint32_t number; /* index in the node's table of open GPUs (views.c) */
+    bool listed;     /* the GPU is in that table */
 };
 
-/* A service of the program that kernels call by number; all GPUs of a node share the services. */
+/* A service of the program: kernels call it by its number. All GPUs of a node share the services. */
 struct gpu_service {
     _Atomic(weft_gpu_service_fn) fn; /* set once, after the other members */
     void *arg;
 };
 
-/* A node's GPUs: its arenas, and what must exist until its links are closed. */
+/* A node's arenas, and what must exist until its links are closed. */
 struct arenas;
 struct gpus {
     pthread_mutex_t lock;
@@ -142,19 +143,21 @@ static inline struct arenas *gpu_arenas_of(const struct weft_node *w)
 int gpu_arenas_new(struct weft_node *w, struct arenas **out);
 int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
-/* The address in this process; NULL: not reached. The arena stays open until gpu_arena_release(held), which takes NULL, too. */
+/* The address in this process of memory at `addr`; NULL: it is not mapped here. The arena stays open until gpu_arena_release(held), which
+ * also accepts NULL. */
 struct gpu_arena;
 void *gpu_arena_hold(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **held);
 void gpu_arena_release(struct gpu_arena *held);
 /* the same for kernels of that GPU */
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes);
-/* A GPU was opened: its kernels reach the arenas of this node, and of other nodes of this host, as far as possible. Sets place->number. */
+/* Call it when a GPU was opened. It gives the GPU's kernels access to the arenas of this node, and of other nodes of this host, where this
+ * is possible. Sets place->number. */
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place);
 void gpu_arenas_leave(struct arenas *c); /* the node is being closed: all its GPUs are closed now */
-/* Closes the arenas of that GPU. False: operations on some are under way; they need the GPU until gpu_arenas_free(). */
+/* Closes the arenas of that GPU. False: operations on some of them are still under way, and need the GPU until gpu_arenas_free(). */
 bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
 void gpu_arenas_end(struct arenas *c);  /* ends the thread */
-void gpu_arenas_free(struct arenas *c); /* call it when no thread of weft runs any more, and the links are closed */
+void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft have ended and the links are closed */
 
 /* --- work.c --- */
 #define GPU_WORKERS_MAX 64u
@@ -169,50 +172,52 @@ struct gpu_workers {
     const struct gpu_backend *backend;
     void *device;
     struct gpu_service *services;  /* [WEFT_GPU_SERVICES] */
-    uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node, where the serving thread stays; all 0: not known */
+    uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node; the serving thread runs only there; all 0: not known */
     pthread_mutex_t lock;          /* held for opening and closing */
     uint32_t count;
     _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];
-    _Atomic(struct gpu_tasks *) tasks;       /* NULL: no queue was made available to kernels */
-    _Atomic(weft_queue *) queue[GPU_QUEUES]; /* each is set once, and stays valid until the node closes */
+    _Atomic(struct gpu_tasks *) tasks;       /* NULL: kernels can use no queue yet */
+    _Atomic(weft_queue *) queue[GPU_QUEUES]; /* each entry is set once, and stays valid until the node closes */
 };
 int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
 /* Called by the serving thread: a block has completed a task. */
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
-void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still run */
-void gpu_work_free(struct gpu_workers *all); /* frees them when neither runs any more */
+void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still be running */
+void gpu_work_free(struct gpu_workers *all); /* frees the workers, after kernels and the serving thread have ended */
 
 /* --- tasks.c --- */
-/* Memory of this node's pool that a kernel names: the processor can access it. It cannot access an arena's memory: reading it would crash
-   the node. */
+/* Finds memory in this node's pool that a kernel names by address. Addresses in arenas are refused: the processor cannot access that
+ * memory, and the node would crash. */
 int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out);
 int gpu_tasks_queue(struct gpu_workers *all, weft_queue *q, uint32_t *number);
-int gpu_tasks_ask(struct gpu_workers *all, struct gpu_request *q); /* called by the serving thread; `op` completes with the request */
-void gpu_tasks_end(struct gpu_workers *all);                       /* call it when the serving thread has ended */
+/* called by the serving thread; when the request is done, its `op` is completed */
+int gpu_tasks_ask(struct gpu_workers *all, struct gpu_request *q);
+void gpu_tasks_end(struct gpu_workers *all); /* call it when the serving thread has ended */
 
 /* --- record.c; called by the serving thread --- */
 struct gpu_record;
-struct gpu_records { /* records whose requests are not done, oldest first */
+struct gpu_records { /* records whose requests are not complete, oldest first */
     struct gpu_record *first, **end;
 };
-/* Takes a request whose record is in an arena of this node. */
+/* Begins a request whose record is in an arena of this node. */
 int gpu_record_begin(struct weft_node *w, struct gpu_records *list, struct gpu_request *q, const struct gpu_service *service);
-bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* true: something moved */
-int gpu_record_result(struct weft_node *w, struct gpu_request *q);    /* -EINPROGRESS; or the result, once, which ends it */
+bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* takes a step for all of them; true: there was something to do */
+/* -EINPROGRESS; otherwise the result, which is returned once and ends the request */
+int gpu_record_result(struct weft_node *w, struct gpu_request *q);
 
 /* --- serve.c --- */
 struct gpu_server;
-/* While no request comes, the back end's check() is called from time to time, if it has one. Its failure is logged once.
-   Kernels read `notice` (weft_device.notice): the thread writes there which nodes are gone. */
+/* Starts the serving thread. While no request arrives, the thread calls the back end's check() from time to time, if it has one, and logs
+ * its first failure. The thread writes to `notice` (weft_device.notice) which nodes are gone, and kernels read it there. */
 int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count, _Atomic uint64_t *notice,
               bool turns);
-/* With `turns` the thread looks at the rings only when it is asked to, after a kernel has ended, until all requests are done.
-   gpu_serve_turn() asks and waits, and returns the first error of a request without an answer. The next kernel may run when
-   gpu_serve_wait() has returned 0. One thread at a time calls them. */
+/* With `turns` the thread reads the rings only on demand: after a kernel has ended, until all requests are done. gpu_serve_turn() demands
+ * it and waits, and returns the first error of a request without an answer. The next kernel may run when gpu_serve_wait() has returned 0.
+ * One thread at a time calls these two functions. */
 int gpu_serve_turn(struct gpu_server *s, int64_t deadline);
 int gpu_serve_wait(struct gpu_server *s, int64_t deadline);
-/* Ends the thread after it has done the requests that have arrived, or at `deadline`. False: operations are still under way, which write to
-   `rings`. */
+/* Ends the thread when it has done all requests that have arrived, or at `deadline`. False: operations are still under way, and they write
+ * to `rings`. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
 

@@ -89,7 +89,8 @@ static int host_map(int fd, uint64_t bytes, struct gpu_memory *out)
 {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (at == MAP_FAILED)
-        return base_fail(-errno, "mapping %llu bytes of the GPU `host`: %s", (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU `host`: %s", (unsigned long long)bytes,
+                         base_strerror(errno));
     *out = (struct gpu_memory){.base = at, .bytes = bytes, .there = (uint64_t)(uintptr_t)at, .fd = fd};
     return 0;
 }
@@ -133,12 +134,13 @@ static int host_memory_allow(void *device, const struct gpu_memory *m)
     return 0;
 }
 
-/* A memfd is no dmabuf for a kernel's driver, which refuses it. The emulated devices of softverbs take it as one. */
+/* A descriptor of the memory in place of a dmabuf. It is a memfd, which drivers of real devices refuse; the emulated devices of softverbs
+ * accept it. */
 static int host_memory_dmabuf(void *device, const struct gpu_memory *m)
 {
     (void)device;
     int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
-    return fd < 0 ? base_fail(-errno, "a descriptor of the memory of the GPU `host`: %s", base_strerror(errno)) : fd;
+    return fd < 0 ? base_fail(-errno, "cannot duplicate the descriptor of an arena of the GPU `host`: %s", base_strerror(errno)) : fd;
 }
 
 static int host_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
@@ -166,7 +168,7 @@ struct block {
     weft_gpu_kernel kernel;
     void *arg;
     pthread_t thread;
-    _Atomic uint32_t *go; /* 0: not all blocks have been started; 1: all have; 2: starting them failed */
+    _Atomic uint32_t *go; /* read by the blocks' threads: 0: not all blocks are started; 1: all are; 2: starting them failed */
 };
 
 static void *play(void *arg)
@@ -208,7 +210,7 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
               : 0;
 }
 
-/* --- kernels of weft's own: done before the launch returns, by two threads, so that blocks run concurrently here, too --- */
+/* --- weft's own kernels: a launch runs them to their end, in two threads, so that blocks run concurrently as on a real GPU --- */
 
 static int host_load(void *device, const struct gpu_code *code, void **module)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Jobs of this node. A job is cut into pieces: one if this process reaches the GPU's memory; otherwise as many as the stage has room for, a
- * few under way at a time. The word of an atomic or of a signal is a piece of its own, after the data.
+ * Jobs of this node. If this process can access the GPU's memory, a job is one piece. Otherwise it is cut into pieces that fit into the
+ * stage, of which a few are under way at a time. The word of an atomic or of a signal is a piece of its own, after the data.
  */
 #include "gpu/arena.h"
 
@@ -9,13 +9,13 @@
 
 enum piece_step {
     PIECE_FREE,
-    PIECE_FILL,    /* copying from a GPU to the memory that is sent */
-    PIECE_SEND,    /* the message to the owner must be sent */
+    PIECE_FILL,    /* data is copied from a GPU to the memory that is sent from */
+    PIECE_SEND,    /* the message to the owner must still be sent */
     PIECE_ANSWER,  /* waiting for the owner's answer */
-    PIECE_ARRIVES, /* the handler of the answer is writing into it */
+    PIECE_ARRIVES, /* the handler of the answer is writing to this piece */
     PIECE_CAME,
-    PIECE_FABRIC, /* an operation on a pool must begin, or is under way */
-    PIECE_DRAIN,  /* copying to a GPU, or between both ends */
+    PIECE_FABRIC, /* an operation on a pool is to begin, or is under way */
+    PIECE_DRAIN,  /* data is copied to a GPU, or directly between the two ends */
     PIECE_DONE,
 };
 
@@ -23,14 +23,14 @@ struct arena_piece {
     _Atomic uint32_t step;
     uint64_t id; /* the low 8 bits are its index in the table */
     struct arena_job *job;
-    bool word; /* the piece is the atomic, and has no data */
+    bool word; /* the piece is the atomic of the job, without data */
     bool started;
     uint64_t from, length; /* the range of the job's data */
     struct stage_slot *slot;
-    /* where its data is, between the two ends: in a slot of the stage, in `bytes`, or at the near end itself; NULL: it is not staged */
+    /* where the piece's data is on its way: in a slot of the stage, in `bytes`, or at the near end itself; NULL: the piece is not staged */
     uint8_t *at;
     weft_gaddr addr; /* the address of `at`, in the pool */
-    bool direct;     /* the RDMA device accesses the near end, which is in an arena */
+    bool direct;     /* the near end is in an arena, and the RDMA device accesses it directly */
     struct arena_copy copy;
     weft_op op;
     int status;
@@ -61,7 +61,7 @@ static struct arena_piece *piece_take(struct arenas *c, struct arena_job *j)
 {
     struct arena_peer *peer = &c->peer[j->node];
     if (c->pieces == ARENA_PIECES || (peer->pieces && peer->pieces >= ARENA_PIECES - c->pieces))
-        return NULL; /* the pieces of one node must not outnumber the free ones */
+        return NULL; /* a node may not use more pieces than are free, so that others find some, too */
     struct arena_piece *p = c->piece;
     while (step_of(p) != PIECE_FREE)
         p++;
@@ -93,7 +93,7 @@ static bool far_is_pool(const struct arena_job *j)
     return weft_gaddr_space(j->far) == 0;
 }
 
-/* Decides where the piece's data is between the two ends. False: there is no room now. */
+/* Decides where the piece's data is on its way between the two ends. False: there is no room now. */
 static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piece *p, int *why)
 {
     uint64_t left = j->length - j->begun;
@@ -148,7 +148,7 @@ static void piece_direct(struct arena_job *j, struct arena_piece *p)
     p->from = 0;
     p->length = j->length;
     go_to(p, PIECE_DRAIN);
-    /* without a place: a GPU was closed meanwhile, and did not wait for this job to begin */
+    /* no place: the GPU was closed before this job began */
     int rc = place ? arena_copy(&p->copy, place, in ? j->near : j->far_at, in ? j->far_at : j->near, j->length) : -EFAULT;
     if (rc)
         piece_end(p, rc);
@@ -177,7 +177,7 @@ static void piece_word(struct arenas *c, struct arena_job *j, struct arena_piece
     }
 }
 
-/* Begins the next piece of a job, if there is room. */
+/* Begins the next piece of a job, if there is room. True: one has begun. */
 static bool job_begin_piece(struct arenas *c, struct arena_job *j)
 {
     bool bytes = j->begun < j->length;
@@ -234,8 +234,8 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
     while (rc && !atomic_compare_exchange_weak_explicit(&p->step, &expected, rc == -EAGAIN ? PIECE_SEND : PIECE_ARRIVES,
                                                         memory_order_acq_rel, memory_order_acquire)) {
         if (expected == PIECE_CAME)
-            return;              /* an answer that nobody waits for */
-        expected = PIECE_ANSWER; /* a handler is checking an answer that another node has made up */
+            return;              /* this answer is not awaited */
+        expected = PIECE_ANSWER; /* a handler is just rejecting an answer that another node has forged */
     }
     if (rc && rc != -EAGAIN)
         piece_end(p, rc);
@@ -304,7 +304,7 @@ static void piece_fabric(struct arenas *c, struct arena_job *j, struct arena_pie
     piece_drain(j, p);
 }
 
-/* A copy has ended. */
+/* A copy has ended: go to the piece's next step. */
 static void piece_copied(struct arena_job *j, struct arena_piece *p, bool fill)
 {
     int rc = arena_copied(&p->copy);
@@ -335,7 +335,8 @@ static void piece_look(struct arenas *c, struct arena_piece *p)
 void job_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len)
 {
     struct arena_answer a;
-    if (header_len != sizeof a || !atomic_load_explicit(&c->started, memory_order_acquire)) /* pairs with carrier_start(): the table */
+    /* acquire pairs with carrier_start(): the table of pieces exists */
+    if (header_len != sizeof a || !atomic_load_explicit(&c->started, memory_order_acquire))
         return;
     memcpy(&a, header, sizeof a);
     struct arena_piece *p = &c->piece[(a.id & 255) % ARENA_PIECES];
@@ -364,12 +365,12 @@ static bool all_begun(const struct arena_job *j)
     return j->status || (j->begun == j->length && !j->word_left);
 }
 
-/* The job is complete: takes it off its list, and completes its op. */
+/* The job is complete: remove it from its list, and complete its op. */
 static void job_end(struct arenas *c, struct arena_job *j)
 {
     struct arena_peer *peer = &c->peer[j->node];
     if (j->status == 0 && j->old)
-        *j->old = j->a; /* the former value: see job_piece_done() */
+        *j->old = j->a; /* the value before the atomic: see job_piece_done() */
     if (j->status && !j->op) {
         int none = 0;
         atomic_compare_exchange_strong_explicit(&peer->failure, &none, j->status, memory_order_relaxed, memory_order_relaxed);
@@ -425,7 +426,7 @@ static void job_piece_done(struct arenas *c, struct arena_piece *p)
         job_end(c, j);
 }
 
-/* Begins what there is room for, in order. */
+/* Begins pieces of the peer's jobs, in order, as far as there is room. */
 static bool peer_step(struct arenas *c, struct arena_peer *peer)
 {
     bool moved = false;
@@ -484,7 +485,7 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
         rc = arena_enter(c, j->far, j->length, &j->far_arena, &at);
     else if (j->length && j->near_arena)
         at = weft_ptr(c->w, j->far, j->length);
-    /* between two GPUs of which neither reaches the other's memory: as between two nodes */
+    /* neither GPU can access the other's memory: transfer as between two nodes */
     bool apart = !rc && j->near_arena && j->far_arena && !view_copier(j->near_arena, j->far_arena);
     j->far_at = apart ? NULL : at;
     if (!rc && j->length && weft_gaddr_space(j->far) && !own(c, j->far))

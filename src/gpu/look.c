@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Lists the GPUs of all back ends, and finds the one that a name means.
+ * Lists the GPUs of all back ends, and finds a GPU by its name.
  */
 #include "gpu/gpu.h"
 
@@ -16,7 +16,7 @@ static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size
         snprintf(out, room, "%s:%u", b->name, index);
 }
 
-/* Finds the GPU with that number, counted over all back ends; NULL: there are fewer. */
+/* Finds the GPU with that number, counted over all back ends; NULL: there is none. */
 static const struct gpu_backend *gpu_find(uint32_t number, uint32_t *index, weft_gpu_info *info)
 {
     for (size_t k = 0; k < sizeof backends / sizeof *backends; k++)
@@ -38,7 +38,7 @@ int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes)
     weft_gpu_info info;
     uint32_t i;
     if (!gpu_find(index, &i, &info))
-        return base_fail(-ENOENT, "there is no GPU number %u", index);
+        return base_fail(-ENOENT, "there is no GPU number %u: `weft gpus` lists them", index);
     base_give_struct(out, bytes, &info, sizeof info);
     return 0;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The back end `metal`: Apple's GPUs, whose memory is the processor's. Compiled, never run.
+ * The back end `metal`: Apple's GPUs, which share the processor's memory. Compiled, never run.
  *
- * All memory is shared buffers over pages of this process; kernels find them at other addresses than the processor. Kernels are text, and
- * take turns with the node (weft/device.metal.h says why).
+ * All memory is pages of this process with a shared Metal buffer over them; its addresses for kernels differ from those for the processor.
+ * Kernels are text, and take turns with the node (weft/device.metal.h says why).
  */
 #include "gpu/gpu.h"
 #include "gpu/metal_driver.h"
@@ -13,26 +13,26 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Memory that kernels reach. */
+/* Memory that kernels can access, and its Metal buffer. */
 struct metal_piece {
     uint8_t *here;
     uint64_t there;
     size_t bytes;
     void *buffer; /* an MTLBuffer */
     uint32_t users;
-    bool own; /* of alloc() */
+    bool own; /* allocated by metal_alloc(), which must free it */
     struct metal_piece *next;
 };
 struct metal_open {
     void *device, *queue;
     pthread_mutex_t lock;
     struct metal_piece *pieces;
-    /* What was compiled last: programs run few kernels, many times. */
+    /* The kernel that was compiled last is kept: programs run few kernels, many times. */
     char *text, *name;
     void *pipeline;
 };
 
-/* Objects that a message makes on the side are freed when the pool ends. */
+/* Runs a call in an autorelease pool: temporary objects that the call creates are freed at the end. */
 #define POOLED(call)                                               \
     ({                                                             \
         void *pool_ = gpu_metal_driver.objc_autoreleasePoolPush(); \
@@ -89,7 +89,7 @@ static int metal_open(uint32_t index, void **device)
     m->queue = m->device ? METAL_SEND(void *, (), m->device, "newCommandQueue") : NULL;
     if (!m->queue) {
         metal_close(m);
-        return base_fail(-EIO, "GPU metal:%u has not created a command queue", index);
+        return base_fail(-EIO, "GPU metal:%u: Metal has not created a command queue: is too much memory in use?", index);
     }
     *device = m;
     return 0;
@@ -103,7 +103,9 @@ static int metal_piece_new(struct metal_open *m, void *memory, size_t bytes, boo
     void *buffer = p ? POOLED(metal_buffer_over(m->device, memory, base_round_up(bytes, BASE_PAGE))) : NULL;
     if (!buffer) {
         free(p);
-        return base_fail(-ENOMEM, "Metal makes no buffer over %zu bytes at %p (newBufferWithBytesNoCopy)", bytes, memory);
+        return base_fail(-ENOMEM,
+                         "Metal cannot make a buffer over %zu bytes at %p (newBufferWithBytesNoCopy failed): is too much memory in use?",
+                         bytes, memory);
     }
     *p =
         (struct metal_piece){.here = memory, .there = metal_buffer_there(buffer), .bytes = bytes, .buffer = buffer, .users = 1, .own = own};
@@ -113,7 +115,7 @@ static int metal_piece_new(struct metal_open *m, void *memory, size_t bytes, boo
     return 0;
 }
 
-/* The link that leads to it. */
+/* The place in the list that points to the piece with this address. */
 static struct metal_piece **metal_piece_at(struct metal_open *m, const void *here)
 {
     struct metal_piece **at = &m->pieces;
@@ -156,7 +158,7 @@ static void metal_detach(void *device, void *memory)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* The device's own memory is named by the kernels' address. */
+/* The caller gets the kernels' address of this memory as its name. */
 static int metal_alloc(void *device, size_t bytes, void **memory)
 {
     struct metal_open *m = device;
@@ -164,7 +166,7 @@ static int metal_alloc(void *device, size_t bytes, void **memory)
     size_t whole = base_round_up(bytes, BASE_PAGE);
     void *at = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
     if (at == MAP_FAILED)
-        return base_fail(-ENOMEM, "no memory for %zu bytes of a GPU", bytes);
+        return base_fail(-ENOMEM, "no memory for a buffer of %zu bytes for the GPU", bytes);
     pthread_mutex_lock(&m->lock);
     int rc = metal_piece_new(m, at, whole, true, &p);
     if (!rc)
@@ -208,16 +210,16 @@ static int metal_fill(void *device, void *to, const void *from, size_t bytes)
     if (there)
         memcpy(p->here + offset, from, bytes);
     pthread_mutex_unlock(&m->lock);
-    return there ? 0 : base_fail(-EFAULT, "%zu bytes at %p are no memory of this GPU", bytes, to);
+    return there ? 0 : base_fail(-EFAULT, "%zu bytes at %p are not in memory that was allocated on this GPU", bytes, to);
 }
 
-/* --- arenas: named by the processor's address --- */
+/* --- arenas: identified by the processor's address --- */
 
 static int metal_memory_map(struct metal_open *m, int fd, uint64_t bytes, struct gpu_memory *out)
 {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED)
-        return base_fail(-errno, "mapping %llu bytes of a GPU: %s", (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU: %s", (unsigned long long)bytes, base_strerror(errno));
     *out = (struct gpu_memory){.base = at, .bytes = bytes, .fd = fd};
     int rc = metal_attach(m, at, bytes, &out->there);
     if (rc)
@@ -283,7 +285,7 @@ static const char *metal_error_text(void *error)
     return error ? metal_words(METAL_SEND(void *, (), error, "localizedDescription")) : "no reason was given";
 }
 
-/* weft/device.metal.h and the program's text, as one. */
+/* Compiles weft/device.metal.h and the program's text together, as one text. */
 static int metal_compile(struct metal_open *m, const char *text, const char *name)
 {
     void *error = NULL, *library = NULL, *function = NULL, *source = NULL, *wanted = metal_text(name);
@@ -302,7 +304,7 @@ static int metal_compile(struct metal_open *m, const char *text, const char *nam
         return base_fail(-EINVAL, "the kernel's text does not compile: %.400s", metal_error_text(error));
     function = METAL_SEND(void *, (void *), library, "newFunctionWithName:", wanted);
     if (!function)
-        rc = base_fail(-EINVAL, "the text has no kernel %.60s", name);
+        rc = base_fail(-EINVAL, "the kernel's text has no function %.60s", name);
     if (!rc) {
         m->pipeline = METAL_SEND(void *, (void *, void **), m->device, "newComputePipelineStateWithFunction:error:", function, &error);
         if (!m->pipeline)
@@ -326,7 +328,7 @@ static int metal_prepare(struct metal_open *m, const char *text, const char *nam
     return m->text && m->name ? metal_compile(m, text, name) : base_fail(-ENOMEM, "no memory to keep the text of a compiled kernel");
 }
 
-/* The kernel's argument, in pages of its own. */
+/* Copies the kernel's argument into pages of its own, with a buffer over them. */
 static void *metal_argument(struct metal_open *m, const void *arg, size_t bytes)
 {
     void *buffer =
@@ -342,11 +344,11 @@ static int metal_encode(struct metal_open *m, struct metal_piece *own, uint64_t 
     *command = METAL_SEND(void *, (), m->queue, "commandBuffer");
     void *e = *command ? METAL_SEND(void *, (), *command, "computeCommandEncoder") : NULL;
     if (!e)
-        return base_fail(-EIO, "the GPU does not accept commands");
+        return base_fail(-EIO, "Metal has created no command buffer or encoder for the GPU: is too much memory in use?");
     METAL_SEND(void, (void *), e, "setComputePipelineState:", m->pipeline);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", own->buffer, offset, 0);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", argument, 0, 1);
-    /* What is reached by addresses that stand in memory has to be named: then it is there. */
+    /* Memory that kernels reach only through stored addresses must be declared as used, or the GPU may not have it mapped. */
     for (const struct metal_piece *p = m->pieces; p; p = p->next)
         METAL_SEND(void, (void *, unsigned long), e, "useResource:usage:", p->buffer, METAL_READ_WRITE);
     METAL_SEND(void, (struct metal_size, struct metal_size), e, "dispatchThreadgroups:threadsPerThreadgroup:", blocks, threads);
@@ -362,7 +364,8 @@ static int metal_run(struct metal_open *m, const void *there, struct metal_size 
     pthread_mutex_lock(&m->lock);
     struct metal_piece *own = *metal_own_at(m, there);
     uint64_t offset = own ? (uint64_t)(uintptr_t)there - own->there : 0;
-    int rc = own ? metal_encode(m, own, offset, argument, blocks, threads, &command) : base_fail(-EFAULT, "the GPU has no tables");
+    int rc = own ? metal_encode(m, own, offset, argument, blocks, threads, &command)
+                 : base_fail(-EFAULT, "the kernel's weft_device is not in memory of this GPU");
     pthread_mutex_unlock(&m->lock);
     if (!rc) {
         METAL_SEND(void, (), command, "commit");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Loading Metal, and the few messages that its users share.
+ * Loads Metal at run time, and sends the Objective-C messages that several callers need.
  */
 #include "gpu/metal_driver.h"
 
@@ -31,7 +31,7 @@ static void metal_load(void)
         void *library = dlopen(functions[i].library, RTLD_NOW | RTLD_LOCAL);
         void *at = library && functions[i].name ? dlsym(library, functions[i].name) : NULL;
         if (!library || (functions[i].name && !at)) {
-            snprintf(gpu_metal_driver.why, sizeof gpu_metal_driver.why, "%.100s has no %.30s: this system has no Metal",
+            snprintf(gpu_metal_driver.why, sizeof gpu_metal_driver.why, "this system has no usable Metal: %.100s has no %.30s",
                      functions[i].library, functions[i].name ? functions[i].name : "library");
             return;
         }
@@ -86,9 +86,9 @@ bool metal_device_usable(void *d, char why[160])
 {
     why[0] = '\0';
     if (!METAL_SEND(bool, (), d, "hasUnifiedMemory"))
-        snprintf(why, 160, "its memory is not the processor's: weft uses Apple's own GPUs");
+        snprintf(why, 160, "it does not share the processor's memory: weft can use only Apple's own GPUs");
     else if (!METAL_SEND(bool, (long), d, "supportsFamily:", METAL_FAMILY_3))
-        snprintf(why, 160, "it has no Metal 3, or macOS is older than 13: kernels could not be given addresses");
+        snprintf(why, 160, "weft needs Metal 3 and macOS 13 or newer, for addresses of buffers in kernels");
     return !why[0];
 }
 

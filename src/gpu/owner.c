@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests of other nodes for this node's arenas. The handler only stores a request; every field is checked before it is used. Large
- * requests go through the stage in turns, unless the requester's pool is mapped in this process, or the RDMA device moves the data itself.
+ * Requests of other nodes for this node's arenas. The handler checks every field and stores the request; a thread carries it out. The data
+ * of a large request is copied through the stage, one buffer at a time, unless the requester's pool is mapped in this process, or the RDMA
+ * device moves the data itself.
  */
 #include "gpu/arena.h"
 
@@ -16,9 +17,9 @@ struct arena_request {
     struct arena_message m;
     struct gpu_arena *arena;
     uint8_t *at;   /* address in the arena */
-    uint8_t *pool; /* address of the requester's memory, if it is mapped here */
-    uint64_t done; /* bytes done */
-    uint32_t turn; /* bytes under way */
+    uint8_t *pool; /* address of the requester's memory, if it is mapped here; else NULL */
+    uint64_t done; /* bytes that were moved */
+    uint32_t turn; /* bytes that are being moved */
     struct stage_slot *slot;
     struct arena_copy copy;
     bool started; /* `op` was started */
@@ -112,7 +113,7 @@ static void request_new(struct arenas *c, struct arena_request *r)
     }
 }
 
-/* The RDMA device moves the data between the arena and the requester's pool. If it refuses, the stage is used after all. */
+/* Lets the RDMA device move data between the arena and the requester's pool. If the device refuses, the stage is used instead. */
 static void request_direct(struct arenas *c, struct arena_request *r)
 {
     int rc = rdma_step(c, r->arena, r->m.kind == ASK_PULL, r->at, r->m.a, r->m.length, &r->op, &r->started);
@@ -124,7 +125,7 @@ static void request_direct(struct arenas *c, struct arena_request *r)
         request_answer(r, rc);
 }
 
-/* Begins the next turn: PULL's data comes from the requester, PUSH's from the arena. */
+/* Begins to move the next buffer: PULL reads it from the requester, PUSH copies it from the arena. */
 static void request_fetch(struct arenas *c, struct arena_request *r)
 {
     const struct arena_message *m = &r->m;
@@ -205,7 +206,7 @@ static bool request_end(struct arenas *c, struct arena_request *r)
     return rc == 0 || rc == -ECONNRESET;
 }
 
-/* Takes a step. True: the request has ended. */
+/* Takes a step of a request. True: the request has ended. */
 static bool request_step(struct arenas *c, struct arena_request *r)
 {
     if (r->step == REQUEST_NEW)

@@ -237,7 +237,7 @@ void gpu_pci_log_line(const char *line, const char *address, char said[PCI_SAID]
         about |= strstr(at, failures[i]) != NULL;
     if (other || !about || (!named && !strstr(at, "GSP") && !strstr(at, "RmInitAdapter")))
         return;
-    /* The driver's last lines repeat only that the start failed; its line about the firmware says more. */
+    /* the driver's last lines only repeat that its start failed; its line about the firmware tells more */
     if (strstr(said, "GSP") && !strstr(at, "GSP") && !strstr(at, "Xid"))
         return;
     size_t n = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * GPUs on PCI, as the kernel shows them in sysfs, including those that no driver offers, and the reason why not. Everything is read below a
- * folder, `root`: "" is this machine.
+ * GPUs on PCI, as the kernel shows them in sysfs, including GPUs that no driver offers, and the reason why none does. All files are read
+ * below the folder `root`; "" is this machine.
  */
 #ifndef WEFT_GPU_PCI_H
 #define WEFT_GPU_PCI_H

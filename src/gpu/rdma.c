@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Arenas that are registered with the RDMA device, by a dmabuf. Then the device moves data between an arena and the pool of another node,
- * and nothing is copied through this node's pool. An arena that cannot be registered is staged; its node logs the reason, and tells it to
- * the others in short.
+ * Registers arenas with the RDMA device, through a dmabuf. The device then moves data between an arena and another node's pool, without a
+ * copy through this node's pool. If an arena cannot be registered, its transfers are staged; its node logs the reason, and sends the errno
+ * to the other nodes.
  */
 #include "gpu/arena.h"
 
@@ -47,7 +47,7 @@ bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node
     return a && !atomic_load_explicit(&a->rdma_why, memory_order_relaxed) && fab_memory_leads(c->w, a->rdma, node);
 }
 
-/* Whether kernels of other GPUs may read the arena, in this process or in others. */
+/* Whether kernels of other GPUs, in this process or in another one, may read the arena. */
 static bool others_reach(const struct gpu_arena *a)
 {
     uint64_t gpus = atomic_load_explicit(&a->gpus, memory_order_relaxed);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Records of kernels that are in an arena, where the processor may be unable to read them. A record is copied into the pool, the service
- * gets the copy, and the copy goes back before the kernel gets the answer. The record's last word is copied last, because it may tell a
- * kernel that the others are there (weft_request.answered).
+ * Records of kernels that are in an arena, which the processor may be unable to read. The record is copied into the pool, the service works
+ * on the copy, and the copy is written back before the kernel gets its answer. The record's last word is written back last, because a
+ * kernel may read in it that the answer is complete (weft_request.answered).
  */
 #include "gpu/arena.h"
 #include "gpu/ring.h"
@@ -12,12 +12,12 @@
 enum record_step { RECORD_FETCH, RECORD_CALLED, RECORD_STORE, RECORD_STORE_LAST, RECORD_DONE };
 
 struct gpu_record {
-    struct gpu_record *next; /* in the list of those that are not done */
+    struct gpu_record *next; /* in the list of records whose requests are not complete */
     struct gpu_request *q;
     const struct gpu_service *service;
     struct gpu_arena *arena;
     uint8_t *there; /* the record, in the arena */
-    uint8_t *here;  /* its copy, in the pool: at `copy_at` */
+    uint8_t *here;  /* the record's copy in the pool, at address `copy_at` */
     weft_gaddr copy_at;
     struct arena_copy copy;
     enum record_step step;

@@ -9,7 +9,7 @@
 
 int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes)
 {
-    size_t page = BASE_PAGE; /* a GPU may want whole pages of the system */
+    size_t page = BASE_PAGE; /* whole pages, because a GPU may be able to map only those */
     size_t slot_bytes = slots * sizeof(weft_device_slot), answer_bytes = slots * sizeof(weft_device_cell);
     r->bytes = base_round_up(slot_bytes + answer_bytes + page, page);
     r->memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -37,7 +37,7 @@ int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes)
 
 void gpu_ring_close(struct gpu_ring *r)
 {
-    for (uint64_t i = r->done; i != r->head; i += r->under_way[i & r->mask]->slots) /* records that no service has answered */
+    for (uint64_t i = r->done; i != r->head; i += r->under_way[i & r->mask]->slots) /* records that no service has answered yet */
         if (r->under_way[i & r->mask]->kind == WEFT_DEVICE_RECORD)
             free(r->under_way[i & r->mask]->record);
     if (r->memory)

@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * A ring of requests: the node reads what kernels write, and answers. Slots are not trusted: each word is read once, checked, and then
- * used. tests/model/device_ring.pml is the protocol's model. The functions that run for each request are here, so that they are inlined.
+ * A ring of requests: kernels write requests, and the node reads and answers them. A kernel may write anything, so each word is read once,
+ * checked, and then used. tests/model/device_ring.pml is a model of the protocol. The functions that run for each request are in this
+ * header, so that they can be inlined.
  */
 #ifndef WEFT_GPU_RING_H
 #define WEFT_GPU_RING_H
 
 #include "gpu/gpu.h"
 
-/* A request, from its arrival until it is done. Its number is that of its first slot. */
+/* A request, from its arrival until it is done. Its number is the number of its first slot. */
 struct gpu_request {
     uint32_t kind, slots;
     bool answer; /* the kernel wants an answer */
-    int status;  /* its result when it was begun; -EINPROGRESS: see `op` or `flush` */
+    int status;  /* the result, if the request was complete at its start; -EINPROGRESS: see `op` or `flush` */
     uint64_t low[3], high[3];
     uint64_t value; /* the former value of an atomic */
     weft_op op;
     union {
         struct fab_flush flush;
-        struct gpu_request *next;  /* tasks.c: the request that came after it */
+        struct gpu_request *next;  /* tasks.c: the next request in the list */
         struct gpu_record *record; /* WEFT_DEVICE_RECORD: its record is in an arena (record.c); NULL: in the pool */
     };
 };
@@ -29,24 +30,24 @@ struct gpu_ring {
     _Atomic uint64_t *taken;   /* written by this node */
     uint64_t mask;
     uint64_t head;                /* slots read so far */
-    uint64_t done;                /* requests before this slot are done */
-    struct gpu_request *requests; /* as many as slots; the one that was freed last is used next, because it is still in the cache */
+    uint64_t done;                /* all requests before this slot are done */
+    struct gpu_request *requests; /* one for each slot; the request that was freed last is used next, because it is still in the cache */
     struct gpu_request **spare;   /* a stack of the free ones */
     uint32_t spares;
-    struct gpu_request **under_way; /* indexed by first slot: those from `done` to `head` */
+    struct gpu_request **under_way; /* the requests under way, by their first slot: from `done` to `head` */
     uint32_t nodes;
     /* [nodes + 1]: for each node, the first error of a request without an answer since the node's last flush; the last entry is for
        requests to no node */
     int *errors;
-    uint64_t fenced;        /* the request at `head` = this - 1 is a fence, which waits: */
-    struct fab_flush fence; /* for these */
+    uint64_t fenced;        /* number + 1 of a fence that waits at `head` ... */
+    struct fab_flush fence; /* ... for these operations */
     void *memory;           /* the memory of slots, answers and taken */
     size_t bytes;
 };
 
 int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes);
 void gpu_ring_close(struct gpu_ring *r);
-/* Reads a cell. False: it has not been written in this round. */
+/* Reads a cell of a slot. False: kernels have not written the cell since the ring last wrapped. */
 static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32_t cell, uint64_t *low, uint64_t *high)
 {
     const weft_device_cell *c = &r->slots[slot & r->mask].cell[cell];
@@ -58,7 +59,7 @@ static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32
     return true;
 }
 
-/* Whether nothing is under way and nothing has arrived: one load of memory that a device writes. */
+/* True: no request is under way, and none has arrived. It costs one load of memory that a device writes. */
 static inline bool gpu_ring_quiet(const struct gpu_ring *r)
 {
     /* relaxed: gpu_ring_next() reads it again before anything is used */
@@ -66,8 +67,8 @@ static inline bool gpu_ring_quiet(const struct gpu_ring *r)
     return r->done == r->head && (high & WEFT_DEVICE_ROUND) != weft_device_round(r->head, r->mask);
 }
 
-/* The next request, if it has arrived completely; NULL: not yet, or too many are under way. It stays the next one until gpu_ring_keep() or
-   gpu_ring_end(). -EPROTO in `*why`: what has arrived is not a valid request. */
+/* The next request, if it has arrived completely. NULL: it has not, or too many are under way. The same request is returned until
+ * gpu_ring_keep() or gpu_ring_end() removes it. -EPROTO in `*why`: the slot holds no valid request. */
 static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
 {
     uint64_t more = 0, room = r->mask + 1 - (r->head - r->done), first;
@@ -91,7 +92,7 @@ static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
     return q;
 }
 
-/* Takes the next request, which is under way from now on. */
+/* Removes the next request from the ring; it counts as under way from now on. */
 static inline void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
 {
     r->spares--;
@@ -108,14 +109,14 @@ static inline uint64_t gpu_request_node(const struct gpu_request *q)
     return plain ? q->low[0] : q->low[0] >> (WEFT_OFFSET_BITS + WEFT_SPACE_BITS);
 }
 
-/* A request without an answer has failed: the next flush reports it. */
+/* Records that a request without an answer has failed: the next flush of its node reports the error. */
 static inline void gpu_ring_fail(struct gpu_ring *r, uint64_t node, int status)
 {
     int *error = &r->errors[node < r->nodes ? node : r->nodes];
     *error = *error ? *error : status;
 }
 
-/* The error that a flush of the node must report, once. */
+/* Returns the error that a flush of the node must report, and clears it. */
 static inline int gpu_ring_failure(struct gpu_ring *r, uint64_t node)
 {
     int *error = &r->errors[node < r->nodes && r->errors[node] ? node : r->nodes], was = *error;
@@ -137,14 +138,14 @@ static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request 
     r->done += q->slots;
 }
 
-/* Takes and ends the next request, with status `q->status`. None before it is under way. */
+/* Removes the next request and ends it at once with q->status. No request may be under way. */
 static inline void gpu_ring_end(struct gpu_ring *r, struct gpu_request *q)
 {
     r->head += q->slots;
     gpu_ring_finish(r, q, q->status);
 }
 
-/* Tells kernels which slots were read. */
+/* Tells kernels which slots were read and may be written again. */
 static inline void gpu_ring_publish(struct gpu_ring *r)
 {
     /* release: the slots were read before this; pairs with the acquire in weft_device_has_room() */
@@ -158,7 +159,7 @@ static inline struct gpu_request *gpu_ring_oldest(struct gpu_ring *r)
     return r->done == r->head ? NULL : r->under_way[r->done & r->mask];
 }
 
-/* The oldest request is done: writes its answer if it wants one; otherwise keeps an error for the next flush. */
+/* Ends the oldest request: answers it if it wants an answer; otherwise keeps an error for the next flush. */
 static inline void gpu_ring_done(struct gpu_ring *r, int status)
 {
     struct gpu_request *q = gpu_ring_oldest(r);

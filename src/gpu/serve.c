@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The serving thread: it passes the requests of kernels from the rings to the fabric, and writes the answers. It never waits for a single
- * operation: a request that finds no room towards its node delays only its own ring. While no requests come it sleeps, longer and longer,
- * because a device cannot wake it.
+ * The serving thread: it reads the requests of kernels from the rings, starts them as operations of the fabric, and writes the answers. It
+ * never waits for a single operation. If there is no room for a request to its node, only the request's own ring waits. A device cannot
+ * wake the thread, so the thread polls; while no requests arrive, it sleeps between polls, longer and longer.
  */
 #include "gpu/ring.h"
 
@@ -14,27 +14,28 @@
 #define NAP_BUSY_NS  (100 * WEFT_US) /* the longest sleep while the last request was recent */
 #define NAP_MOST_NS  WEFT_MS
 #define LATELY_NS    WEFT_SECOND
-#define LOOKS        128u /* looks at all rings between two readings of the clock */
-#define RELAX        4u   /* looks between two pauses, of which each takes as long as a look at all rings */
+#define LOOKS        128u /* times that all rings are polled between two readings of the clock */
+#define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
 #define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
-#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn: a wake-up may come before the sleep begins */
+#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn, in case a wake-up comes just before the sleep begins */
 
 struct gpu_server {
     struct weft_node *w;
     struct gpu_workers *workers;
     struct gpu_ring *rings;
     uint32_t count;
-    _Atomic int64_t until;      /* INT64_MAX: it was not asked to end; otherwise it ends when all is done, and at this time at the latest */
-    bool all_done;              /* written by the thread; read by the one that has joined it */
+    _Atomic int64_t until; /* INT64_MAX: the thread was not asked to end; otherwise it ends when all is done, at this time at the latest */
+    bool all_done;         /* written by the thread; read by the one that has joined it */
     int (*check)(void *device); /* NULL: the back end has none, or it has failed already */
     void *device;
     uint32_t failed_now;        /* requests that have failed since the last log line */
-    struct gpu_records records; /* records in arenas, whose requests are not done */
+    struct gpu_records records; /* records in arenas, whose requests are not complete */
     _Atomic uint64_t *notice;
-    uint64_t epoch;                 /* the membership epoch at which `notice` was last written */
-    _Atomic uint32_t asked, served; /* numbers of turns; this thread looks at the rings while they differ */
-    int error;                      /* the last turn's first error of a request without an answer; written before `served` */
+    uint64_t epoch; /* the membership epoch at which `notice` was last written */
+    /* numbers of turns: the number asked for, the number done; the thread reads the rings while they differ */
+    _Atomic uint32_t asked, served;
+    int error; /* the last turn's first error of a request without an answer; written before `served` */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };
@@ -44,8 +45,8 @@ static void server_count(_Atomic uint64_t *n, uint64_t more)
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* Memory of this node that a kernel names by its address. 0 bytes need no particular memory, but some address. An arena is held: another
-   thread may be closing its GPU. */
+/* Finds memory of this node that a kernel names by its address. For 0 bytes any address of this node is accepted. If the memory is in an
+ * arena, the arena is held, because another thread may be closing its GPU. */
 static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out, struct gpu_arena **held)
 {
     static uint64_t nothing;
@@ -77,7 +78,7 @@ static int start_copy(struct weft_node *w, struct gpu_request *q)
     struct gpu_arena *held;
     int rc = local(w, q->low[1], q->high[0], &here, &held);
     if (!rc)
-        rc = start_transfer(w, q, here); /* from here on the operation holds the arena itself */
+        rc = start_transfer(w, q, here); /* now the operation itself holds the arena */
     gpu_arena_release(held);
     return rc;
 }
@@ -94,7 +95,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-/* The fence waits for operations that began before its first look: other threads may begin more meanwhile. */
+/* Starts a fence. The fence waits for all operations that have begun before its first check; other threads may begin more meanwhile. */
 static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
     if (q->low[0] > UINT32_MAX)
@@ -105,7 +106,7 @@ static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu
     return fab_fence_look(w, (uint32_t)q->low[0], &r->fence);
 }
 
-/* Hands a record to a service, which may answer before this returns. */
+/* Hands a record to a service. The service may answer before this returns. */
 static int start_record(struct gpu_server *s, struct gpu_request *q)
 {
     void *record = NULL;
@@ -157,18 +158,18 @@ static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     case WEFT_DEVICE_CLAIM:
     case WEFT_DEVICE_COMPLETE:
     case WEFT_DEVICE_RENEW: return gpu_tasks_ask(s->workers, q);
-    default: return 0; /* a flush begins only when it is the oldest request */
+    default: return 0; /* flushes: they begin only when they are the oldest request */
     }
 }
 
-/* -EINPROGRESS, or the result. */
+/* Checks a request that is under way: -EINPROGRESS, or its result. */
 static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_request *q)
 {
     if (q->status != -EINPROGRESS)
         return q->status;
     if (q->kind == WEFT_DEVICE_RECORD && q->record)
         return gpu_record_result(w, q);
-    if (q->kind >= WEFT_DEVICE_RECORD) { /* services and tasks.c set it, from other threads */
+    if (q->kind >= WEFT_DEVICE_RECORD) { /* these are completed by services and by tasks.c, in other threads */
         int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE);
         return status == 1 ? -EINPROGRESS : status;
     }
@@ -202,7 +203,7 @@ static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     return 0;
 }
 
-/* Begins the requests that have arrived, in order. Returns how many. */
+/* Begins the requests that have arrived, in order. Returns their number. */
 static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
 {
     uint32_t n = 0;
@@ -226,7 +227,7 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
     return n;
 }
 
-/* Ends the requests that are done, in order. Returns how many. */
+/* Ends the requests that are complete, in order. Returns their number. */
 static uint32_t server_end(struct gpu_server *s, struct gpu_ring *r)
 {
     uint32_t n = 0;
@@ -248,7 +249,7 @@ static bool all_done(struct gpu_server *s)
     return true;
 }
 
-/* Looks once at each ring. True: something moved. */
+/* Polls each ring once. True: there was something to do. */
 static bool server_round(struct gpu_server *s)
 {
     uint32_t taken = 0, ended = 0;
@@ -311,7 +312,7 @@ static void *server_run(void *arg)
         int64_t until = atomic_load_explicit(&s->until, memory_order_acquire), now = base_now_ns();
         if (!last)
             last = now;
-        /* A kernel's last request may have come between the last look and the request to end. */
+        /* a kernel's last request may have arrived after the last poll, before the thread was asked to end */
         bool more = until != INT64_MAX && server_round(s);
         s->all_done = !more && all_done(s);
         if (until != INT64_MAX && (s->all_done || now >= until))
@@ -335,7 +336,7 @@ static void *server_run(void *arg)
 
 /* --- turns --- */
 
-/* All that the kernel has asked for is done, and nothing is left in the rings but what is no request. */
+/* True: all requests of the kernel are done, and the rings hold nothing except invalid slots. */
 static bool server_nothing_left(struct gpu_server *s)
 {
     int why;
@@ -345,7 +346,7 @@ static bool server_nothing_left(struct gpu_server *s)
     return true;
 }
 
-/* The errors of requests without an answer: the first, and none of them any more. */
+/* Returns the first error of a request without an answer, and clears all such errors. */
 static int server_errors(struct gpu_server *s)
 {
     int first = 0;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Giving memory of GPUs to other processes of the host, and taking it. A node that has a GPU and hears of an arena sends its owner a
- * message with the name of a socket. The owner hands over a descriptor there, which the back end maps. Only when that has succeeded or
- * failed does the node confirm to the owner that it knows the arena. An arena that cannot be mapped is reached by messages.
+ * Hands memory of GPUs to other processes of the host, and maps theirs. When a node with a GPU learns that another node of the host has
+ * opened an arena, it sends the owner a message with the name of a socket. The owner connects to the socket and sends a descriptor of the
+ * memory, which the back end maps. The node confirms the arena to the owner only after the mapping has succeeded or failed. An arena that
+ * cannot be mapped is reached by messages.
  *
- * A mapping remains when the owner closes the arena or dies, because kernels may be using it. It is removed when the owner opens another
- * arena in the same space, or when the GPU here is closed.
+ * A mapping remains when the owner closes the arena or dies, because kernels may still be using it. The mapping is removed when the owner
+ * opens another arena in the same space, or when the GPU of this node is closed.
  */
 #include "gpu/arena.h"
 
@@ -18,7 +19,8 @@
 #define PATIENCE_MOST  (5 * WEFT_SECOND) /* how long to wait for memory that was requested */
 #define PATIENCE_GIVER WEFT_SECOND       /* how long to wait for an owner that has connected and sends nothing */
 
-/* Nodes that joined later have no entry in the tables for kernels. They reach arenas by messages. */
+/* Whether the node is on this host and started with this one. Nodes that joined later have no entry in the kernels' tables, so kernels
+ * reach their arenas by messages. */
 static bool is_here(const struct arenas *c, uint32_t node)
 {
     const struct fab_transport *t = c->w->links[node].transport;
@@ -128,7 +130,7 @@ static void share_end(struct arenas *c, struct arena_other *o, uint32_t node, in
     fab_wake_here(c->w);
 }
 
-/* Takes table_lock for writing, as share_map() does: a thread that has seen `mapped` may be about to enter. */
+/* Takes table_lock for writing, as share_map() does, because a thread that has seen `mapped` may be about to use the arena. */
 static void share_unmap(struct arenas *c, struct arena_other *o)
 {
     pthread_rwlock_wrlock(&c->table_lock);
@@ -137,7 +139,7 @@ static void share_unmap(struct arenas *c, struct arena_other *o)
     o->arena.place.backend->memory_close(o->arena.place.device, &o->arena.memory);
 }
 
-/* The owner has reported a change of its space. */
+/* Handles an announcement: the owner has opened or closed the arena in its space. */
 static void share_begin(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
 {
     const struct arena_peer *p = &c->peer[node];
@@ -183,7 +185,7 @@ static void share_await(struct arenas *c, struct arena_other *o, uint32_t node, 
     else if (base_now_ns() >= o->until)
         share_end(c, o, node, -ETIMEDOUT);
     else if (mapped && atomic_load_explicit(&o->arena.users, memory_order_acquire)) /* pairs with arena_leave() */
-        return;                                                                     /* the former mapping is in use */
+        return;                                                                     /* the old mapping is still in use */
     else if (mapped)
         share_unmap(c, o);
     else if (o->ask)
@@ -199,7 +201,7 @@ static int share_map(struct arenas *c, struct arena_other *o, uint32_t node, uin
     struct gpu_memory memory;
     (void)view_find(c, atomic_load_explicit(&c->peer[node].kind[space], memory_order_relaxed), &place);
     if (!place.backend)
-        return -ENODEV; /* it has been closed meanwhile */
+        return -ENODEV; /* the GPU has been closed meanwhile */
     int rc = place.backend->memory_import(place.device, fd, gift->bytes, &memory);
     if (rc)
         return rc;
@@ -211,7 +213,7 @@ static int share_map(struct arenas *c, struct arena_other *o, uint32_t node, uin
     return 0;
 }
 
-/* Takes a gift, which is for the request with the same secret. */
+/* Maps the memory that an owner has handed over. The request that it answers is the one with the same secret. */
 static void share_take(struct arenas *c, const struct arena_gift *gift, int fd)
 {
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
@@ -225,7 +227,7 @@ static void share_take(struct arenas *c, const struct arena_gift *gift, int fd)
     }
 }
 
-/* Receives what an owner that has connected hands over. */
+/* Receives the memory's descriptor from an owner that has connected. */
 static bool share_receive(struct arenas *c)
 {
     struct arena_gift gift;
@@ -240,7 +242,7 @@ static bool share_receive(struct arenas *c)
     struct pollfd ready = {.fd = c->share_came, .events = POLLIN};
     if (poll(&ready, 1, 0) == 0 && base_now_ns() < c->share_until)
         return false;
-    /* It has arrived completely, or it is not from weft. */
+    /* either the whole message has arrived, or it was not sent by weft */
     int rc = ready.revents ? base_receive_fds(c->share_came, &gift, sizeof gift, &memory, 1, base_deadline(WEFT_MS)) : -ETIMEDOUT;
     close(c->share_came);
     c->share_came = -1;
@@ -263,7 +265,7 @@ static void share_say(struct arenas *c, struct arena_other *o, uint32_t node)
 
 /* --- steps --- */
 
-/* True: there is more to do. */
+/* Handles one arena's changes. True: there is more to do. */
 static bool share_look(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
 {
     share_give(c, o);
@@ -347,19 +349,19 @@ void share_open(struct arenas *c, bool wait)
         (void)fab_wait(c->w, all_looked_at, c, base_deadline(2 * patience(c)));
 }
 
-/* Whether it is mapped by that GPU. From now on no other mapping replaces it: the thread must not unmap it, too, when nobody uses it. */
+/* Whether that GPU maps the arena. After this call the thread does not replace or remove the mapping, even if nobody uses it. */
 static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu_place *place)
 {
     pthread_mutex_lock(&c->share_lock);
     bool held = atomic_load_explicit(&o->mapped, memory_order_relaxed) && !o->lost && o->arena.place.table == place->table;
     o->lost |= held;
     if (held && o->until)
-        share_end(c, o, o->arena.node, -ENODEV); /* share_open() maps it again, if there is another GPU */
+        share_end(c, o, o->arena.node, -ENODEV); /* if another GPU is open, share_open() maps the arena again for it */
     pthread_mutex_unlock(&c->share_lock);
     return held;
 }
 
-/* False: it is in use. */
+/* Removes a mapping that belongs to the GPU. False: the mapping is in use. */
 static bool share_leave(struct arenas *c, struct arena_other *o, const struct gpu_place *place, int64_t deadline)
 {
     if (!share_hold(c, o, place))
@@ -372,7 +374,8 @@ static bool share_leave(struct arenas *c, struct arena_other *o, const struct gp
     o->lost = !unused;
     pthread_mutex_unlock(&c->share_lock);
     if (!unused)
-        base_log(BASE_LOG_WARN, "a GPU is closed while operations on another node's arena are under way: it stays mapped");
+        base_log(BASE_LOG_WARN,
+                 "a GPU is closed while operations on another node's arena are under way: the arena stays mapped until the node is closed");
     return unused;
 }
 
@@ -386,13 +389,13 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
         if (all[i].until)
             share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
     pthread_mutex_unlock(&c->share_lock);
-    /* without the lock: others that wait for a step must not wait for this thread */
+    /* not under the lock, which threads need that wait for a step */
     for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
         free &= share_leave(c, &all[i], place, deadline);
     return free;
 }
 
-/* The way to a node of another host, or one that is reached like such a node. */
+/* How a node is reached that is on another host, or that is reached as if it were. */
 static const char *share_far(const struct arenas *c, uint32_t node, char *why, size_t room)
 {
     const struct fab_transport *t = c->w->links[node].transport;
@@ -413,11 +416,11 @@ static const char *share_far(const struct arenas *c, uint32_t node, char *why, s
     if (direct && first)
         snprintf(why, room, "by its node's RDMA device, but not space %u: %s", first, rdma_reason(rc));
     else if (direct)
-        snprintf(why, room, "its node's RDMA device accesses its GPU's memory");
+        snprintf(why, room, "the RDMA device of its node accesses the GPU's memory");
     else if (t && t->get_into)
         snprintf(why, room, "through the pools: %s", rdma_reason(rc));
     else
-        snprintf(why, room, "through the pools: over %s no device accesses GPUs' memory", t ? t->name : "no transport");
+        snprintf(why, room, "through the pools: with %s, no device can access GPUs' memory", t ? t->name : "no transport");
     return direct ? "rdma" : "staged";
 }
 
@@ -429,13 +432,13 @@ const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room)
     for (uint32_t s = 1; all && s < ARENA_SPACES; s++)
         mapped |= atomic_load_explicit(&all[node * ARENA_SPACES + s].mapped, memory_order_relaxed);
     if (node == c->w->rank)
-        snprintf(why, room, "it is this node's");
+        snprintf(why, room, "the arena belongs to this node");
     else if (mapped)
-        snprintf(why, room, "the same host: its GPU's memory is mapped here");
+        snprintf(why, room, "the same host: the memory of its GPU is mapped here");
     else if (!is_here(c, node))
         return share_far(c, node, why, room);
     else if (!all || rc == -ENODEV || rc == 0)
-        snprintf(why, room, "the same host, but no GPU was open here to map its memory for");
+        snprintf(why, room, "the same host, but this node had no open GPU when the memory could be mapped");
     else if (rc == -EXDEV)
         snprintf(why, room, "the same host, but its GPU is of another kind");
     else

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The GPU versions of the kernels of src/kernel/. One source compiles as CUDA (span_kernels.cu), and as C for the back end `host`
- * (spans.c). A kernel processes one chunk of a span of bytes, and each block writes its part of the result to the host's memory; spans.c
- * puts the parts together.
+ * The GPU versions of the kernels of src/kernel/. The same source compiles as CUDA (span_kernels.cu), and as C for the back end `host`
+ * (spans.c). A launch processes one chunk of a span of bytes. Each block writes its part of the result to the host's memory, and spans.c
+ * combines the parts.
  *
- * A block has SPAN_THREADS threads. A step that all threads take is written in SPAN_EACH, and SPAN_SYNC stands between two steps. So in C a
- * block can run as one loop for each step. Variables that threads share, or keep from one step to the next, are SPAN_SHARED.
+ * A block has SPAN_THREADS threads. A step that all threads take is written in SPAN_EACH, and SPAN_SYNC stands between two steps, so that
+ * in C a block can run as one loop for each step. Variables that threads share, or keep from one step to the next, are SPAN_SHARED.
  */
 #ifndef WEFT_GPU_SPAN_KERNELS_H
 #define WEFT_GPU_SPAN_KERNELS_H
@@ -18,7 +18,7 @@
 #define SPAN_GRAIN       64u        /* bytes that one thread of wc or grep processes */
 #define SPAN_TEXT_MAX    64u        /* bytes of grep's text that the GPU compares; the host compares the rest */
 #define SPAN_BEHIND_MAX  (SPAN_TEXT_MAX - 1)
-#define SPAN_SLACK_BYTES 128u /* how far behind a chunk's end a thread may load */
+#define SPAN_SLACK_BYTES 128u /* how many bytes beyond a chunk's end a thread may load */
 
 #define SPAN_BLOCK_BYTES (SPAN_THREADS * SPAN_GRAIN) /* bytes for one block of wc or grep */
 /* bytes for one block of histogram; its result has 1 KiB, so results add 1/64 to the data that is moved */
@@ -117,7 +117,7 @@ WEFT_DEVICE_CALL struct kernel_wc_piece span_wc_count(const struct span_chunk *c
     return p;
 }
 
-/* A block's parts are joined in two steps: by SPAN_JOINERS threads, each of as many neighbours, then by one. */
+/* A block's parts are joined in two steps: SPAN_JOINERS threads each join as many neighbours, then one thread joins their results. */
 #define SPAN_JOINERS 16u
 
 SPAN_KERNEL(span_wc)
@@ -183,9 +183,9 @@ SPAN_KERNEL(span_histogram)
     }
 }
 
-/* --- xxh64 has four chains of multiplications; in a chain each needs the result of the one before it. So one block hashes a piece, with
-   one thread for each chain. The other threads load the words ahead, and do the half of the work that depends on no chain. Pieces of other
-   lanes are hashed at the same time. --- */
+/* xxh64 has four chains of multiplications; in a chain each multiplication needs the result of the one before. So one block hashes a piece,
+ * with one thread for each chain. The other threads load the data ahead, and compute the half of the work that depends on no chain. Pieces
+ * of other lanes are hashed at the same time. */
 
 #define SPAN_PRIME_1    UINT64_C(0x9E3779B185EBCA87)
 #define SPAN_PRIME_2    UINT64_C(0xC2B2AE3D27D4EB4F)
@@ -194,7 +194,7 @@ SPAN_KERNEL(span_histogram)
 #define SPAN_PRIME_5    UINT64_C(0x27D4EB2F165667C5)
 #define SPAN_TILE_WORDS 2048u
 #define SPAN_CHAINS     4u
-#define SPAN_LOADERS    32u /* threads from this index on load; threads 0 to 31, one warp, compute the chains */
+#define SPAN_LOADERS    32u /* threads from this index on load data; threads 0 to 31, one warp, compute the chains */
 
 WEFT_DEVICE_CALL uint64_t span_turn(uint64_t v, uint32_t by)
 {
@@ -208,7 +208,7 @@ WEFT_DEVICE_CALL uint64_t span_hash_step(uint64_t acc, uint64_t word_times_prime
 
 WEFT_DEVICE_CALL uint64_t span_hash_end(const uint64_t *v, uint64_t total, const uint8_t *rest, uint32_t len)
 {
-    uint64_t h = v[2] + SPAN_PRIME_5; /* no full round has changed it: the seed, which is 0 */
+    uint64_t h = v[2] + SPAN_PRIME_5; /* no full round has changed v[2], so it is still the seed, 0 */
     if (total >= 32) {
         h = span_turn(v[0], 1) + span_turn(v[1], 7) + span_turn(v[2], 12) + span_turn(v[3], 18);
         for (uint32_t i = 0; i < 4; i++)

@@ -17,8 +17,8 @@
 #define RESULT_BYTES (64u << 10)
 /* a buffer in the memory of the pass: a chunk, and the bytes that are read behind it */
 #define LINE_BYTES (SPAN_CHUNK_BYTES + SPAN_SLACK_BYTES)
-#define GPU_WAIT   (30 * WEFT_SECOND) /* a chunk takes microseconds, but other programs may use the GPU, too */
-#define LOOKS      16u                /* looks at the GPU before the thread sleeps between looks */
+#define GPU_WAIT   (30 * WEFT_SECOND) /* the longest wait for a chunk, which takes microseconds: other programs may be using the GPU, too */
+#define LOOKS      16u                /* polls of the GPU before the thread begins to sleep between polls */
 #define NAP        (20 * WEFT_US)
 
 #define PLAY(name)                                             \
@@ -96,7 +96,7 @@ static weft_span span_of(const struct gpu_input *in)
     return (weft_span){in->bytes, (size_t)in->len, in->offset};
 }
 
-/* --- the parts of a chunk's result, put together --- */
+/* --- combining the parts of a chunk's result --- */
 
 static int add_wc(struct gpu_pass *p, const struct gpu_input *in, const struct buffer *b, uint32_t blocks)
 {
@@ -145,7 +145,7 @@ static int end_hash(struct gpu_pass *p, const struct gpu_input *in, weft_out *ou
     return kernel_hash_give(&span, p->sum.hash, out);
 }
 
-/* Lines can be printed only when all bytes are there, so this only records where the text was found. */
+/* Only records where the text was found, because lines can be printed only when all bytes have been read. */
 static int add_grep(struct gpu_pass *p, const struct gpu_input *in, const struct buffer *b, uint32_t blocks)
 {
     (void)in, (void)blocks;
@@ -231,7 +231,7 @@ void gpu_spans_close(struct gpu_spans *s)
 {
     if (!s)
         return;
-    /* A GPU that has failed or hangs does not answer: its memory is freed when the process ends. */
+    /* a GPU that has failed or hangs cannot free its memory: the end of the process frees it */
     bool lives = s->module && !gpu_spans_failed(s);
     for (uint32_t i = 0; i < s->regions && lives; i++)
         s->backend->detach(s->device, s->region[i].memory);
@@ -368,7 +368,7 @@ static const uint8_t *chunk_bytes(struct gpu_pass *p, const struct gpu_input *in
     uint64_t end = b->at + len;
     *rc = 0;
     if (in->read && end > p->got) {
-        /* read() fills the caller's memory if there is some; otherwise memory of the pass. */
+        /* read() writes to the caller's memory if the caller gave some, otherwise to memory of the pass */
         uint8_t *to = bytes ? (uint8_t *)(uintptr_t)in->bytes + p->got : b->line;
         *rc = in->read(in->arg, p->got, to, (size_t)(end - p->got));
         p->got = end;
@@ -424,7 +424,7 @@ static int chunk_wait(struct gpu_pass *p, const struct gpu_input *in, const stru
         if (rc != -EINPROGRESS)
             return pass_failed(p, rc);
         if (gpu_spans_failed(s)) /* another pass has seen the failure */
-            return base_fail(-EIO, "the GPU has failed in another pass, and is not used any more");
+            return base_fail(-EIO, "the GPU has failed in another thread, and is not used any more");
         if (looks < LOOKS)
             continue;
         if (!deadline)
@@ -465,7 +465,7 @@ int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out)
             started += rc == 0;
             continue;
         }
-        /* After an error, wait for the chunks that are under way: they use the buffers. */
+        /* after an error, wait for the chunks under way, which use the buffers */
         b = &p->buffer[ended++ % BUFFERS];
         int end = chunk_wait(p, in, b);
         if (!rc && !end)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests of kernels to queues: submit, claim, renew, complete. A thread of the GPU does them, because it may have to wait for a shard on
- * another host, and the serving thread must not wait. It tries each request once. A kernel that wants to wait asks again, so no block's
- * wait delays another block's submission.
+ * Requests of kernels to queues: submit, claim, renew, complete. A separate thread of the GPU carries them out: a request may have to wait
+ * for a shard on another host, and the serving thread must not wait. The thread tries each request once. A kernel that wants to wait
+ * repeats its request, so the wait of one block does not delay another block's submission.
  *
- * A kernel may change its memory meanwhile, so the memory is copied once. The queue refuses a claim that a kernel has made up. Memory in an
+ * A kernel may change its memory at any time, so the memory is copied once and then checked. The queue refuses a forged claim. Memory in an
  * arena, which the processor may be unable to access, is copied by the GPU.
  */
 #include "gpu/arena.h"
@@ -19,8 +19,8 @@ struct gpu_tasks {
     pthread_mutex_t lock;
     pthread_cond_t more;
     struct gpu_request *first, **last; /* under the lock */
-    _Atomic bool over;                 /* requests that have not begun are not done any more */
-    _Atomic bool some;                 /* there is a first request: read without the lock */
+    _Atomic bool over;                 /* the thread ends: requests that it has not begun are dropped */
+    _Atomic bool some;                 /* the list is not empty: read without the lock */
     pthread_t thread;
 };
 
@@ -35,7 +35,7 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
 
 static void tasks_answer(struct gpu_request *q, int rc)
 {
-    int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: no task is ready, or there is no room, now */
+    int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: no task is ready now, or there is no room now */
     q->value = rc > 0 && q->kind < WEFT_DEVICE_COMPLETE ? (uint64_t)rc : q->value;
     __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* release: pairs with server_look(), which then sees what was written */
 }
@@ -142,7 +142,7 @@ static int tasks_complete(struct weft_node *w, weft_queue *queue, struct gpu_req
     return rc;
 }
 
-/* A home that does not answer costs a while: the rest is left to the next time. */
+/* Renews claims. If a home does not answer, the rest is left to the next request, because each such wait takes time. */
 static int tasks_renew(struct weft_node *w, weft_queue *queue, struct gpu_request *q, uint32_t count)
 {
     weft_lease leases[WEFT_DEVICE_TASKS];
@@ -241,7 +241,7 @@ static int tasks_open(struct gpu_workers *all)
 {
     struct gpu_tasks *t = calloc(1, sizeof *t);
     if (!t)
-        return base_fail(-ENOMEM, "no memory for queues of a GPU");
+        return base_fail(-ENOMEM, "no memory for the table of queues that kernels of a GPU use");
     t->all = all;
     t->last = &t->first;
     pthread_mutex_init(&t->lock, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * GPUs that are on this machine's PCI bus and that no back end offers: they are listed with the reason, and cannot be opened.
+ * Lists GPUs on this machine's PCI bus that no back end can use, with the reason. They cannot be opened.
  */
 #include "gpu/gpu.h"
 #include "gpu/pci.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The open GPUs of this node, and which of them reach which arena. An arena is memory of one GPU. Kernels of another GPU of this process
- * reach it, too, where the back end can give that GPU access, at the same address. Each GPU has a table of the arenas that its kernels
- * reach.
+ * The open GPUs of this node, and which of them can access which arena. An arena is memory of one GPU. Kernels of another GPU of this
+ * process can access the arena too, at the same address, if the back end can give that GPU access. Each GPU has a table of the arenas that
+ * its kernels can access.
  */
 #include "gpu/arena.h"
 
@@ -25,7 +25,7 @@ int view_list(struct arenas *c, struct gpu_place *place)
         c->gpu_ends[i] = false;
     }
     pthread_mutex_unlock(&c->gpus_lock);
-    return i < ARENA_GPUS ? 0 : base_fail(-ENOSPC, "this node has %u GPUs open already", ARENA_GPUS);
+    return i < ARENA_GPUS ? 0 : base_fail(-ENOSPC, "this node has %u GPUs open, the most there can be: close one", ARENA_GPUS);
 }
 
 void view_end(struct arenas *c, const struct gpu_place *place)
@@ -57,7 +57,7 @@ bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out)
     return any;
 }
 
-/* Kernels read the length first (weft_device_ptr()): it is written last, and cleared first. */
+/* Writes the arena into the GPU's table. Kernels read the length first (weft_device_ptr()), so it is written last, and cleared first. */
 static void show(const struct gpu_arena *a, const struct gpu_place *gpu, uint64_t base, uint64_t bytes)
 {
     uint64_t *entry = gpu->table + 2 * ((size_t)a->node * ARENA_SPACES + a->space);
@@ -66,7 +66,7 @@ static void show(const struct gpu_arena *a, const struct gpu_place *gpu, uint64_
     (void)gpu->backend->fill(gpu->device, entry + 1, &bytes, sizeof bytes);
 }
 
-/* Whether kernels of a GPU reach the arena: of the one whose memory it is, and of those that the back end gives access. */
+/* Whether kernels of a GPU can access the arena: kernels of its own GPU can, and those of GPUs to which the back end gives access. */
 static bool allow(const struct gpu_arena *a, const struct gpu_place *gpu)
 {
     const struct gpu_backend *b = gpu->backend;
@@ -76,11 +76,11 @@ static bool allow(const struct gpu_arena *a, const struct gpu_place *gpu)
         return false;
     bool may = b->memory_allow(gpu->device, &a->memory) == 0;
     if (!may)
-        base_error_clear(); /* its kernels make requests instead */
+        base_error_clear(); /* not an error: the GPU's kernels make requests instead */
     return may;
 }
 
-/* Under gpus_lock. */
+/* The caller holds gpus_lock. */
 static void view_add(struct gpu_arena *a, const struct gpu_place *gpu)
 {
     uint64_t bit = UINT64_C(1) << gpu->number;
@@ -125,7 +125,7 @@ const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_
 {
     if (!a || !b)
         return a ? &a->place : &b->place;
-    if (a->place.backend != b->place.backend) /* the processor cannot reach the memory of other GPUs, but they reach its memory */
+    if (a->place.backend != b->place.backend) /* GPUs can access the memory of the back end `host`, whose processor cannot access theirs */
         return a->place.backend == &gpu_host ? &b->place : &a->place;
     return view_reaches(b, &a->place) ? &a->place : view_reaches(a, &b->place) ? &b->place : NULL;
 }

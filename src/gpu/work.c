@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Persistent workers: for each, a thread of the node claims tasks ahead and puts them into a ring, from which blocks take them. Blocks hand
- * over results by requests, which the serving thread passes on.
+ * Persistent workers. For each worker a thread of the node claims tasks ahead and puts them into a ring, from which the blocks take them.
+ * Blocks return results by requests, which the serving thread passes on.
  *
- * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot is filled again when its task is done, in any order. A
- * number whose slot is in use is skipped: a block that draws it does not find it in the slot, and draws the next. So a block that hangs
- * occupies one slot and delays no other. The ring has more slots than tasks are claimed ahead, so few numbers are skipped: a slot is still
- * in use at its next turn only if that many other tasks have overtaken its task.
+ * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be done
+ * in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the slot,
+ * and draws the next. So a block that hangs occupies one slot and delays no other block. The ring has more slots than there are tasks
+ * claimed ahead, so few numbers are skipped: a slot is still in use at its next turn only if that many other tasks were done before its
+ * task.
  *
- * The ring is in the host's memory, where the node can fill it with plain stores, without calls of the driver.
+ * The ring is in the host's memory, so the node fills it with plain stores, without calls of the driver.
  */
 #include "gpu/ring.h"
 
@@ -36,10 +37,10 @@ struct work_task {
     _Atomic uint64_t held; /* number + 1 while no block has done it; the thread that sets it to 0 decides how the task ends */
     uint64_t number;
     bool used;
-    bool taken;    /* a block has taken it, as far as is known */
-    int64_t since; /* since when a block is known to have been able to do it */
+    bool taken;    /* a block is known to have taken the task */
+    int64_t since; /* the time from which on a block could have done the task */
     weft_lease lease;
-    weft_result result; /* written by the serving thread, until `held` is 0 and the slot is in `done` */
+    weft_result result; /* written by the serving thread, until `held` is 0 and the slot is listed in `done` */
 };
 
 struct weft_gpu_worker {
@@ -47,7 +48,7 @@ struct weft_gpu_worker {
     weft_queue *q;
     weft_gpu_worker_config config;
     uint32_t number;
-    bool open; /* under the lock; not on a cache line that the thread writes */
+    bool open; /* under the lock; not on a cache line that the worker's thread writes */
     uint64_t mask;
     struct work_task *tasks;
     uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
@@ -55,7 +56,7 @@ struct weft_gpu_worker {
     _Atomic uint64_t stale; /* how many results were for tasks that had been taken back */
     uint64_t done_head;
     uint64_t next;         /* number of the next task to put into the ring */
-    uint64_t reached;      /* blocks have taken all tasks before this one, as far as is known */
+    uint64_t reached;      /* all tasks before this number are known to be taken by blocks */
     uint32_t used;         /* slots in use */
     int64_t life;          /* when a block last showed activity */
     int64_t upkeep;        /* when the worker's thread last did its upkeep */
@@ -84,8 +85,8 @@ static void work_count(_Atomic uint64_t *n, uint64_t more)
 
 /* --- the ring --- */
 
-/* Blocks that read the slot meanwhile see by `number` that it changed: each store is a release, so a block that reads a new word also reads
-   the 0. */
+/* Puts a task into a slot. A block that reads the slot meanwhile sees by `number` that the slot has changed: each store is a release, so a
+ * block that reads a new word also reads the 0 in `number`. */
 static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
 {
     uint64_t words[8];
@@ -128,7 +129,7 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     weft_result result = {.status = (int32_t)(uint32_t)q->low[2], .result = q->low[1], .result_len = q->high[1]};
     uint64_t held = task + 1;
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
-        return -ESTALE; /* it has just been taken back */
+        return -ESTALE; /* the task has just been taken back */
     t->result = result; /* the slot stays in use until the worker's thread finds it in `done` */
     uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_relaxed);
     k->done[tail & k->mask] = (uint32_t)(task & k->mask);
@@ -191,7 +192,7 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     return (uint32_t)n;
 }
 
-/* Takes a task back from the blocks. False: a block is just handing over its result. */
+/* Takes a task back from the blocks. False: a block is just returning its result. */
 static bool take_back(weft_gpu_worker *k, struct work_task *t)
 {
     uint64_t held = t->number + 1;
@@ -214,7 +215,7 @@ static uint32_t take_back_all(weft_gpu_worker *k)
     return n;
 }
 
-/* Checks whether a block has shown activity. */
+/* Records whether a block has shown activity. */
 static void look_for_life(weft_gpu_worker *k, int64_t now)
 {
     uint64_t sum = atomic_load_explicit(&k->stale, memory_order_relaxed);
@@ -231,8 +232,8 @@ static void look_for_life(weft_gpu_worker *k, int64_t now)
     k->stalled = false;
 }
 
-/* Gives back tasks that no block has done in time. For a task that is not known to be taken, the time starts when a block last showed
-   activity. */
+/* Gives back to the queue the tasks that no block has done in time. If no block is known to have taken a task, its time starts when a block
+ * last showed activity. */
 static void look_at_tasks(weft_gpu_worker *k, int64_t now)
 {
     uint32_t hung = 0, waiting = 0;
@@ -289,7 +290,7 @@ static void work_upkeep(weft_gpu_worker *k, int64_t now)
     }
 }
 
-/* The worker is being closed: whether there is nothing left to wait for. */
+/* For a worker that is being closed: whether nothing is left to wait for. */
 static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
 {
     if (!k->finished)
@@ -299,7 +300,7 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
     uint32_t n = take_back_all(k);
     if (n)
         base_log(BASE_LOG_WARN, "a worker of a GPU is closed: %u tasks that no block has done are given back to the queue", n);
-    while (k->used) /* the serving thread may be handing over the last results just now */
+    while (k->used) /* the serving thread may still be passing on the last results */
         if (!finish(k, now))
             sched_yield();
     return true;
@@ -343,7 +344,7 @@ static int work_check(const weft_gpu_worker_config *config, weft_gpu_worker_conf
     if (c->ahead > AHEAD_MAX || (c->ahead & (c->ahead - 1)))
         return base_fail(-EINVAL, "weft_gpu_worker_config.ahead is %u: it must be a power of two, at most %u", c->ahead, AHEAD_MAX);
     if (c->task_ns < 0 || c->renew_ns < 0)
-        return base_fail(-EINVAL, "weft_gpu_worker_config: a time is negative");
+        return base_fail(-EINVAL, "weft_gpu_worker_config.task_ns or renew_ns is negative: it must be positive, or 0 for the default");
     return 0;
 }
 
@@ -450,7 +451,7 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
     return rc;
 }
 
-/* False: it was closed already. */
+/* Closes the worker. False: it was closed already. */
 static bool work_close(weft_gpu_worker *k)
 {
     pthread_mutex_lock(&k->all->lock);

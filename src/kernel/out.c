@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Passes on a kernel's output.
+ * weft_out_write(): passes what a kernel writes to the code that collects its output.
  */
 #include "kernel/kernel.h"
 

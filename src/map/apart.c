@@ -39,7 +39,7 @@ void map_apart_free(struct map_job *job)
 static struct map_job *serving; /* global, since a signal handler gets no argument from us */
 static _Atomic bool joined;
 
-/* The launcher's signal: a node ended before it had joined, so the joining fails. */
+/* Signal handler: the launcher reports that a node has ended before it joined, so the joining fails. */
 static void on_told(int sig)
 {
     (void)sig;
@@ -108,7 +108,7 @@ int map_apart_start(struct map_job *job)
 {
     struct map_apart *a = job->with = calloc(1, sizeof *a);
     if (!a)
-        return base_fail(-ENOMEM, "no memory for the nodes of the job");
+        return base_fail(-ENOMEM, "no memory for the state of the job's nodes");
     int rc = map_guardian_start(job, (size_t)job->nodes * job->slots);
     if (rc)
         return rc;
@@ -154,8 +154,8 @@ static uint64_t take_tally(struct map_job *job, uint32_t node, bool alive)
     return t.spilled;
 }
 
-/* Give up a node that had no route for WEFT_LIVENESS: its pieces run elsewhere. The node sees no route to the owner either, and ends. Also
- * give up a node that has a route again but never answers what it was asked before. */
+/* Give up a node that had no route for WEFT_LIVENESS: its pieces run elsewhere. The node itself also sees that it has no route to the
+ * owner, and ends. Also give up a node that has a route again but does not answer earlier requests. */
 static void give_up_unreachable(struct map_job *job, map_unsure_fn unsure)
 {
     struct map_apart *a = job->with;

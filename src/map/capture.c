@@ -74,7 +74,7 @@ int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room, bool may
             if (!c->spare)
                 c->spare = malloc(MAP_CHUNK_BYTES);
             if (!c->spare)
-                return base_fail(-ENOMEM, "no memory for output");
+                return base_fail(-ENOMEM, "no memory for the output of a piece: raise --memory");
             c->chunk = c->spare;
         }
         c->used = 0;

@@ -43,7 +43,7 @@ int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t leng
     struct stat st;
     *m = (struct map_mapped){.page = (size_t)sysconf(_SC_PAGESIZE)};
     if (fstat(fd, &st))
-        return base_fail(-errno, "cannot get the size of the input: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot get the size of an input file: %s", base_strerror(errno));
     if (S_ISREG(st.st_mode) && (offset > (uint64_t)st.st_size || length > (uint64_t)st.st_size - offset))
         return base_fail(-ENODATA, "the input ends before the end of the piece: it was truncated during the job");
     pthread_once(&handled, mapped_handle);
@@ -55,7 +55,7 @@ int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t leng
     m->len = length + front;
     m->start = mmap(NULL, m->len, PROT_READ, MAP_PRIVATE, fd, (off_t)(offset - front));
     if (m->start == MAP_FAILED)
-        return base_fail(-errno, "cannot map the piece: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot map a piece of an input file: %s", base_strerror(errno));
     madvise(m->start, m->len, MADV_SEQUENTIAL);
     m->bytes = (const uint8_t *)m->start + front;
     mine = m;

@@ -20,7 +20,7 @@ int map_board_create(struct map_job *job, size_t lines)
     job->board_bytes = sizeof *job->board + lines * sizeof(struct map_line);
     void *p = mmap(NULL, job->board_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "no memory for %zu slots", lines);
+        return base_fail(-errno, "no memory for the shared state of %zu slots: use fewer (--slots)", lines);
     job->board = p;
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serializes and parses the order. It is a head, then zero-terminated strings: the kernel, with its file and the GPU if it has them, or the
- * words of the command; then the names of the inputs.
+ * Serializes and parses the order: a head, followed by zero-terminated strings. These are the kernel (and its file, and the GPU, if there
+ * are any) or the words of the command, and then the names of the inputs.
  */
 #include "map/order.h"
 

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define GPU_SLOTS    3u                    /* at least: while the GPU works for one, others read */
+#define GPU_SLOTS    3u /* the smallest default of --slots with a GPU: while the GPU works for one slot, the others read */
 #define KERNEL_BLOCK (UINT64_C(256) << 20) /* a kernel may run for long on a larger piece, so claims get a longer lease */
 
 /* Whether a file is empty. It must be read, since stat() reports the size 0 for files of /proc as well. */

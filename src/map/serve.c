@@ -29,7 +29,7 @@ static int serve_make(struct map_job *job)
 {
     struct following *f = job->following = calloc(1, sizeof *f);
     if (!f)
-        return base_fail(-ENOMEM, "no memory for the job");
+        return base_fail(-ENOMEM, "no memory for the state of the job");
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->ordered, NULL);
     pthread_mutex_init(&job->telling.lock, NULL);
@@ -116,7 +116,7 @@ static int get_order(struct map_job *job)
     uint64_t at = f->order_at[0], len = f->order_at[1];
     pthread_mutex_unlock(&f->lock);
     if (!len)
-        return base_fail(-ETIMEDOUT, "node 0 has not sent the description of the job");
+        return base_fail(-ETIMEDOUT, "node 0 has not sent the description of the job in time: is its process stopped?");
     if (len > MAP_ORDER_MAX)
         return base_fail(
             -EPROTO,

@@ -63,7 +63,7 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
 {
     const char *name = argv[0];
     if (!name)
-        return base_fail(-ENOENT, "there is no command");
+        return base_fail(-ENOENT, "the command is empty: name a program after --");
     c->argv = argv;
     for (int i = 0; argv[i] && !literal; i++)
         if (strstr(argv[i], "{#}") || strstr(argv[i], "{file}") || strstr(argv[i], "{offset}") || strstr(argv[i], "{length}") ||

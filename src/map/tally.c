@@ -11,7 +11,7 @@ void map_tally_tell(struct map_job *job)
     struct map_telling *t = &job->telling;
     pthread_mutex_lock(&t->lock);
     if (t->sent)
-        weft_wait(job->w, &t->op, WEFT_TIMEOUT_DEFAULT); /* the earlier put; usually complete already */
+        weft_wait(job->w, &t->op, WEFT_TIMEOUT_DEFAULT); /* wait for the previous put, which is usually complete already */
     struct map_tally now = {0};
     for (uint32_t i = 0; i < job->slots; i++) {
         const struct map_line *line = map_line(job, job->rank, i);

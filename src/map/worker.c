@@ -395,12 +395,12 @@ static int start_slot(struct map_job *job)
     int rc = -ENOMEM;
     if (map_is_apart(job) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
                               weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
-        base_fail(rc, "no memory in the pool for slot %u", i);
+        base_fail(rc, "no memory in the pool for the buffers of slot %u: raise --memory, or use fewer slots (--slots)", i);
         goto fail;
     }
     slot->errors.bytes = malloc(2 * MAP_STDERR_BYTES + 64);
     if (!slot->errors.bytes) {
-        base_fail(rc, "no memory for slot %u", i);
+        base_fail(rc, "no memory for the state of slot %u: use fewer slots (--slots)", i);
         goto fail;
     }
     slot->text = slot->errors.bytes + MAP_STDERR_BYTES;
@@ -425,7 +425,7 @@ int map_slots_start(struct map_job *job)
         return rc;
     job->slot = calloc(job->slots, sizeof *job->slot);
     if (!job->slot)
-        return base_fail(-ENOMEM, "no memory for %u slots", job->slots);
+        return base_fail(-ENOMEM, "no memory for the state of %u slots: use fewer (--slots)", job->slots);
     pthread_mutex_init(&job->turn_lock, NULL);
     pthread_cond_init(&job->turn, NULL);
     pthread_mutex_lock(&job->turn_lock);

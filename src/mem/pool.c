@@ -105,7 +105,7 @@ static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
     static _Atomic uint64_t next_id = 1;
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p) {
-        base_fail(-ENOMEM, "no memory for the record of the pool");
+        base_fail(-ENOMEM, "no memory for the allocator's records of the pool");
         return NULL;
     }
     memset(p, 0, sizeof *p);

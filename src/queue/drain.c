@@ -72,8 +72,7 @@ static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct foun
     return submitted == completed;
 }
 
-/* One look at the counters of the nodes that are alive; true if all work is complete. `*same`: nothing has changed since the previous look.
- */
+/* Read the counters of all living nodes once. True: all work is complete. `*same`: nothing has changed since the previous time. */
 static bool drain_look(struct drain *d, bool *same)
 {
     *same = true;
@@ -110,8 +109,8 @@ static bool drained(struct drain *d)
     }
     if (!d->asked || !same) {
         d->asked = true;
-        d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) +
-                 1; /* the question's number is chosen after the look at the counters, so an answer to an older question does not count */
+        /* the number of the question is chosen after the counters were read, so that an answer to an older question does not count */
+        d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1;
         d->ask_at = 0;
     }
     /* Ask a node again if its answer is out of date: a node that announced its shard may have closed the queue before the next look, and a
@@ -164,7 +163,8 @@ static int drain_later(struct drain *d, int64_t timeout_ns)
     struct weft_queue *q = d->q;
     struct fab_patience p;
     bool once = timeout_ns == 0;
-    /* Even with time-out 0, wait long enough for the answers of nodes that were asked: nothing else tells what they have submitted. */
+    /* Even with time-out 0, wait long enough for the answers of nodes that were asked: without them it is unknown what these nodes have
+     * submitted. */
     fab_patience_begin(&p, q->w, FAB_LAST, once && d->asked ? QUEUE_LOOK_NS : timeout_ns);
     for (;;) {
         int over = once && !d->asked ? -ETIMEDOUT : queue_check(q, &p);
@@ -190,7 +190,7 @@ int weft_drain(weft_queue *q, int64_t timeout_ns)
         return queue_refuse_closed(q);
     struct drain d = {.q = q, .found = calloc(q->w->room, sizeof *d.found)};
     if (!d.found)
-        return base_fail(-ENOMEM, "queue '%s': no memory to look at %u nodes", q->name, q->w->size);
+        return base_fail(-ENOMEM, "queue '%s': no memory for the counters of %u nodes", q->name, q->w->size);
     int rc = 0;
     if (!drained(&d)) {
         rc = queue_begin_wait(q);

@@ -381,8 +381,8 @@ int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return 0;
 }
 
-/* Home: make claimers look at a slot again, by raising tail past the slot's next position. Claimers look at the last `slots` positions
- * below tail, and have passed none above it. */
+/* Home: make claimers check a slot again, by raising `tail` past the slot's next position. Claimers check the last `slots` positions below
+ * `tail`, and never go above `tail`. */
 static void show(const struct slot_shard *s, uint32_t slot)
 {
     uint64_t tail;

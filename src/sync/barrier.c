@@ -103,8 +103,8 @@ static bool has_signalled(const struct signal_wait *b)
            (int32_t)((uint32_t)v - b->generation) >= 0; /* the sender may be one generation ahead, and the number may wrap */
 }
 
-/* Will the sender send no more signal in this barrier? If so, the caller must look at the signal once more: it may have been sent just
- * before. */
+/* Whether the sender sends no more signals in this barrier. If so, the caller must check the signal once more, because it may have been
+ * sent just before. */
 static bool barrier_has_ended(const struct signal_wait *b)
 {
     uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);

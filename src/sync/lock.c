@@ -115,7 +115,7 @@ static int lock_begin(struct weft_node *w, struct sync *s, uint64_t word, struct
     }
     base_spin_unlock(&s->lock_lock);
     *out = c;
-    return c ? 0 : base_fail(-ENOMEM, "lock %#llx: no memory for a claim", (unsigned long long)word);
+    return c ? 0 : base_fail(-ENOMEM, "lock %#llx: no memory for this node's request", (unsigned long long)word);
 }
 
 static void become_held(struct lock_claim *c)

@@ -9,7 +9,7 @@
 #include "weft/sync.h"
 
 /* --- sync's system words, in every pool --- */
-/* A cache line for each node of the cluster: the barrier's words. */
+/* The words of the barrier in a node's pool: one cache line for each node of the cluster. */
 static inline uint64_t sync_barrier_offset(uint32_t from)
 {
     return FAB_NULL_BYTES + (uint64_t)from * BASE_CACHE_LINE;

@@ -358,7 +358,7 @@ int verbs_device_use(struct verbs_device *d)
                          "%s: no protection domain: errno %d (%s). It has %u; a process that was killed, or failed half "
                          "way, keeps one until the machine restarts",
                          d->name, raw, base_strerror(rc), d->traits.pds);
-    return base_fail(rc, "%s: no protection domain: errno %d (%s)", d->name, raw, base_strerror(rc));
+    return base_fail(rc, "%s: cannot allocate a protection domain: errno %d (%s)", d->name, raw, base_strerror(rc));
 }
 
 void verbs_device_close(struct verbs_device *d)

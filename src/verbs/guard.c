@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The program's side of the life of a guard (guard_serve.c): finding, starting and ending it. Memory that is registered must be mapped by
- * the guard as well (verbs_guard_share()). When the guard is gone its ports are down, and everything else fails or does nothing.
+ * The program's side of a guard (guard_serve.c): finds, starts and ends it. Memory that is to be registered must first be mapped by the
+ * guard, too (verbs_guard_share()). When the guard has died, all ports are reported as down, calls that create fail, and calls that destroy
+ * succeed.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -38,10 +39,11 @@ static int start_guard(const char *command, const char *at, int socket)
     if (rc && step == BASE_STEP_PROGRAM)
         return base_fail(rc, "cannot start the guard: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
                          base_strerror(rc), command);
-    return rc ? base_fail(rc, "starting the guard: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the guard of RDMA devices: %s", base_strerror(rc)) : 0;
 }
 
-/* Receives the guard's greeting. Returns -EEXIST if another guard has the socket already, and -ECONNRESET if the guard was about to end. */
+/* Receives the guard's greeting. Returns -EEXIST if another guard already uses the socket, and -ECONNRESET if the guard was about to
+ * end. */
 static int greet(struct verbs_guard *g, const char *command)
 {
     struct guard_greeting hello;
@@ -71,7 +73,7 @@ static int greet(struct verbs_guard *g, const char *command)
     if (!rc) {
         void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
         if (p == MAP_FAILED)
-            rc = base_fail(-errno, "mapping the guard's memory: %s", base_strerror(errno));
+            rc = base_fail(-errno, "cannot map the memory of the guard: %s", base_strerror(errno));
         else
             g->page = p;
     }
@@ -108,7 +110,7 @@ static int start_and_greet(struct verbs_guard *g, const char *command, const cha
 {
     int ends[2] = {-1, -1}, rc = base_socketpair(ends);
     if (rc)
-        return base_fail(rc, "no socket for the guard: %s", base_strerror(rc));
+        return base_fail(rc, "cannot create a socket to the guard: %s", base_strerror(rc));
     g->fd = ends[0];
     rc = start_guard(command, path, ends[1]);
     close(ends[1]);
@@ -128,7 +130,8 @@ static int call_guard(const char *path)
         return -ENOTSOCK;
     memcpy(at.sun_path, path, strlen(path) + 1);
 #if defined(SOCK_CLOEXEC)
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* at once: another thread may start a program at any time */
+    /* with SOCK_CLOEXEC from the start: another thread may start a program at any time */
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 #else
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
 #endif
@@ -153,8 +156,7 @@ static void hang_up(struct verbs_guard *g)
     g->fd = g->bell = -1;
 }
 
-/* Connects to the guard at this path, or starts it. It may end, or another process may start it, at the same time: then this tries again.
- */
+/* Connects to the guard at this path, or starts a guard. Tries again if the guard ends, or another process starts one, at the same time. */
 static int join_guard(struct verbs_guard *g, const char *command, const char *path)
 {
     if (path[0] != '/')
@@ -169,7 +171,7 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
         else if (rc != -ENOENT && rc != -ECONNREFUSED)
             return base_fail(rc, "WEFT_GUARD_SOCKET='%s': %s", path,
                              rc == -EPERM      ? "another user listens there"
-                             : rc == -ENOTSOCK ? "a file that is no socket has this name: give another one"
+                             : rc == -ENOTSOCK ? "the file is not a socket: set WEFT_GUARD_SOCKET to another path"
                                                : base_strerror(rc));
         else if (!command[0])
             return base_fail(rc, "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one",
@@ -191,7 +193,7 @@ int verbs_guard_start(struct verbs_guard **out, const char *command, const char 
 {
     struct verbs_guard *g = calloc(1, sizeof *g);
     if (!g)
-        return base_fail(-ENOMEM, "no memory for a guard");
+        return base_fail(-ENOMEM, "no memory for the connection to the guard of RDMA devices");
     pthread_mutex_init(&g->lock, NULL);
     g->fd = g->bell = g->quiet[0] = g->quiet[1] = -1;
     int rc = guard_fill_verbs(g);
@@ -226,7 +228,7 @@ void verbs_guard_end(struct verbs_guard *g)
     char byte;
     if (!g)
         return;
-    /* Wait until the guard process has ended: then it uses nothing of the devices any more. */
+    /* wait until the guard process has ended and released the devices */
     if (g->fd >= 0) {
         shutdown(g->fd, SHUT_WR);
         while (!atomic_load_explicit(&g->gone, memory_order_relaxed) &&

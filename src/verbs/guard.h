@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a guard (guard_serve.h) and a program that it guards (guard_ask.h) send to each other. Both are weft on one host. Calls about
- * objects go over a Unix socket, one at a time, each answered. Requests and completions go through rings in memory that both have mapped,
- * with one writer each. Either side may be killed at any point, and neither believes what the other can write.
+ * What a guard (guard_serve.h) and a program that it guards (guard_ask.h) send to each other. Both are processes of weft on one host. Calls
+ * about objects go over a Unix socket, one at a time, and each is answered. Requests and completions go through rings in memory that both
+ * have mapped; each word of a ring has one writer. Either process may be killed at any point, and each checks everything that the other
+ * can write.
  */
 #ifndef WEFT_VERBS_GUARD_H
 #define WEFT_VERBS_GUARD_H
@@ -14,10 +15,10 @@
 #define GUARD_NONE     UINT32_MAX           /* an object number that names no object */
 #define GUARD_CONTEXTS VERBS_DEVICES_MAX
 #define GUARD_PORTS    32u /* ports of a device whose states are in the shared page */
-#define GUARD_FD       0   /* the descriptor at which a guard finds the socket to the program that has started it */
+#define GUARD_FD       0   /* the descriptor of a new guard that is its socket to the program that started it */
 
 enum guard_verb {
-    GUARD_HELLO = 1, /* the answer carries descriptors: the shared page, the bell */
+    GUARD_HELLO = 1, /* the answer carries two descriptors: the shared page, and the bell, with which the program wakes the guard */
     GUARD_SHARE,     /* carries a descriptor; a: address of the memory in the program, b: bytes */
     GUARD_LIST,      /* object: index */
     GUARD_OPEN,      /* object: index */
@@ -39,7 +40,7 @@ enum guard_verb {
     GUARD_QUERY_QP,  /* a: mask */
     GUARD_MODIFY_QP, /* a: mask */
     GUARD_DESTROY_QP,
-    GUARD_HOLDERS, /* object: context; the answer's text says which process has how many of the device's objects */
+    GUARD_HOLDERS, /* object: context; the answer's text lists the processes and how many of the device's objects each has */
 };
 
 struct guard_call {
@@ -47,14 +48,14 @@ struct guard_call {
     uint64_t a, b, c;
     union {
         struct ibv_qp_attr attr;
-        struct ibv_qp_init_attr init; /* the pointers in it have no meaning in the other process */
+        struct ibv_qp_init_attr init; /* the pointers in it are meaningless in the other process */
     };
 };
 
 struct guard_answer {
     int32_t result;  /* 0, or the verb's errno */
-    uint32_t object; /* the object that the call has made */
-    uint32_t number; /* the number of the queue pair that the call has made */
+    uint32_t object; /* number of the object that the call has created */
+    uint32_t number; /* number of the queue pair that the call has created */
     uint64_t a, b;
     union {
         struct {
@@ -75,13 +76,13 @@ struct guard_answer {
     };
 };
 
-/* What the guard sends first. If the guard could not be started, an errno stands in place of the magic number, and nothing follows. */
+/* The guard's first message. If the guard could not be started, the magic number is replaced by an errno, and nothing follows. */
 struct guard_greeting {
     uint32_t magic, call_bytes, answer_bytes, completion_bytes;
 };
 
 struct guard_page {
-    _Atomic uint32_t sleeping;           /* The guard sets it before it sleeps. A program that sees it clears it and rings the bell. */
+    _Atomic uint32_t sleeping;           /* The guard sets it before it sleeps. A program that reads 1 clears it and rings the bell. */
     _Atomic uint32_t up[GUARD_CONTEXTS]; /* bit i: port i + 1 is up; written by the guard */
 };
 
@@ -89,7 +90,7 @@ struct guard_page {
 struct guard_ring {
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t in;
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t out;
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* of a completion ring: the program wants an event for the next completion */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* in a ring of completions: the program wants an event for the next completion */
 };
 
 struct guard_request {

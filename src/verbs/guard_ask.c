@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls to a guard: each is sent and answered before the next. A guard that is gone or does not answer is given up for good.
+ * Calls to a guard: each is sent and answered before the next one. A guard that has ended or does not answer in time is not used again.
  */
 #include <poll.h>
 #include <unistd.h>
@@ -16,8 +16,8 @@ void guard_lost(struct verbs_guard *g, const char *why)
                  "the guard that owns this node's RDMA devices is gone: %s; its cables stay unusable until the node is restarted", why);
 }
 
-/* How long to wait for the guard's answer. After that the guard is given up for good: a late answer would be taken for the answer to the
-   next call. Calls that only destroy an object wait less, because the guard executes them even if nobody waits. */
+/* How long to wait for the guard's answer. After that the guard is not used again: its late answer could be taken for the answer to the
+ * next call. For calls that only destroy an object the wait is shorter, because the guard executes them even if nobody waits. */
 static int64_t patience(uint32_t verb)
 {
     switch (verb) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The program's side of a guard (guard.h): what its three files share. guard.c starts and ends one, guard_ask.c makes calls, guard_verbs.c
- * is the table of verbs.
+ * The program's side of a guard (guard.h): the interface between guard.c, which starts and ends a guard, guard_ask.c, which makes calls,
+ * and guard_verbs.c, the table of verbs.
  */
 #ifndef WEFT_VERBS_GUARD_ASK_H
 #define WEFT_VERBS_GUARD_ASK_H
@@ -23,7 +23,7 @@ struct guard_device {
 struct verbs_guard {
     struct verbs_library lib;
     pthread_mutex_t lock;   /* one call at a time */
-    int fd, bell, quiet[2]; /* quiet: descriptors that never become readable */
+    int fd, bell, quiet[2]; /* quiet: descriptors that never become readable, used after the guard has died */
     _Atomic bool gone;
     _Atomic int64_t looked_at;
     struct guard_page *page;
@@ -33,8 +33,8 @@ struct verbs_guard {
 };
 
 /* --- guard_ask.c --- */
-/* Makes a call to the guard. Returns 0 or an errno, which is also stored in errno. `fd` (may be NULL): the descriptor to send if `gives`,
-   else the place for one that the answer carries. */
+/* Makes a call to the guard. Returns 0 or an errno, which is also stored in errno. `fd` (may be NULL): if `gives`, the descriptor to send;
+ * otherwise it receives the descriptor that the answer carries. */
 int guard_ask(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, bool gives);
 bool guard_lives(struct verbs_guard *g);                 /* checks at most every few milliseconds */
 void guard_lost(struct verbs_guard *g, const char *why); /* records that the guard has died; reports the reason once */

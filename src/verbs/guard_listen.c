@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * The guard's process. A guard of one program, whose socket is descriptor 0, serves that program and ends with it. A guard of several
- * (WEFT_GUARD_SOCKET) also listens on a Unix socket of mode 0600, and gives each program that connects a thread of its own. So the programs
- * of a host, and the standing node that has usually started the guard, use one cable at once: the device is opened once for all of them
- * (guard_shared.c), and what a killed program has left is freed by its thread.
+ * programs (WEFT_GUARD_SOCKET) also listens on a Unix socket of mode 0600, and starts a thread for each program that connects. So the
+ * programs of a host, and the standing node that usually has started the guard, use one cable at the same time: the device is opened once
+ * for all of them (guard_shared.c). When a program is killed, its thread frees what it has left.
  *
- * The guard ends when its last program has. A lock, a file beside the socket, lets only one guard at a time have the socket; who was about
- * to connect to a guard that ends starts the next one (guard.c).
+ * The guard ends when its last program has ended. A lock on a file beside the socket ensures that only one guard at a time uses the socket.
+ * A program that was about to connect to a guard that ends starts a new one (guard.c).
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -28,7 +28,7 @@
 struct house { /* a guard of several programs */
     struct guard_shared shared;
     const char *path;
-    int listener, wake[2]; /* wake: a byte when a program has ended */
+    int listener, wake[2]; /* wake: a pipe into which a byte is written when a program has ended */
 };
 struct guest {
     struct guard g;
@@ -54,7 +54,7 @@ static uint32_t programs(struct house *h)
     return count;
 }
 
-/* Takes the socket of a program over. */
+/* Start to serve the program that is connected at `fd`. */
 static void admit(struct house *h, int fd)
 {
     struct guest *one = calloc(1, sizeof *one);
@@ -82,7 +82,7 @@ static void admit(struct house *h, int fd)
     }
 }
 
-/* Makes this process the guard at this path. -EEXIST: another process is. */
+/* Make this process the guard at this path. -EEXIST: another process is the guard there. */
 static int open_house(struct house *h)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -90,7 +90,7 @@ static int open_house(struct house *h)
     if (h->path[0] != '/' || strlen(h->path) >= sizeof at.sun_path)
         return -EINVAL;
     struct stat old;
-    if (stat(h->path, &old) == 0 && !S_ISSOCK(old.st_mode)) /* somebody's file, which must not be removed below */
+    if (stat(h->path, &old) == 0 && !S_ISSOCK(old.st_mode)) /* this file is not the guard's, and must not be removed below */
         return -ENOTSOCK;
     memcpy(at.sun_path, h->path, strlen(h->path) + 1);
     snprintf(beside, sizeof beside, "%s.lock", h->path);
@@ -102,13 +102,13 @@ static int open_house(struct house *h)
     snprintf(beside, sizeof beside, "%s.log", h->path);
     int log = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (log >= 0)
-        dup2(log, STDERR_FILENO); /* the descriptor of the program that has started this process is for that program */
+        dup2(log, STDERR_FILENO); /* the standard error of the program that has started this process is not for messages of the guard */
     if (log >= 0)
         close(log);
     int rc = chdir("/") ? -errno : base_pipe(h->wake, O_NONBLOCK);
     if (rc)
         return rc;
-    unlink(h->path); /* of a guard that was killed */
+    unlink(h->path); /* left by a guard that was killed */
     h->listener = socket(AF_UNIX, SOCK_STREAM, 0);
     if (h->listener < 0 || bind(h->listener, (struct sockaddr *)&at, sizeof at) || chmod(h->path, 0600) || listen(h->listener, 64))
         return -errno;
@@ -128,13 +128,13 @@ static void keep_house(struct house *h)
         int fd = p[0].revents ? accept(h->listener, NULL, NULL) : -1;
         if (fd >= 0) {
             fcntl(fd, F_SETFD, FD_CLOEXEC);
-            fcntl(fd, F_SETFL, 0); /* macOS passes on the listener's flags */
+            fcntl(fd, F_SETFL, 0); /* on macOS the new socket has the listener's flags */
             admit(h, fd);
         } else if (p[0].revents && (errno == EMFILE || errno == ENFILE)) {
             base_sleep_ns(10 * WEFT_MS);
         }
     }
-    unlink(h->path); /* connections that nobody has accepted are closed with the listener, and their programs start another guard */
+    unlink(h->path); /* connections that were not accepted yet are closed with the listener; their programs start another guard */
 }
 
 int verbs_guard_serve(const char *socket)
@@ -143,13 +143,13 @@ int verbs_guard_serve(const char *socket)
     static struct house h = {.listener = -1, .wake = {-1, -1}};
     static struct guard alone = {.fd = GUARD_FD};
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
-        signal(ignored[i], SIG_IGN); /* the program is asked to end by these; the guard ends after the program */
+        signal(ignored[i], SIG_IGN); /* these signals ask the program to end; the guard ends after the program */
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     base_name_process("weft-guard");
     base_log_name("guard");
-    pthread_mutex_init(&h.shared.lock, NULL);
+    guard_shared_init(&h.shared);
     h.path = socket;
     int rc = verbs_load(&h.shared.lib);
     if (!rc && socket)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Moves requests from the program's rings to the devices, and completions from the devices into the program's rings. A ring may have any
- * content: it is read once and checked.
+ * Moves requests from the program's rings to the devices, and completions from the devices into the program's rings. A program can write
+ * anything into a ring, so each entry is read once and checked.
  */
 #include <string.h>
 #include <unistd.h>
 
 #include "verbs/guard_serve.h"
 
-/* Before a send, ports are queried if the last query is older than this; before a post of receives always (tb/cable.c says why). */
+/* before a send, the ports are queried if the last query is older than this; before a receive is posted, always (tb/cable.c says why) */
 #define LOOK_POST (WEFT_MS / 20)
 #define BATCH     32u
 
@@ -23,8 +23,8 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
         if (c->watched >> i & 1 && g->lib->query_port(c->real, (uint8_t)(i + 1), &attr) == 0 && attr.state == IBV_PORT_ACTIVE)
             up |= 1u << i;
     }
-    /* After a port went down, the guard only destroys its queue pairs: memory that the provider uses for them may be gone with the cable.
-       Until they are destroyed the program is told that the port is down, even if it is up again, so that it cannot miss the change. */
+    /* After a port went down, the guard only destroys its queue pairs: memory that the provider uses for them may have been freed with the
+     * cable. Until they are destroyed, the program sees the port as down even if it is up again, so it cannot miss the change. */
     for (uint32_t i = 0; was & ~up && i < g->table[PAIR].top; i++) {
         struct pair *p = guard_find(g, PAIR, i);
         if (p && p->context == c && !p->dead) {
@@ -109,7 +109,7 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
         }
         if (err == ENOMEM)
             break; /* the device's work queue is full: try again after one of its requests has completed */
-        if (err) { /* the program's post has returned already: report this failure by a completion */
+        if (err) { /* the program's post has returned already, so the failure is reported by a completion */
             if (room(g, p->cq[which]) == 0)
                 break;
             put_completion(p->cq[which],

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The objects that a guard holds for its program, in tables, and the calls about them. The program may send anything, so numbers of objects
- * and ranges are checked before use. Each call fills its answer; the result is that of a verb, 0 or an errno.
+ * The objects that a guard holds for its program, in tables, and the calls about them. The program may send anything, so the numbers of
+ * objects and all ranges are checked before use. Each call fills in its answer; its result is that of the verb, 0 or an errno.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 #define ENTRIES_MAX (1u << 20) /* the largest ring */
 #define TABLE_MAX   (1u << 17)
-/* Descriptors and mappings are the guard's, so that a program that makes too many of these would take them from the others. */
+/* limits for one program, because descriptors and mappings are the guard's own and all programs share them */
 #define CHANNELS_MAX 256u
 #define SHARES_MAX   64u
 
@@ -97,7 +97,7 @@ static uint32_t power_of_two(uint32_t n)
 
 static void count_object(_Atomic uint32_t *count, int by)
 {
-    atomic_fetch_add_explicit(count, (uint32_t)by, memory_order_relaxed); /* only shown */
+    atomic_fetch_add_explicit(count, (uint32_t)by, memory_order_relaxed); /* relaxed: the counts are only displayed */
 }
 
 static int objects_failed(void)
@@ -132,7 +132,7 @@ static int list(struct guard *g, const struct guard_call *c, struct guard_answer
     int rc = guard_shared_list(g->shared);
     if (rc)
         return rc;
-    a->a = (uint64_t)s->listed; /* the list stays as it is from now on */
+    a->a = (uint64_t)s->listed; /* from now on the list does not change */
     if (c->object < (uint32_t)s->listed) {
         struct ibv_device *d = s->list[c->object];
         snprintf(a->device.name, sizeof a->device.name, "%s", g->lib->get_device_name(d));
@@ -271,8 +271,8 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     p->real = g->lib->create_qp(d->real, &init);
     int error = p->real ? 0 : objects_failed();
     if (!error) {
-        /* A device may have granted more entries than it says here, and say so only to a later query. The ring has room for twice as many,
-           so that it is never the ring that is full. */
+        /* A device may have granted more entries than it reports here, and report them only in a later query. The ring gets twice as many,
+         * so that it is never full before the device's queue. */
         p->q[0].count = power_of_two(2 * init.cap.max_send_wr + 2);
         p->q[1].count = power_of_two(2 * init.cap.max_recv_wr + 2);
         error = -make_queues(p->q, 2, sizeof(struct guard_request), fd);
@@ -296,7 +296,7 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     return 0;
 }
 
-/* Whether another object still uses this one: then it must not be destroyed. */
+/* Whether another object still uses this one, so that it must not be destroyed. */
 static bool used(const struct guard *g, const void *one)
 {
     for (uint32_t i = 0; i < g->table[PAIR].top; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The guard: a process that owns RDMA devices for programs, so that everything is freed in order even if a program is killed. This file
- * serves one program, on one thread: it has the program's pool mapped, executes the program's calls and the requests in its rings, and ends
- * with the program. See guard.h; docs/thunderbolt-guard.md says what this does not help against.
+ * serves one program, on one thread. The guard has the program's pool mapped, executes the program's calls and the requests in its rings,
+ * and frees everything when the program ends. See guard.h; docs/thunderbolt-guard.md says which failures this cannot prevent.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -52,7 +52,8 @@ static bool serve_one(struct guard *g, bool *some)
 
 /* --- one program --- */
 
-/* Destroys everything in the order that devices require: queue pairs, regions, completion queues, channels, domains, contexts. */
+/* Destroys all objects of the program in the order that devices require: queue pairs, regions, completion queues, channels, domains,
+ * contexts. */
 static void guard_give_back(struct guard *g)
 {
     static const enum kind order[] = {PAIR, REGION, COMPLETIONS, CHANNEL, DOMAIN, CONTEXT};
@@ -64,15 +65,16 @@ static void guard_give_back(struct guard *g)
             n += one && order[k] != CONTEXT;
             domains += one && order[k] == DOMAIN;
             if (err)
-                base_log(BASE_LOG_WARN, "an object of an RDMA device cannot be freed: %s", base_strerror(err));
+                base_log(BASE_LOG_WARN, "an object of an RDMA device, which an ended program has left, cannot be freed: %s",
+                         base_strerror(err));
         }
     if (n)
         base_log(BASE_LOG_INFO, "the program ended without freeing its RDMA devices: the guard did it (%u domains, %u objects)", domains,
                  n);
 }
 
-/* Sleeps until a device or the program has work for the guard. Work that arrived before both were asked to wake the guard wakes nobody, so
-   the guard looks once more before it sleeps. */
+/* Sleeps until a device or the program has work for the guard. Before it sleeps, the guard checks for work once more: work that arrived
+ * before it asked to be woken does not wake it. */
 static void nap(struct guard *g)
 {
     struct pollfd fds[3 + 64] = {
@@ -143,7 +145,7 @@ static void guard_run(struct guard *g)
     }
 }
 
-/* The name of a process, as " (NAME)"; "" where the system does not tell it. */
+/* Finds the name of a process, as " (NAME)"; "" if the system does not tell it. */
 static void name_program(struct guard *g)
 {
     char path[64], name[32] = "";
@@ -181,7 +183,7 @@ static int guard_start(struct guard *g)
     if (g->bell[1] >= 0)
         close(g->bell[1]);
     close(page);
-    /* The end of our socket does not always tell that the program has ended: if it has forked, its child keeps the socket open. */
+    /* A closed socket is not the only sign that the program has ended: a forked child of the program may keep the socket open. */
     pthread_mutex_lock(&g->shared->lock); /* other programs' threads read these in messages */
     bool known = base_peer_identity(g->fd, &uid, &g->pid) == 0 && g->pid > 0;
     if (known)
@@ -191,7 +193,7 @@ static int guard_start(struct guard *g)
     return rc;
 }
 
-/* Frees what the guard has for a program beside the objects of devices. */
+/* Frees what the guard has for a program, other than objects of devices. */
 static void guard_forget(struct guard *g)
 {
     for (uint32_t i = 0; i < g->table[SHARE].top; i++) {
@@ -224,6 +226,6 @@ int guard_serve_program(struct guard_shared *s, struct guard *g)
         guard_give_back(g);
     }
     guard_forget(g);
-    close(g->fd); /* at last: the program waits for this when it closes its devices */
+    close(g->fd); /* the last step: a program that closes its devices waits for this */
     return rc;
 }

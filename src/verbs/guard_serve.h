@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard's own side (guard.h): what its files share. guard_move.c moves requests and completions between rings and devices;
- * guard_shared.c has what all programs of the guard share; guard_objects.c the objects of one program and the calls about them;
+ * The guard's own side (guard.h): the interface between its files. guard_move.c moves requests and completions between rings and devices;
+ * guard_shared.c has what all programs of the guard share; guard_objects.c has the objects of one program and the calls about them;
  * guard_serve.c serves one program; guard_listen.c is the process, which serves one program or all that connect to a socket.
  *
- * Each program has a thread, which is the only one that uses its struct guard, except for the counts of objects. So a program that does not
- * answer, or does not read, or sends something invalid, holds up nobody but itself. The threads share the devices (struct guard_shared).
+ * Each program has a thread, and only this thread uses the program's struct guard, except for the counts of objects. So a program that does
+ * not answer, does not read, or sends something invalid delays only itself. The threads share the devices (struct guard_shared).
  */
 #ifndef WEFT_VERBS_GUARD_SERVE_H
 #define WEFT_VERBS_GUARD_SERVE_H
@@ -20,8 +20,9 @@ struct share {
 };
 struct context {
     struct ibv_context *real;
-    uint32_t device;            /* index in the list of devices */
-    uint32_t id, watched, dead; /* watched: ports whose state is in the shared page; dead: queue pairs that must not be touched any more */
+    uint32_t device; /* index in the list of devices */
+    /* watched: ports whose state is in the shared page; dead: queue pairs that the device must not use any more */
+    uint32_t id, watched, dead;
     int64_t looked_at;
 };
 struct domain {
@@ -43,7 +44,7 @@ struct queue { /* the guard's side of a ring */
     struct guard_ring *ring;
     uint8_t *entries;
     uint64_t bytes;
-    uint32_t count, mine; /* mine: the ring's word that the guard writes */
+    uint32_t count, mine; /* mine: the guard's copy of the ring's word that the guard writes */
 };
 struct completions {
     struct context *context;
@@ -55,27 +56,29 @@ struct pair {
     struct context *context;
     struct domain *domain;
     struct ibv_qp *real;
-    struct completions *cq[2]; /* the completion queues of its sends and of its receives */
+    struct completions *cq[2]; /* the completion queues for sends and for receives */
     struct queue q[2];
     bool dead;
 };
 
 enum kind { CONTEXT, DOMAIN, REGION, CHANNEL, COMPLETIONS, PAIR, SHARE, KINDS };
 
-/* A device, opened for all programs together. Protected by the lock of struct guard_shared. */
+/* A device, opened for all programs together. A driver may take long to open or close one: that holds up only who needs this device. */
 struct shared_device {
+    pthread_mutex_t lock; /* over the fields below; held during calls to open and close the device, never while waiting for a program */
     struct ibv_context *real;
     struct ibv_pd *domain;
-    uint32_t opened, domains; /* how often programs have opened it and allocated a domain */
+    uint32_t opened, domains; /* how often programs have opened the device, and allocated a domain on it */
 };
 struct guard_shared {
     const struct verbs_library *lib;
-    pthread_mutex_t lock; /* over the fields below; held during calls to open and close devices, never while waiting for a program */
+    pthread_mutex_t list_lock; /* over `list` and `listed`, which stay as they are once they are read */
     struct ibv_device **list;
     int listed;
     struct shared_device device[GUARD_CONTEXTS];
+    pthread_mutex_t lock; /* over the fields below */
     struct guard *programs;
-    uint32_t count; /* of programs */
+    uint32_t count; /* number of programs */
 };
 
 struct guard { /* one program */
@@ -83,16 +86,16 @@ struct guard { /* one program */
     struct guard_shared *shared;
     struct guard *next;
     int pid;
-    char name[40];                                                   /* of the program, for messages: " (NAME)", or "" */
-    _Atomic uint32_t pairs[GUARD_CONTEXTS], regions[GUARD_CONTEXTS]; /* what it holds of each device */
-    int fd, bell[2], program; /* program: a descriptor that tells when the program ends; negative where the system has none */
+    char name[40];                                                   /* the program's name for messages: " (NAME)", or "" */
+    _Atomic uint32_t pairs[GUARD_CONTEXTS], regions[GUARD_CONTEXTS]; /* objects that the program has on each device */
+    int fd, bell[2], program; /* program: a descriptor that becomes readable when the program ends; negative if the system has none */
     struct guard_page *page;
     struct table {
         void **at;
         uint32_t top, room;
     } table[KINDS];
     int64_t now;
-    const char *broken; /* what the program has sent that is invalid; NULL: nothing */
+    const char *broken; /* why the program's data is invalid; NULL: it is valid */
 };
 
 static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t id)
@@ -100,21 +103,22 @@ static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t i
     return id < g->table[kind].top ? g->table[kind].at[id] : NULL;
 }
 
-/* --- guard_shared.c: any thread. Numbers of devices are those in the list; results are 0 or an errno --- */
-int guard_shared_list(struct guard_shared *s);                                           /* reads the list of devices once, and keeps it */
+/* --- guard_shared.c: any thread may call it. Devices are numbered as in the list; results are 0 or an errno --- */
+void guard_shared_init(struct guard_shared *s);
+int guard_shared_list(struct guard_shared *s);                                           /* reads the list of devices, the first time */
 int guard_shared_open(struct guard_shared *s, uint32_t index, struct ibv_context **out); /* ENODEV: there is no such device */
 int guard_shared_close(struct guard_shared *s, uint32_t index);
 int guard_shared_domain(struct guard_shared *s, uint32_t index, struct ibv_pd **out);
 int guard_shared_free_domain(struct guard_shared *s, uint32_t index);
-void guard_shared_holders(struct guard_shared *s, uint32_t index, char *out, size_t len); /* which process has how many objects */
+void guard_shared_holders(struct guard_shared *s, uint32_t index, char *out, size_t len); /* writes which process has how many objects */
 void guard_shared_enter(struct guard_shared *s, struct guard *g);
 void guard_shared_leave(struct guard_shared *s, const struct guard *g);
 
 /* --- guard_objects.c --- */
-/* Executes a call. `fd`: first the descriptor that came with the call (one), then those to send with the answer. Returns the verb's
-   result, 0 or an errno. */
+/* Executes a call. `fd` holds first the descriptor that came with the call, if any, then those to send with the answer. Returns the verb's
+ * result, 0 or an errno. */
 int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_answer *a, int fd[2]);
-int guard_destroy(struct guard *g, enum kind kind, void *one); /* 0 or an errno: EBUSY while another object needs it */
+int guard_destroy(struct guard *g, enum kind kind, void *one); /* returns 0 or an errno; EBUSY: another object still uses it */
 
 /* --- guard_move.c --- */
 /* reads the port states, unless that was done less than `at_most` ago */
@@ -122,8 +126,8 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most);
 uint32_t guard_move_all(struct guard *g); /* moves requests and completions; returns how many */
 
 /* --- guard_serve.c --- */
-/* Serves the program at g->fd until it ends, then frees all that it has left. Closes g->fd, at last. Returns a negative errno, after it was
-   sent to the program, if the program could not be served. */
+/* Serves the program at g->fd until it ends, then frees all that it has left, and at last closes g->fd. If the program could not be served,
+ * returns a negative errno, which was also sent to the program. */
 int guard_serve_program(struct guard_shared *s, struct guard *g);
 
 #endif

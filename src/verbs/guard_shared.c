@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What all programs of a guard share: each device is opened once, with one protection domain. So a device is owned once, however many
- * programs use it, and has one domain that could leak. Regions and queue pairs belong to one program each; the device has a number of them
- * for all together, and gives them to who asks first.
+ * What all programs of a guard share: each device is opened once, with one protection domain. So however many programs use a device, it has
+ * one owner, and one domain that a driver could leak. Regions and queue pairs belong to one program each; a device has a limited number of
+ * them, which programs get in the order in which they ask.
  */
 #include <stdio.h>
 #include <string.h>
@@ -14,31 +14,48 @@ static int shared_failed(void)
     return errno ? errno : EIO;
 }
 
+void guard_shared_init(struct guard_shared *s)
+{
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->list_lock, NULL);
+    for (uint32_t i = 0; i < GUARD_CONTEXTS; i++)
+        pthread_mutex_init(&s->device[i].lock, NULL);
+}
+
 int guard_shared_list(struct guard_shared *s)
 {
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->list_lock);
     errno = 0;
     if (!s->list)
         s->list = s->lib->get_device_list(&s->listed);
     int rc = s->list ? 0 : shared_failed();
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->list_lock);
     return rc;
+}
+
+/* The device with this number in the list; NULL: there is none. */
+static struct ibv_device *shared_listed(struct guard_shared *s, uint32_t index)
+{
+    pthread_mutex_lock(&s->list_lock);
+    struct ibv_device *device = s->list && index < (uint32_t)s->listed && index < GUARD_CONTEXTS ? s->list[index] : NULL;
+    pthread_mutex_unlock(&s->list_lock);
+    return device;
 }
 
 int guard_shared_open(struct guard_shared *s, uint32_t index, struct ibv_context **out)
 {
-    int rc = ENODEV;
-    pthread_mutex_lock(&s->lock);
-    if (s->list && index < (uint32_t)s->listed && index < GUARD_CONTEXTS) {
-        struct shared_device *d = &s->device[index];
-        errno = 0;
-        if (!d->opened)
-            d->real = s->lib->open_device(s->list[index]);
-        rc = d->real ? 0 : shared_failed();
-        d->opened += d->real != NULL;
-        *out = d->real;
-    }
-    pthread_mutex_unlock(&s->lock);
+    struct ibv_device *listed = shared_listed(s, index);
+    if (!listed)
+        return ENODEV;
+    struct shared_device *d = &s->device[index];
+    pthread_mutex_lock(&d->lock);
+    errno = 0;
+    if (!d->opened)
+        d->real = s->lib->open_device(listed);
+    int rc = d->real ? 0 : shared_failed();
+    d->opened += d->real != NULL;
+    *out = d->real;
+    pthread_mutex_unlock(&d->lock);
     return rc;
 }
 
@@ -46,27 +63,27 @@ int guard_shared_close(struct guard_shared *s, uint32_t index)
 {
     struct shared_device *d = &s->device[index];
     int rc = 0;
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&d->lock);
     errno = 0;
     if (d->opened == 1 && (rc = s->lib->close_device(d->real)))
         rc = rc > 0 ? rc : shared_failed();
     if (!rc && --d->opened == 0)
         d->real = NULL;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&d->lock);
     return rc;
 }
 
 int guard_shared_domain(struct guard_shared *s, uint32_t index, struct ibv_pd **out)
 {
     struct shared_device *d = &s->device[index];
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&d->lock);
     errno = 0;
     if (!d->domains)
         d->domain = s->lib->alloc_pd(d->real);
     int rc = d->domain ? 0 : shared_failed();
     d->domains += d->domain != NULL;
     *out = d->domain;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&d->lock);
     return rc;
 }
 
@@ -74,13 +91,13 @@ int guard_shared_free_domain(struct guard_shared *s, uint32_t index)
 {
     struct shared_device *d = &s->device[index];
     int rc = 0;
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&d->lock);
     errno = 0;
     if (d->domains == 1 && (rc = s->lib->dealloc_pd(d->domain)))
         rc = rc > 0 ? rc : shared_failed();
     if (!rc && --d->domains == 0)
         d->domain = NULL;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&d->lock);
     return rc;
 }
 

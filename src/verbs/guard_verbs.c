@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The table of verbs for a program with a guard: like the library's, but with the guard's objects behind it. Requests and completions go
- * through rings; everything else is a call.
+ * The table of verbs for a program with a guard: like the table of the verbs library, but the objects belong to the guard. Requests and
+ * completions go through rings; everything else is a call to the guard.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -56,21 +56,21 @@ static struct context *of(struct ibv_context *c)
     return (struct context *)(void *)c;
 }
 
-/* --- calls that make and destroy --- */
+/* --- calls that create and destroy objects --- */
 
 static int simple(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
 {
     return guard_ask(g, &(struct guard_call){.verb = (uint32_t)verb, .object = object}, NULL, NULL, false);
 }
 
-/* Destroys an object. This also succeeds when the guard has died, because its objects died with it. */
+/* Destroys an object. This also succeeds after the guard has died, because its objects were freed with it. */
 static int destroy(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
 {
     int rc = simple(g, verb, object);
     return atomic_load_explicit(&g->gone, memory_order_relaxed) ? 0 : rc;
 }
 
-/* Allocates `bytes` zeros for an object, and makes the object in the guard by this call. NULL with errno. */
+/* Allocates `bytes` zero bytes for an object, and creates the object in the guard by call `c`. NULL: see errno. */
 static void *guarded_make(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, size_t bytes)
 {
     void *o = calloc(1, bytes);
@@ -368,7 +368,7 @@ static int guarded_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq 
     struct verbs_guard *g = of(channel->context)->g;
     char byte;
     ssize_t n = read(channel->fd, &byte, 1);
-    if (n == 0) { /* the guard, which writes to this descriptor, has died: from now on the descriptor must wake nobody */
+    if (n == 0) { /* the guard, which writes to this descriptor, has died: replace the descriptor by one that never becomes readable */
         guard_lost(g, "it has ended");
         dup2(g->quiet[0], channel->fd);
         errno = EAGAIN;
@@ -503,7 +503,7 @@ static int guarded_destroy_qp(struct ibv_qp *qp)
 int guard_fill_verbs(struct verbs_guard *g)
 {
     const struct verbs_library *real;
-    int rc = verbs_load(&real); /* for functions that need no device, such as texts of errors */
+    int rc = verbs_load(&real); /* for functions that need no device, such as the texts of errors */
     if (rc)
         return rc;
     g->lib = (struct verbs_library){

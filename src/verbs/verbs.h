@@ -59,9 +59,9 @@ struct verbs_library {
  * has the names that were tried, the loader's message, and the package or macOS version that has the library. Any thread may call.
  * WEFT_VERBS_LIBRARY names another file. */
 int verbs_load(const struct verbs_library **out);
-/* What a verb returned, as this system's negative errno: some return the code, some -1 and set errno. A Thunderbolt device
- * speaks macOS's numbers, also where it is simulated elsewhere (`thunderbolt`). `returned` 0: errno alone counts (the
- * verb gave NULL). `raw` (may be NULL) gets the number as it came, for messages. */
+/* Convert the result of a verb to a negative errno of this system. Some verbs return the errno, others return -1 and set errno. A
+ * Thunderbolt device uses macOS's numbers, even if it is simulated on another system (`thunderbolt`). `returned` 0: only errno counts (the
+ * verb returned NULL). `raw` (may be NULL): the number before the conversion, for messages. */
 int verbs_code(int returned, bool thunderbolt, int *raw);
 /* ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions, ..." for an error; "" if the library does not know it.
  */
@@ -157,9 +157,9 @@ void verbs_device_close(struct verbs_device *d);
 /* --- guard.c: devices that a process of its own, the guard, owns and gives back, whatever happens to this process --- Such devices offer
    UC and RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
 struct verbs_guard;
-/* Starts a guard. `command`: the command weft, looked up in PATH. `path` (NULL or "": none): the Unix socket of a guard of several programs
-   of this user; it is started if nobody listens there, unless `command` is "". Programs with the same guard share its devices' numbers of
-   regions and queue pairs. */
+/* Start or join a guard. `command`: the command weft, looked up in PATH. `path` (NULL or "": none): the Unix socket of a guard of several
+ * programs of this user. If no guard listens there, one is started, unless `command` is "". Programs with the same guard share the regions
+ * and queue pairs of its devices. */
 int verbs_guard_start(struct verbs_guard **out, const char *command, const char *path);
 /* Shares memory with the guard, so that it can be registered there: the first `bytes` of the shared memory `fd` (from base_memory_fd()),
    which this process has mapped at `base`. The caller may close `fd` afterwards. */

@@ -436,7 +436,8 @@ static void ends(struct program *p, struct guard_shared *s)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input in = {data, size};
-    struct guard_shared shared = {.lib = &fake, .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct guard_shared shared = {.lib = &fake};
+    guard_shared_init(&shared);
     static struct program programs[2];
     base_log_set("error");
     signal(SIGPIPE, SIG_IGN); /* like the guard, because a program may close its end of a channel */

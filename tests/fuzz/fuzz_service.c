@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
  * Messages of other nodes about services. The first byte chooses:
- *   even: the rest is a record that starts a program, and its data: it is refused, or read, and then all strings are within the data;
- *   odd:  the rest is a sequence of messages to a name server: header length (1), payload length (2), header, payload. They may be refused
- * or executed, and must not harm the process.
+ *   even: the rest is a record that starts a program, and its data: it is refused, or read, and then all strings are within the data; and
+ * it is the head of a datagram; odd:  the rest is a sequence of messages to a server of names and sockets: header length (1), payload
+ * length (2), header, payload. They may be refused or executed, and must not harm the process.
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "gateway/gateway.h"
+#include "gateway/net.h"
 #include "weft.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -56,12 +56,31 @@ static void block(const uint8_t *data, size_t size)
     free(own);
 }
 
+/* What an asker sends as datagrams: refused, or all of it within what is there and before the end of the ring. */
+static void datagram(const uint8_t *data, size_t size)
+{
+    struct net_datagram d;
+    uint8_t *own = malloc(size + 1);
+    if (!own)
+        abort();
+    memcpy(own, data, size);
+    for (uint64_t gap = size; gap < size + 64; gap += 21) {
+        int64_t n = net_datagram_read(&d, own, size, gap);
+        bool skip = d.bytes == NET_DATAGRAM_SKIP;
+        if (n > (int64_t)gap ||
+            (n > 0 && !skip && ((uint64_t)n > size || d.bytes > WEFT_NET_DATAGRAM_MAX || (uint64_t)n != sizeof d + d.bytes)))
+            abort();
+    }
+    free(own);
+}
+
 static void messages(const uint8_t *data, size_t size)
 {
     static weft_node *w;
     if (!w) {
         weft_config c = {.bytes = sizeof c, .pool_bytes = 16 << 20, .size = 1};
-        setenv("WEFT_SERVE", "name", 1);
+        setenv("WEFT_SERVE", "name,net", 1);
+        setenv("WEFT_NET_RULES", "deny=*", 1); /* the records of `net` reach nobody */
         if (weft_open(&w, &c))
             abort();
         base_log_set("error");
@@ -91,9 +110,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0)
         return 0;
-    if (data[0] & 1)
+    if (data[0] & 1) {
         messages(data + 1, size - 1);
-    else
-        block(data + 1, size - 1);
+        return 0;
+    }
+    block(data + 1, size - 1);
+    datagram(data + 1, size - 1);
     return 0;
 }

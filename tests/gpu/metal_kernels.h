@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels in Metal's language (metal_kernels.metal), which the test of its rings calls as functions: what they are given.
+ * The arguments of the kernels in Metal's language (metal_kernels.metal). The test of their rings calls these kernels as C functions.
  */
 #ifndef METAL_KERNELS_H
 #define METAL_KERNELS_H

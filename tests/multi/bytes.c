@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A program that puts bytes into the memory of its neighbour and checks what its other neighbour has put, for so many rounds, or without an
- * argument until it is ended. Each round is different, and each program with another MARK_OF_PROGRAM. Node 0 prints its process and a line
- * when the first round was right, so that a test can kill it, and another at the end. Exit status 0: all bytes were right; 3: weft_open()
- * failed; 1: anything else.
+ * A program that puts bytes into the memory of the next node and checks what the previous node has put, for a number of rounds, or without
+ * an argument until it is ended. The bytes differ in each round, and for each MARK_OF_PROGRAM. Node 0 prints its process ID and a line when
+ * the first round was right, so that a test can kill it then, and another line at the end. Exit status 0: all bytes were right; 3:
+ * weft_open() failed; 1: anything else.
  */
 #include <stdio.h>
 #include <stdlib.h>

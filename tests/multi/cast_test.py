@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import processes
@@ -54,6 +55,14 @@ def tree(root):
                     inodes.setdefault(st.st_ino, []).append(below)
             found[below] = what
     return found, sorted(sorted(names) for names in inodes.values())
+
+
+def environ(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            return f.read().split(b"\0")
+    except OSError:
+        return []
 
 
 class Cast(unittest.TestCase):
@@ -127,6 +136,21 @@ class Cast(unittest.TestCase):
     def no_parts(self):
         for folder, _, files in os.walk(self.here):
             self.assertEqual([f for f in files if f.startswith(".weft-cast-")], [], folder)
+
+    def pull_cable(self, rng):
+        """Over emulated devices: a cable is pulled, and plugged again within a second. False: no node of a cast runs."""
+        softverbs = os.path.join(os.path.dirname(REAL), "..", "..", "softverbs", "cli", "softverbs")
+        found = [e for pid in self.nodes_of_cast().values() for e in environ(pid) if e.startswith(b"SOFTVERBS_DIR=")]
+        if not found:
+            return False
+        env = {**os.environ, "SOFTVERBS_DIR": os.fsdecode(found[0][14:])}
+        fabric = json.loads(subprocess.run([softverbs, "ls", "--fabric", "weft", "--json"], env=env, check=True, capture_output=True).stdout)[0]
+        one = rng.choice([d for d in fabric["devices"] if d["port"] == "active"])
+        device = f"{one['host']}:{one['device']}"
+        subprocess.run([softverbs, "fault", "pull", "--fabric", "weft", device], env=env, check=True, capture_output=True)
+        time.sleep(rng.random())
+        subprocess.run([softverbs, "fault", "plug", "--fabric", "weft", device], env=env, check=True, capture_output=True)
+        return True
 
     def nodes_of_cast(self):
         """Process numbers of the running cast's nodes, by rank."""

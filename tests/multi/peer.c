@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * One node of a cluster whose place comes from the environment, for tests that start each node on a machine of its own.
+ * One node of a cluster, whose rank and addresses come from the environment, for tests that start each node on a machine of its own.
  *
- * Usage: multi_peer TIMES END
- * Does all operations of peer_checks.h with the other nodes, TIMES times, and then ends: "leave" in order; or its last node
- * dies, and the others wait until they know: "kill" (SIGKILL), "stop" (SIGSTOP), or "cut", where something else ends it
- * after it has said "cut here".
+ * Usage: multi_peer TIMES END. It does all operations of peer_checks.h with the other nodes, TIMES times, and then ends by END: "leave":
+ * all nodes close. Otherwise the last node dies, and the others wait until they know: "kill" (SIGKILL), "stop" (SIGSTOP), or "cut": another
+ * program ends it after it has printed "cut here".
  */
 #include <errno.h>
 #include <signal.h>

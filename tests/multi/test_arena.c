@@ -387,7 +387,7 @@ static void node_late(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 2) {
         is_there(w, at, 4);
-        way_is(w, 0, shm ? "staged" : way, shm ? "no GPU was open here" : "");
+        way_is(w, 0, shm ? "staged" : way, shm ? "no open GPU" : "");
         OK(weft_gpu_open(w, &config, &g));
     }
     is_there(w, at, me + 5);

@@ -220,7 +220,8 @@ class Trees(Cast):
         self.file("d1/model/old", b"3")
         self.cast("--delete", os.path.join(self.here, "one") + "/", "1:" + self.at(1, "model"))
         self.assertEqual(os.listdir(self.at(1, "model")), ["file"])
-        self.cast(os.path.join(self.here, "one/file"), os.path.join(self.here, "missing"), "1:" + self.at(1, "two"), code=1)
+        said = self.cast(os.path.join(self.here, "one/file"), os.path.join(self.here, "missing"), "1:" + self.at(1, "two"), code=1)
+        self.assertIn("0 of 1 hosts have all", said.stderr)
         self.assertEqual(os.listdir(self.at(1, "two")), ["file"])
 
     def test_bwlimit(self):

@@ -23,7 +23,7 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
-from cast_test import CLUSTER, HOSTS, LIMIT, REAL, WEFT, Cast, tree, until  # noqa: E402
+from cast_test import CLUSTER, HOSTS, LIMIT, WEFT, Cast, tree, until  # noqa: E402
 
 ROUNDS = int(os.environ.get("CAST_ROUNDS", "6"))
 FILES = int(os.environ.get("CAST_FILES", "300"))
@@ -159,25 +159,7 @@ class Faults(Cast):
             time.sleep(self.rng.random())
             subprocess.run(["ip", "link", "set", port, "up"], check=True)
             return
-        softverbs = os.path.join(os.path.dirname(REAL), "..", "..", "softverbs", "cli", "softverbs")
-        found = [e for pid in self.nodes_of_cast().values() for e in self.environ(pid) if e.startswith(b"SOFTVERBS_DIR=")]
-        if not found:
-            return
-        env = {**os.environ, "SOFTVERBS_DIR": os.fsdecode(found[0][14:])}
-        fabric = json.loads(subprocess.run([softverbs, "ls", "--fabric", "weft", "--json"], env=env, check=True, capture_output=True).stdout)[0]
-        one = self.rng.choice([d for d in fabric["devices"] if d["port"] == "active"])
-        device = f"{one['host']}:{one['device']}"
-        subprocess.run([softverbs, "fault", "pull", "--fabric", "weft", device], env=env, check=True, capture_output=True)
-        time.sleep(self.rng.random())
-        subprocess.run([softverbs, "fault", "plug", "--fabric", "weft", device], env=env, check=True, capture_output=True)
-
-    @staticmethod
-    def environ(pid):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                return f.read().split(b"\0")
-        except OSError:
-            return []
+        self.pull_cable(self.rng)
 
     def one_fault(self, fault, needed, seconds):
         """Run the command so that it takes about so many seconds without a fault. Returns its summary; None if it printed none."""

@@ -237,8 +237,8 @@ class Follow(Cast):
         for words, said in ((["--follow=0", self.path], "--follow '0'"), (["--follow=x", self.path], "--follow 'x'"),
                             (["--follow", self.path, self.path], "--follow takes one SRC"), (["--follow", self.here + "/"], "--follow takes one SRC")):
             self.assertIn(said, self.cast(*words, "1:/x", code=2).stderr, words)
-        self.assertIn("no plain file", self.cast("--follow", self.here, "1:/x", code=1).stderr)
-        self.assertIn("no such file, nor one with .part", self.cast("--follow", self.path + "l", "1:/x", code=1).stderr)
+        self.assertIn("is not a regular file", self.cast("--follow", self.here, "1:/x", code=1).stderr)
+        self.assertIn("neither under this name nor with .part", self.cast("--follow", self.path + "l", "1:/x", code=1).stderr)
         begin = time.monotonic()
         self.cast("--follow", "--dry-run", self.path, "1:" + self.dest)
         self.assertLess(time.monotonic() - begin, patience(30))

@@ -61,6 +61,8 @@ class Completion(unittest.TestCase):
             host = os.uname().nodename
             self.assertEqual(sorted(self.complete("exec", "--cluster", "c", "--on", "")), sorted([host, "all"]))
             self.assertEqual(self.complete("cast", "--cluster", "=", "c", "--to", "=", host[:3]), [host])
+            self.assertEqual(self.complete("publish", "--cluster", "c", "--to", host[:3]), [host + ":"])
+            self.assertEqual(self.complete("proxy", "--cluster", "c", "--via", host[:3]), [host])
             self.assertEqual(self.complete("exec", "--cluster", "c", "--on", "x," + host[:3]), ["x," + host])
         finally:
             subprocess.run([WEFT, "down", "--cluster", "c"], env=self.env, check=True, timeout=LIMIT)

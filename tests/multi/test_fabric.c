@@ -169,6 +169,81 @@ static void test_put_signal(void **state)
     assert_int_equal(nodes_failed(5, put_signal, NULL), 0);
 }
 
+/* --- large puts with signals, several under way: each word says that its own bytes are there, and after a fence all words are there --- */
+
+static void put_signals(weft_node *w, void *arg)
+{
+    (void)arg;
+    enum { AT_ONCE = 6, LEN = 40000 };
+    const uint64_t rounds = repeats(300);
+    uint32_t me = weft_rank(w), other = 1 - me;
+    weft_gaddr area = symmetric_alloc(w, AT_ONCE * LEN), words = symmetric_alloc(w, (AT_ONCE + 2) * 64);
+    weft_gaddr last = words + (uint64_t)AT_ONCE * 64, taken = last + 64;
+    uint8_t *blocks = malloc((size_t)AT_ONCE * LEN), *mine = weft_ptr(w, on_node(area, me), AT_ONCE * LEN);
+    const uint64_t *word = weft_ptr(w, on_node(words, me), AT_ONCE * 64);
+    CHECK(blocks && mine && word);
+    for (uint64_t i = 1; i <= rounds; i++) {
+        for (uint32_t k = 0; k < AT_ONCE; k++) {
+            memset(blocks + (size_t)k * LEN, (int)(i * 7 + k * 31 + me), LEN);
+            OK(weft_put_signal(w, on_node(area, other) + (uint64_t)k * LEN, blocks + (size_t)k * LEN, LEN,
+                               on_node(words, other) + k * UINT64_C(64), 1, NULL));
+        }
+        OK(weft_fence(w, other));
+        OK(weft_put_blocking(w, on_node(last, other), &i, sizeof i));
+        for (uint32_t at = 0; at < AT_ONCE; at++) {
+            uint32_t k = i % 2 ? at : AT_ONCE - 1 - at;
+            if (at == 0 && i % 3 == 0) {
+                OK(weft_wait_until(w, on_node(last, me), WEFT_GE, i, NULL, WEFT_TIMEOUT_DEFAULT));
+                for (uint32_t each = 0; each < AT_ONCE; each++)
+                    CHECK(__atomic_load_n(&word[(size_t)each * 8], __ATOMIC_ACQUIRE) == i);
+            }
+            OK(weft_wait_until(w, on_node(words, me) + k * UINT64_C(64), WEFT_GE, i, NULL, WEFT_TIMEOUT_DEFAULT));
+            for (size_t b = 0; b < LEN; b += 97)
+                CHECK(mine[(size_t)k * LEN + b] == (uint8_t)(i * 7 + k * 31 + other));
+            CHECK(mine[(size_t)k * LEN + LEN - 1] == (uint8_t)(i * 7 + k * 31 + other));
+        }
+        OK(weft_put_signal(w, 0, NULL, 0, on_node(taken, other), 1, NULL));
+        OK(weft_wait_until(w, on_node(taken, me), WEFT_GE, i, NULL, WEFT_TIMEOUT_DEFAULT));
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    free(blocks);
+}
+
+static void test_put_signals(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, put_signals, NULL), 0);
+}
+
+/* --- a fence between a small operation and a large one, which some transports move in different ways --- */
+
+static void fenced(weft_node *w, void *arg)
+{
+    (void)arg;
+    enum { LEN = 64 << 10, AT = 40 << 10 };
+    const uint64_t rounds = repeats(2000);
+    uint32_t me = weft_rank(w), other = 1 - me;
+    weft_gaddr area = symmetric_alloc(w, LEN);
+    uint8_t *back = malloc(LEN);
+    CHECK(back);
+    for (uint64_t i = 1; i <= rounds; i++) {
+        uint64_t seen;
+        OK(weft_put(w, on_node(area, other) + AT, &i, sizeof i, NULL));
+        OK(weft_fence(w, other));
+        OK(weft_get_blocking(w, back, on_node(area, other), LEN));
+        memcpy(&seen, back + AT, sizeof seen);
+        CHECK(seen == i);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    free(back);
+}
+
+static void test_fenced(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, fenced, NULL), 0);
+}
+
 /* --- messages: once, in order, whole --- */
 
 #define MESSAGES repeats(8000)
@@ -550,7 +625,7 @@ int main(void)
         cmocka_unit_test(test_put_get),      cmocka_unit_test(test_atomics),  cmocka_unit_test(test_questions),
         cmocka_unit_test(test_put_signal),   cmocka_unit_test(test_messages), cmocka_unit_test(test_handlers),
         cmocka_unit_test(test_late_handler), cmocka_unit_test(test_refusals), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_backpressure),
+        cmocka_unit_test(test_backpressure), cmocka_unit_test(test_put_signals), cmocka_unit_test(test_fenced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ struct fair {
     uint32_t takes_us; /* how long the handler of node 1's messages takes */
 };
 
-/* A handler that takes longer than its message took to send: node 1's messages never end. */
+/* A handler that is slower than node 1 sends: so node 0 always has messages of node 1 left. */
 static void slow(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     struct fair *f = arg;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Mixed operations of processors and kernels of four nodes, on the pools of all and on the arenas of the two that have a GPU, against a
- * shadow: every caller has bytes of its own at each node, and all share words that are only added to. The operands are drawn; the argument
- * says how many operations there are in all.
+ * Mixed operations of processors and kernels of four nodes, on the pools of all nodes and on the arenas of the two nodes that have a GPU,
+ * all compared with a shadow copy. Every caller has bytes of its own at each node, and all callers share words to which they only add. The
+ * operands are random. The argument is the number of operations.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@
 #define NODES   4u
 #define GPUS    2u /* of the first nodes */
 #define BLOCKS  2u
-#define CALLERS (1 + BLOCKS) /* of a node: its processor, and blocks */
+#define CALLERS (1 + BLOCKS) /* callers of a node: its processor, and its blocks */
 #define AREA    6000u        /* of a caller in each place */
 #define PLACES  (NODES + GPUS)
 #define WORDS   4096u /* the first bytes of each place: word 0 is shared */

@@ -133,7 +133,7 @@ static void all_ends(struct mine *m, uint32_t peer)
     }
 }
 
-/* As a driver that lets an RDMA device register memory which it then cannot access. */
+/* Make a region that is registered but cannot be accessed, as with some drivers. */
 static void break_region(weft_node *w)
 {
     struct rc_memory *m = (struct rc_memory *)own_arena(w)->rdma;
@@ -182,14 +182,14 @@ static void node_moves(weft_node *w, void *arg)
     CHECK(!p->broken || own_arena(w)->rdma_why == -EACCES);
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (p->broken)
-        break_region(w); /* as it was, so that it can be deregistered */
+        break_region(w); /* restore it, so that it can be deregistered */
     OK(weft_gpu_close(m.g));
     free(m.near[0]);
     free(m.bytes);
     free(m.back);
 }
 
-static const char *const DIRECT = "its node's RDMA device accesses its GPU's memory";
+static const char *const DIRECT = "the RDMA device of its node accesses the GPU's memory";
 static const char *const REFUSES = "through the pools: its RDMA device refuses to access it";
 
 static void moves(struct plan p, const char *const *environment)

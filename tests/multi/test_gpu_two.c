@@ -77,7 +77,7 @@ static void look(const weft_device *d, void *arg)
         *p += s->add;
 }
 
-/* What kernels of the GPU find, and the program's pointer. */
+/* Check which pointer kernels of the GPU, and the program, get for this address. */
 static void reaches(weft_gpu *g, weft_gaddr at, bool is)
 {
     struct seen s = {.at = at, .add = 3};

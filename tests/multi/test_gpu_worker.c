@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* Blocks draw numbers by addition as soon as there is a task. So some blocks wait with the number of a task that has not come. */
+/* Let blocks draw numbers as soon as there is any task. Then some blocks wait with the number of a task that has not been submitted. */
 #define WEFT_DEVICE_TASKS_SURE 0
 #include "cluster_test.h"
 

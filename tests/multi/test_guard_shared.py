@@ -209,7 +209,7 @@ class Shared(Standing):
         with open(plain, "w", encoding="ascii") as f:
             f.write("kept")
         for p in start(1, [plain] * NODES):
-            self.assertIn("a file that is no socket has this name", p.communicate(timeout=LIMIT)[0])
+            self.assertIn("the file is not a socket", p.communicate(timeout=LIMIT)[0])
         with open(plain, encoding="ascii") as f:
             self.assertEqual(f.read(), "kept")
         for command, why in (("/bin/true", "the guard has not answered"), ("/nonexistent", "set WEFT_GUARD to the path of the command weft")):
@@ -238,6 +238,27 @@ class Shared(Standing):
             self.assertTrue(self.exec("--on", "1", "--", "cat", source, text=False).stdout == data)
         self.assertIsNone(program.p.poll())
         self.hold(1)
+
+    def test_map(self):
+        """weft map runs over the cable that a program uses; its nodes get their queue pairs from the same guard, and give them back."""
+        path = os.path.join(self.tmp.name, "lines")
+        with open(path, "w", encoding="ascii") as f:
+            f.writelines(f"{k}\n" for k in range(200_000))
+        program = Program(self).begun()
+        self.hold(1)
+        m = self.start("map", "--cluster", "default", "--block", "100K", path, "--", "sh", "-c",
+                       f"[ -e {path}.go ] || {{ >{path}.$$.runs; while [ ! -e {path}.go ]; do sleep 0.01; done; }}; exec cat")
+        self.addCleanup(m.kill)
+        self.hold(2)
+        with open(path + ".go", "w", encoding="ascii"):
+            pass
+        out, err = m.communicate(timeout=LIMIT)
+        self.assertEqual(m.returncode, 0, err)
+        with open(path, "rb") as f:
+            self.assertTrue(out == f.read())
+        self.assertIsNone(program.p.poll())
+        self.hold(1)
+        self.assertIn("have no standard input", self.weft("map", "--cluster", "default", "-", "--", "cat", code=2).stderr)
 
     def test_node_is_killed(self):
         """A standing node and what it runs is killed: its device leaks nothing."""

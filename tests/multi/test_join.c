@@ -354,7 +354,7 @@ static void test_size_differs(void **state)
     assert_int_equal(processes_failed(3, sizes, shared_words(sizeof(int))), 0);
 }
 
-/* Strangers that talk nonsense, or nothing, do not keep the nodes from joining. */
+/* Connections that send invalid data, or nothing, do not prevent the nodes from joining. */
 struct visit {
     _Atomic uint32_t visited, left;
 };

@@ -10,10 +10,33 @@
 #include <cmocka.h>
 #include <errno.h>
 
-#include "gateway/gateway.h"
+#include "gateway/net.h"
 #include "liar.h"
 
-/* What an honest node does all the time: starts a program, passes bytes through it, publishes a name. */
+/* A connection of node `node` to this process, and back. */
+static void echo(weft_node *w, uint32_t node, const char *text)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    char back[32];
+    size_t n;
+    weft_socket *s;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(listener, (struct sockaddr *)&a, sizeof a) == 0 && listen(listener, 1) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&a, &len) == 0);
+    const weft_net_spec spec = {.bytes = sizeof spec, .host = "127.0.0.1", .port = ntohs(a.sin_port)};
+    OK(weft_net_connect(w, node, &spec, &s, WEFT_TIMEOUT_DEFAULT));
+    int fd = accept(listener, NULL, NULL);
+    OK(weft_net_send(s, text, strlen(text), NULL, WEFT_TIMEOUT_DEFAULT));
+    CHECK(recv(fd, back, strlen(text), MSG_WAITALL) == (ssize_t)strlen(text) && write(fd, back, strlen(text)) == (ssize_t)strlen(text));
+    OK(weft_net_receive(s, back, sizeof back, &n, WEFT_TIMEOUT_DEFAULT));
+    CHECK(n == strlen(text) && memcmp(back, text, n) == 0);
+    OK(weft_net_close(s));
+    close(fd);
+    close(listener);
+}
+
+/* What an honest node does all the time: starts a program, passes bytes through it, publishes a name, connects through the gateway. */
 static void work(weft_node *w, uint32_t node, uint64_t i)
 {
     char text[32], back[32];
@@ -39,6 +62,7 @@ static void work(weft_node *w, uint32_t node, uint64_t i)
     OK(weft_name_lookup(w, node, text, &name, WEFT_TIMEOUT_DEFAULT));
     CHECK(name.bytes == i + 1 && name.owner == weft_rank(w));
     OK(weft_name_withdraw(w, node, text, WEFT_TIMEOUT_DEFAULT));
+    echo(w, node, text);
 }
 
 struct saying {
@@ -118,6 +142,24 @@ static void lie_to(weft_node *w, struct told *t, uint32_t node)
                          .arg = {weft_gaddr_make(LIAR, 0, 65536), 8, 0, 0, 0x65696c}};
     for (name.kind = WEFT_NAME_PUBLISH; name.kind <= WEFT_NAME_LIST; name.kind++)
         lie_about(&name, sizeof name, RECORD, LIE_COUNT(RECORD), say, &s);
+    /* Sockets: connections that a rule forbids, accepting, closing. */
+    static const char host[] = "127.0.0.9";
+    struct {
+        weft_request r;
+        char host[sizeof host - 1];
+    } net = {.r = {.version = WEFT_REQUEST_VERSION,
+                   .service = WEFT_SERVICE_NET,
+                   .id = 1,
+                   .node = node,
+                   .data_bytes = sizeof host - 1,
+                   .handle = UINT64_C(1) << GATEWAY_TABLE_BITS,
+                   .arg = {9, 77, weft_gaddr_make(LIAR, 0, 65536), 65536, 78, weft_gaddr_make(LIAR, 0, 131072), 65536}}};
+    memcpy(net.host, host, sizeof net.host);
+    const uint16_t kinds[] = {NET_CONNECT, NET_ACCEPT, NET_CLOSE};
+    for (size_t i = 0; i < LIE_COUNT(kinds); i++) {
+        net.r.kind = kinds[i];
+        lie_about(&net, sizeof(weft_request) + sizeof net.host, RECORD, LIE_COUNT(RECORD), say, &s);
+    }
 }
 
 static void lies(weft_node *w, void *arg)
@@ -145,7 +187,8 @@ static void lies(weft_node *w, void *arg)
 static void test_lies(void **state)
 {
     (void)state;
-    setenv("WEFT_SERVE", "process,name", 1);
+    setenv("WEFT_SERVE", "process,name,net", 1);
+    setenv("WEFT_NET_RULES", "allow=127.0.0.1", 1);
     run_with_liar(lies);
 }
 

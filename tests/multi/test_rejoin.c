@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A cluster that grows, and whose nodes come back: nodes are killed and join again, with new numbers, while messages, puts, atomics and
- * tasks of the others go on. Old addresses fail. The first node may be the one that goes.
+ * A cluster that grows, and whose nodes come back. Nodes are killed and join again, with new numbers, while the other nodes go on with
+ * messages, puts, atomics and tasks. Operations on old addresses fail. Any node may be killed, even node 0.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,6 +17,7 @@
 
 #include "cluster/join.h"
 #include "cluster_test.h"
+#include "gateway/gateway.h"
 #include "weft/service.h"
 
 #if defined(__linux__)
@@ -28,27 +29,30 @@
 #define LONG    patience_ns(60)
 #define BYTES   4096u
 
-enum order { GO_ON, END, BARRIER, SERVE, LIE };
+enum order { GO_ON, END, BARRIER, SERVE, LIE, POST };
 
 /* Shared by the test and all nodes. */
 struct board {
     char coord[64], grow[64];
     struct place {
         _Atomic int pid;
-        _Atomic uint32_t number, up, turns, done; /* number + 1; it has joined; it goes on; tasks of its own that are complete */
+        /* number of the node + 1; 1: it has joined; rounds of work that it has done; its own tasks that are complete */
+        _Atomic uint32_t number, up, turns, done;
         _Atomic uint32_t order, obeyed;
-        _Atomic uint32_t joined[NUMBERS], died[NUMBERS]; /* what weft_on_change() told, by node */
-        _Atomic uint32_t gone[NUMBERS];                  /* it does not count this node as alive */
-        _Atomic uint32_t refused;                        /* old addresses that failed as they must */
-        _Atomic uint32_t here;                           /* nodes of its host, as it counts them */
+        /* [number]: how often weft_on_change() has reported that it joined, that it died */
+        _Atomic uint32_t joined[NUMBERS], died[NUMBERS];
+        _Atomic uint32_t gone[NUMBERS]; /* [number]: 1 if this node no longer counts it as alive */
+        _Atomic uint32_t refused;       /* operations on old addresses that have failed, as they must */
+        _Atomic uint32_t here;          /* how many nodes of its host this node counts */
     } place[SLOTS];
     _Atomic uint64_t area[NUMBERS]; /* by number */
-    _Atomic uint32_t dead[NUMBERS]; /* the test has killed it, and all have been told */
+    _Atomic uint32_t dead[NUMBERS]; /* [number]: 1: the test has killed it, and all others have noticed */
     _Atomic uint32_t result[SLOTS];
+    _Atomic uint32_t sent;
 };
 
 static struct board *board;
-static const char *grow_at = "unix:@"; /* the nodes of the next test listen there for newcomers, if they are all on one host */
+static const char *grow_at = "unix:@"; /* the address at which nodes of the next test let others join, if all are on one host */
 
 /* --- a node --- */
 
@@ -82,7 +86,13 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     m->messages++;
 }
 
-/* The result of something that was done to `node`: it may only fail because that node is gone. */
+static void on_hold(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+    wait_for(&board->sent, 1);
+}
+
+/* Check the result of an operation to `node`: it may fail only if that node is gone. */
 static void allowed(struct member *m, uint32_t node, int rc, const char *what)
 {
     if (rc == 0 || (rc == -ECONNRESET && !weft_alive(m->w, node)))
@@ -144,7 +154,7 @@ static void check_old(struct member *m)
     m->place->refused = refused;
 }
 
-/* Every node runs a program at every other, and finds what every other has published. */
+/* Run a program at every other node, and look up the name that every other node has published. */
 static void serve(weft_node *w)
 {
     const weft_spawn_spec spec = {.bytes = sizeof spec, .program = "true"};
@@ -167,7 +177,7 @@ static void serve(weft_node *w)
     }
 }
 
-/* Sends all others messages of members that no honest member sends. */
+/* Send messages that only a dishonest member sends to all other members. */
 static void lie(struct member *m)
 {
     struct grow_message g;
@@ -181,7 +191,7 @@ static void lie(struct member *m)
                                       .attempt = r >> 40 & 3,
                                       .answer = (int32_t)(r >> 44 & 31),
                                       .highest = r >> 56 & 1 ? (uint32_t)(r >> 16 & 31) : UINT32_MAX};
-            /* A high number that is believed uses up those below it: the test needs them. */
+            /* a high number that other members believe uses up all numbers below it, and the test needs some */
             g.number = g.number > 31 && g.number < WEFT_MAX_NUMBERS ? WEFT_MAX_NUMBERS : g.number;
             memset(&ask, (int)(r >> 32 & 0xff), sizeof ask);
             ask.card.rank = g.number;
@@ -193,6 +203,16 @@ static void lie(struct member *m)
         }
 }
 
+/* Messages of the services to a node that reads none now: more than there is room for. They name a stream that does not exist. */
+static void post(weft_node *w, const struct place *to)
+{
+    const struct gateway_message m = {.type = GATEWAY_CREDIT, .to = 1};
+    OK(weft_send(w, to->number - 1, 2, NULL, 0, NULL, 0, NULL));
+    for (uint32_t i = 0; i < 20000; i++)
+        OK(gateway_post(gateway_in(w), to->number - 1, &m, NULL, 0));
+    board->sent = 1;
+}
+
 static void live(weft_node *w, struct place *place)
 {
     struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
@@ -201,6 +221,7 @@ static void live(weft_node *w, struct place *place)
     weft_queue_config c = {.bytes = sizeof c, .slots = 256};
     OK(weft_on_change(w, on_change, &m));
     OK(weft_handle(w, 1, on_message, &m));
+    OK(weft_handle(w, 2, on_hold, NULL));
     OK(weft_queue_open(w, "work", &c, &q));
     OK(weft_alloc_aligned(w, 64 + SLOTS * BYTES, 64, &area));
     memset(weft_ptr(w, area, 64), 0, 64);
@@ -232,6 +253,10 @@ static void live(weft_node *w, struct place *place)
             lie(&m);
             place->obeyed = LIE;
         }
+        if (place->order == POST && place->obeyed != POST) {
+            post(w, &board->place[2]);
+            place->obeyed = POST;
+        }
         usleep(500);
     }
     _exit(weft_close(w) ? 1 : 0);
@@ -256,7 +281,7 @@ static uint32_t hosts(void)
     return n;
 }
 
-/* In a child: the environment of slot `slot`. `size` 0: it joins. */
+/* In a child: set the environment of slot `slot`. `size` 0: the node joins a running cluster. */
 static void prepare(uint32_t slot, uint32_t rank, uint32_t size)
 {
     char text[256] = "", one[64];
@@ -354,7 +379,7 @@ static bool is_up(uint32_t slot)
     return board->place[slot].pid && board->place[slot].up;
 }
 
-/* All other nodes have been told that this one has joined. Returns its number. */
+/* Wait until all other nodes know that the node of this slot has joined. Returns its number. */
 static uint32_t joined(uint32_t slot, uint32_t above)
 {
     until(&board->place[slot].up, 1, "joining", slot);
@@ -369,7 +394,8 @@ static uint32_t joined(uint32_t slot, uint32_t above)
     return number;
 }
 
-/* `newcomer`: a node that joins meanwhile, and may not have known the one that is killed. */
+/* Wait until all know that the node of this slot was killed. `newcomer`: a node that joins meanwhile, and may never have known the killed
+ * one. */
 static uint32_t killed_while(uint32_t slot, uint32_t newcomer)
 {
     uint32_t number = board->place[slot].number - 1;
@@ -389,7 +415,7 @@ static uint32_t killed(uint32_t slot)
     return number;
 }
 
-/* All nodes go on, and their old addresses fail. */
+/* Wait until all nodes have gone on with their work, and have seen operations on old addresses fail. */
 static void go_on(void)
 {
     uint32_t dead = 0;
@@ -419,7 +445,7 @@ static void end(void)
 
 /* --- the tests --- */
 
-/* Open files of a node; 0 where the system does not tell. */
+/* Number of open files of a node; 0 if the system does not tell. */
 static uint32_t open_files(uint32_t slot)
 {
     char path[64];
@@ -433,7 +459,8 @@ static uint32_t open_files(uint32_t slot)
     return n;
 }
 
-/* Each node in turn is killed and comes back, the first one too. The fourth stays, and keeps no files of those that went. */
+/* Each node in turn is killed and comes back, node 0 as well. The fourth node stays; it must not keep open files of the others that are
+ * gone. */
 static void test_in_turn(void **state)
 {
     (void)state;
@@ -447,14 +474,14 @@ static void test_in_turn(void **state)
             highest = joined(slot, highest);
             go_on();
         }
-        files = round ? files : open_files(3); /* by now it has what it needs for three others */
+        files = round ? files : open_files(3); /* now it has the files that it needs for three other nodes */
     }
     for (int64_t limit = now_ns() + LONG; open_files(3) > files + 2; usleep(10000))
         assert_true(now_ns() < limit);
     end();
 }
 
-/* A node that joins, and is killed when all members have begun to connect to it. */
+/* Start a node that joins, and kill it when all members have begun to connect to it. */
 static void break_off(uint32_t slot)
 {
     fflush(NULL);
@@ -484,7 +511,7 @@ static void break_off(uint32_t slot)
     assert_true(WIFSIGNALED(status));
 }
 
-/* Nodes that do not get to the end of joining leave nothing open, and are not counted. */
+/* Nodes that are killed before they have joined leave nothing open at the members, and are not counted as members. */
 static void test_broken_off(void **state)
 {
     (void)state;
@@ -509,7 +536,7 @@ static void test_broken_off(void **state)
     end();
 }
 
-/* A cluster of one, which grows to five; two come at once. */
+/* A cluster of one node grows to five; two nodes join at the same time. */
 static void test_from_one(void **state)
 {
     (void)state;
@@ -532,7 +559,7 @@ static void test_from_one(void **state)
     end();
 }
 
-/* Members are killed while a node joins, its door or others: it joins all the same. */
+/* Members are killed while a node joins, among them the one that it has asked: the node still joins. */
 static void test_meanwhile(void **state)
 {
     (void)state;
@@ -548,7 +575,7 @@ static void test_meanwhile(void **state)
         until(&board->place[newcomer].gone[number], 1, "the end of a node", newcomer);
         board->dead[number] = 1;
         go_on();
-        if (victim != (newcomer + 1) % 5) { /* the next round's newcomer takes the slot that is free */
+        if (victim != (newcomer + 1) % 5) { /* the newcomer of the next round takes the free slot */
             start(victim, 0, 0, NULL, NULL);
             highest = joined(victim, highest);
             killed((newcomer + 1) % 5);
@@ -557,7 +584,7 @@ static void test_meanwhile(void **state)
     end();
 }
 
-/* Who does not know the secret is refused, and disturbs nobody. */
+/* A node without the right secret is refused, and does not disturb the others. */
 static void test_secret(void **state)
 {
     (void)state;
@@ -570,7 +597,7 @@ static void test_secret(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 100);
     assert_int_equal(board->result[2], EACCES);
     go_on();
-    /* Nor do connections that say nothing. */
+    /* Neither do connections that send nothing. */
     int silent[100];
     for (uint32_t i = 0; i < 100; i++)
         silent[i] = getenv("TEST_COORD") ? -1 : cluster_connect(board->grow, base_deadline(LONG));
@@ -584,7 +611,7 @@ static void test_secret(void **state)
     unsetenv("WEFT_SECRET");
 }
 
-/* A member that lies about who joins. When it is gone, nodes join as before. */
+/* A member sends wrong messages about nodes that join. When it is gone, nodes join as before. */
 static void test_liar(void **state)
 {
     (void)state;
@@ -601,7 +628,7 @@ static void test_liar(void **state)
     end();
 }
 
-/* Barriers are for those that started together, whoever joins, and dies. */
+/* Barriers are among the nodes that started together, even while others join and die. */
 static void test_barrier(void **state)
 {
     (void)state;
@@ -621,7 +648,8 @@ static void test_barrier(void **state)
     end();
 }
 
-/* Programs and names, between all nodes. Newcomers come to a socket's file, which another node takes over from the one that is killed. */
+/* Programs and names between all nodes. New nodes join at the path of a Unix socket; when its node is killed, another node listens
+ * there. */
 static void test_services(void **state)
 {
     (void)state;
@@ -642,6 +670,23 @@ static void test_services(void **state)
     grow_at = "unix:@";
 }
 
+/* Messages to a newcomer that reads none for a while are queued, and sent when it goes on. */
+static void test_queued(void **state)
+{
+    (void)state;
+    founders(2);
+    start(2, 0, 0, NULL, NULL);
+    joined(2, 1);
+    board->place[0].order = POST;
+    until(&board->place[0].obeyed, POST, "messages to a node that is stopped", 0);
+    for (uint32_t i = 0; i < 3; i++)
+        board->place[i].order = SERVE;
+    for (uint32_t i = 0; i < 3; i++)
+        until(&board->place[i].obeyed, SERVE, "programs and names", i);
+    go_on();
+    end();
+}
+
 /* --- the last numbers --- */
 
 static void on_none(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
@@ -650,7 +695,7 @@ static void on_none(weft_node *w, uint32_t from, const void *header, size_t head
     ++*(_Atomic uint32_t *)arg;
 }
 
-/* A node that has given nearly all numbers, and two that come. */
+/* A cluster that has used up nearly all numbers, and two nodes that join. */
 static int last_number(int rank, void *arg)
 {
     _Atomic uint32_t *step = arg, messages = 0;
@@ -701,13 +746,16 @@ static void test_last_number(void **state)
     assert_int_equal(processes_failed(3, last_number, shared_words(sizeof(uint32_t))), 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     board = shared_words(sizeof *board);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_from_one),  cmocka_unit_test(test_in_turn),  cmocka_unit_test(test_broken_off),
-        cmocka_unit_test(test_meanwhile), cmocka_unit_test(test_secret),   cmocka_unit_test(test_liar),
-        cmocka_unit_test(test_barrier),   cmocka_unit_test(test_services), cmocka_unit_test(test_last_number),
+        cmocka_unit_test(test_from_one),    cmocka_unit_test(test_in_turn),  cmocka_unit_test(test_broken_off),
+        cmocka_unit_test(test_meanwhile),   cmocka_unit_test(test_secret),   cmocka_unit_test(test_liar),
+        cmocka_unit_test(test_barrier),     cmocka_unit_test(test_services), cmocka_unit_test(test_queued),
+        cmocka_unit_test(test_last_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -363,7 +363,7 @@ static void test_slow_reader(void **state)
 
 /* --- ends --- */
 
-/* Whether a process runs. A zombie, for which nobody waits because its parent has ended as well, does not. */
+/* Whether a process is running. A zombie, which stays if its parent has ended as well, is not. */
 static bool runs(pid_t pid)
 {
     char path[64], line[512];

@@ -155,7 +155,7 @@ class UpAndDown(Standing):
         got = self.status()
         self.assertEqual((got["cluster"], [n["node"] for n in got["nodes"]]), ("default", [0, 1, 2]))
         for n in got["nodes"]:
-            self.assertEqual((n["state"], n["services"], n["pool_bytes"]), ("up", ["process", "name"], 64 << 20))
+            self.assertEqual((n["state"], n["services"], n["pool_bytes"]), ("up", ["process", "name", "net"], 64 << 20))
             self.assertTrue(alive(n["pid"]))
         transport = "shm" if CLUSTER[0] == "-n" else "rc"
         self.assertEqual([(l["from"], l["to"], l["state"], l["transport"]) for l in got["links"]],
@@ -202,7 +202,7 @@ class UpAndDown(Standing):
                             (["exec", "-d", "-t", "--", "true"], "excludes"), (["status", "x"], "unexpected")):
             self.assertIn(said, self.weft(*words, code=2).stderr, words)
         for name in ("", "../x", "a/b", "-x", ".x", "x" * 33):
-            self.assertIn("is no name of a cluster", self.weft("up", "-n", "1", "--cluster=" + name, code=1).stderr)
+            self.assertIn("cannot be the name of a cluster", self.weft("up", "-n", "1", "--cluster=" + name, code=1).stderr)
 
     def test_cannot_start(self):
         """The reason is printed by the command, not only in the log; and nothing stays."""
@@ -261,6 +261,7 @@ class UpAndDown(Standing):
             self.addCleanup(nodes[k].kill)
         for k in (0, 1):
             until("it is up", lambda k=k: self.weft("status", "--cluster", f"c{k}", code=None).returncode == 0)
+        self.exec("--cluster", "c0", "--on", "1", "--", "true")  # each knows the other's host
         nodes[1].send_signal(signal.SIGTERM)
         self.assertEqual(nodes[1].wait(LIMIT), 0)
         until("the other one knows it", lambda: json.loads(self.weft("status", "--cluster", "c0", "--json").stdout)["nodes"][1]["state"] == "gone")

@@ -4,11 +4,13 @@
 
 Usage: test_standing_returns.py PATH-OF-WEFT CLUSTER [TEST...], as test_standing.py. WEFT_TEST_KILLS: how many nodes are killed while maps run.
 """
+import contextlib
 import fcntl
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,10 +41,35 @@ class Killed(Standing):
         self.up()
         nodes = [n["pid"] for n in self.status()["nodes"]]
         os.kill(self.control_pid(), signal.SIGSTOP)
-        err = self.weft("down", code=1).stderr
+        self.assertIn("the control node of this host does not answer", self.weft("status", code=1).stderr)
+        with contextlib.ExitStack() as held:  # the queue of connections is full: connecting would wait for ever
+            for _ in range(1000):
+                one = held.enter_context(socket.socket(socket.AF_UNIX))
+                one.setblocking(False)
+                try:
+                    one.connect(self.path("control"))
+                except BlockingIOError:
+                    break
+            else:
+                self.fail("the queue of connections is never full")
+            err = self.weft("down", code=1).stderr
         self.assertIn("the control node of this host does not answer", err)
         until("all have ended", lambda: not [pid for pid in nodes if processes.alive(pid)])
         self.assertIn("is not up", self.weft("status", code=1).stderr)
+
+    def test_silent_nodes(self):
+        """Nodes that do not answer are shown as such, and the status comes all the same."""
+        self.up()
+        got = self.status()
+        others = [n for n in got["nodes"] if n["node"] != got["control_node"]]
+        for n in others:
+            os.kill(n["pid"], signal.SIGSTOP)
+            self.addCleanup(processes.go_on, n["pid"])
+        states = {n["node"]: n["state"] for n in self.status()["nodes"]}
+        self.assertEqual(states, {n["node"]: "silent" if n in others else "up" for n in got["nodes"]})
+        for n in others:
+            processes.go_on(n["pid"])
+        until("they answer again", lambda: {n["state"] for n in self.status()["nodes"]} == {"up"})
 
     def test_the_control_node(self):
         """Its jobs end with it; the others go on, and one of them is the control node from then on."""
@@ -225,12 +252,12 @@ class Returns(Kills):
         for pid in [self.at(place)["pid"] for place in (0, 1, 2)]:
             os.kill(pid, signal.SIGKILL)
         p = self.weft("down", code=1)
-        self.assertIn("no node on this host is up", p.stderr)
+        self.assertIn("no node is running on this host", p.stderr)
         self.assertEqual(marked(), [])
 
 
 class Maps(Kills):
-    """Not on emulated hosts, which have no files for `weft map`."""
+    """Not on emulated hosts, where a map's first node would be started by a standing node, and end with it."""
 
     def test_with_a_map(self):
         """Every node in turn, each while a `weft map` runs on all of them: its bytes are right."""

@@ -150,7 +150,7 @@ static uint32_t traffic(weft_node *w, weft_gaddr area, uint8_t *mine, uint8_t se
     return went + (got == 0);
 }
 
-/* Waits until this node has so many cables, on these devices. */
+/* Wait until this node has this many cables, on these devices. */
 static void until(weft_node *w, weft_gaddr area, uint8_t *mine, uint32_t cables, const char *devices)
 {
     weft_link_stats s = {.cables = UINT32_MAX};

@@ -117,7 +117,7 @@ static void test_refused(void **state)
     static const struct {
         uint32_t nodes;
         const char *verb, *with;
-        unsigned most; /* at most so many calls are refused, one run each; calls during traffic have no end */
+        unsigned most; /* refuse at most this many calls, one in each run; the calls during traffic would never end */
     } calls[] = {
         {3, "open_device", "EBUSY", 100},
         {3, "query_device", "EIO", 100},

@@ -481,7 +481,7 @@ void work_settle(struct end *e)
     }
 }
 
-/* It is unknown which operations of the chain took effect: takes the present bytes as the expected ones. */
+/* It is unknown which operations of the chain took effect: use the present bytes as the expected ones. */
 static void forget(struct chain *c)
 {
     struct end *e = c->e;

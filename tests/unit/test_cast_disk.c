@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Description: a target of weft cast and records that are wrong. A file gets its name only when all of its bytes have come with their
- * checksums, in any number of rounds; what is damaged, out of place or about no file changes nothing.
+ * A target of weft cast gets wrong records. A file gets its name only when all its bytes have arrived with their checksums, in any number
+ * of rounds. Records that are damaged, out of order, or about no file of the list change nothing.
  */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -153,7 +153,7 @@ static void test_damaged(void **state)
     assert_int_equal(disk.wanted, 1);
     assert_int_equal(disk.file[1].have, PIECE);
     assert_int_equal(cast.state.discarded, 2 * PIECE);
-    /* The next round. What is there is compared again: the file was closed meanwhile. */
+    /* The next round compares the bytes again, because the file was closed meanwhile. */
     assert_int_equal(disk.file[1].verified, 0);
     give(CAST_CHECK, 1, 0, PIECE);
     give(CAST_DATA, 1, PIECE, PIECE);
@@ -196,7 +196,7 @@ static void test_continued(void **state)
     cast_disk_close(&disk); /* as when it is killed */
     cast_disk_part("file", part);
     assert_true(is_there(part, 2 * PIECE));
-    /* What is there was changed meanwhile: its checksum tells. */
+    /* Another program changes the bytes in the temporary file: the checksum shows it. */
     snprintf(path, sizeof path, "%s/folder/%s", dest, part);
     int fd = open(path, O_WRONLY);
     assert_int_equal(pwrite(fd, "wrong", 5, PIECE + 10), 5);
@@ -243,7 +243,7 @@ static void give_all(void)
     cast_disk_settle(&disk);
 }
 
-/* Between two rounds somebody else changes what was verified. */
+/* Between two rounds another program changes bytes that were already verified. */
 static void test_changed_between_rounds(void **state)
 {
     (void)state;
@@ -267,7 +267,7 @@ static void test_changed_between_rounds(void **state)
     check_content();
 }
 
-/* --checksum, and another target lacks the file: its data comes here, too, and is compared. */
+/* With --checksum, and if another target lacks the file, this target gets the file's data, too, and compares it. */
 static void test_data_compared(void **state)
 {
     (void)state;
@@ -296,7 +296,7 @@ static void test_data_compared(void **state)
     }
 }
 
-/* Somebody else has made a file of that name before: it is not used when others can write it, or when it is a link. */
+/* Another user has made a file with the name of the temporary file: it is not used if others can write to it, or if it is a link. */
 static void test_part_of_others(void **state)
 {
     (void)state;
@@ -339,7 +339,7 @@ static void test_part_of_others(void **state)
     check_content();
 }
 
-/* A mode that names a user does not cross: owners are not copied. */
+/* The set-user-ID bit is not copied, because owners are not copied. */
 static void test_mode(void **state)
 {
     (void)state;
@@ -354,7 +354,7 @@ static void test_mode(void **state)
                      -EPROTO);
 }
 
-/* DEST begins in the home folder, or is refused. */
+/* A relative DEST begins in the home folder; it is refused if there is none. */
 static void test_relative_dest(void **state)
 {
     (void)state;

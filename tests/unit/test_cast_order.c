@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Description: the order of a cast's chain: nodes of one host next to each other, the better link first, and numbers where nothing is
- * known.
+ * The order of a cast's chain: nodes of one host are next to each other, a better link comes first, and nodes about which nothing is known
+ * are ordered by number.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 
 #define NODES 6u
 
-/* What order.c needs of other files, and these tests do not. */
+/* stand-ins for functions that order.c calls and these tests do not need */
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes)
 {
     (void)c, (void)to, (void)kind, (void)round, (void)a, (void)b, (void)payload, (void)bytes;

@@ -184,7 +184,7 @@ static void how_many_by_default(void **state)
 {
     (void)state;
     assert_int_equal(copy_team_default(1, 1), 1);
-    assert_int_equal(copy_team_default(2, 1), 1); /* the other processor is for the other node, or for the program */
+    assert_int_equal(copy_team_default(2, 1), 1); /* the second processor is left for the other node, or for the program */
     assert_int_equal(copy_team_default(2, 2), 1);
     assert_int_equal(copy_team_default(4, 2), 2);
     assert_int_equal(copy_team_default(16, 2), 6);

@@ -14,7 +14,7 @@
 #include "cluster/join.h"
 #include "weft.h"
 
-/* A number is never given twice, so they come to an end. */
+/* No number is given twice, so the numbers run out at 65,536. */
 static void test_numbers(void **state)
 {
     (void)state;

@@ -28,7 +28,7 @@ struct buffer {
 
 struct world {
     struct mem_pool *pool;
-    uint8_t *shadow; /* a byte for each 16 of the pool: who owns it */
+    uint8_t *shadow; /* for each 16 bytes of the pool, one byte: which thread owns them */
     unsigned threads;
     pthread_mutex_t lock;
     struct buffer *passed; /* buffers that any thread may free */
@@ -213,7 +213,7 @@ static void random_in_a_pool_too_small(void **state)
     assert_true(walk_all(4, 200000, 4 * MIB) > 100);
 }
 
-/* The cache of an idle thread is bounded. */
+/* The cache of an idle thread keeps only a limited amount of memory. */
 struct hoarder {
     struct mem_pool *pool;
     pthread_mutex_t lock;

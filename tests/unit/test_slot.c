@@ -136,7 +136,7 @@ static void test_stale_owner(void **state)
     assert_int_equal(slot_expire(&s, &watch, 1099, 1099, 100), 0);
     assert_int_equal(slot_renew(&s, old.slot, old.word, &old.word), 0);
     assert_int_equal(slot_expire(&s, &watch, 1100, 1100, 100), 0); /* the lease was renewed, so it counts as new */
-    assert_int_equal(slot_expire(&s, &watch, 1120, 1500, 100), 0); /* the home itself was stopped: only 20 of that time count */
+    assert_int_equal(slot_expire(&s, &watch, 1120, 1500, 100), 0); /* the home itself was stopped, so only 20 of the elapsed time counts */
     assert_int_equal(slot_expire(&s, &watch, 1579, 1579, 100), 0);
     assert_int_equal(slot_expire(&s, &watch, 1580, 1580, 100), 1);
     assert_int_equal(slot_backlog(&s), 1); /* head points to the slot again */
@@ -159,7 +159,7 @@ static void test_stale_owner(void **state)
     drop(&s);
 }
 
-/* A long ring is checked less often than every two leases, and a busy home is late every time: leases end anyway. */
+/* The home checks a long ring less than once in two leases, and a busy home is late each time: leases still end. */
 static void test_looks_far_apart(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void test_nodes_gone(void **state)
     drop(&s);
 }
 
-/* A node died after it made a slot ready and before it lowered head: the home's upkeep finds the slot. */
+/* A node has died after it made a slot ready, and before it lowered `head`: the home's upkeep finds the slot. */
 static void test_ready_behind_head(void **state)
 {
     (void)state;

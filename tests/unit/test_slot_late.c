@@ -218,7 +218,7 @@ static void test_lost_answers(void **state)
             fail_msg("seed %lu: a task or a slot is lost", (unsigned long)seed);
 }
 
-/* Shows that the test detects failures: without settlements, tasks and slots are lost. */
+/* Check that this test can fail: without settlements, tasks and slots are lost. */
 static void test_unsettled(void **state)
 {
     (void)state;

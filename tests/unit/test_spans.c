@@ -125,7 +125,7 @@ static void like_the_host(const weft_kernel *k, const char *arg, bool words)
     for (size_t i = 0; i < sizeof edges / sizeof *edges + 40; i++) {
         size_t len = i < sizeof edges / sizeof *edges ? edges[i] : next() % 70000;
         enum where where = i < sizeof edges / sizeof *edges ? (enum where)0 : (enum where)(next() % WHERES);
-        if (len >= CHUNK - 1) /* one place each, another every time */
+        if (len >= CHUNK - 1) /* for long inputs, one position each, a different one every time */
             where = (enum where)((i + words + (arg ? strlen(arg) : 0)) % WHERES);
         for (; where < WHERES; where++) {
             uint64_t offset = next() % 2 * 12345;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A case of the bulk protocol that the simulated worlds of tests/tb do not reach: a put is complete at the receiver, which cannot send DONE
- * yet; meanwhile the sender has given the put up, and uses its number for another. The DONE of the first put must not be sent for the
- * second.
+ * A case of the bulk protocol that the simulated worlds of tests/tb do not reach. A put is complete at the receiver, but the receiver
+ * cannot send DONE yet. Meanwhile the sender gives the put up, and uses its number for another put. The DONE of the first put must then not
+ * be sent, because it would be taken for the DONE of the second.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@ static struct {
     uint8_t *pool, *frames;
     bool full; /* the device takes no frame */
     uint32_t came, receives;
-    struct tb_words said[64]; /* the records in the frames that left */
+    struct tb_words said[64]; /* the records in the frames that were sent */
     uint32_t said_count;
 } t;
 
@@ -168,7 +168,7 @@ static void fill_stream(void)
     }
 }
 
-/* A transfer that has arrived completely, and whose DONE finds no room. */
+/* Let a transfer arrive completely, while there is no room to send its DONE. */
 static void come_whole(uint32_t id)
 {
     assert_int_equal(hear(TB_OPEN, id, 1, &(struct tb_words){.offset = AT, .a = MESSAGE}), 0);
@@ -232,14 +232,14 @@ static void test_done_is_said_when_there_is_room(void **state)
 {
     (void)state;
     come_whole(3);
-    /* Until then its number is in use: a peer that uses it again without having dropped the transfer is invalid. */
+    /* Until then the number is in use: if the peer uses it again without having dropped the transfer, the peer is invalid. */
     assert_int_equal(hear(TB_OPEN, 4, 2, &(struct tb_words){.offset = AT, .a = MESSAGE}), 0);
     assert_true(hear(TB_OPEN, 4, 3, &(struct tb_words){.offset = AT, .a = MESSAGE}) < 0);
     drain();
     assert_int_equal(said(TB_DONE), 1);
 }
 
-/* The sums of half a lane's pieces are announced before all of them have left. */
+/* The sums of half a lane's pieces are announced before all the pieces have been sent. */
 static void test_half_is_told_of(void **state)
 {
     (void)state;

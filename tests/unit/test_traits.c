@@ -181,7 +181,7 @@ static void iwarp(void **state)
     assert_int_equal(t.access_else, 0);
 }
 
-/* Devices without RC and UC for verbs programs. */
+/* Devices that offer neither RC nor UC to verbs programs. */
 static void others(void **state)
 {
     (void)state;

@@ -529,7 +529,7 @@ class Strict(Base):
     def test_probe_link_whose_other_end_cannot_receive(self):
         here, there = self.broken_link("refuse", "--verb", "post_recv", "--errno", "12", "--host", "1")
         self.assertIn("receives are refused, with messages of 4 KiB, 1 in flight", here)
-        self.assertIn("the other end has given up", there)
+        self.assertIn("the other end of the probe has given up", there)
 
     def test_probe_link_that_cannot_receive(self):
         here, there = self.broken_link("refuse", "--verb", "post_recv", "--errno", "12", "--host", "0")
@@ -548,7 +548,7 @@ class Strict(Base):
         leader.communicate(timeout=LIMIT)
         _, err = server.communicate(timeout=LIMIT)
         self.assertEqual(server.returncode, 1, err)
-        self.assertIn("the other end closed the connection", err)
+        self.assertIn("the other end of the probe has closed the connection", err)
         self.softverbs("reboot", "--fabric", "test", "0")  # what was killed kept its protection domains
 
     def test_probe_link_with_damage_on_the_way_back(self):

@@ -34,7 +34,8 @@ static void load(struct verbs_table *table, const char *path, const char *versio
     CHECK(dlvsym(library, "ibv_query_ece", "IBVERBS_1.10"), "%s", dlerror());
 }
 
-/* With `frames`, messages only, and as large as the least depth that is granted allows: it counts frames of 4 KiB. */
+/* Exchange messages over one type of connection. `frames`: the device counts 4 KiB frames, so use only messages, at most as large as the
+ * smallest granted depth allows. */
 static int exchange(struct pair *pair, enum ibv_qp_type type, int frames)
 {
     static const uint32_t sizes[] = {1, 64, 4096, 65536, PAIR_HALF};

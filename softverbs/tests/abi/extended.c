@@ -11,7 +11,7 @@
 static struct ibv_cq_ex *cq;
 static struct pair pair;
 
-/* The next completion: its fields are checked against what is expected. Waits for it. */
+/* What the next completion should contain. */
 struct expected {
     uint64_t id;
     enum ibv_wc_opcode opcode;

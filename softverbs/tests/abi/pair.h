@@ -77,7 +77,7 @@ void pair_close(struct pair *);
 void pair_fill(uint8_t *, size_t bytes, unsigned seed);
 /* Waits for `count` completions, which must be successful. *receive (may be NULL) gets the last one of a receive. */
 void pair_wait(struct pair *, int count, struct ibv_wc *receive);
-/* Does one SEND of so many bytes, and one RDMA write; checks the completions, and that the bytes have arrived. */
+/* Do one SEND of `bytes` bytes and one RDMA write; check the completions, and that the bytes have arrived. */
 void pair_send(struct pair *, uint32_t bytes);
 void pair_write(struct pair *, uint32_t bytes);
 

@@ -7,7 +7,7 @@
 /* An operation on a range of b's region, and the status that it must end with. */
 struct reach {
     enum ibv_wr_opcode op;
-    long off; /* offset from the region's beginning; if negative, from its end */
+    long off; /* offset from the start of the region; a negative one counts from its end */
     uint32_t len;
     enum ibv_wc_status status;
 };
@@ -57,7 +57,7 @@ static void reach(struct t *t, long arg)
         want_filled(t, p.a.buf, REGION, 3);
 }
 
-/* A whole message is refused before its first byte lands, also where it takes several packets. */
+/* A message that is refused is refused as a whole: not one byte is written, even if the message has several packets. */
 static void nothing_lands(struct t *t, long arg)
 {
     struct pair p;
@@ -222,7 +222,7 @@ static void other_pd(struct t *t, long arg)
     wait_for(t, p.a.scq, 1, arg == 0 ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_PROT_ERR);
 }
 
-/* A region whose addresses for the other side are of the caller's choosing. */
+/* A region whose addresses for remote access were chosen by the caller (iova). */
 static void iova(struct t *t, long arg)
 {
     struct pair p;

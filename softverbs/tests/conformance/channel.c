@@ -108,7 +108,7 @@ static void once(struct t *t, long arg)
     want_none(t, &h);
 }
 
-/* Arming twice before a completion gives one event. */
+/* Arming twice before a completion raises one event, not two. */
 static void twice_armed(struct t *t, long arg)
 {
     struct heard h;
@@ -159,8 +159,8 @@ static void missed(struct t *t, long arg)
 
 /* ---- Arming a CQ that holds completions already */
 
-/* Arming then raises an event at once, so that a program that arms and sleeps without polling does not sleep although there is a
- * completion. */
+/* Arming a CQ that holds a completion raises an event at once. Otherwise a program that arms and sleeps without another poll would sleep
+ * although there is a completion. */
 static void unpolled(struct t *t, long arg)
 {
     struct heard h;

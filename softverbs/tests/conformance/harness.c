@@ -36,7 +36,7 @@ static const struct {
     {NEED_QP_EX, "the device has no extended QP"},
 };
 
-#define CHECK_S 60 /* a check that has not ended by then hangs: more than the waits of any sane check add up to */
+#define CHECK_S 60 /* a check that takes longer than this hangs: it is more than all waits of any check together */
 
 struct options {
     const char *device, *peer, *peer_run;

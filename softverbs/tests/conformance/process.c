@@ -158,7 +158,7 @@ static int peer_echo(struct t *t, struct two *w)
     return 0;
 }
 
-/* Sleeps: writes to it and reads from it need no help of its program. */
+/* The peer only sleeps: writing to it and reading from it need no action of its program. */
 static int peer_passive(struct t *t, struct two *w)
 {
     char c;
@@ -176,7 +176,7 @@ static int peer_silent(const struct two *w)
 {
     char c;
 
-    /* At most two minutes; usually its parent, or the end of the socket, ends it. */
+    /* at most two minutes; usually the parent's message, or the end of the socket, ends the wait */
     if (readable(w->fd, 120000) && recv(w->fd, &c, 1, 0) == 1 && c == 'e')
         _exit(0); /* without destroying anything */
     return 0;
@@ -348,7 +348,7 @@ static void dead(struct t *t, long arg)
     wait_state(t, w->e.qp, IBV_QPS_ERR);
 }
 
-/* A QP that only has receives posted gets no error. */
+/* A QP that has only receives posted gets no error when its peer dies. */
 static void dead_idle(struct t *t, long arg)
 {
     struct two *w = two_new(t);
@@ -374,7 +374,7 @@ static void dead_uc(struct t *t, long arg)
     want_eq(t, state_of(t, w->e.qp), IBV_QPS_RTS);
 }
 
-/* A send that waits for a receive of a peer that then dies. */
+/* A send waits for a receive of a peer, and the peer dies. */
 static void dead_waiting(struct t *t, long arg)
 {
     struct two *w = two_new(t);
@@ -393,7 +393,7 @@ static void dead_waiting(struct t *t, long arg)
     wait_for(t, w->e.scq, 8, IBV_WC_RETRY_EXC_ERR);
 }
 
-/* The objects of a dead process are freed: many processes can come and die. */
+/* The objects of dead processes are freed, so any number of processes can start and die. */
 static void dead_many(struct t *t, long arg)
 {
     (void)arg;

@@ -146,8 +146,7 @@ static void recv_full(struct t *t, long arg)
     want_ret(t, post_recv(qp, n, &sge, 1), ENOMEM);
 }
 
-/* A send to a peer without receives waits: so the queue fills, and takes a request again once one has ended.
- */
+/* Sends to a peer without receives wait, so the queue fills; when one of them has ended, the queue accepts another request. */
 static void send_full(struct t *t, long arg)
 {
     struct pair p;

@@ -18,8 +18,8 @@ struct job {
     _Atomic int *left;
 };
 
-/* Posts its writes one by one, trying again while the queue is full; another thread polls. The CQ has room
- * for all: some devices free a request's place before its completion is polled. */
+/* Post the thread's writes one by one, and try again while the queue is full; another thread polls. The CQ has room for all completions:
+ * some devices free a request's slot before its completion is polled. */
 static void *poster(void *arg)
 {
     struct job *j = arg;

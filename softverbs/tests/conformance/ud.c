@@ -106,7 +106,7 @@ static void qkey(struct t *t, long arg)
     recv_ok(t, &u.p.b, 2, 0, 64);
     struct ibv_sge sge = sge_at(&u.p.a, 0, 8);
     struct ibv_send_wr wr = to_b(&u, 1, &sge);
-    /* With the highest bit set, the sender's own QP's key is sent instead. */
+    /* with the highest bit set, the Q_Key of the sender's own QP is sent instead */
     wr.wr.ud.remote_qkey = arg ? 0x80000000 : QKEY + 1;
     send_ok(t, u.p.a.qp, &wr);
     wait_for(t, u.p.a.scq, 1, IBV_WC_SUCCESS);
@@ -210,7 +210,7 @@ static void inline_data(struct t *t, long arg)
     want_filled(t, u.p.b.buf + GRH, sizeof local, 3);
 }
 
-/* One QP talks to several, each request to another. */
+/* One QP sends to several others, each request to a different one. */
 static void several_peers(struct t *t, long arg)
 {
     struct ud u, v;

@@ -24,7 +24,7 @@ struct input {
 };
 static struct input *inputs;
 static size_t input_count;
-static struct input now; /* for whoever looks for the input that failed */
+static struct input now; /* shows the input that failed */
 
 static uint64_t state = 0x9e3779b97f4a7c15u;
 

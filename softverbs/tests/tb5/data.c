@@ -136,8 +136,8 @@ static void check_receive_before_ready(void)
     meet();
 }
 
-/* SEND completion does not say that the bytes arrived: no acknowledgement. Pages were lost between Macs
- * under load at 0.05 % (in the strict profile; none in the other). */
+/* The completion of a SEND does not mean that the bytes have arrived, because nothing is acknowledged. Between Macs, 0.05 % of pages were
+ * lost under load; the strict profile does the same, the other profile loses none. */
 static void check_losses(void)
 {
     enum { COUNT = 20000, FLIGHT = 32 };

@@ -91,8 +91,7 @@ bool next(struct end *, struct ibv_wc *, int ms);
 void done(struct end *, uint64_t id);
 void fill(uint8_t *bytes, size_t count, unsigned seed);
 bool filled(const uint8_t *bytes, size_t count, unsigned seed);
-/* Calls `run` in a process of its own, which has not used the verbs before. Returns its exit status, or 128 plus the signal that ended
-   it. */
+/* Call `run` in a new process, which has not used the verbs before. Returns its exit status, or 128 plus the signal that ended it. */
 int apart(int (*run)(void));
 /* Runs the command softverbs; returns its exit status. */
 int softverbs(const char *verb, const char *what, const char *word);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * When two nodes join, each sends the other, over their side connection, its endpoint's address, its pool's address and the keys of the
+ * Joining of two nodes: over their side connection, each sends the other its endpoint's address, its pool's address and the keys of the
  * pool's regions. Nothing is sent over libfabric yet: the provider connects at the first operation.
  */
 #include "fabric/ofi/ofi.h"
@@ -49,19 +49,20 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
     const struct ofi *o = l->ofi;
     uint32_t node = l->r.link->node;
     if (!ofi_hello_valid(h, node, o->w->founders, o->w->heap_offset))
-        return base_fail(
-            -EPROTO,
-            "node %u does not speak this version of the ofi transport (or it uses another: WEFT_TRANSPORT must be the same on all nodes)",
-            node);
+        return base_fail(-EPROTO,
+                         "node %u uses another transport, or another version of weft: set the same WEFT_TRANSPORT, and run the same "
+                         "version, on all nodes",
+                         node);
     if (strcmp(h->provider, o->info->fabric_attr->prov_name) != 0)
         return base_fail(-EINVAL,
                          "node %u uses %.47s of libfabric, and this node %s: WEFT_OFI_PROVIDER must name one that both have (tcp;ofi_rxm, "
                          "if their libfabrics are of different versions)",
                          node, h->provider, o->info->fabric_attr->prov_name);
     if (h->format != o->info->addr_format || h->address_bytes != o->address_bytes)
-        return base_fail(
-            -EINVAL, "node %u has an address of another family for %s: WEFT_OFI_INTERFACE must name addresses of one family on both nodes",
-            node, o->info->fabric_attr->prov_name);
+        return base_fail(-EINVAL,
+                         "node %u and this node have addresses of different families (IPv4 and IPv6) for %s: set WEFT_OFI_INTERFACE on "
+                         "both nodes to addresses of one family",
+                         node, o->info->fabric_attr->prov_name);
     return 0;
 }
 
@@ -71,7 +72,7 @@ static int connect_keys(struct ofi_link *l, const struct ofi_hello *h, int fd, i
     const struct ofi_regions *r = l->own.count ? &l->own : &o->pool;
     uint64_t *mine = calloc(r->count + 1, sizeof *mine);
     l->keys = calloc(h->keys + 1, sizeof *l->keys);
-    int err = mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of another node's pool", h->keys);
+    int err = mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of the pool of another node", h->keys);
     for (uint32_t i = 0; i < r->count && !err; i++)
         mine[i] = fi_mr_key(r->list[i]);
     if (!err)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node's libfabric objects (fabric, domain, address vector, completion queue, endpoint), the regions of its pool, and the frames that
- * it receives into. Receives and requests are structs in arrays; their addresses are the contexts of the provider's operations.
+ * A node's libfabric objects (fabric, domain, address vector, completion queue, endpoint), the registered regions of its pool, and the
+ * buffers into which frames are received. Each receive and each request is a struct in an array; the struct's address is the context of the
+ * provider's operation.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -11,7 +12,7 @@
 
 #define VERBS_RXM "verbs;ofi_rxm"
 
-/* What the user can do about it, for errors whose reason libfabric does not tell. */
+/* The remedy, for errors for which libfabric gives no reason. */
 static const char *device_remedy(const char *provider, int error)
 {
     if (error == EINVAL && strcmp(provider, VERBS_RXM) == 0)
@@ -131,8 +132,8 @@ void ofi_receive_owed_locked(struct ofi *o)
     }
 }
 
-/* In libfabric 1.17 fi_trywait() of `net` does nothing, so the signal of the first completion stays for ever, and its descriptor is always
- * readable. fi_wait() on a wait set takes the signal back. Later versions have no `net`. */
+/* In libfabric 1.17, fi_trywait() of `net` does nothing: the signal of the first completion is never cleared, and the descriptor stays
+ * readable. fi_wait() on a wait set clears the signal, so the queue gets a wait set. Later versions have no `net`. */
 static void device_wait_set(struct ofi *o)
 {
     struct fi_wait_attr attr = {.wait_obj = FI_WAIT_FD};
@@ -207,7 +208,7 @@ int ofi_endpoint_open(struct ofi *o)
 static int device_memory(struct ofi *o)
 {
     struct weft_node *w = o->w;
-    /* those of links to nodes that join later are allocated with the link */
+    /* links to nodes that join later allocate their own frames */
     uint64_t links = (uint64_t)(w->founders - 1) * TB_SLOTS * TB_FRAME_BYTES, receives = (uint64_t)o->receives_count * TB_FRAME_BYTES;
     o->memory_bytes = base_round_up(links + receives, BASE_PAGE);
     o->memory = mmap(NULL, o->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -230,8 +231,9 @@ static int device_memory(struct ofi *o)
     return 0;
 }
 
-/* With a receive queue for each connection, ofi_rxm posts receives to connections that it has closed, and crashes (libfabric 1.17 to 2.4,
- * issue 11828 of libfabric). The environment is the program's, which may have threads: it is not changed here. */
+/* If each connection has its own receive queue, ofi_rxm posts receives to connections that it has closed, and crashes (libfabric 1.17 to
+ * 2.4, libfabric's issue 11828). The variable that avoids it is not set here: the program may have threads, so its environment must not be
+ * changed. */
 static int device_refuse(const struct fi_info *info)
 {
     const char *provider = info->fabric_attr->prov_name, *shared = getenv("FI_OFI_RXM_USE_SRX");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * libfabric, loaded at run time: weft is not linked with it, so weft also runs where libfabric is missing. Most of libfabric's API is
- * tables of functions in its objects; only these few functions are symbols.
+ * libfabric, loaded at run time. weft is not linked with it, so weft also runs on systems without libfabric. Only the functions listed here
+ * are symbols of the library; the rest of its API is tables of functions in its objects.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -40,7 +40,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ofi_library library; /* protected by the lock until `loaded`; constant afterwards */
 static bool loaded;
 
-/* The pointer is copied by its bytes: ISO C has no conversion from what dlsym() returns to a pointer to a function. */
+/* The pointers are copied as bytes, because ISO C has no conversion from the result of dlsym() to a function pointer. */
 static int library_fill(struct ofi_library *to, void *handle)
 {
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
@@ -79,7 +79,8 @@ static int library_open(struct ofi_library *l, void **handle)
     return base_fail(-ENOENT, "no libfabric (%s); " WHO_HAS_IT, first);
 }
 
-/* libinfinipath, which Debian's libfabric needs, takes signals when it is loaded: at SIGTERM it calls exit(). They are the program's. */
+/* Load libfabric without its signal handlers: libinfinipath, which Debian's libfabric needs, installs handlers when it is loaded (at
+ * SIGTERM it calls exit()). Signals belong to the program. */
 static int library_open_quietly(struct ofi_library *l, void **handle)
 {
     static const int taken[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
@@ -101,7 +102,7 @@ int ofi_load(const struct ofi_library **out)
         if (!rc)
             rc = library_fill(&l, handle);
         if (!rc)
-            library = l; /* it is never unloaded: its threads may be running */
+            library = l; /* never unloaded, because its threads may be running */
         else if (handle)
             dlclose(handle);
         loaded = rc == 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links of ofi: creates them, and sends for their endpoints (records/endpoint.h). A frame is a message to the peer, a move is an RMA
- * request.
+ * Links of ofi: creates them, and sends for their endpoints (records/endpoint.h). A frame is a message to the peer; a move, which is a
+ * large put or get, is an RMA request.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -10,14 +10,15 @@
 #include <sys/mman.h>
 
 #define LINK_FRAMES ((size_t)TB_SLOTS * TB_FRAME_BYTES)
-#define RTO_LEAST   (500 * WEFT_MS) /* the provider retransmits what the network loses: this is for frames lost with a broken connection */
+/* long, because the provider itself repeats what the network loses: this is only for frames lost with a broken connection */
+#define RTO_LEAST   (500 * WEFT_MS)
 #define RTO_MOST    (2 * WEFT_SECOND)
 #define PAUSE_FIRST (WEFT_MS)
 #define PAUSE_MOST  (200 * WEFT_MS)
 
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
 {
-    /* Not from calloc(), which may write what it makes zero: most of an endpoint is never used here. */
+    /* mmap(), not calloc(), which could write zeros to all of it: ofi uses only a small part of an endpoint */
     struct ofi_link *l = mmap(NULL, sizeof *l, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (l == MAP_FAILED)
         return NULL;
@@ -31,8 +32,8 @@ struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
     return l;
 }
 
-/* The provider may still send from a link's own frames: ofi_device_close() frees them after the endpoint. Without memory for a record they
-   stay allocated. */
+/* Keep a link's own frames, from which the provider may still be sending, until ofi_device_close() has closed the endpoint. If there is no
+ * memory to record them, they are never freed. */
 static void link_keep_frames(struct ofi_link *l)
 {
     struct ofi_late *late = malloc(sizeof *late);
@@ -53,9 +54,13 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
+/* Sets the timer as well: while the provider connects to the peer, its end of the connection is an event without a completion. */
 static bool link_no_room(struct ofi_link *l)
 {
+    int64_t at = base_recent_ns() + OFI_RETRY;
     atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
+    if (at < atomic_load_explicit(&l->ofi->due, memory_order_relaxed))
+        atomic_store_explicit(&l->ofi->due, at, memory_order_relaxed);
     return false;
 }
 
@@ -67,6 +72,7 @@ void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t n
     snprintf(l->error, sizeof l->error, "%s: %s", what, l->ofi->lib->strerror(err < 0 ? -err : err));
     if (atomic_fetch_add_explicit(&l->errors, 1, memory_order_relaxed) == 0)
         base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again (for WEFT_RECONNECT)", l->r.link->node, l->name, l->error);
+    fab_kick(l->ofi->w); /* nothing else may wake the progress thread in time to try again */
 }
 
 static bool link_pauses(const struct ofi_link *l)
@@ -145,7 +151,8 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     return link_no_room(l);
 }
 
-/* If the provider needs local memory to be registered, only memory in the pool can be moved; other memory is copied into frames. */
+/* Whether local memory can be moved by RMA. If the provider needs local memory to be registered, only memory in the pool can; other memory
+ * is copied into frames. */
 static bool link_movable(void *ctx, const uint8_t *local, uint64_t len)
 {
     const struct ofi_link *l = ctx;
@@ -167,7 +174,8 @@ static int link_own_frames(struct ofi_link *l)
 {
     if (l->ofi->memory_mr)
         return base_fail(-EOPNOTSUPP,
-                         "%s of libfabric wants all memory registered at the start, so it does not reach nodes that join later",
+                         "%s of libfabric needs all memory registered at the start, so it cannot reach nodes that join later: set "
+                         "WEFT_OFI_PROVIDER to another provider, on all nodes",
                          l->ofi->info->fabric_attr->prov_name);
     void *p = mmap(NULL, LINK_FRAMES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)

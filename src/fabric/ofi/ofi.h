@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the ofi transport share. The transport carries the frames of fabric/records/ over libfabric. Each file calls only
- * those before it:
+ * The interface between the files of the ofi transport, which carries the frames of fabric/records/ over libfabric. Each file calls only
+ * those listed before it:
  *
- *   library.c     libfabric, found at run time
+ *   library.c     loads libfabric at run time
  *   provider.c    lists the providers, and chooses one
  *   device.c      the provider's objects, memory regions, receives
  *   link.c        creates links; sends frames and starts RMA for a link's endpoint
  *   poll.c        progress: completions, timers
- *   watch.c       links that make no progress; replaces the endpoint
+ *   watch.c       watches for links that make no progress; replaces the endpoint
  *   connect.c     exchanges addresses and keys when two nodes join
  *   transport.c   opening, joining, the end of a link; the transport's table
  *
  * A node has one reliable datagram endpoint for all its peers. Small operations are records in frames, as on tb: frames that are lost with
  * a broken connection are sent again, and each record is executed once. Large puts and gets are RMA between the pools, if the provider
- * supports it.
+ * supports RMA.
  *
- * Locks, outer first: ofi->receiving (held by the thread that polls), a link's lock, ofi->calls. The last one is held during every call of
+ * Locks, outer first: ofi->receiving (held by the thread that polls), a link's lock, ofi->calls. ofi->calls is held during every call of
  * libfabric that uses the endpoint or its queue (FI_THREAD_DOMAIN).
  */
 #ifndef WEFT_OFI_H
@@ -40,12 +40,13 @@
 #define OFI_MOVE_LEAST    8192u      /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u        /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u       /* bytes of a provider's address */
+#define OFI_RETRY         (WEFT_MS)  /* the pause before a frame that found no room is tried again, while nobody polls */
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 
-/* An operation that was given to the provider and ends with a completion; this struct's address is the operation's context. */
+/* An operation that the provider is executing, and that ends with a completion. The address of this struct is the operation's context. */
 struct ofi_request {
-    struct fi_context2 context; /* first. Some providers keep their own state in it */
+    struct fi_context2 context; /* must be the first member: some providers keep their own state in it */
     struct ofi_request *next;   /* in the list `free` or `owed` */
     enum ofi_request_kind kind;
     uint32_t slot; /* OFI_RECEIVE: index of the buffer; OFI_FRAME: index of the link's frame */
@@ -63,7 +64,7 @@ struct ofi_regions {
 struct ofi_link {
     struct records_link r; /* first: fab_link's `impl` points to it */
     struct ofi *ofi;
-    bool touched;   /* an event has happened since the last pump; under ofi->receiving */
+    bool touched;   /* the link had an event since it was last pumped; under ofi->receiving */
     fi_addr_t peer; /* under ofi->calls */
     uint32_t moves; /* RMA requests under way; under the link's lock, with the next fields */
     uint64_t moved; /* RMA requests that have succeeded */
@@ -74,16 +75,17 @@ struct ofi_link {
     uint8_t *frames;        /* frames to send from, if one of the two nodes joined later; NULL: the link uses a part of ofi->memory */
     struct ofi_regions own; /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
     char name[64];          /* the peer's address as text */
-    /* After a refusal nothing is sent before retry_at; each refusal doubles the pause. Under the link's lock. */
+    /* After the provider has refused an operation, nothing is sent before retry_at; each refusal doubles the pause. Under the link's
+     * lock. */
     int64_t retry_at, pause;
     char error[160]; /* the reason of the last refusal; "": there was none */
     _Atomic uint64_t errors;
     /* watch.c, on the progress thread: */
-    uint64_t stand;   /* a count of acknowledged frames and finished moves, at the last check */
+    uint64_t stand;   /* the sum of acknowledged frames and finished moves at the last check */
     int64_t still_at; /* since when `stand` has not changed although something is under way; 0: the link makes progress or is idle */
-    bool heard;       /* at least one frame has come */
-    bool renewed;     /* this node has already replaced its endpoint because of this link */
-    bool asked;       /* the peer was asked whether its process runs ... */
+    bool heard;       /* at least one frame has arrived from the peer */
+    bool renewed;     /* this node has replaced its endpoint once because of this link */
+    bool asked;       /* the peer was asked whether its process is running ... */
     int64_t answered; /* ... and answered at this time; 0: not yet */
     bool tell;        /* this node's new address must be sent to the peer */
     _Atomic uint64_t connects;
@@ -105,9 +107,9 @@ struct ofi {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
-    struct fid_wait *wait;   /* what the queue signals, if fi_trywait() is of no use (device_queue()); else NULL */
+    struct fid_wait *wait;   /* the wait set that the queue signals, if fi_trywait() does not work (device_wait_set()); else NULL */
     struct fid_ep *ep;       /* NULL: there is none; written under `receiving` and `calls` */
-    _Atomic bool opened;     /* there has been an endpoint; the transport's functions read it without a lock */
+    _Atomic bool opened;     /* an endpoint was opened at least once; read without a lock by the transport's functions */
     int fd;                  /* the completion queue's descriptor; -1: the provider has none, so the queue is polled. Written like `ep` */
     bool armed;              /* ofi_idle() found no completion: the progress thread may sleep on fd; written like `ep` */
     struct ofi_regions pool; /* if registering is expensive: the pool, registered once for all peers */
@@ -119,16 +121,17 @@ struct ofi {
     struct fid_mr *memory_mr; /* if the provider needs local memory registered */
     struct ofi_request *receives, *requests;
     uint32_t receives_count, requests_count;
-    struct ofi_request *free, *owed; /* free requests; receives that the provider had no room for. Under `calls` */
-    struct ofi_link **links;         /* [size]; NULL for peers that use another transport */
-    char name[64];                   /* this node's address as text */
+    /* requests that are free; receives for which the provider had no room, to be posted later. Under `calls` */
+    struct ofi_request *free, *owed;
+    struct ofi_link **links; /* [size]; NULL for peers that use another transport */
+    char name[64];           /* this node's address as text */
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
-    _Atomic int64_t due; /* the earliest timer of all links; may be too early */
+    _Atomic int64_t due; /* when the earliest timer of all links expires; it may be too early, never too late */
     uint32_t looks;
     uint32_t generation; /* counts the endpoints that this node has had */
-    bool renew;          /* the endpoint is to be replaced; under `receiving` */
+    bool renew;          /* the endpoint should be replaced; under `receiving` */
 };
 
 /* Whether this node uses the transport. */
@@ -142,13 +145,13 @@ int ofi_device_open(struct ofi *o); /* opens the provider that o->info describes
 void ofi_device_close(struct ofi *o);
 int ofi_register(struct ofi *o, struct ofi_regions *r); /* registers the pool, with new keys */
 void ofi_unregister(struct ofi_regions *r);
-void *ofi_descriptor(const struct ofi *o, const void *at);           /* of local memory; NULL if the provider needs none */
+void *ofi_descriptor(const struct ofi *o, const void *at);           /* the descriptor of local memory; NULL if the provider needs none */
 int ofi_endpoint_open(struct ofi *o);                                /* opens an endpoint, while there is none, and posts its receives */
 int ofi_queue_renew(struct ofi *o);                                  /* replaces the completion queue, while there is no endpoint */
 bool ofi_queue_quiet_locked(struct ofi *o);                          /* whether a thread may sleep on o->fd; under `calls` */
 void ofi_receive_again_locked(struct ofi *o, struct ofi_request *q); /* posts a receive, or keeps it for later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);
-/* NULL: all are under way. Under `calls`, like the next function */
+/* NULL: all requests are under way. Under `calls`, like the next function. */
 struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind kind, uint32_t node);
 void ofi_request_free_locked(struct ofi *o, struct ofi_request *q);
 
@@ -176,9 +179,9 @@ void ofi_woken(struct weft_node *w);
 /* watch.c, on the progress thread */
 int64_t ofi_upkeep(struct weft_node *w, int64_t now);
 void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len);
-/* Replaces the endpoint, and starts everything that is under way again. Under o->receiving. */
+/* Replaces the endpoint, and starts again everything that was under way. Under o->receiving. */
 void ofi_renew(struct ofi *o);
-/* Whether the bytes are a valid message of watch.c; only computes. */
+/* Whether the bytes are a valid message of watch.c. A pure function. */
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
@@ -193,7 +196,7 @@ struct ofi_hello {
     char provider[48];
     uint8_t address[OFI_ADDRESS];
 };
-/* Whether the fields are valid that do not depend on this node's provider; only computes. */
+/* Whether those fields are valid that do not depend on this node's provider. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
 int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 

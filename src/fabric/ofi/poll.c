@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Progress of ofi: passes completions and the time to the endpoints of the links, which then send what they can.
+ * Progress of ofi: passes completions and the current time to the endpoints of the links, and then lets them send.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -9,17 +9,16 @@
 
 #define BATCH  16
 #define ROUNDS 8u        /* the most batches of completions read in one call */
-#define RETRY  (WEFT_MS) /* the pause before a frame that found no room is tried again, while nobody polls */
 #define CLOCK  16u       /* the clock is read once in this many polls that find nothing */
 
-/* A completion, copied so that it can be handled without `calls`. */
+/* A completion, copied out of the queue so that it can be handled without the lock `calls`. */
 struct event {
     struct ofi_request *q;
     size_t bytes;
     int error; /* libfabric's, positive; 0: none */
 };
 
-/* Handles a received frame. If it came alone, its acknowledgement is sent at once. */
+/* Handles a received frame. `alone`: no other frame arrived with it, so its acknowledgement is sent at once. */
 static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = o->receive_frames + (size_t)q->slot * TB_FRAME_BYTES;
@@ -84,7 +83,7 @@ static uint32_t poll_take(struct ofi *o, struct event *e)
     return n > 0 ? (uint32_t)n : 0;
 }
 
-/* Runs the endpoints of all links that had an event, that found no room before, or whose timer has expired. */
+/* Pumps all links that had an event, that had no room to send before, or whose timer has expired. */
 void ofi_pump_all(struct ofi *o, int64_t now)
 {
     int64_t due = INT64_MAX;
@@ -102,8 +101,8 @@ void ofi_pump_all(struct ofi *o, int64_t now)
             base_spin_unlock(&l->r.lock);
         }
         int64_t at = atomic_load_explicit(&l->r.due, memory_order_relaxed);
-        if (atomic_load_explicit(&l->r.no_room, memory_order_relaxed) && now + RETRY < at)
-            at = now + RETRY;
+        if (atomic_load_explicit(&l->r.no_room, memory_order_relaxed) && now + OFI_RETRY < at)
+            at = now + OFI_RETRY;
         due = at < due ? at : due;
     }
     if (due < atomic_load_explicit(&o->due, memory_order_relaxed))
@@ -207,8 +206,8 @@ bool ofi_idle(struct weft_node *w)
     return quiet && poll_no_messages(o);
 }
 
-/* The descriptor, only just after ofi_idle(): otherwise a thread of the program polls, and each frame would needlessly wake the progress
- * thread. */
+/* The descriptor to sleep on, for the progress thread; -1 unless ofi_idle() has just prepared the queue. Without that, a thread of the
+ * program is polling, and each frame would needlessly wake the progress thread. */
 int ofi_fd(struct weft_node *w, uint32_t i)
 {
     struct ofi *o = w->ofi;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Providers: what weft needs of them, which one it chooses, and which address of this host it uses.
+ * Providers of libfabric: what weft needs from a provider, which one it chooses, and which address of this host it uses.
  */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -20,10 +20,10 @@
 
 #define ASKED_VERSION FI_VERSION(1, 17)
 
-/* Best first. Of a layered provider ("tcp;ofi_rxm") the first name counts. A provider that is not in this list is used only if
- * WEFT_OFI_PROVIDER names it; so is verbs, because the transports rc and tb are faster on its devices. `net` of libfabric 1.17 is what
- * later versions call `tcp`: datagrams over TCP without a layer between, with two thirds of the latency of "tcp;ofi_rxm" and a fortieth of
- * its memory (bench/run ofi). */
+/* The known providers, best first. Of a layered provider ("tcp;ofi_rxm") the first name counts. WEFT_OFI_PROVIDER must name a provider to
+ * use one that is not in this list. It must also name verbs, because on the devices of verbs the transports rc and tb are faster. `net` of
+ * libfabric 1.17 is called `tcp` in later versions: datagrams over TCP without a layer in between, with two thirds of the latency of
+ * "tcp;ofi_rxm" and a fortieth of its memory (bench/run ofi). */
 static const struct known {
     const char *name;
     bool plain;
@@ -105,7 +105,7 @@ static int provider_ask(const struct ofi_library *lib, const char *provider, con
     return rc;
 }
 
-/* An address of the interface, as a number: IPv4 before IPv6, and a global address before a link-local one. */
+/* Find an address of the interface, as a number: IPv4 is preferred to IPv6, and a global address to a link-local one. */
 static int interface_address(const char *name, char *out, size_t room)
 {
     struct ifaddrs *all, *best = NULL;
@@ -143,7 +143,8 @@ static bool is_address(const char *text)
     return inet_pton(AF_INET, plain, bytes) == 1 || inet_pton(AF_INET6, plain, bytes) == 1;
 }
 
-/* The better of the two; `a` may be NULL. If they are equally good it is `a`, because libfabric lists the requested address first. */
+/* The better of two providers; `a` may be NULL. If both are equally good, `a` is returned, because libfabric lists the requested address
+ * first. */
 static struct fi_info *provider_better(struct fi_info *a, struct fi_info *b)
 {
     return !a || ofi_traits_of(b).rank < ofi_traits_of(a).rank ? b : a;
@@ -162,7 +163,7 @@ int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struc
         rc = interface_address(want->interface, host, sizeof host);
     if (rc)
         return rc;
-    /* First ask for providers at this address, then for those without IP addresses: peers could not reach an IP provider elsewhere. */
+    /* first providers at this address, then providers without IP addresses: peers could not reach an IP provider at any other address */
     for (int pass = 0; pass < 2 && !best; pass++) {
         rc = provider_ask(lib, want->provider, pass ? NULL : host, &all);
         for (struct fi_info *i = rc ? NULL : all; i; i = i->next) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * libfabric and its providers: lists those of this host, and chooses the one that weft uses. Nothing is opened here.
+ * libfabric and its providers: lists the providers of this host, and chooses the one that weft uses. This file opens no device.
  */
 #ifndef WEFT_OFI_PROVIDER_H
 #define WEFT_OFI_PROVIDER_H
@@ -20,17 +20,18 @@ struct ofi_library {
     int (*fabric)(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
     const char *(*strerror)(int errnum);
 };
-/* Finds libfabric once for the process: WEFT_OFI_LIBRARY, else by its usual names. -ENOENT: it is not here, or too old. */
+/* Loads libfabric, once for the process: the file that WEFT_OFI_LIBRARY names, else a file with one of its usual names. -ENOENT: there is
+ * none, or it is too old. */
 int ofi_load(const struct ofi_library **out);
 
 /* The properties of a provider that weft depends on. */
 struct ofi_traits {
-    bool rma;          /* puts and gets by RMA, and a put's completion says that it is at the target */
+    bool rma;          /* supports RMA, and a put is complete only when its bytes are at the target */
     bool local;        /* local memory must be registered */
-    bool virtual;      /* RMA names the target by virtual address, not by offset */
-    bool hardware;     /* registering memory is expensive: done once for all peers, with keys that the provider chooses */
+    bool virtual;      /* RMA names the target by its virtual address, not by an offset */
+    bool hardware;     /* registering memory is expensive, so it is done once for all peers, with keys that the provider chooses */
     bool bind_regions; /* regions belong to the endpoint (FI_MR_ENDPOINT) */
-    bool plain;        /* uses an ordinary network, where others can read what is sent */
+    bool plain;        /* uses an ordinary network, where others could read the data */
     bool inet;         /* its addresses are IP addresses */
     uint32_t rank;     /* the provider with the smallest rank is chosen; OFI_NEVER: only if it is named */
 };
@@ -39,9 +40,9 @@ struct ofi_traits {
 struct ofi_want {
     const char *provider;  /* libfabric's name, "tcp;ofi_rxm" or only "tcp"; "": the best */
     const char *interface; /* a network interface, or an address of this host; "": `address` */
-    const char *address;   /* the numeric address by which this node's peers reach it; "": all are on this host */
+    const char *address;   /* numeric address at which peers reach this node; "": all peers are on this host */
 };
-/* The info of the provider to use, to be freed by lib->freeinfo(). Negative errno with a sentence. */
+/* Finds the provider to use. The caller frees `*out` with lib->freeinfo(). Returns 0, or a negative errno with base_error(). */
 int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info **out, struct ofi_traits *traits);
 struct ofi_traits ofi_traits_of(const struct fi_info *info);
 
@@ -53,7 +54,7 @@ struct ofi_listed {
 };
 #define OFI_LISTED_MAX 32u
 int ofi_list(const struct ofi_library *lib, struct ofi_listed list[OFI_LISTED_MAX]);
-/* As text, such as "tcp over eth0 10.0.0.1". */
+/* Prints an address as text, such as "tcp over eth0 10.0.0.1". */
 void ofi_print_address(const struct fi_info *info, const void *address, size_t len, char *out, size_t room);
 
 #endif

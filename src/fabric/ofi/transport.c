@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * ofi: the transport over libfabric. This file: its table, opening and closing, joining, the end of a link, statistics.
+ * ofi, the transport over libfabric. This file has its table, opening and closing, joining, the end of a link, and statistics.
  */
 #include "fabric/ofi/ofi.h"
 #include "fabric/transports.h"
@@ -35,7 +35,7 @@ static int transport_look(struct weft_node *w)
         err = ofi_device_open(o);
     if (!err)
         base_log(BASE_LOG_INFO, "libfabric's %s at %s%s", o->info->fabric_attr->prov_name, o->name,
-                 o->traits.plain ? ": data travels in the clear, and only joining is authenticated (weft(7), Networks)" : "");
+                 o->traits.plain ? ": data is not encrypted, and only joining is authenticated (WEFT_OFI_INTERFACE in weft(1))" : "");
     return err;
 }
 
@@ -74,8 +74,8 @@ static const char *ofi_broken(struct weft_node *w, struct fab_link *link)
     return l && atomic_load_explicit(&l->r.broken, memory_order_acquire) ? l->r.why : NULL;
 }
 
-/* Handles everything that a peer had sent before it was gone, at most what it had credit for. If the peer is alive after all, what it
-   sends meanwhile is ignored. */
+/* Handles everything that a peer has sent before it was gone, limited to the peer's credit. If the peer is alive after all, frames that it
+ * sends during this are ignored. */
 static void ofi_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct ofi *o = w->ofi;
@@ -116,8 +116,8 @@ static uint32_t transport_give_up(struct ofi *o, const struct ofi_link *l, struc
     return left;
 }
 
-/* Once puts and gets have failed, the program may reuse their memory, so the provider must have stopped using it. If the provider does not
-   complete these requests in time, the endpoint is replaced, which ends them. */
+/* Ends all RMA requests to a peer. When puts and gets have failed, the program may reuse their memory, so the provider must have stopped
+ * using it. If the provider does not complete the requests in time, the endpoint is replaced, which ends them. */
 static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending *e)
 {
     for (int64_t end = base_deadline(LAST_MOVES); base_now_ns() < end; base_sleep_ns(WEFT_MS)) {
@@ -133,7 +133,8 @@ static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending
     ofi_renew(o);
 }
 
-/* First sending to the peer stops. Then its keys are revoked, so that it can no longer write here. Then pending operations fail. */
+/* Ends a link: stops sending to the peer, then revokes the peer's keys, so that it can no longer write here, then fails the pending
+ * operations. */
 static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
 {
     struct ofi *o = w->ofi;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links that make no progress although the peer is alive. The provider reconnects by itself, and the stream sends again what was lost. If
- * nothing is acknowledged for long all the same, this node asks the peer over the side connection whether its process runs. If the peer
- * answers, this node replaces its endpoint once; if that does not help within WEFT_RECONNECT, it gives the peer up. A peer that does not
- * answer is left to the liveness check.
+ * Watches for links that make no progress although the peer is alive. A broken connection needs no help: the provider reconnects, and the
+ * stream sends again what was lost. If nothing is acknowledged for long all the same, this node asks the peer over the side connection
+ * whether its process is running. If the peer answers, this node replaces its endpoint, once; if that does not help within WEFT_RECONNECT,
+ * it gives the peer up. If the peer does not answer, the liveness check decides about it.
  *
- * A new endpoint has a new address, which is sent to all peers over their side connections.
+ * A new endpoint has a new address, which this node sends to all peers over their side connections.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -48,7 +48,7 @@ bool ofi_side_valid(const void *bytes, size_t len)
            (m.kind == SIDE_ADDRESS) == (m.address_bytes != 0);
 }
 
-/* The peer has a new endpoint. */
+/* The peer has announced a new endpoint. */
 static void watch_moved(struct ofi_link *l, const struct side_message *m)
 {
     struct ofi *o = l->ofi;
@@ -86,7 +86,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     }
     memcpy(&m, bytes, sizeof m);
     if (m.kind == SIDE_QUESTION)
-        (void)watch_say(l, SIDE_ANSWER); /* if this fails for lack of room, the peer does not read, and needs no answer */
+        (void)watch_say(l, SIDE_ANSWER); /* it fails only if the peer does not read; then the peer needs no answer */
     else if (m.kind == SIDE_ANSWER && l->asked && !l->answered)
         l->answered = base_now_ns();
     base_spin_lock(&o->receiving);
@@ -95,7 +95,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     base_spin_unlock(&o->receiving);
 }
 
-/* Ends the requests that the provider still had. Their operations begin again on the next endpoint. Under o->receiving. */
+/* Ends all requests that the provider has not completed. Their operations begin again on the next endpoint. Under o->receiving. */
 static void watch_take_back(struct ofi *o)
 {
     for (uint32_t i = 0; i < o->requests_count; i++) {
@@ -121,7 +121,7 @@ static void watch_take_back(struct ofi *o)
 void ofi_renew(struct ofi *o)
 {
     if (!o->ep)
-        return; /* an earlier attempt to open an endpoint failed, and all links were broken */
+        return; /* an earlier attempt to open an endpoint has failed, and has broken all links */
     base_spin_lock(&o->calls);
     fi_close(&o->ep->fid);
     o->ep = NULL;
@@ -148,7 +148,7 @@ void ofi_renew(struct ofi *o)
     }
 }
 
-/* Whether something is under way to the peer. `*stand` is a value that changes whenever something gets through. */
+/* Whether something is under way to the peer. `*stand` is a value that changes with each frame or move that gets through. */
 static bool watch_under_way(struct ofi_link *l, uint64_t *stand)
 {
     base_spin_lock(&l->r.lock);

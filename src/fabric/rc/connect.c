@@ -99,7 +99,7 @@ static int connect_make(struct rc_link *l)
         verbs_qp_destroy(&qp);
         return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests", RC_SEND_DEPTH);
     }
-    base_spin_lock(&rc->receiving); /* completions are handled under it, and look at qp */
+    base_spin_lock(&rc->receiving); /* the lock under which completions are handled, which use qp */
     base_spin_lock(&l->lock);
     l->qp = qp;
     l->proved = false;

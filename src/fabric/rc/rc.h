@@ -286,16 +286,16 @@ struct rc {
     void *free[2];            /* the free lists of stages and of frames */
     _Atomic uint32_t left[2]; /* their lengths; written under the lock */
     bool refused[2];          /* for stages and for frames: a link found none, and none has been given back since */
-    _Atomic bool freed;       /* a stage or frame was given back after a link had found none: rc_progress() must look at all links */
+    _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
     uint32_t peers, peers_max; /* peers that have had a queue pair and live; peers that the completion queue has room for */
     _Atomic bool attention;    /* a link needs the progress thread */
-    int64_t tend_ns;           /* when the progress thread must look at the links anyway; only it uses this */
+    int64_t tend_ns;           /* when the progress thread must check the links in any case; used only by that thread */
     struct rc_rails *rails;    /* further devices; NULL: none */
     struct rc_link **links;    /* [count] */
     _Atomic uint32_t count;    /* grows when a node joins: after its link was written (sequentially consistent) */
     base_spin receiving;       /* held by the thread that polls the completion queue */
-    struct ibv_wc early;       /* a completion that rc_idle() found and nobody has handled yet */
+    struct ibv_wc early;       /* a completion that rc_idle() has found and that was not handled yet */
     bool has_early;
 };
 
@@ -313,7 +313,7 @@ void rc_put_back(struct rc *rc, void *stage, bool frame);
 void *rc_take_stage(struct rc_link *l, bool frame);
 bool rc_stages_scarce(const struct rc *rc, bool frame);
 void rc_give_stage(struct rc_link *l, void *stage, bool frame);
-void rc_look_again(struct rc *rc);                                              /* asks the progress thread to look at all links */
+void rc_look_again(struct rc *rc);                                              /* makes the progress thread check all links */
 void rc_want_locked(struct rc_link *l);                                         /* asks the progress thread for a queue pair */
 void rc_lose_locked(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3); /* reports that the queue pair has broken */
 void rc_break(struct rc_link *l, const char *why, ...) BASE_PRINTF(2, 3);       /* treats the peer as dead */

@@ -25,7 +25,7 @@
 #define TB_TRANSFERS    32u /* transfers under way between two nodes, in each direction; half are puts, half gets */
 #define TB_TRANSFER_MAX (UINT64_C(1) << 30)
 #define TB_NO_TRANSFER  UINT16_MAX
-#define TB_SCRAP        UINT64_MAX /* an offset that means memory whose contents nobody needs */
+#define TB_SCRAP        UINT64_MAX /* an offset that stands for memory whose contents are not needed */
 
 struct tb_bulk_env {
     void *lane_ctx; /* the context of lane_receive and lane_send */
@@ -51,13 +51,13 @@ struct tb_transfer {     /* an incoming transfer */
     bool used, own;      /* own: the transfer is a get that this node began; otherwise it is a put that the peer began */
     uint32_t message;    /* bytes of a piece: the message size of the lanes it uses */
     uint64_t offset, length;
-    uint32_t pieces, left, cursor;     /* left: pieces not verified yet; cursor: no piece before it needs a receive */
+    uint32_t pieces, left, cursor;     /* left: pieces that are not verified yet; cursor: all pieces before it have a receive or are done */
     uint64_t *wanted;                  /* bitmap: pieces that need a receive */
     uint64_t from;                     /* for a get of this node: the offset in the peer's pool */
     uint32_t repairs_without_progress; /* lane repairs that this transfer caused since its last correct piece */
     bool use_records;                  /* repairs have failed too often: the remaining pieces are requested as records */
-    uint32_t fetching, asked, asks;    /* the piece being requested as records; how many of its bytes were requested; requests under way */
-    uint64_t word, add;                /* the word and the operand from TB_OPEN */
+    uint32_t fetching, asked, asks; /* the piece that is requested as records; how many of its bytes were requested; requests under way */
+    uint64_t word, add;             /* the word and the operand from TB_OPEN */
     uint32_t what;
     void *cookie;
 };
@@ -67,7 +67,7 @@ struct tb_outgoing {
     bool used;
     uint32_t message;
     uint64_t offset, length;
-    bool dropping; /* TB_DROP was sent or is to be sent, and TB_DROPPED has not come */
+    bool dropping; /* TB_DROP was sent or must be sent, and TB_DROPPED has not arrived */
     void *cookie;  /* passed to done() for a put of this node; NULL: the peer began the transfer, as a get */
 };
 
@@ -79,7 +79,7 @@ struct tb_posted { /* a receive that is posted on a lane */
 };
 
 struct tb_lane {
-    /* `generation` counts how often the lane's queue pair was made. Records about another than the present queue pair have no effect. */
+    /* `generation` counts how often the lane's queue pair was created. Records about an earlier queue pair of the lane have no effect. */
     bool up, say_up;                      /* say_up: TB_LANE is to be sent */
     uint16_t generation, peer_generation; /* the generation of this end's queue pair; and that which the peer has announced */
     uint32_t message;                     /* bytes of a message */
@@ -88,8 +88,8 @@ struct tb_lane {
     uint32_t in_first, in_landed, in_next, in_depth;
     struct tb_posted in[TB_LANE_DEPTH];
     int64_t last;           /* when the lane last made progress */
-    int64_t patience;       /* how long a receive may stay incomplete after its checksum has come */
-    int64_t asked_at, rest; /* when TB_QUIESCE was sent; how long sent bytes may still be on the wire */
+    int64_t patience;       /* how long a receive may stay incomplete after its checksum has arrived */
+    int64_t asked_at, rest; /* when TB_QUIESCE was sent; how long bytes that have left may still be on the wire */
     enum { TB_LANE_RUNS, TB_LANE_ASKS, TB_LANE_RESENDS } repair; /* TB_LANE_ASKS: TB_QUIESCE was sent, and TB_QUIET has not arrived */
     bool ask;                                                    /* TB_QUIESCE is to be sent */
     bool quiet;                                                  /* the TB_QUIET of this lane has come */
@@ -115,7 +115,7 @@ struct tb_bulk {
     struct tb_bulk_env env;
     uint8_t *pool;
     uint64_t pool_bytes, first_byte; /* nobody may write below first_byte */
-    uint64_t segment;                /* Bytes. No transfer crosses a multiple of it on either side, because memory regions end there. */
+    uint64_t segment;                /* in bytes. No transfer crosses a multiple of it in either pool, because memory regions end there. */
     enum tb_check check;
     uint32_t lane_count;
     bool active; /* there may be something to do */

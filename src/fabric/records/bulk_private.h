@@ -9,7 +9,7 @@
 #include "fabric/records/bulk.h"
 
 #define TB_BULK_PATIENCE_LEAST (2 * WEFT_MS)
-#define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* sends that have not left within this time are reported as not left */
+#define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* if sends have not left within this time, the sender reports how many */
 #define TB_BULK_AHEAD          6u             /* how many frames ahead the checked part of a frame is prefetched */
 
 /* The size of the pieces of a transfer: the message size of the largest lanes that the transfer fills. */
@@ -38,8 +38,9 @@ static inline uint64_t tb_bulk_sum(const struct tb_bulk *b, uint64_t offset, uin
         return base_hash(at, bytes, 0);
     uint64_t sum = bytes;
     for (uint32_t i = 0; i < bytes; i += TB_FRAME_BYTES) {
-        __builtin_prefetch(at + i + TB_BULK_AHEAD * TB_FRAME_BYTES); /* no processor's own prefetcher detects this stride */
-        sum += base_hash(at + i, 64, i);                             /* no sum depends on the one before */
+        /* prefetch it here, because the processor's own prefetcher does not detect this stride */
+        __builtin_prefetch(at + i + TB_BULK_AHEAD * TB_FRAME_BYTES);
+        sum += base_hash(at + i, 64, i); /* no sum depends on the one before */
     }
     return sum;
 }

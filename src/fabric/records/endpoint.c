@@ -42,7 +42,10 @@ void tb_endpoint_reroute(struct tb_endpoint *e)
 int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, int64_t now)
 {
     e->now = now;
-    return tb_stream_receive(&e->stream, frame, bytes, now);
+    int rc = tb_stream_receive(&e->stream, frame, bytes, now);
+    if (e->fenced) /* forgotten in time: after 2^31 more frames the comparison would be wrong */
+        e->fenced = !tb_stream_executed(&e->stream, e->fenced_at);
+    return rc;
 }
 
 void tb_endpoint_left(struct tb_endpoint *e, uint32_t slot)

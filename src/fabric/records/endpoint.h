@@ -4,8 +4,9 @@
  * Pure, as stream.c and bulk.c below it: events in, frames and completions out, and each call gets the time. It uses the pool it was given,
  * and nothing else from outside. Its owner holds one lock over all calls.
  *
- * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer); what follows
- * the fence waits in the backlog. Messages have credits of their own, so that a slow handler does not delay what needs none.
+ * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer, a move); what
+ * follows the fence waits in the backlog, and a move after it waits for the records before it, too. Messages have credits of their own, so
+ * that a slow handler does not delay what needs none.
  */
 #ifndef WEFT_RECORDS_ENDPOINT_H
 #define WEFT_RECORDS_ENDPOINT_H
@@ -24,7 +25,8 @@ struct tb_endpoint_env {
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
     bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
     bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
-    /* A message has come, in order: keep a copy. At most TB_MESSAGES wait. False: no memory; the peer is given up. */
+    /* A message has arrived, in order: keep a copy. At most TB_MESSAGES messages wait. False: there is no memory, and the peer is given
+     * up. */
     bool (*message)(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
     void (*complete)(void *ctx, weft_op *op, int status);
     /* Both may be NULL. move: starts to copy bytes to the peer's pool, or with `get` from there, without records. tb_endpoint_moved()
@@ -38,11 +40,11 @@ struct tb_endpoint_config {
     uint32_t session;
     uint8_t *frames; /* [TB_SLOTS], as for tb_stream_init() */
     uint8_t *pool;
-    uint64_t pool_bytes, first_byte; /* this node's pool; nobody may write below first_byte */
+    uint64_t pool_bytes, first_byte; /* this node's pool; peers may not write below first_byte */
     uint64_t segment;                /* a power of two: the memory regions of both nodes end at its multiples */
     enum tb_check check;
-    /* Of moves: the least bytes for which they are used, 0: they are not; the most bytes of one; and a power of two whose multiples in the
-       peer's pool none crosses. */
+    /* For moves: the smallest size for which they are used (0: never); the largest size of one; and a power of two of whose multiples in
+     * the peer's pool no move may cross one. */
     uint64_t move_least, move_most, move_segment;
 };
 
@@ -76,8 +78,10 @@ struct tb_endpoint {
     uint32_t serve_count;
     uint64_t backlog_bytes, message_bytes; /* bytes queued: of works and serves; of messages. Read without the lock as a hint */
     uint32_t messages_sent, messages_received;
-    uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while there are no moves */
+    uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX as long as moves are not possible */
     uint32_t tracked;                             /* asks, transfers and moves under way, which a fence waits for */
+    bool fenced;                                  /* no move may begin before the peer has executed ... */
+    uint32_t fenced_at;                           /* ... all frames before this one */
     /* For flushes. Each work and ask belongs to the turn in which it began. under_way[] counts those of the present turn and those of all
        earlier turns, indexed by the lowest bit of the turn. A flush ends the present turn, or waits to end it while works of an earlier
        turn are under way. */
@@ -103,7 +107,7 @@ void tb_endpoint_lane_up(struct tb_endpoint *e, uint32_t lane, uint16_t generati
 int tb_endpoint_put(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, weft_op *op);
 int tb_endpoint_put_signal(struct tb_endpoint *e, uint64_t to, const void *src, uint64_t len, uint64_t word, uint64_t add, weft_op *op);
 int tb_endpoint_get(struct tb_endpoint *e, void *dst, uint64_t from, uint64_t len, weft_op *op);
-/* `answer` false: nobody wants the former value (`old` and `op` are NULL). */
+/* `answer` false: the former value is not needed (`old` and `op` are NULL). */
 int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, bool answer, uint64_t *old,
                        weft_op *op);
 int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,

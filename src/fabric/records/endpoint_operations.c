@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of an endpoint. They are written as records at once while there is room; else they wait, in order, as works in a backlog.
+ * The operations of an endpoint. While there is room, an operation is written as a record at once. Otherwise it waits, in order, in a list
+ * of works, the backlog.
  */
 #include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"
@@ -40,7 +41,7 @@ void tb_work_free(struct tb_endpoint *e, struct tb_work *k)
     free(k);
 }
 
-/* Adds to the backlog counter to which the list belongs. */
+/* Add to the counter of bytes that are queued in this list. */
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes)
 {
     uint64_t *sum = end == &e->messages_end ? &e->message_bytes : &e->backlog_bytes;
@@ -187,7 +188,7 @@ static uint64_t operation_within(uint64_t n, uint64_t segment, uint64_t offset)
     return n < left ? n : left;
 }
 
-/* How many of these bytes are sent together, and which way; by a lane, `offset` is their place in the pool. */
+/* How many of these bytes are sent together, and in which way. For a lane, `offset` is their place in the pool. */
 static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, enum way *way,
                               uint64_t *offset)
 {
@@ -206,7 +207,7 @@ static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local,
     return n;
 }
 
-/* Puts the work ahead of all that waits, so that it passes no fence. */
+/* Put the work before all others that wait, so that no fence is between them. */
 static void put_first(struct tb_endpoint *e, struct tb_work *k)
 {
     k->next = e->works;
@@ -221,13 +222,13 @@ void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status
 {
     if (--k->pieces)
         return;
-    if (k->restart && status == 0) {
+    bool again = k->restart && status == 0, unsaid = k->signal && !k->signalled && status == 0;
+    if (again) {
         k->restart = k->signalled = k->records = false;
         k->begun = 0;
-        if (!k->linked)
-            put_first(e, k);
-        return;
     }
+    if (!k->linked && (again || unsaid))
+        put_first(e, k);
     if (k->linked)
         return;
     if (k->op && k->records && status == 0)
@@ -237,9 +238,24 @@ void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status
     tb_work_free(e, k);
 }
 
+/* Whether a move may begin. The peer's processor executes records, but not moves: a move after a fence waits until the records before the
+ * fence have been executed. */
+static bool operation_unfenced(struct tb_endpoint *e)
+{
+    e->fenced = e->fenced && !tb_stream_flushed(&e->stream, e->fenced_at);
+    return !e->fenced;
+}
+
+/* Everything before a fence has been executed, except for records. */
+static void operation_pass_fence(struct tb_endpoint *e)
+{
+    e->fenced = true;
+    e->fenced_at = tb_stream_end_of_records(&e->stream);
+}
+
 static bool push_move(struct tb_endpoint *e, struct tb_work *k, bool get, uint64_t n)
 {
-    if (!e->env.move(e->env.ctx, get, k->local + k->begun, k->remote + k->begun, n, k))
+    if (!operation_unfenced(e) || !e->env.move(e->env.ctx, get, k->local + k->begun, k->remote + k->begun, n, k))
         return false;
     k->begun += n;
     k->pieces++;
@@ -280,7 +296,9 @@ static bool push_put(struct tb_endpoint *e, struct tb_work *k)
         struct tb_words m = tb_words_of(TB_SIGNAL, 0, 0);
         m.offset = k->word;
         m.a = k->add;
-        if (k->pieces || !tb_stream_say(&e->stream, &m)) /* the signal is sent after the bytes */
+        if (k->pieces) /* the signal is sent when the last of them has ended: tb_endpoint_piece_done() */
+            return true;
+        if (!tb_stream_say(&e->stream, &m))
             return false;
         k->signalled = true;
     }
@@ -316,8 +334,8 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
     return true;
 }
 
-/* Takes the first work out of the list, because all of it has begun. If it has pieces under way, the last of them ends it; else the
-   acknowledgement of the record that was just written does. */
+/* Remove the first work from the list, because all of it has begun. If it has pieces under way, the last of them ends it; otherwise the
+ * acknowledgement of the record that was just written ends it. */
 static void operation_begun(struct tb_endpoint *e)
 {
     struct tb_work *k = tb_work_unlink_first(e, &e->works, &e->works_end);
@@ -363,6 +381,7 @@ void tb_endpoint_push_works(struct tb_endpoint *e)
         case WORK_FENCE:
             if (e->tracked || e->messages)
                 return;
+            operation_pass_fence(e);
             tb_work_free(e, tb_work_unlink_first(e, &e->works, &e->works_end));
             break;
         default: /* a message that waited behind other works: it moves to the list of messages */
@@ -495,8 +514,10 @@ int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, 
 
 int tb_endpoint_fence(struct tb_endpoint *e)
 {
-    if (!e->works && !e->messages && !e->tracked)
+    if (!e->works && !e->messages && !e->tracked) {
+        operation_pass_fence(e);
         return 0;
+    }
     struct tb_work *k = new_op(e, WORK_FENCE, NULL, 0);
     if (!k)
         return -ENOMEM;
@@ -504,8 +525,8 @@ int tb_endpoint_fence(struct tb_endpoint *e)
     return 0;
 }
 
-/* Whether all works and asks of turns up to this one have ended. Only two turns are counted: the next one begins when the one before this
-   has ended. */
+/* Whether all works and asks of turns up to this one have ended. Only two turns are counted: a new turn begins only when the turn before
+ * the present one has ended. */
 static bool turn_over(struct tb_endpoint *e, uint32_t turn)
 {
     if (e->turn == turn && e->under_way[1 - (turn & 1)] == 0)

@@ -25,9 +25,9 @@ struct tb_work {
     bool signal, signalled; /* signal: add to the word at `word` when the bytes have arrived */
     bool records;           /* a part of a put was sent in records */
     bool linked;            /* it is in one of the lists */
-    bool counted;           /* it is counted in e->under_way[turn] */
+    bool counted;           /* the work is counted in e->under_way[turn] */
     uint8_t turn;
-    bool restart; /* when its last piece has ended, the work starts again from its beginning, by another way */
+    bool restart; /* when its last piece has ended, the work starts again from its beginning, in another way */
     uint64_t word, add;
     uint64_t *old;        /* ATOMIC */
     uint32_t what, token; /* ATOMIC: kind; MESSAGE: handler; SERVE: token */

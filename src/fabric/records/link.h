@@ -31,7 +31,7 @@ struct records_link {
     _Atomic int64_t *earliest;              /* the earliest timer of all links of the transport; may be too early */
     base_spin lock;                         /* protects the endpoint */
     struct tb_endpoint endpoint;
-    uint32_t crowded; /* how many operations began while much was under way */
+    uint32_t crowded; /* operations that began while the stream was crowded: tb_stream_crowded() */
     bool closed;
     _Atomic bool no_room; /* a frame or a piece could not be posted */
     _Atomic int64_t due;  /* when a timer of the endpoint expires next */
@@ -39,8 +39,9 @@ struct records_link {
     /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
     struct records_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
-    uint32_t inbox_base; /* the number of a message at inbox[0]; changes only while the inbox is empty, so that little of it is used */
-    /* messages that were handled, but for which the peer gets no credit yet, because as many wait for a handler to be installed */
+    /* number of the message at inbox[0]. It changes only while the inbox is empty, so that usually only the start of the inbox is used */
+    uint32_t inbox_base;
+    /* messages that were handled, but not credited to the peer yet, because equally many wait until their handler is installed */
     uint32_t withheld;
     struct stash stash;
     _Atomic bool broken;
@@ -65,10 +66,10 @@ int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_
 int records_progress(struct weft_node *w,
                      struct records_link *l);            /* also delivers messages that waited until their handler was installed */
 bool records_message_none(const struct records_link *l); /* whether no message waits to be delivered */
-/* Marks the peer as one to be given up. Only the first reason counts. */
+/* Mark the peer as one that must be given up. Only the first reason is kept. */
 void records_break(struct records_link *l, const char *why, ...) BASE_PRINTF(2, 3);
 
-/* operations.c: what struct fab_transport says of them */
+/* operations.c: functions for the table struct fab_transport */
 int records_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op);
 int records_get(struct weft_node *w, struct fab_link *link, void *dst, uint64_t from, size_t len, weft_op *op);
 int records_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake);

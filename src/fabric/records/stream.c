@@ -220,9 +220,14 @@ uint32_t tb_stream_end_of_records(const struct tb_stream *s)
     return s->next + (s->fill != 0);
 }
 
+bool tb_stream_executed(const struct tb_stream *s, uint32_t frame)
+{
+    return (int32_t)(s->first - frame) >= 0;
+}
+
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame)
 {
-    if ((int32_t)(s->first - frame) >= 0)
+    if (tb_stream_executed(s, frame))
         return true;
     s->want_ack = true;
     return false;

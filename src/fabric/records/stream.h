@@ -109,9 +109,10 @@ uint32_t tb_stream_fits(const struct tb_stream *s);
 void tb_stream_op(struct tb_stream *s, weft_op *op);
 /* Ends all waiting ops with `status`. Their records are still delivered. */
 void tb_stream_fail(struct tb_stream *s, int status);
-/* end_of_records: the number of the frame after the last one that holds a committed record. The other call: whether all records before
-   such a frame have been executed; if not, the next pump asks the peer to acknowledge. */
+/* end_of_records: the number of the frame after the last one that holds a committed record. The other calls: whether all records before
+   such a frame have been executed; flushed: and if not, the next pump asks the peer to acknowledge. */
 uint32_t tb_stream_end_of_records(const struct tb_stream *s);
+bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 
 /* Handles a frame from the peer, whose bytes may be anything. -EBADMSG: damaged or of another session, and dropped; other negative: the

@@ -21,7 +21,7 @@ struct copy_team;
 int copy_team_new(struct copy_team **out, uint32_t threads, int64_t spin_ns); /* `threads` includes the caller, and is at least 2 */
 void copy_team_free(struct copy_team *t);                                     /* `t` may be NULL; no copy may be under way */
 void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len);
-/* The default number of threads that copy together if so many nodes share so many processors. 1: no helpers. */
+/* The default number of threads that share a copy, if `nodes_here` nodes share `processors`. 1: no helpers. */
 uint32_t copy_team_default(uint32_t processors, uint32_t nodes_here);
 
 static inline void copy_bytes(void *dst, const void *src, size_t len)

@@ -194,7 +194,7 @@ void tb_devices_again(struct tb *tb)
 void tb_devices_close(struct tb *tb)
 {
     uint32_t count = tb->device_count;
-    tb->device_count = 0; /* a thread that waits for completions looks at no device any more */
+    tb->device_count = 0; /* from now on no thread that waits for completions uses a device */
     for (uint32_t i = 0; i < count; i++)
         device_give(&tb->devices[i]);
     if (tb->all)

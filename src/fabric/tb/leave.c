@@ -108,7 +108,7 @@ void tb_leave_tell(struct tb *tb)
     }
 }
 
-/* This node is needed after all: a peer that waits for its answer may leave first. */
+/* Other nodes still need this node: a peer that waits for this node's answer may leave first. */
 static void leave_withdraw(struct tb *tb)
 {
     struct tb_leave *v = tb->leave;

@@ -12,9 +12,10 @@
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED         512u
 #define FETCHED_EARLY   128u
-#define PAUSE           (WEFT_MS / 2)   /* a gap between completions from which on it is possible that nobody polled */
-#define BUSY_MOST       4u              /* rounds in a row that found something, before the completions of sends are polled */
-#define WATCH           (100 * WEFT_MS) /* how often a port is queried at least */
+/* if the gap between two completions is at least this long, it is possible that no thread has polled meanwhile */
+#define PAUSE     (WEFT_MS / 2)
+#define BUSY_MOST 4u              /* rounds in a row that found something, before the completions of sends are polled */
+#define WATCH     (100 * WEFT_MS) /* how often a port is queried at least */
 
 /* Handles a frame. True: the frame is being forwarded, so its receive stays in use. A frame that arrived alone is answered at once. */
 static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)

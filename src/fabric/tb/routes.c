@@ -29,7 +29,7 @@ struct tb_routes {
     uint32_t *queue;  /* [size]: for the breadth-first search */
     uint32_t *first;  /* [size]: the first node on the route to each; size: no route */
     bool *heard;      /* [size]: whether each node's list of neighbours has arrived */
-    uint8_t *near;    /* [size][size]: row a, column b: node a says that it has a cable to b */
+    uint8_t *near;    /* [size][size]: row a, column b: 1 if node a has reported that it has a cable to b */
 };
 
 int tb_routes_open(struct tb *tb)

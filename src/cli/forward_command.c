@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the commands `weft proxy` and `weft publish` share: see forward.h.
+ */
+#include "cli/forward.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/standing.h"
+
+int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *port)
+{
+    const char *colon = strrchr(text, ':');
+    size_t n = colon ? (size_t)(colon - text) : 0;
+    bool brackets = n >= 2 && text[0] == '[' && text[n - 1] == ']';
+    int64_t number;
+    host[0] = '\0';
+    if (n > FORWARD_WORD_MAX || (colon && !n) || (!brackets && memchr(text, ':', n)) ||
+        base_parse_number(colon ? colon + 1 : text, 0, 65535, &number))
+        return base_fail(-EINVAL, "'%.300s': expected PORT or ADDRESS:PORT, as in 8080, 10.0.0.1:8080, [::1]:8080", text);
+    snprintf(host, FORWARD_WORD_MAX + 1, "%.*s", (int)(n - 2 * brackets), text + brackets);
+    *port = (uint32_t)number;
+    return 0;
+}
+
+static int answer_failed(const char *sub, int rc, const struct control_frame *f, const char *payload)
+{
+    if (!rc && f->type == CONTROL_ERROR)
+        return cli_error(sub, "%s", payload);
+    return cli_error(sub, "the cluster has ended, or its answer is invalid: %s", base_strerror(rc ? rc : -EPROTO));
+}
+
+int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
+                uint32_t *node, char address[FORWARD_ADDRESS])
+{
+    struct control_frame f = {0};
+    char *payload = malloc(CONTROL_PIECE_MAX + 1);
+    int fd = payload ? standing_ask(sub, cluster, r) : -1, rc;
+    if (!payload)
+        cli_error(sub, "no memory for the answer");
+    if (fd < 0) {
+        free(payload);
+        return -1;
+    }
+    rc = standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
+    if (rc || f.type != CONTROL_STARTED) {
+        answer_failed(sub, rc, &f, payload);
+        rc = -1;
+    } else {
+        const char *space = count ? NULL : strchr(payload, ' '); /* "ADDRESS HOST" */
+        if (space)
+            snprintf(address, FORWARD_ADDRESS, "%.*s", (int)(space - payload), payload);
+        snprintf(host, 64, "%s", space ? space + 1 : payload);
+        *node = f.node;
+        if (count && (rc = base_send_fds(fd, "", 1, passed, count)))
+            cli_error(sub, "passing the listening socket to the cluster: %s", base_strerror(rc));
+    }
+    free(payload);
+    if (!rc)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* Read the last answer. Returns the exit status; `wanted`: DONE is no failure. */
+static int read_end(const char *sub, int control, bool wanted)
+{
+    struct control_frame f = {0};
+    char *payload = malloc(CONTROL_PIECE_MAX + 1);
+    int status = CLI_FAILED, rc = payload ? standing_answer(control, &f, payload, base_deadline(CONTROL_SILENT_NS)) : -ENOMEM;
+    if (!rc && f.type == CONTROL_DONE && wanted)
+        status = 0;
+    else if (wanted || (!rc && f.type == CONTROL_ERROR))
+        answer_failed(sub, rc, &f, payload);
+    else
+        cli_error(sub, "the cluster has ended");
+    free(payload);
+    return status;
+}
+
+void forward_print_end(const char *sub, int control)
+{
+    read_end(sub, control, false);
+}
+
+int forward_kept(const char *sub, int control)
+{
+    return read_end(sub, control, true);
+}
+
+int forward_stay(const char *sub, int control)
+{
+    struct pollfd p = {.fd = control, .events = POLLIN};
+    while (!cli_stopped()) {
+        if (poll(&p, 1, 1000) > 0) {
+            forward_print_end(sub, control);
+            return CLI_FAILED;
+        }
+    }
+    return 0;
+}
+
+int forward_end(const char *sub, const char *cluster, enum control_what what, const char *address)
+{
+    const char *words[] = {address, NULL};
+    struct control_request r = {.head = {.what = (uint32_t)what, .signal = SIGTERM}, .arguments = words};
+    int fd = standing_ask(sub, cluster, &r);
+    int status = fd < 0 ? CLI_FAILED : read_end(sub, fd, true);
+    if (fd >= 0)
+        close(fd);
+    return status;
+}

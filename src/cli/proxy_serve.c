@@ -1,0 +1,553 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Serves the clients of one `weft proxy`: one thread for all of them. What a client sends is read into the ring of its connection, from
+ * which the gateway sends it; what comes from the network is written to the client from the other ring. So there is no buffer here, except
+ * while a client says what it wants.
+ */
+#include "cli/forward.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cli/proxy_talk.h"
+#include "cli/proxy_udp.h"
+#include "gateway/gateway.h"
+#include "weft/net.h"
+
+#define TURNS     16u                /* pieces that one client moves before the next one gets its turn */
+#define READY_MAX 256u               /* connections to go on with, before clients are looked at */
+#define TALK_NS   (30 * WEFT_SECOND) /* a client that has not said what it wants by then is closed */
+#define LOOK_NS   WEFT_SECOND        /* between two looks at clients that talk */
+#define PAUSE_NS  (20 * WEFT_MS)     /* when there are no more descriptors */
+#define REPLY_MAX 1024u              /* bytes of a reply that are kept until the client takes them */
+
+#if !defined(MSG_NOSIGNAL)
+#define MSG_NOSIGNAL 0 /* the socket has SO_NOSIGPIPE */
+#endif
+
+enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_ASSOCIATED, CLIENT_REFUSED };
+struct speech { /* while a client talks */
+    struct talk talk;
+    int64_t deadline;
+    size_t bytes, at; /* of `in`: those from `at` on are not taken yet */
+    uint8_t in[TALK_MAX];
+    struct talk_reply reply;
+};
+struct client {
+    struct proxy *p;
+    struct client *next, **at, *next_ready;
+    struct gateway_watch watch;
+    enum client_state state;
+    bool listed;             /* in the list of clients whose connection has changed; under the proxy's lock */
+    bool up_over, down_over; /* nothing more is taken from the client, or from the network */
+    bool plain, answered;    /* one request of plain HTTP; the client has got bytes of its answer */
+    struct talk_body body;   /* of that request */
+    struct speech *speech;   /* NULL: all is said */
+    weft_socket *net;
+    struct association *association;
+    weft_op op;
+};
+struct proxy {
+    weft_node *w;
+    struct forward *f;
+    struct gateway_watches *watches;
+    struct gateway_watch listener, control, wake;
+    int wake_fd;
+    bool over, paused;
+    struct client *clients;
+    uint32_t count, talking;
+    struct proxy_udp *udp;
+    base_spin lock;
+    struct client *ready;
+};
+
+/* --- clients --- */
+
+static void client_free(struct client *c)
+{
+    struct proxy *p = c->p;
+    weft_net_close(c->net); /* from here on notice() is not called */
+    proxy_udp_leave(c->association);
+    base_spin_lock(&p->lock);
+    for (struct client **at = &p->ready; c->listed && *at; at = &(*at)->next_ready)
+        if (*at == c) {
+            *at = c->next_ready;
+            break;
+        }
+    base_spin_unlock(&p->lock);
+    gateway_unwatch(p->watches, &c->watch);
+    *c->at = c->next;
+    if (c->next)
+        c->next->at = c->at;
+    p->count--;
+    atomic_store_explicit(&p->f->open, p->count, memory_order_relaxed);
+    p->talking -= c->speech != NULL;
+    free(c->speech);
+    free(c);
+    if (p->count < FORWARD_CONNECTIONS_MAX && !p->paused)
+        gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
+}
+
+/* Client and server see a reset, so that neither takes an incomplete stream for a complete one. */
+static void client_reset(struct client *c)
+{
+    const struct linger now = {.l_onoff = 1};
+    setsockopt(c->watch.fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+    weft_net_abort(c->net);
+    c->net = NULL;
+    client_free(c);
+}
+
+/* The connection has changed: called by weft on any thread. */
+static void notice(void *arg)
+{
+    struct client *c = arg;
+    struct proxy *p = c->p;
+    base_spin_lock(&p->lock);
+    bool first = !p->ready;
+    if (!c->listed) {
+        c->listed = true;
+        c->next_ready = p->ready;
+        p->ready = c;
+    }
+    base_spin_unlock(&p->lock);
+    if (first) {
+        ssize_t n = write(p->wake_fd, "", 1);
+        (void)n; /* if the pipe is full, its reader wakes anyway */
+    }
+}
+
+/* --- moving bytes --- */
+
+/* Drops what the client sends behind its request of plain HTTP, which the server must not get. Its answer is still passed on. If all of
+ * that has been, but the server stays, the client must connect again: then it is reset. Returns how many bytes belong to the request. */
+static size_t take_body(struct client *c, const void *bytes, size_t n, bool *broken)
+{
+    const void *at;
+    size_t some, right = talk_body(&c->body, bytes, n);
+    *broken = right < n && c->answered && weft_net_received(c->net, &at, &some) == -EAGAIN;
+    return right;
+}
+
+/* From the client to the network. False: nothing more now. `*wants`: when the client sends more, go on; `*broken`: it is gone. */
+static bool move_up(struct client *c, bool *wants, bool *broken)
+{
+    void *at;
+    size_t room;
+    int rc = weft_net_room(c->net, &at, &room);
+    if (rc == -EAGAIN)
+        return false; /* notice() tells when there is room */
+    if (rc) {
+        c->up_over = true; /* the server takes no more; what it has sent is still passed on */
+        return false;
+    }
+    ssize_t n = read(c->watch.fd, at, room);
+    if (n > 0) {
+        size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
+        forward_count(&c->p->f->up_bytes, right);
+        return !*broken && weft_net_put(c->net, right) == 0;
+    }
+    if (n < 0 && errno == EINTR)
+        return true;
+    *wants = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (*wants)
+        return false;
+    c->up_over = n == 0;
+    *broken = n < 0;
+    if (n == 0)
+        weft_net_shutdown(c->net);
+    return false;
+}
+
+/* From the network to the client. False: nothing more now. `*full`: when the client takes more, go on; `*broken`: reset it. */
+static bool move_down(struct client *c, bool *full, bool *broken)
+{
+    const void *at;
+    size_t bytes;
+    int rc = weft_net_received(c->net, &at, &bytes);
+    if (rc == -EAGAIN)
+        return false; /* notice() tells when bytes come */
+    if (rc) {
+        *broken = true;
+        return false;
+    }
+    if (!bytes) {
+        c->down_over = true;
+        shutdown(c->watch.fd, SHUT_WR);
+        return false;
+    }
+    ssize_t n = send(c->watch.fd, at, bytes, MSG_NOSIGNAL);
+    if (n > 0) {
+        forward_count(&c->p->f->down_bytes, (uint64_t)n);
+        c->answered = true;
+        return weft_net_taken(c->net, (size_t)n) == 0;
+    }
+    if (n < 0 && errno == EINTR)
+        return true;
+    *full = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    *broken = !*full;
+    return false;
+}
+
+static void client_move(struct client *c)
+{
+    bool wants = false, full = false, broken = false;
+    unsigned i = 0;
+    while (!c->up_over && i < TURNS && move_up(c, &wants, &broken))
+        i++;
+    wants = wants || (i == TURNS && !c->up_over);
+    for (i = 0; !broken && !c->down_over && i < TURNS && move_down(c, &full, &broken); i++)
+        ;
+    full = full || (i == TURNS && !c->down_over);
+    if (broken)
+        client_reset(c);
+    else if (c->up_over && c->down_over)
+        client_free(c);
+    else
+        gateway_watch_events(c->p->watches, &c->watch, (wants ? GATEWAY_READABLE : 0u) | (full ? GATEWAY_WRITABLE : 0u));
+}
+
+/* --- talking --- */
+
+/* A reply is short, and the first bytes that the client gets: the system's buffer has room for it. */
+static bool send_reply(struct client *c)
+{
+    const struct talk_reply *r = &c->speech->reply;
+    return r->bytes == 0 || send(c->watch.fd, r->at, r->bytes, MSG_NOSIGNAL) == (ssize_t)r->bytes;
+}
+
+/* Says no, and closes the connection when the client has read that. */
+static void client_refuse(struct client *c)
+{
+    if (!send_reply(c)) {
+        client_free(c);
+        return;
+    }
+    weft_net_close(c->net);
+    c->net = NULL;
+    shutdown(c->watch.fd, SHUT_WR);
+    c->state = CLIENT_REFUSED;
+    c->speech->deadline = base_deadline(2 * WEFT_SECOND);
+    gateway_watch_events(c->p->watches, &c->watch, GATEWAY_READABLE);
+}
+
+static void client_failed(struct client *c, int rc)
+{
+    forward_count(&c->p->f->refused, 1);
+    talk_failed(&c->speech->talk, rc, weft_error(), &c->speech->reply);
+    client_refuse(c);
+}
+
+/* Sends bytes that the client had sent behind its request. The ring is empty, and larger than that. */
+static bool pass_on(struct client *c, const uint8_t *bytes, size_t len)
+{
+    size_t put = 0;
+    forward_count(&c->p->f->up_bytes, len);
+    return len == 0 || (weft_net_send(c->net, bytes, len, &put, 0) == 0 && put == len);
+}
+
+static void client_opened(struct client *c)
+{
+    struct speech *s = c->speech;
+    bool plain = s->talk.state == TALK_PLAIN; /* then `reply` is the head of the request */
+    int rc = weft_net_error(c->net);
+    if (rc == -EINPROGRESS)
+        return; /* notice() tells */
+    if (rc) {
+        client_failed(c, rc);
+        return;
+    }
+    bool right = !plain || pass_on(c, s->reply.at, s->reply.bytes);
+    size_t more = s->bytes - s->at;
+    if (plain) {
+        c->plain = true;
+        c->body = s->talk.body;
+        more = talk_body(&c->body, s->in + s->at, more);
+    }
+    talk_opened(&s->talk, weft_net_local(c->net), &s->reply);
+    if (!right || !send_reply(c) || !pass_on(c, s->in + s->at, more)) {
+        client_reset(c);
+        return;
+    }
+    c->p->talking--;
+    free(s);
+    c->speech = NULL;
+    c->state = CLIENT_MOVES;
+    client_move(c);
+}
+
+static void client_connect(struct client *c)
+{
+    struct speech *s = c->speech;
+    const weft_net_spec spec = {.bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY};
+    c->state = CLIENT_WAITS;
+    gateway_watch_events(c->p->watches, &c->watch, 0);
+    int rc = weft_net_connect_start(c->p->w, c->p->f->gateway, &spec, &c->net, &c->op);
+    if (rc) {
+        client_failed(c, rc);
+        return;
+    }
+    weft_net_notify(c->net, notice, c);
+    client_opened(c);
+}
+
+/* From now on the client sends datagrams; its connection says how long. */
+static void client_associate(struct client *c)
+{
+    struct speech *s = c->speech;
+    char at[FORWARD_ADDRESS];
+    c->association = proxy_udp_associate(c->p->udp, c->watch.fd, s->talk.port, at);
+    if (!c->association) {
+        talk_failed(&s->talk, -ENOBUFS, "no more associations are possible", &s->reply);
+        client_refuse(c);
+        return;
+    }
+    talk_opened(&s->talk, at, &s->reply);
+    if (!send_reply(c)) {
+        client_free(c);
+        return;
+    }
+    c->p->talking--;
+    free(s);
+    c->speech = NULL;
+    c->state = CLIENT_ASSOCIATED;
+}
+
+/* False: the client was closed, or talks no more. */
+static bool client_hear(struct client *c)
+{
+    struct speech *s = c->speech;
+    size_t taken;
+    enum talk_next next = talk_read(&s->talk, s->in + s->at, s->bytes - s->at, &taken, &s->reply);
+    s->at += taken;
+    switch (next) {
+    case TALK_REPLY:
+        if (send_reply(c))
+            return true;
+        client_free(c);
+        return false;
+    case TALK_REFUSE: client_refuse(c); return false;
+    case TALK_GO: client_connect(c); return false;
+    case TALK_ASSOCIATE: client_associate(c); return false;
+    default:
+        if (s->at && s->bytes > s->at)
+            memmove(s->in, s->in + s->at, s->bytes - s->at);
+        s->bytes -= s->at;
+        s->at = 0;
+        return false;
+    }
+}
+
+static void client_talk(struct client *c)
+{
+    struct speech *s = c->speech;
+    ssize_t n = read(c->watch.fd, s->in + s->bytes, sizeof s->in - s->bytes);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        return;
+    if (n <= 0) {
+        client_free(c);
+        return;
+    }
+    s->bytes += (size_t)n;
+    while (client_hear(c))
+        ;
+}
+
+static void on_client(struct gateway_watch *watch)
+{
+    struct client *c = watch->arg;
+    char some[4096];
+    switch (c->state) {
+    case CLIENT_TALKS: client_talk(c); break;
+    case CLIENT_MOVES: client_move(c); break;
+    case CLIENT_ASSOCIATED:
+    case CLIENT_REFUSED: {
+        ssize_t n = read(watch->fd, some, sizeof some);
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+            client_free(c);
+        break;
+    }
+    default: break;
+    }
+}
+
+/* --- the proxy --- */
+
+static bool client_new(struct proxy *p, int fd)
+{
+    struct client *c = calloc(1, sizeof *c);
+    struct speech *s = malloc(sizeof *s);
+    if (!c || !s) {
+        free(c);
+        free(s);
+        close(fd);
+        return false;
+    }
+    s->talk = (struct talk){.user = p->f->user[0] ? p->f->user : NULL, .password = p->f->user[0] ? p->f->password : NULL};
+    s->deadline = base_deadline(TALK_NS);
+    s->bytes = s->at = s->reply.bytes = 0;
+    *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+#if defined(SO_NOSIGPIPE)
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
+#endif
+    if (gateway_watch(p->watches, &c->watch, fd, GATEWAY_READABLE)) {
+        free(c);
+        free(s);
+        close(fd);
+        return false;
+    }
+    if (c->next)
+        c->next->at = &c->next;
+    p->clients = c;
+    p->count++;
+    forward_count(&p->f->connections, 1);
+    atomic_store_explicit(&p->f->open, p->count, memory_order_relaxed);
+    p->talking++;
+    return true;
+}
+
+static void on_listener(struct gateway_watch *watch)
+{
+    struct proxy *p = watch->arg;
+    for (unsigned i = 0; i < TURNS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
+        int fd = accept(watch->fd, NULL, NULL);
+        if (fd >= 0 && client_new(p, fd))
+            continue;
+        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
+            continue;
+        p->paused = fd >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK); /* no memory or no descriptors: later */
+        break;
+    }
+    if (p->paused || p->count == FORWARD_CONNECTIONS_MAX)
+        gateway_watch_events(p->watches, watch, 0);
+}
+
+static void on_control(struct gateway_watch *watch)
+{
+    struct proxy *p = watch->arg;
+    char some[64];
+    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something. A socket, or of a kept proxy a pipe */
+    p->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+static void on_wake(struct gateway_watch *watch)
+{
+    char bytes[64];
+    while (read(watch->fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
+        ;
+}
+
+/* Goes on with clients whose connections have changed. False: some are left. */
+static bool look_at_ready(struct proxy *p)
+{
+    for (unsigned i = 0; i < READY_MAX; i++) {
+        base_spin_lock(&p->lock);
+        struct client *c = p->ready;
+        if (c) {
+            p->ready = c->next_ready;
+            c->listed = false;
+        }
+        base_spin_unlock(&p->lock);
+        if (!c)
+            return true;
+        if (c->state == CLIENT_WAITS)
+            client_opened(c);
+        else if (c->state == CLIENT_MOVES)
+            client_move(c);
+    }
+    return false;
+}
+
+/* Closes clients that talk for too long. */
+static void look_at_talking(struct proxy *p)
+{
+    int64_t now = base_now_ns();
+    for (struct client *c = p->clients, *next; c; c = next) {
+        next = c->next;
+        if (c->speech && c->state != CLIENT_WAITS && c->speech->deadline < now)
+            client_free(c);
+    }
+}
+
+static int proxy_watch(struct proxy *p, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *))
+{
+    *watch = (struct gateway_watch){.fd = -1, .ready = ready, .arg = p};
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* it is closed with the watch */
+    int rc = own < 0 ? -errno : gateway_watch(p->watches, watch, own, GATEWAY_READABLE);
+    if (rc && own >= 0)
+        close(own);
+    return rc;
+}
+
+static int proxy_open(struct proxy *p)
+{
+    int wake[2], rc = base_pipe(wake, O_NONBLOCK);
+    if (rc)
+        return rc;
+    p->wake_fd = wake[1];
+    rc = gateway_watches_open(&p->watches);
+    if (!rc)
+        rc = proxy_watch(p, &p->wake, wake[0], on_wake);
+    close(wake[0]);
+    if (!rc)
+        rc = proxy_watch(p, &p->listener, p->f->listener, on_listener);
+    if (!rc)
+        rc = proxy_watch(p, &p->control, p->f->control, on_control);
+    if (!rc)
+        rc = proxy_udp_open(&p->udp, p->f, p->watches, p->f->datagrams, p->wake_fd);
+    return rc;
+}
+
+static void proxy_loop(struct proxy *p)
+{
+    int64_t look = base_deadline(LOOK_NS);
+    bool idle = true;
+    while (!p->over) {
+        int64_t now = base_now_ns();
+        if (now >= look) {
+            if (p->talking)
+                look_at_talking(p);
+            proxy_udp_tick(p->udp);
+            look = base_after(now, LOOK_NS);
+        }
+        gateway_watches_wait(p->watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
+        idle = look_at_ready(p);
+        proxy_udp_go_on(p->udp);
+        if (p->paused) {
+            p->paused = false;
+            gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
+        }
+    }
+}
+
+int proxy_serve(struct forward *f)
+{
+    struct proxy p = {.w = f->w, .f = f, .wake_fd = -1, .listener = {.fd = -1}, .control = {.fd = -1}, .wake = {.fd = -1}};
+    int rc = proxy_open(&p);
+    if (rc)
+        base_fail(rc, "the proxy cannot wait for clients: %s", base_strerror(rc));
+    else
+        proxy_loop(&p);
+    p.paused = true; /* accept no more while the clients are closed */
+    while (p.clients)
+        client_reset(p.clients);
+    proxy_udp_close(p.udp);
+    if (p.watches) {
+        gateway_unwatch(p.watches, &p.listener);
+        gateway_unwatch(p.watches, &p.control);
+        gateway_unwatch(p.watches, &p.wake);
+    }
+    gateway_watches_close(p.watches);
+    if (p.wake_fd >= 0)
+        close(p.wake_fd);
+    return rc;
+}

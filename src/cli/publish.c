@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * weft publish: a port of another node's host, the gateway, that leads to a server on a host without network. The control node asks the
+ * gateway to listen, and moves the bytes (publish_serve.c).
+ */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/forward.h"
+#include "cli/launch.h"
+#include "cli/standing.h"
+
+static const char help[] =
+    "Usage: weft publish [OPTIONS] [ADDRESS:]PORT\n"
+    "       weft publish --end [ADDRESS:]PORT [--cluster NAME]\n"
+    "\n"
+    "Lets others reach a server of this host, which may have no network, at a port of another host of a standing cluster\n"
+    "(`weft up`), the gateway. Prints the address there, and stays until a signal or the cluster's end. Several may run at\n"
+    "once; `weft status` shows them. Without ADDRESS the gateway listens at all its addresses: whoever reaches these can use\n"
+    "the server. PORT 0: any free port.\n"
+    "\n"
+    "      --via HOST         the gateway: a host, as `weft status` names it, or the number of a node; else the first other node\n"
+    "      --to HOST:PORT     the server: a port of the loopback of that host; else PORT of this host. With another host,\n"
+    "                         the gateway is this host unless --via names one. HOST may be empty: this host\n"
+    "      --to HOST:/PATH    the server: a Unix socket of that host\n"
+    "      --keep             do not stay: the port stays until --end or the cluster's end\n"
+    "      --end              end a port of --keep\n"
+    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "Exit status: 0; 1 for a failure; 2 for a wrong command line.\n"
+    "\n"
+    "  weft publish 8080                        port 8080 of the gateway leads to port 8080 of this host\n"
+    "  weft publish --to :22 --keep 2222        then: ssh -p 2222 GATEWAY\n"
+    "  weft publish --to node3:/run/app.sock 127.0.0.1:8000\n";
+
+struct publish_options {
+    const char *via, *to, *cluster;
+    bool keep, end;
+};
+
+static int publish(const struct publish_options *o, const char *at)
+{
+    const char *hosts[] = {o->via, NULL}, *words[] = {at, o->to ? o->to : "", NULL};
+    struct control_request r = {
+        .head = {.what = CONTROL_PUBLISH, .flags = o->keep ? CONTROL_DETACHED : 0}, .hosts = hosts, .arguments = words};
+    char host[64], address[FORWARD_ADDRESS] = "";
+    uint32_t node;
+    cli_catch_signals();
+    int control = forward_ask("publish", o->cluster, &r, NULL, 0, host, &node, address);
+    if (control < 0)
+        return CLI_FAILED;
+    int status = o->keep ? forward_kept("publish", control) : 0;
+    if (!status) {
+        fprintf(stderr, "weft publish: at %s of node %u (%s)\n", address, node, host);
+        printf("%s\n", address);
+        status = cli_flush("publish");
+    }
+    if (!status && !o->keep)
+        status = forward_stay("publish", control);
+    close(control);
+    return status;
+}
+
+static bool is_target(const char *to)
+{
+    const char *colon = strchr(to, ':');
+    int64_t port;
+    return colon && colon - to <= (int)FORWARD_WORD_MAX &&
+           (colon[1] == '/' ? strlen(colon + 1) <= 103 : base_parse_number(colon + 1, 1, 65535, &port) == 0);
+}
+
+int cli_publish(int argc, char **argv)
+{
+    static const struct option longs[] = {{"via", required_argument, NULL, 'V'},
+                                          {"to", required_argument, NULL, 'T'},
+                                          {"cluster", required_argument, NULL, 'C'},
+                                          {"keep", no_argument, NULL, 'k'},
+                                          {"end", no_argument, NULL, 'e'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    struct publish_options o = {.via = NULL};
+    char host[FORWARD_WORD_MAX + 1];
+    uint32_t port;
+    bool started = false;
+    int c;
+    while ((c = cli_option("publish", argc, argv, "h", longs, &started)) != -1)
+        switch (c) {
+        case 'V': o.via = optarg; break;
+        case 'C': o.cluster = optarg; break;
+        case 'k': o.keep = true; break;
+        case 'e': o.end = true; break;
+        case 'T':
+            if (!is_target(optarg))
+                return cli_usage("publish", "--to '%s': expected HOST:PORT, or HOST:/PATH with a path of at most 103 bytes", optarg);
+            o.to = optarg;
+            break;
+        case 'h': fputs(help, stdout); return cli_flush("publish");
+        default: return CLI_USAGE;
+        }
+    if (optind + 1 != argc)
+        return cli_usage("publish", argc > optind ? "unexpected '%s'" : "give the port of the gateway", argv[argc - 1]);
+    if (o.end && (o.via || o.to || o.keep))
+        return cli_usage("publish", "--end excludes --via, --to and --keep");
+    if (forward_parse(argv[optind], host, &port))
+        return cli_usage("publish", "%s", base_error());
+    return o.end ? forward_end("publish", o.cluster, CONTROL_PUBLISH, argv[optind]) : publish(&o, argv[optind]);
+}

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Serves a published port: one thread for all its connections. The gateway accepts a connection for this node, and the target connects to
+ * the server for it: both by the net service. This thread copies the bytes from the rings of the one to the rings of the other.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/forward.h"
+#include "gateway/gateway.h"
+#include "weft/net.h"
+
+#define TURNS     16u                /* pieces that one connection moves before the next one gets its turn */
+#define ACCEPTS   16u                /* connections for which the gateway has somebody who waits */
+#define READY_MAX 256u               /* connections to go on with, before the rest is looked at */
+#define PAUSE_NS  (20 * WEFT_MS)     /* when something cannot be done now: no memory, no descriptors */
+#define AGAIN_NS  (10 * WEFT_SECOND) /* a Unix socket whose queue is full: how long to try again */
+#define SAY_NS    (10 * WEFT_SECOND) /* between two sentences that connections cannot be made */
+
+enum pair_state { PAIR_ACCEPTS, PAIR_CONNECTS, PAIR_AGAIN, PAIR_MOVES };
+enum { CLIENT, SERVER };
+struct pair {
+    struct publish *p;
+    struct pair *next, **at, *next_ready;
+    enum pair_state state;
+    bool listed;          /* in the list of pairs that have changed; under the lock */
+    weft_socket *side[2]; /* CLIENT: at the gateway; SERVER: at the target */
+    bool over[2];         /* nothing more is taken from that side */
+    weft_op op[2];
+    int64_t deadline; /* PAIR_AGAIN */
+};
+struct publish {
+    struct forward *f;
+    struct gateway_watches *watches;
+    struct gateway_watch control, wake;
+    int wake_fd;
+    bool over, paused;
+    struct pair *pairs;
+    uint32_t count, accepting;
+    int64_t said;
+    base_spin lock;
+    struct pair *ready;
+};
+
+/* The connection has changed: called by weft on any thread. */
+static void notice(void *arg)
+{
+    struct pair *c = arg;
+    struct publish *p = c->p;
+    base_spin_lock(&p->lock);
+    bool first = !p->ready;
+    if (!c->listed) {
+        c->listed = true;
+        c->next_ready = p->ready;
+        p->ready = c;
+    }
+    base_spin_unlock(&p->lock);
+    if (first) {
+        ssize_t n = write(p->wake_fd, "", 1);
+        (void)n; /* if the pipe is full, its reader wakes anyway */
+    }
+}
+
+/* The listener's gateway is gone. */
+static void notice_end(void *arg)
+{
+    const struct publish *p = arg;
+    ssize_t n = write(p->wake_fd, "", 1);
+    (void)n;
+}
+
+static void pair_free(struct pair *c, bool drop)
+{
+    struct publish *p = c->p;
+    for (int i = 0; i < 2; i++) { /* from here on notice() is not called */
+        if (drop)
+            weft_net_abort(c->side[i]);
+        else
+            weft_net_close(c->side[i]);
+    }
+    base_spin_lock(&p->lock);
+    for (struct pair **at = &p->ready; c->listed && *at; at = &(*at)->next_ready)
+        if (*at == c) {
+            *at = c->next_ready;
+            break;
+        }
+    base_spin_unlock(&p->lock);
+    *c->at = c->next;
+    if (c->next)
+        c->next->at = c->at;
+    p->count--;
+    if (c->state == PAIR_ACCEPTS)
+        p->accepting--;
+    else
+        atomic_store_explicit(&p->f->open, p->count - p->accepting, memory_order_relaxed);
+    free(c);
+}
+
+/* Client and server see a reset, so that neither takes an incomplete stream for a complete one. */
+static void pair_reset(struct pair *c)
+{
+    pair_free(c, true);
+}
+
+/* --- moving bytes --- */
+
+/* Moves one piece. False: nothing more now. `*broken`: reset both. */
+static bool move_one(struct pair *c, int from, bool *broken)
+{
+    const void *at;
+    void *to;
+    size_t have, room;
+    int rc = weft_net_received(c->side[from], &at, &have);
+    if (rc == -EAGAIN)
+        return false;
+    *broken = rc != 0;
+    if (rc)
+        return false;
+    if (!have) {
+        c->over[from] = true;
+        weft_net_shutdown(c->side[!from]);
+        return false;
+    }
+    rc = weft_net_room(c->side[!from], &to, &room);
+    if (rc == -EAGAIN)
+        return false;
+    if (rc) {
+        c->over[from] = rc == -EPIPE; /* the other side takes no more; what it has sent is still passed on */
+        *broken = rc != -EPIPE;
+        return false;
+    }
+    size_t n = have < room ? have : room;
+    memcpy(to, at, n);
+    *broken = weft_net_put(c->side[!from], n) != 0 || weft_net_taken(c->side[from], n) != 0;
+    forward_count(from == CLIENT ? &c->p->f->up_bytes : &c->p->f->down_bytes, n);
+    return !*broken;
+}
+
+static void pair_move(struct pair *c)
+{
+    bool broken = false, more = false;
+    for (int from = CLIENT; from <= SERVER && !broken; from++) {
+        unsigned i = 0;
+        while (!c->over[from] && i < TURNS && move_one(c, from, &broken))
+            i++;
+        more = more || i == TURNS;
+    }
+    if (broken)
+        pair_reset(c);
+    else if (c->over[CLIENT] && c->over[SERVER])
+        pair_free(c, false);
+    else if (more)
+        notice(c); /* the others first */
+}
+
+/* --- opening --- */
+
+static void pair_connect(struct pair *c)
+{
+    const struct forward *f = c->p->f;
+    const weft_net_spec spec = {
+        .bytes = sizeof spec, .host = f->to, .port = f->to_port, .flags = WEFT_NET_LOOPBACK | (f->to_port ? WEFT_NET_NODELAY : 0)};
+    c->state = PAIR_CONNECTS;
+    if (weft_net_connect_start(f->w, f->target, &spec, &c->side[SERVER], &c->op[SERVER])) {
+        c->state = PAIR_AGAIN; /* no memory, perhaps */
+        c->p->paused = true;
+        return;
+    }
+    weft_net_notify(c->side[SERVER], notice, c);
+    notice(c); /* it may be open already */
+}
+
+static void say_refused(struct publish *p)
+{
+    int64_t now = base_now_ns();
+    forward_count(&p->f->refused, 1);
+    if (p->said && now - p->said < SAY_NS)
+        return;
+    p->said = now;
+    base_log(BASE_LOG_WARN, "published port %s: a connection was reset: %s", p->f->address, weft_error());
+}
+
+/* The target has connected, or not. */
+static void pair_connected(struct pair *c)
+{
+    int rc = weft_net_error(c->side[SERVER]);
+    if (rc == -EINPROGRESS)
+        return;
+    if (rc == 0) {
+        c->state = PAIR_MOVES;
+        pair_move(c);
+        return;
+    }
+    if (rc == -EAGAIN && base_now_ns() < c->deadline) {
+        weft_net_close(c->side[SERVER]);
+        c->side[SERVER] = NULL;
+        c->state = PAIR_AGAIN;
+        c->p->paused = true;
+        return;
+    }
+    say_refused(c->p);
+    pair_reset(c);
+}
+
+/* The gateway has accepted a connection, or not. */
+static void pair_accepted(struct pair *c)
+{
+    struct publish *p = c->p;
+    int rc = weft_net_error(c->side[CLIENT]);
+    if (rc == -EINPROGRESS)
+        return;
+    if (rc) {
+        p->paused = true; /* no descriptors, perhaps */
+        pair_free(c, true);
+        return;
+    }
+    p->accepting--;
+    c->state = PAIR_CONNECTS;
+    c->deadline = base_deadline(AGAIN_NS);
+    forward_count(&p->f->connections, 1);
+    atomic_store_explicit(&p->f->open, p->count - p->accepting, memory_order_relaxed);
+    pair_connect(c);
+}
+
+/* Asks for the next connection. False: not now. */
+static bool pair_new(struct publish *p)
+{
+    struct pair *c = calloc(1, sizeof *c);
+    if (!c)
+        return false;
+    *c = (struct pair){.p = p, .next = p->pairs, .at = &p->pairs, .state = PAIR_ACCEPTS};
+    if (weft_net_accept_start(p->f->published, &c->side[CLIENT], &c->op[CLIENT])) {
+        free(c);
+        return false;
+    }
+    if (c->next)
+        c->next->at = &c->next;
+    p->pairs = c;
+    p->count++;
+    p->accepting++;
+    weft_net_notify(c->side[CLIENT], notice, c);
+    notice(c); /* it may have come already */
+    return true;
+}
+
+/* --- the published port --- */
+
+static void on_control(struct gateway_watch *watch)
+{
+    struct publish *p = watch->arg;
+    char some[64];
+    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something */
+    p->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+static void on_wake(struct gateway_watch *watch)
+{
+    char bytes[64];
+    while (read(watch->fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
+        ;
+}
+
+/* Goes on with pairs that have changed. False: some are left. */
+static bool look_at_ready(struct publish *p)
+{
+    for (unsigned i = 0; i < READY_MAX; i++) {
+        base_spin_lock(&p->lock);
+        struct pair *c = p->ready;
+        if (c) {
+            p->ready = c->next_ready;
+            c->listed = false;
+        }
+        base_spin_unlock(&p->lock);
+        if (!c)
+            return true;
+        switch (c->state) {
+        case PAIR_ACCEPTS: pair_accepted(c); break;
+        case PAIR_CONNECTS: pair_connected(c); break;
+        case PAIR_MOVES: pair_move(c); break;
+        default: break;
+        }
+    }
+    return false;
+}
+
+static void look_at_paused(struct publish *p)
+{
+    p->paused = false;
+    for (struct pair *c = p->pairs, *next; c; c = next) {
+        next = c->next;
+        if (c->state == PAIR_AGAIN && base_now_ns() < c->deadline)
+            pair_connect(c);
+        else if (c->state == PAIR_AGAIN)
+            pair_reset(c);
+    }
+}
+
+static int publish_watch(struct publish *p, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *))
+{
+    *watch = (struct gateway_watch){.fd = -1, .ready = ready, .arg = p};
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* it is closed with the watch */
+    int rc = own < 0 ? -errno : gateway_watch(p->watches, watch, own, GATEWAY_READABLE);
+    if (rc && own >= 0)
+        close(own);
+    return rc;
+}
+
+static int publish_open(struct publish *p)
+{
+    int wake[2], rc = base_pipe(wake, O_NONBLOCK);
+    if (rc)
+        return rc;
+    p->wake_fd = wake[1];
+    rc = gateway_watches_open(&p->watches);
+    if (!rc)
+        rc = publish_watch(p, &p->wake, wake[0], on_wake);
+    close(wake[0]);
+    return rc ? rc : publish_watch(p, &p->control, p->f->control, on_control);
+}
+
+/* Returns 0 when the command is gone; else why the published port has ended. */
+static int publish_loop(struct publish *p)
+{
+    while (!p->over) {
+        while (p->accepting < ACCEPTS && p->count < FORWARD_CONNECTIONS_MAX && !p->paused)
+            if (!pair_new(p))
+                p->paused = true;
+        bool idle = look_at_ready(p);
+        int rc = weft_net_error(p->f->published);
+        if (rc)
+            return rc;
+        bool hungry = p->accepting < ACCEPTS && p->count < FORWARD_CONNECTIONS_MAX && !p->paused;
+        gateway_watches_wait(p->watches, !idle || hungry ? 0 : p->paused ? PAUSE_NS : 60 * WEFT_SECOND);
+        if (p->paused)
+            look_at_paused(p);
+    }
+    return 0;
+}
+
+int publish_serve(struct forward *f)
+{
+    struct publish p = {.f = f, .wake_fd = -1, .control = {.fd = -1}, .wake = {.fd = -1}};
+    int rc = publish_open(&p);
+    if (rc)
+        base_fail(rc, "the published port cannot wait for connections: %s", base_strerror(rc));
+    else {
+        weft_net_notify(f->published, notice_end, &p);
+        rc = publish_loop(&p);
+        weft_net_notify(f->published, NULL, NULL);
+    }
+    while (p.pairs)
+        pair_reset(p.pairs);
+    if (p.watches) {
+        gateway_unwatch(p.watches, &p.control);
+        gateway_unwatch(p.watches, &p.wake);
+    }
+    gateway_watches_close(p.watches);
+    if (p.wake_fd >= 0)
+        close(p.wake_fd);
+    return rc;
+}

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The cache of the file service: generations of files, their pieces in the pool, and who uses which piece. A piece that nobody uses is in
+ * the list of idle pieces, in the order in which they were used, unless its file is pinned. To make room, the oldest idle piece is dropped.
+ */
+#include "gateway/file.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static weft_node *node_of(const struct files *all)
+{
+    return gateway_of(all->server)->w;
+}
+
+/* --- lists --- */
+
+static struct file_body **body_bucket(struct files *all, const struct file_identity *is)
+{
+    return &all->body[(is->inode ^ is->device * UINT64_C(0x9e3779b1)) % FILE_BUCKETS];
+}
+
+static struct file_piece **piece_bucket(struct files *all, const struct file_body *b, uint64_t index)
+{
+    return &all->piece[(b->generation * UINT64_C(0x9e3779b1) ^ index) % FILE_BUCKETS];
+}
+
+static void idle_remove(struct files *all, struct file_piece *p)
+{
+    if (!p->idle)
+        return;
+    *(p->older ? &p->older->newer : &all->oldest) = p->newer;
+    *(p->newer ? &p->newer->older : &all->newest) = p->older;
+    p->older = p->newer = NULL;
+    p->idle = false;
+}
+
+static void idle_add(struct files *all, struct file_piece *p)
+{
+    p->older = all->newest;
+    p->newer = NULL;
+    *(all->newest ? &all->newest->newer : &all->oldest) = p;
+    all->newest = p;
+    p->idle = true;
+}
+
+static uint64_t charge(const struct file_piece *p)
+{
+    return p->bytes > FILE_CHARGE_MIN ? p->bytes : FILE_CHARGE_MIN;
+}
+
+/* --- files --- */
+
+/* The files that were cached under this path or inode, and are not so any more. */
+static void forget_others(struct files *all, const struct file_identity *is, const char *path)
+{
+    for (struct file_body *b = *body_bucket(all, is), *next; b; b = next) {
+        next = b->hashed;
+        if (b->is.device == is->device && b->is.inode == is->inode && !file_same(&b->is, is))
+            file_body_stale(all, b);
+    }
+    if (all->pinned)
+        (void)file_body_unpin(all, path, is);
+}
+
+struct file_body *file_body_get(struct files *all, const struct file_identity *is, const char *path, int fd)
+{
+    forget_others(all, is, path);
+    struct file_body **bucket = body_bucket(all, is), *b = *bucket;
+    while (b && (b->stale || !file_same(&b->is, is)))
+        b = b->hashed;
+    if (!b && (b = calloc(1, sizeof *b))) {
+        *b = (struct file_body){.hashed = *bucket, .generation = ++all->generations, .is = *is, .path = strdup(path), .fd = -1};
+        if (!b->path) {
+            free(b);
+            b = NULL;
+        } else {
+            *bucket = b;
+            all->bodies++;
+        }
+    }
+    if (b && b->fd < 0)
+        b->fd = fd;
+    else
+        close(fd);
+    return b;
+}
+
+void file_body_leave(struct files *all, struct file_body *b)
+{
+    if (!b->opens && !b->jobs && b->fd >= 0) {
+        close(b->fd);
+        b->fd = -1;
+    }
+    if (b->opens || b->jobs || b->pieces || b->pinned)
+        return;
+    struct file_body **at = body_bucket(all, &b->is);
+    while (*at != b)
+        at = &(*at)->hashed;
+    *at = b->hashed;
+    all->bodies--;
+    free(b->path);
+    free(b);
+}
+
+bool file_body_pin(struct files *all, struct file_body *b, bool pin)
+{
+    if (pin == b->pinned)
+        return true;
+    if (pin && b->is.bytes > all->limit / 2 - all->mapped - all->pinned)
+        return false;
+    b->pinned = pin;
+    all->pinned = pin ? all->pinned + b->is.bytes : all->pinned - b->is.bytes;
+    for (struct file_piece *p = b->pieces; p; p = p->of_body) {
+        idle_remove(all, p);
+        if (!pin && p->ready && !p->leases)
+            idle_add(all, p);
+    }
+    return true;
+}
+
+uint32_t file_body_unpin(struct files *all, const char *path, const struct file_identity *but)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < FILE_BUCKETS; i++)
+        for (struct file_body *b = all->body[i], *next; b; b = next) {
+            next = b->hashed;
+            if (!b->pinned || strcmp(b->path, path) != 0 || (but && file_same(&b->is, but)))
+                continue;
+            n++;
+            (void)file_body_pin(all, b, false);
+            file_body_leave(all, b);
+        }
+    return n;
+}
+
+void file_body_stale(struct files *all, struct file_body *b)
+{
+    if (b->stale)
+        return;
+    b->opens++; /* it must not be freed with its last piece, in the loop */
+    b->stale = true;
+    file_body_pin(all, b, false);
+    for (struct file_piece *p = b->pieces, *next; p; p = next) {
+        next = p->of_body;
+        if (p->idle)
+            file_piece_drop(all, p);
+    }
+    b->opens--;
+    file_body_leave(all, b);
+}
+
+struct file_body *file_body_next(struct files *all, uint64_t from)
+{
+    struct file_body *found = NULL;
+    for (uint32_t i = 0; i < FILE_BUCKETS; i++)
+        for (struct file_body *b = all->body[i]; b; b = b->hashed)
+            if (b->generation >= from && (!found || b->generation < found->generation))
+                found = b;
+    return found;
+}
+
+/* --- pieces --- */
+
+struct file_piece *file_piece_find(struct files *all, const struct file_body *b, uint64_t index)
+{
+    struct file_piece *p = *piece_bucket(all, b, index);
+    while (p && (p->body != b || p->index != index))
+        p = p->hashed;
+    return p;
+}
+
+void file_piece_drop(struct files *all, struct file_piece *p)
+{
+    struct file_body *b = p->body;
+    struct file_piece **at = piece_bucket(all, b, p->index);
+    while (*at != p)
+        at = &(*at)->hashed;
+    *at = p->hashed;
+    idle_remove(all, p);
+    if (p->of_body)
+        p->of_body->of_body_at = p->of_body_at;
+    *p->of_body_at = p->of_body;
+    all->cached -= charge(p);
+    b->cached -= p->bytes;
+    (void)weft_free(node_of(all), p->at);
+    free(p);
+    file_body_leave(all, b);
+}
+
+static bool drop_oldest(struct files *all)
+{
+    if (!all->oldest)
+        (void)file_leases_over(all);
+    if (!all->oldest)
+        return false;
+    all->dropped++;
+    file_piece_drop(all, all->oldest);
+    return true;
+}
+
+int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out)
+{
+    struct file_piece *p = calloc(1, sizeof *p), **bucket = piece_bucket(all, b, index);
+    uint64_t left = b->is.bytes - index * WEFT_FILE_PIECE;
+    if (!p)
+        return -ENOMEM;
+    *p = (struct file_piece){.body = b, .index = index, .bytes = left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE};
+    b->opens++; /* dropping its other pieces must not free it */
+    int rc = 0;
+    while (!rc && all->cached + charge(p) > all->limit)
+        rc = drop_oldest(all) ? 0 : -EAGAIN;
+    while (!rc && weft_alloc(node_of(all), p->bytes, &p->at))
+        rc = drop_oldest(all) ? 0 : all->cached ? -EAGAIN : -ENOMEM;
+    b->opens--;
+    if (rc) {
+        free(p);
+        return rc;
+    }
+    p->hashed = *bucket;
+    *bucket = p;
+    p->of_body = b->pieces;
+    p->of_body_at = &b->pieces;
+    if (b->pieces)
+        b->pieces->of_body_at = &p->of_body;
+    b->pieces = p;
+    all->cached += charge(p);
+    b->cached += p->bytes;
+    *out = p;
+    return 0;
+}
+
+void file_piece_rest(struct files *all, struct file_piece *p)
+{
+    if (!p->ready || p->leases || p->idle)
+        return;
+    if (p->body->stale)
+        file_piece_drop(all, p);
+    else if (!p->body->pinned)
+        idle_add(all, p);
+}
+
+/* --- who uses which piece --- */
+
+int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, uint64_t *id)
+{
+    if (o->leases >= FILE_LEASES_MAX || (map && all->mapped + all->pinned + charge(p) > all->limit / 2))
+        return -ENOBUFS;
+    struct file_lease *l = malloc(sizeof *l);
+    if (!l)
+        return -ENOMEM;
+    *l = (struct file_lease){.open = o, .piece = p, .end = map ? INT64_MAX : base_deadline(FILE_LEASE_NS)};
+    all->over = l->end < all->over ? l->end : all->over;
+    *id = l->id = gateway_table_add(&all->leases, l);
+    if (!l->id) {
+        free(l);
+        return -ENOMEM;
+    }
+    idle_remove(all, p);
+    all->leased += p->leases++ == 0 ? charge(p) : 0;
+    o->leases++;
+    all->mapped += map ? charge(p) : 0;
+    return 0;
+}
+
+void file_lease_end(struct files *all, struct file_lease *l)
+{
+    gateway_table_remove(&all->leases, l->id);
+    all->leased -= --l->piece->leases == 0 ? charge(l->piece) : 0;
+    l->open->leases--;
+    all->mapped -= l->end == INT64_MAX ? charge(l->piece) : 0;
+    file_piece_rest(all, l->piece);
+    free(l);
+}
+
+void file_leases_of(struct files *all, const struct file_open *o, bool maps)
+{
+    uint32_t at = 0;
+    for (struct file_lease *l; o->leases && (l = gateway_table_next(&all->leases, &at));)
+        if (l->open == o && (maps || l->end != INT64_MAX))
+            file_lease_end(all, l);
+}
+
+int64_t file_leases_over(struct files *all)
+{
+    uint32_t at = 0;
+    int64_t now = base_now_ns();
+    if (now >= all->over) {
+        all->over = INT64_MAX;
+        for (struct file_lease *l; (l = gateway_table_next(&all->leases, &at));) {
+            if (l->end <= now)
+                file_lease_end(all, l);
+            else if (l->end < all->over)
+                all->over = l->end;
+        }
+    }
+    return all->over == INT64_MAX ? INT64_MAX : all->over - now;
+}
+
+void file_cache_free(struct files *all)
+{
+    uint32_t at = 0;
+    for (struct file_lease *l; (l = gateway_table_next(&all->leases, &at));)
+        free(l);
+    gateway_table_free(&all->leases);
+    for (uint32_t i = 0; i < FILE_BUCKETS; i++) {
+        for (struct file_piece *p; (p = all->piece[i]);) {
+            all->piece[i] = p->hashed;
+            (void)weft_free(node_of(all), p->at);
+            free(p);
+        }
+        for (struct file_body *b; (b = all->body[i]);) {
+            all->body[i] = b->hashed;
+            if (b->fd >= 0)
+                close(b->fd);
+            free(b->path);
+            free(b);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the file service does on threads, because it may block: opens, reads, checks, writes.
+ *
+ * A change of a file shows in its modification time, but systems count that time in steps (10 ms at most on Linux; a second or two on some
+ * file systems). So a file that has just changed is read only when the step is over: any later change then gets another time.
+ */
+#include "gateway/file.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STEP_NS       (20 * WEFT_MS)
+#define WHOLE_STEP_NS (2 * WEFT_SECOND) /* if the time is a whole second: such a file system may count so */
+
+/* May wrap round for times that no clock shows: they are only compared. */
+static int64_t time_ns(const struct timespec *t)
+{
+    return (int64_t)((uint64_t)t->tv_sec * (uint64_t)WEFT_SECOND + (uint64_t)t->tv_nsec);
+}
+
+static struct file_identity identity_of(const struct stat *st)
+{
+#if defined(__APPLE__)
+    const struct timespec *t = &st->st_mtimespec;
+#else
+    const struct timespec *t = &st->st_mtim;
+#endif
+    return (struct file_identity){
+        .device = (uint64_t)st->st_dev, .inode = (uint64_t)st->st_ino, .bytes = (uint64_t)st->st_size, .modified_ns = time_ns(t)};
+}
+
+bool file_same(const struct file_identity *a, const struct file_identity *b)
+{
+    return a->device == b->device && a->inode == b->inode && a->bytes == b->bytes && a->modified_ns == b->modified_ns;
+}
+
+static int look(int fd, struct file_identity *out)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return -errno;
+    *out = identity_of(&st);
+    return 0;
+}
+
+static int check(const struct file_job *job)
+{
+    struct file_identity is = {0};
+    int rc = look(job->fd, &is);
+    return rc ? rc : file_same(&is, &job->is) ? 0 : -ESTALE;
+}
+
+/* Waits until a change from now on gets another time than the file has. */
+static void settle(int64_t modified_ns)
+{
+    struct timespec t;
+    int64_t step = modified_ns % WEFT_SECOND ? STEP_NS : WHOLE_STEP_NS;
+    clock_gettime(CLOCK_REALTIME, &t);
+    int64_t since = (int64_t)((uint64_t)time_ns(&t) - (uint64_t)modified_ns);
+    if (since >= 0 && since < step) /* a time in the future is not that of a change which begins now */
+        base_sleep_ns(step - since);
+}
+
+static int job_open(struct file_job *job)
+{
+    int flags = job->flags & WEFT_FILE_WRITE ? O_RDWR : O_RDONLY;
+    if (job->flags & WEFT_FILE_CREATE)
+        flags |= O_CREAT;
+    int rc = job->fd = file_path_open(job->root, job->path, flags, &job->outside);
+    if (rc < 0)
+        return rc;
+    rc = job->flags & WEFT_FILE_TRUNCATE && ftruncate(job->fd, 0) ? -errno : 0; /* only now: it is a regular file */
+    return rc ? rc : look(job->fd, &job->is);
+}
+
+static int job_read(struct file_job *job)
+{
+    settle(job->is.modified_ns);
+    int rc = check(job);
+    for (uint64_t got = 0; !rc && got < job->bytes;) {
+        ssize_t n = pread(job->fd, job->memory + got, job->bytes - got, (off_t)(job->offset + got));
+        if (n > 0)
+            got += (uint64_t)n;
+        else if (n == 0)
+            rc = -ESTALE; /* it got shorter */
+        else if (errno != EINTR)
+            rc = -errno;
+    }
+    return rc ? rc : check(job);
+}
+
+static int job_write(struct file_job *job)
+{
+    uint64_t put = 0;
+    int rc = 0;
+    while (!rc && put < job->bytes) {
+        ssize_t n = pwrite(job->fd, job->memory + put, job->bytes - put, (off_t)(job->offset + put));
+        if (n > 0)
+            put += (uint64_t)n;
+        else if (n == 0 || errno != EINTR)
+            rc = n == 0 ? -EIO : -errno;
+    }
+    job->bytes = put;
+    int seen = look(job->fd, &job->is);
+    return rc ? rc : seen;
+}
+
+static void job_run(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    switch (job->task) {
+    case FILE_TASK_OPEN: job->result = job_open(job); break;
+    case FILE_TASK_READ: job->result = job_read(job); break;
+    case FILE_TASK_CHECK: job->result = check(job); break;
+    case FILE_TASK_WRITE: job->result = job_write(job); break;
+    case FILE_TASK_SYNC: job->result = fsync(job->fd) ? -errno : 0; break;
+    }
+}
+
+struct file_job *file_job_new(struct files *all, enum file_task task, void (*done)(struct gateway_work *work))
+{
+    struct file_job *job = calloc(1, sizeof *job);
+    if (job) {
+        job->work = (struct gateway_work){.run = job_run, .done = done};
+        job->all = all;
+        job->task = task;
+        job->root = &all->root;
+        job->fd = -1;
+    }
+    return job;
+}
+
+void file_job_free(struct file_job *job)
+{
+    if (job->task == FILE_TASK_OPEN && job->fd >= 0)
+        close(job->fd);
+    if (job->task == FILE_TASK_WRITE)
+        free(job->memory);
+    free(job);
+}

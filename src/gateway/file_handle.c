@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The asker's handles of files: opening, closing, and what needs one request.
+ */
+#include "gateway/file_handle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+weft_request file_request(const weft_file *f, enum file_kind kind)
+{
+    return (weft_request){
+        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = (uint16_t)kind, .node = f->node, .handle = f->there};
+}
+
+int file_use(weft_file *f, bool alone)
+{
+    if (fab_in_handler())
+        return base_fail(-EDEADLK, "%s at node %u: a handler must not wait for a file", f->path, f->node);
+    if (alone && atomic_exchange_explicit(&f->busy, true, memory_order_acquire)) /* acquire: pairs with file_unuse() */
+        return base_fail(-EBUSY, "%s at node %u: another thread reads or writes through this handle: open it once for each thread", f->path,
+                         f->node);
+    atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
+    return 0;
+}
+
+void file_unuse(weft_file *f, bool alone)
+{
+    atomic_fetch_sub_explicit(&f->users, 1, memory_order_relaxed);
+    if (alone)
+        atomic_store_explicit(&f->busy, false, memory_order_release);
+}
+
+int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct gateway_result *out, int64_t timeout_ns)
+{
+    weft_file_info new;
+    size_t len = sizeof new;
+    struct gateway_question q = {.record = r, .data = data};
+    int rc = gateway_ask_wait(f->g, &q, timeout_ns, out, info ? &new : NULL, info ? &len : NULL);
+    if (!rc && info && len != sizeof new)
+        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
+    if (!rc && info)
+        f->info = new;
+    return rc;
+}
+
+void file_slots_leave(weft_file *f)
+{
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        if (atomic_load_explicit(&f->slot[i].state, memory_order_acquire) == SLOT_ASKED)
+            (void)gateway_ask_leave(f->g, f->slot[i].ask, 0); /* afterwards nobody writes to the slot */
+        atomic_store_explicit(&f->slot[i].state, SLOT_FREE, memory_order_relaxed);
+    }
+}
+
+/* --- opening and closing --- */
+
+static void post_close(struct gateway *g, uint32_t node, uint64_t there)
+{
+    const weft_file like = {.node = node, .there = there};
+    const weft_request r = file_request(&like, FILE_CLOSE);
+    (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
+}
+
+/* The answer to a request that was given up here. */
+static void opened_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
+{
+    if (r->status == 0)
+        post_close(g, a->node, r->word[0]);
+}
+
+static void file_free(weft_file *f)
+{
+    free(f->path);
+    free(f);
+}
+
+int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns)
+{
+    size_t len = path ? strlen(path) : 0;
+    *out = NULL;
+    if (!len || flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
+        return base_fail(-EINVAL, "weft_file_open() of '%s': the path is empty, or the flags (%#x) are unknown or need WEFT_FILE_WRITE",
+                         len ? path : "", flags);
+    if (len > WEFT_FILE_PATH_MAX)
+        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes; at most %u are possible", len, WEFT_FILE_PATH_MAX);
+    weft_file *f = calloc(1, sizeof *f);
+    if (!f || !(f->path = strdup(path))) {
+        free(f);
+        return base_fail(-ENOMEM, "no memory for the handle of %s", path);
+    }
+    f->g = gateway_in(w);
+    f->node = node;
+    f->flags = flags;
+    f->last = UINT64_MAX;
+    weft_request r = file_request(f, FILE_OPEN);
+    struct gateway_result result;
+    r.flags = flags;
+    r.data_bytes = len;
+    size_t info = sizeof f->info;
+    struct gateway_question q = {.record = &r, .data = path, .late = opened_late};
+    int rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &f->info, &info);
+    if (!rc && info != sizeof f->info)
+        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", path, node);
+    if (rc) {
+        file_free(f);
+        return rc;
+    }
+    f->there = result.word[0];
+    *out = f;
+    return 0;
+}
+
+static void copies_free(weft_file *f)
+{
+    for (struct file_copy *c; (c = f->copies);) {
+        f->copies = c->next;
+        weft_free(f->g->w, c->at);
+        free(c);
+    }
+}
+
+int weft_file_close(weft_file *f)
+{
+    if (!f)
+        return 0;
+    if (atomic_load_explicit(&f->users, memory_order_relaxed))
+        return base_fail(-EBUSY, "%s at node %u cannot be closed while a thread waits for it", f->path, f->node);
+    file_slots_leave(f);
+    copies_free(f);
+    post_close(f->g, f->node, f->there);
+    file_free(f);
+    return 0;
+}
+
+uint64_t weft_file_size(const weft_file *f)
+{
+    return f->info.bytes;
+}
+
+uint32_t weft_file_node(const weft_file *f)
+{
+    return f->node;
+}
+
+/* --- one request --- */
+
+static int ask_one(weft_file *f, enum file_kind kind, int64_t timeout_ns)
+{
+    int rc = file_use(f, kind == FILE_STAT);
+    if (rc)
+        return rc;
+    weft_request r = file_request(f, kind);
+    rc = file_ask(f, &r, NULL, kind == FILE_STAT, NULL, timeout_ns);
+    file_unuse(f, kind == FILE_STAT);
+    return rc;
+}
+
+int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns)
+{
+    int rc = ask_one(f, FILE_STAT, timeout_ns);
+    if (!rc && out)
+        base_give_struct(out, bytes, &f->info, sizeof f->info);
+    return rc;
+}
+
+int weft_file_sync(weft_file *f, int64_t timeout_ns)
+{
+    return ask_one(f, FILE_SYNC, timeout_ns);
+}
+
+int weft_file_pin(weft_file *f, int64_t timeout_ns)
+{
+    return ask_one(f, FILE_PIN, timeout_ns);
+}
+
+/* Writes at most one piece. A larger one than fits into a message is fetched by the gateway from the pool; it checks that it has not
+ * changed meanwhile, so the memory may be freed when nobody waits for the answer any more. */
+static int write_some(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline)
+{
+    weft_node *w = f->g->w;
+    weft_request r = file_request(f, FILE_WRITE);
+    struct gateway_result result;
+    int64_t left = deadline - base_now_ns();
+    int rc = 0;
+    r.data_bytes = len;
+    r.arg[0] = offset;
+    if (len > WEFT_REQUEST_INLINE) {
+        rc = weft_alloc(w, len, &r.data);
+        if (rc)
+            return rc;
+        buf = memcpy(weft_ptr(w, r.data, len), buf, len);
+    }
+    rc = file_ask(f, &r, buf, true, &result, left > 0 ? left : 0);
+    *put = rc ? 0 : result.word[0] < len ? (size_t)result.word[0] : len;
+    weft_free(w, r.data);
+    return rc;
+}
+
+int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns)
+{
+    int64_t deadline = fab_timeout(f->g->w, timeout_ns);
+    size_t done = 0, n;
+    if (put)
+        *put = 0;
+    if (!(f->flags & WEFT_FILE_WRITE))
+        return base_fail(-EBADF, "%s at node %u was not opened with WEFT_FILE_WRITE", f->path, f->node);
+    int rc = file_use(f, true);
+    if (rc)
+        return rc;
+    file_slots_leave(f); /* the gateway ends their leases with the old generation */
+    f->last = UINT64_MAX;
+    while (!rc && done < len) {
+        rc = write_some(f, (const uint8_t *)buf + done, len - done < WEFT_FILE_PIECE ? len - done : WEFT_FILE_PIECE, offset + done, &n,
+                        deadline);
+        done += n;
+        if (!rc && !n)
+            rc = base_fail(-EIO, "%s: node %u has written nothing", f->path, f->node);
+    }
+    file_unuse(f, true);
+    if (put)
+        *put = done;
+    return rc;
+}
+
+/* --- the gateway's cache --- */
+
+static int cache_ask(weft_node *w, uint32_t node, weft_request *r, const void *data, uint64_t *word, void *payload, size_t bytes,
+                     int64_t timeout_ns)
+{
+    struct gateway_result result;
+    size_t len = bytes;
+    r->version = WEFT_REQUEST_VERSION;
+    r->service = WEFT_SERVICE_FILE;
+    r->node = node;
+    struct gateway_question q = {.record = r, .data = data};
+    int rc = gateway_ask_wait(gateway_in(w), &q, timeout_ns, &result, payload, &len);
+    if (!rc && len != bytes)
+        rc = base_fail(-EPROTO, "node %u has sent an invalid answer about its cache of files", node);
+    *word = rc ? 0 : result.word[0];
+    return rc;
+}
+
+int weft_file_cache_stat(weft_node *w, uint32_t node, weft_file_cache *out, size_t bytes, int64_t timeout_ns)
+{
+    uint64_t word;
+    weft_file_cache full;
+    weft_request r = {.kind = FILE_CACHE};
+    int rc = cache_ask(w, node, &r, NULL, &word, &full, sizeof full, timeout_ns);
+    if (!rc)
+        base_give_struct(out, bytes, &full, sizeof full);
+    return rc;
+}
+
+int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t bytes, uint64_t *next, int64_t timeout_ns)
+{
+    weft_file_cached full;
+    weft_request r = {.kind = FILE_LIST, .arg = {*next}};
+    int rc = cache_ask(w, node, &r, NULL, next, &full, sizeof full, timeout_ns);
+    if (rc == -ENOENT)
+        return base_fail(rc, "node %u has no file open or cached", node);
+    if (!rc) {
+        full.path[WEFT_FILE_PATH_MAX] = '\0';
+        base_give_struct(out, bytes, &full, sizeof full);
+    }
+    return rc;
+}
+
+int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeout_ns)
+{
+    uint64_t word;
+    size_t len = path ? strlen(path) : 0;
+    if (!len || len > WEFT_FILE_PATH_MAX)
+        return base_fail(-EINVAL, "weft_file_unpin(): a path must have 1 to %u bytes", WEFT_FILE_PATH_MAX);
+    weft_request r = {.kind = FILE_UNPIN, .data_bytes = len};
+    int rc = cache_ask(w, node, &r, path, &word, NULL, 0, timeout_ns);
+    return rc == -ENOENT ? base_fail(rc, "node %u has pinned no file %s", node, path) : rc;
+}

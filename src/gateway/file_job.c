@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The file service's jobs on threads, and its answers. A job keeps its file open, and its handle's structure, until it is over.
+ */
+#include "gateway/file.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
+                             void (*done)(struct gateway_work *work))
+{
+    struct file_job *job = file_job_new(all, task, done);
+    if (!job) {
+        gateway_answer(c, -ENOMEM, NULL, 0, NULL, 0);
+        return NULL;
+    }
+    job->call = c;
+    job->open = o;
+    job->body = o->body;
+    job->fd = o->fd >= 0 ? o->fd : o->body->fd;
+    job->is = o->body->is;
+    o->jobs++;
+    o->body->jobs++;
+    return job;
+}
+
+void file_job_start(struct files *all, struct file_job *job)
+{
+    job->at_next = &all->jobs;
+    job->next = all->jobs;
+    if (job->next)
+        job->next->at_next = &job->next;
+    all->jobs = job;
+    int rc = gateway_work(all->works, &job->work); /* from here on the thread writes to the job */
+    if (!rc)
+        return;
+    job->result = rc;
+    job->work.done(&job->work);
+}
+
+struct gateway_call *file_job_call(struct file_job *job)
+{
+    struct gateway_call *c = job->call;
+    job->call = NULL;
+    return c;
+}
+
+void file_job_over(struct file_job *job)
+{
+    struct files *all = job->all;
+    if (job->next)
+        job->next->at_next = job->at_next;
+    *job->at_next = job->next;
+    if (job->body) {
+        job->body->jobs--;
+        file_body_leave(all, job->body);
+    }
+    if (job->open && --job->open->jobs == 0 && job->open->closed)
+        file_open_free(all, job->open);
+    file_job_free(job);
+}
+
+void file_open_free(struct files *all, struct file_open *o)
+{
+    o->body->opens--;
+    file_body_leave(all, o->body);
+    if (o->fd >= 0)
+        close(o->fd);
+    free(o);
+}
+
+/* --- answers --- */
+
+void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word)
+{
+    const struct file_body *b = o->body;
+    const weft_file_info info = {
+        .bytes = b->is.bytes, .device = b->is.device, .inode = b->is.inode, .modified_ns = b->is.modified_ns, .generation = b->generation};
+    gateway_answer(c, 0, &word, 1, &info, sizeof info);
+}
+
+void file_answer_failed(struct gateway_call *c, int rc, const char *path)
+{
+    uint32_t node = gateway_of(c->server)->w->rank;
+    if (rc == -ESTALE)
+        base_fail(rc, "%.300s at node %u has changed since it was opened: open it again", path, node);
+    else if (rc == -ENOBUFS)
+        base_fail(rc, "%.300s at node %u: half of the file cache is mapped or pinned: unmap or unpin some, or give node %u a larger cache",
+                  path, node, node);
+    else
+        base_fail(rc, "%.300s at node %u: %s", path, node,
+                  rc == -EISDIR   ? "it is a folder, not a file"
+                  : rc == -EINVAL ? "it is not a regular file"
+                                  : base_strerror(rc));
+    gateway_answer_error(c, rc);
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The file service's requests that change files. A write begins a new generation, which the writer's handle has from then on.
+ */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gateway/file.h"
+
+/* Gives the handle the generation that it has written. False: no memory; then its old one stays, which is stale. */
+static bool move_on(struct files *all, struct file_open *o, const struct file_identity *is)
+{
+    struct file_body *old = o->body;
+    int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
+    file_leases_of(all, o, false);
+    file_body_stale(all, old); /* also if size and time are the same: the bytes are not */
+    struct file_body *new = fd < 0 ? NULL : file_body_get(all, is, old->path, fd);
+    if (!new)
+        return false;
+    new->opens++;
+    o->body = new;
+    old->opens--;
+    file_body_leave(all, old);
+    return true;
+}
+
+static void write_done(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct files *all = job->all;
+    struct file_open *o = job->open;
+    struct gateway_call *c = file_job_call(job);
+    int rc = job->result;
+    bool moved = move_on(all, o, &job->is);
+    if (!c)
+        rc = 0;
+    else if (rc && !job->bytes)
+        file_answer_failed(c, rc, job->body->path);
+    else if (!moved)
+        file_answer_failed(c, -ENOMEM, job->body->path);
+    else
+        file_answer_info(c, o, job->bytes); /* after a part was written, the next write gets the error */
+    file_job_over(job);
+    (void)file_lease_again(all);
+}
+
+void file_begin_write(struct files *all, struct file_open *o, struct gateway_call *c)
+{
+    uint64_t bytes = c->record.data_bytes;
+    if (o->fd < 0 || c->record.arg[0] > INT64_MAX - bytes) {
+        file_answer_failed(c, o->fd < 0 ? -EBADF : -EFBIG, o->body->path);
+        return;
+    }
+    struct file_job *job = file_job_of(all, FILE_TASK_WRITE, o, c, write_done);
+    if (!job)
+        return;
+    job->bytes = bytes;
+    job->offset = c->record.arg[0];
+    job->memory = malloc(bytes + 1);
+    if (!job->memory) {
+        (void)file_job_call(job);
+        gateway_answer(c, -ENOMEM, NULL, 0, NULL, 0);
+        o->jobs--;
+        job->body->jobs--;
+        file_job_free(job);
+        return;
+    }
+    if (bytes)
+        memcpy(job->memory, c->data, bytes); /* the request may be cancelled meanwhile */
+    file_job_start(all, job);
+}
+
+static void sync_done(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct gateway_call *c = file_job_call(job);
+    if (c && job->result)
+        file_answer_failed(c, job->result, job->body->path);
+    else if (c)
+        gateway_answer(c, 0, NULL, 0, NULL, 0);
+    file_job_over(job);
+}
+
+void file_begin_sync(struct files *all, struct file_open *o, struct gateway_call *c)
+{
+    if (o->fd < 0) {
+        file_answer_failed(c, -EBADF, o->body->path);
+        return;
+    }
+    struct file_job *job = file_job_of(all, FILE_TASK_SYNC, o, c, sync_done);
+    if (job)
+        file_job_start(all, job);
+}

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The asker's side of datagrams: see struct net_datagram. A record of what is sent lies together in the ring, so that the gateway can fetch
+ * it as a whole; one of what is received may go on at the ring's start.
+ */
+#include "gateway/net_handle.h"
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Reads "10.0.0.1:53" or "[fd00::1]:53". */
+static int read_address(const char *text, struct net_datagram *d)
+{
+    char host[64] = "";
+    int64_t port = 0;
+    bool v6 = text[0] == '[';
+    const char *colon = strrchr(text, ':');
+    size_t n = colon ? (size_t)(colon - text) : 0;
+    if (colon && n < sizeof host && (!v6 || colon[-1] == ']'))
+        snprintf(host, sizeof host, "%.*s", (int)(n - 2 * v6), text + v6);
+    d->family = v6 ? 6 : 4;
+    if (!host[0] || inet_pton(v6 ? AF_INET6 : AF_INET, host, d->address) != 1 || base_parse_number(colon + 1, 1, 65535, &port))
+        return base_fail(-EINVAL, "'%.80s' is no address for a datagram: expected one as in 10.0.0.1:53 or [fd00::1]:53", text);
+    d->port = (uint16_t)port;
+    return 0;
+}
+
+static void write_address(const struct net_datagram *d, char out[WEFT_NET_ADDRESS])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (d->family)
+        inet_ntop(d->family == 6 ? AF_INET6 : AF_INET, d->address, host, sizeof host);
+    snprintf(out, WEFT_NET_ADDRESS, d->family == 6 ? "[%s]:%u" : "%s:%u", host, d->port);
+}
+
+/* --- receiving --- */
+
+static void ring_read(const struct gateway_stream *s, uint64_t from, void *to, uint64_t n)
+{
+    uint64_t at = from & (s->bytes - 1), gap = s->bytes - at, first = n < gap ? n : gap;
+    memcpy(to, s->memory + at, first);
+    memcpy((uint8_t *)to + first, s->memory, n - first);
+}
+
+/* The next datagram's head. -EAGAIN: there is none now. */
+static int next_datagram(struct weft_socket *s, struct net_datagram *d)
+{
+    base_spin_lock(&s->g->lock);
+    const struct gateway_stream *in = s->in;
+    uint64_t n = in->last - in->first;
+    int rc = -EAGAIN;
+    if (n >= sizeof *d) {
+        ring_read(in, in->first, d, sizeof *d);
+        uint64_t total = sizeof *d + d->bytes;
+        rc = d->bytes > NET_DATAGRAM_ROOM - sizeof *d || total > in->bytes ? -EPROTO : n < total ? -EAGAIN : 0;
+    }
+    if (rc == -EAGAIN && (in->ended || s->state == SOCKET_OVER))
+        rc = in->ended && in->status ? in->status : s->state == SOCKET_OVER ? s->error : -ECONNRESET;
+    base_spin_unlock(&s->g->lock);
+    return rc;
+}
+
+static bool has_datagram(void *arg)
+{
+    struct net_datagram d;
+    return next_datagram(arg, &d) != -EAGAIN;
+}
+
+int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns)
+{
+    struct net_datagram d;
+    int rc = next_datagram(s, &d);
+    if (rc == -EAGAIN) {
+        rc = socket_wait(s, has_datagram, s, socket_until(s, timeout_ns));
+        if (rc == -ETIMEDOUT) /* without a text if the caller did not wait */
+            return timeout_ns ? base_fail(rc, "no datagram came from %s through node %u before the deadline", s->what, s->node) : rc;
+        rc = rc ? rc : next_datagram(s, &d);
+    }
+    if (rc)
+        return socket_bytes_error(s, rc);
+    if (from)
+        write_address(&d, from);
+    *got = d.bytes;
+    if (d.bytes > len)
+        return base_fail(-EMSGSIZE, "the next datagram from %s has %u bytes, and the buffer %zu: it waits for a larger one", s->what,
+                         d.bytes, len);
+    struct gateway_credit due = {0};
+    ring_read(s->in, s->in->first + sizeof d, buf, d.bytes); /* `first` is this thread's */
+    base_spin_lock(&s->g->lock);
+    gateway_stream_take(s->in, sizeof d + d.bytes, &due);
+    base_spin_unlock(&s->g->lock);
+    gateway_credit_give(s->g, &due);
+    return 0;
+}
+
+/* --- sending --- */
+
+struct wanted {
+    struct weft_socket *s;
+    uint64_t bytes, skip; /* of the record; and before it, up to the end of the ring */
+};
+
+/* Finds room for a record. -EAGAIN: there is none now. */
+static int record_room(struct wanted *want)
+{
+    struct weft_socket *s = want->s;
+    base_spin_lock(&s->g->lock);
+    const struct gateway_stream *out = s->out;
+    uint64_t room = out->bytes - (out->last - out->first), gap = out->bytes - (out->last & (out->bytes - 1));
+    want->skip = gap < want->bytes ? gap : 0;
+    int rc = s->state == SOCKET_OVER           ? s->error
+             : s->state == SOCKET_OPENS        ? -EAGAIN
+             : out->shut || out->ended         ? -EPIPE
+             : room < want->skip + want->bytes ? -EAGAIN
+                                               : 0;
+    base_spin_unlock(&s->g->lock);
+    return rc;
+}
+
+static bool has_record_room(void *arg)
+{
+    return record_room(arg) != -EAGAIN;
+}
+
+int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns)
+{
+    struct net_datagram d = {.bytes = (uint32_t)len};
+    struct wanted want = {s, sizeof d + len, 0};
+    int64_t deadline = fab_timeout(s->g->w, timeout_ns);
+    if (len > WEFT_NET_DATAGRAM_MAX)
+        return base_fail(-EMSGSIZE, "a datagram of %zu bytes to %s: at most %u are possible", len, to ? to : s->what,
+                         WEFT_NET_DATAGRAM_MAX);
+    int rc = to ? read_address(to, &d) : 0;
+    if (!rc && (rc = record_room(&want)) == -EAGAIN) {
+        rc = socket_wait(s, has_record_room, &want, deadline);
+        if (rc == -ETIMEDOUT)
+            return timeout_ns ? base_fail(rc, "node %u takes no more datagrams to %s: the deadline is over", s->node, s->what) : rc;
+        rc = rc ? rc : record_room(&want);
+        if (rc)
+            return socket_bytes_error(s, rc);
+    } else if (rc) {
+        return to && rc == -EINVAL ? rc : socket_bytes_error(s, rc);
+    }
+    struct gateway_stream *out = s->out;
+    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* `last` is this thread's */
+    if (want.skip >= sizeof d)
+        memcpy(at, &(struct net_datagram){.bytes = NET_DATAGRAM_SKIP}, sizeof d);
+    at = want.skip ? out->memory : at;
+    memcpy(at, &d, sizeof d);
+    memcpy(at + sizeof d, buf, len);
+    return gateway_stream_send(out, NULL, want.skip + want.bytes, false, 0);
+}
+
+static int no_datagrams(const struct weft_socket *s)
+{
+    return base_fail(-EINVAL, "the socket %s at node %u has no datagrams: it was made without WEFT_NET_DATAGRAMS", s->what, s->node);
+}
+
+int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns)
+{
+    if (!(s->flags & WEFT_NET_DATAGRAMS))
+        return no_datagrams(s);
+    if (s->peer[0] || !to) /* its peer was checked when it was opened */
+        return base_fail(-EINVAL,
+                         s->peer[0] ? "the socket %s sends to its peer only: use weft_net_send()" : "a datagram from %s needs an address",
+                         s->what);
+    return socket_send_datagram(s, to, buf, len, timeout_ns);
+}
+
+int weft_net_receive_from(weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns)
+{
+    *got = 0;
+    return s->flags & WEFT_NET_DATAGRAMS ? socket_receive_datagram(s, from, buf, len, got, timeout_ns) : no_datagrams(s);
+}

@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Makes the sockets of the net service: resolves a name, checks each address against the rules, and connects to the first that answers. The
+ * address that was checked is the one that is connected to: a name is resolved once.
+ */
+#include "gateway/net.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define RESOLVE_NS (15 * WEFT_SECOND) /* how long a name may take to resolve */
+#define TRY_NS     (3 * WEFT_SECOND)  /* how long one address is tried while others are left */
+#define BACKLOG    128
+
+static uint32_t own_rank(const struct net *all)
+{
+    return gateway_of(all->server)->w->rank;
+}
+
+/* Answers the request of a socket that could not be opened, with the text of base_fail(), and frees the socket. */
+static void open_failed(struct net_socket *s, int rc)
+{
+    struct gateway_call *c = s->call;
+    s->call = NULL;
+    s->down_over = s->up_over = true;
+    gateway_answer_error(c, rc); /* first: the error text is this thread's last one */
+    net_socket_free(s);
+}
+
+static void open_done(struct net_socket *s, struct gateway_call *c, enum net_state state)
+{
+    char text[2 * NET_ADDRESS_TEXT] = "";
+    size_t n = 0;
+    s->call = NULL;
+    s->state = state;
+    net_socket_untime(s);
+    s->deadline = INT64_MAX;
+    if (state != NET_LISTENS && s->lookup) {
+        net_lookup_free(s->lookup);
+        s->lookup = NULL;
+    }
+    for (int far = 0; far < 2; far++) {
+        struct sockaddr_storage a;
+        struct net_address own;
+        socklen_t len = sizeof a;
+        int rc = far ? getpeername(s->watch.fd, (struct sockaddr *)&a, &len) : getsockname(s->watch.fd, (struct sockaddr *)&a, &len);
+        if (rc == 0 && net_address_take(&own, (struct sockaddr *)&a, len))
+            net_address_text(&own, text + n, NET_ADDRESS_TEXT);
+        n += strlen(text + n) + 1;
+    }
+    const uint64_t words[2] = {s->id, s->up ? s->up->id : 0};
+    gateway_answer(c, 0, words, 2, text, n);
+    net_socket_move(s);
+}
+
+/* --- options --- */
+
+static void set_number(int fd, int level, int option, int value)
+{
+    (void)setsockopt(fd, level, option, &value, sizeof value); /* options of speed: a connection works without them */
+}
+
+static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
+{
+    if (flags & WEFT_NET_NODELAY && !(flags & WEFT_NET_DATAGRAMS))
+        set_number(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    if (flags & WEFT_NET_KEEPALIVE)
+        set_number(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    if (receive)
+        set_number(fd, SOL_SOCKET, SO_RCVBUF, (int)receive);
+    if (send)
+        set_number(fd, SOL_SOCKET, SO_SNDBUF, (int)send);
+#if defined(SO_NOSIGPIPE)
+    set_number(fd, SOL_SOCKET, SO_NOSIGPIPE, 1);
+#endif
+}
+
+static int open_socket(const struct net_socket *s)
+{
+    const weft_request *r = &s->call->record;
+    int fd = socket(s->address.any.sa_family, s->lookup->type, 0);
+    if (fd < 0)
+        return -errno;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    set_options(fd, s->flags, r->arg[7], r->arg[8]);
+    return fd;
+}
+
+/* --- connecting --- */
+
+static const char *host_of(const struct net_socket *s)
+{
+    return s->lookup->host[0] ? s->lookup->host : "*";
+}
+
+static int connect_refused(struct net_socket *s)
+{
+    const char *port = s->lookup->port, *host = !s->lookup->host[0] ? "localhost" : s->lookup->host;
+    if (s->tried == -EACCES && port[0])
+        return s->tried; /* the sentence is there */
+    return base_fail(s->tried, "node %u cannot connect to %s%s%s: %s", own_rank(s->all), host, port[0] ? " port " : "", port,
+                     base_strerror(s->tried));
+}
+
+static int deny(struct net_socket *s, const char *why)
+{
+    char text[NET_ADDRESS_TEXT];
+    net_address_text(&s->address, text, sizeof text);
+    base_log(BASE_LOG_WARN, "net: node %u may not connect to %s port %s (%s): %s", s->node, host_of(s), s->lookup->port, text, why);
+    return base_fail(-EACCES, "node %u does not connect to %s port %s (%s) for other nodes: %s", own_rank(s->all), host_of(s),
+                     s->lookup->port, text, why);
+}
+
+/* Tries the next address that may be reached. 0: connected, 1: it will be known later; or the last failure. */
+static int connect_next(struct net_socket *s)
+{
+    char why[NET_HOST_MAX + 128];
+    while (s->next_address) {
+        const struct addrinfo *a = s->next_address;
+        s->next_address = a->ai_next;
+        if (!net_address_take(&s->address, a->ai_addr, (socklen_t)a->ai_addrlen))
+            continue;
+        if (!net_rules_allow(s->all->rules, s->lookup->host, &s->address, s->flags & WEFT_NET_LOOPBACK, why, sizeof why)) {
+            int rc = deny(s, why);
+            s->tried = s->tried ? s->tried : rc;
+            continue;
+        }
+        int fd = open_socket(s), rc = fd < 0 ? fd : connect(fd, &s->address.any, s->address.len) ? -errno : 0;
+        if (rc && rc != -EINPROGRESS) {
+            if (fd >= 0)
+                close(fd);
+            s->tried = rc;
+            continue;
+        }
+        s->tried = net_socket_watch(s, fd, GATEWAY_WRITABLE);
+        if (!s->tried) {
+            net_socket_time(s, s->next_address ? base_deadline(TRY_NS) : INT64_MAX);
+            return rc ? 1 : 0;
+        }
+    }
+    s->tried = s->tried ? s->tried : -EADDRNOTAVAIL;
+    return s->tried;
+}
+
+static void connect_go_on(struct net_socket *s)
+{
+    s->state = NET_CONNECTS;
+    int rc = connect_next(s);
+    if (rc == 0)
+        open_done(s, s->call, NET_OPEN);
+    else if (rc < 0)
+        open_failed(s, connect_refused(s));
+}
+
+/* Connects to a Unix socket of this host, whose path is the lookup's host. */
+static void connect_path(struct net_socket *s)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    const weft_request *r = &s->call->record;
+    size_t len = strlen(s->lookup->host);
+    int fd = -1, rc = 0;
+    s->state = NET_CONNECTS;
+    s->lookup->port[0] = '\0';
+    if (len >= sizeof a.sun_path)
+        rc = -ENAMETOOLONG;
+    else if ((fd = socket(AF_UNIX, SOCK_STREAM, 0)) < 0)
+        rc = -errno;
+    if (!rc) {
+        memcpy(a.sun_path, s->lookup->host, len + 1);
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        set_options(fd, 0, r->arg[7], r->arg[8]);
+        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* at once; -EAGAIN: its backlog is full */
+        if (!rc)
+            rc = net_socket_watch(s, fd, 0);
+        else
+            close(fd);
+    }
+    s->tried = rc;
+    if (rc)
+        open_failed(s, connect_refused(s));
+    else
+        open_done(s, s->call, NET_OPEN);
+}
+
+static void connect_ready(struct net_socket *s)
+{
+    int error = 0;
+    socklen_t len = sizeof error;
+    if (getsockopt(s->watch.fd, SOL_SOCKET, SO_ERROR, &error, &len))
+        error = errno;
+    if (!error) {
+        open_done(s, s->call, NET_OPEN);
+        return;
+    }
+    s->tried = -error;
+    gateway_unwatch(gateway_server_watches(s->all->server), &s->watch);
+    connect_go_on(s);
+}
+
+/* --- listening --- */
+
+static int listen_now(struct net_socket *s)
+{
+    const weft_request *r = &s->call->record;
+    int rc = -EADDRNOTAVAIL, fd;
+    for (const struct addrinfo *a = s->next_address; a; a = a->ai_next) {
+        if (!net_address_take(&s->address, a->ai_addr, (socklen_t)a->ai_addrlen))
+            continue;
+        if ((fd = open_socket(s)) < 0) {
+            rc = fd;
+            continue;
+        }
+        if (s->flags & WEFT_NET_REUSE)
+            set_number(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+        if (s->address.any.sa_family == AF_INET6)
+            set_number(fd, IPPROTO_IPV6, IPV6_V6ONLY, s->flags & WEFT_NET_IPV6 ? 1 : 0);
+        int backlog = r->arg[9] && r->arg[9] < 65536 ? (int)r->arg[9] : BACKLOG;
+        if (bind(fd, &s->address.any, s->address.len) == 0 && (s->lookup->type == SOCK_DGRAM || listen(fd, backlog) == 0))
+            return net_socket_watch(s, fd, 0);
+        rc = -errno;
+        close(fd);
+    }
+    return rc;
+}
+
+static void listen_go_on(struct net_socket *s)
+{
+    int rc = listen_now(s);
+    if (rc)
+        open_failed(
+            s, base_fail(rc, "node %u cannot listen at %s port %s: %s", own_rank(s->all), host_of(s), s->lookup->port, base_strerror(rc)));
+    else
+        open_done(s, s->call, s->lookup->type == SOCK_DGRAM ? NET_OPEN : NET_LISTENS);
+}
+
+static void accept_ready(struct net_socket *s)
+{
+    for (struct gateway_call *c; (c = s->accepts);) {
+        struct net_socket *new;
+        int fd = accept(s->watch.fd, NULL, NULL);
+        int rc = fd < 0 ? -errno : 0;
+        if (rc == -EINTR || rc == -ECONNABORTED)
+            continue;
+        if (rc == -EAGAIN || rc == -EWOULDBLOCK)
+            break;
+        if (!(s->accepts = c->next))
+            s->accepts_last = &s->accepts;
+        if (rc)
+            base_fail(rc, "node %u cannot accept a connection at port %s: %s", own_rank(s->all), s->lookup->port, base_strerror(rc));
+        else if ((rc = net_socket_new(s->all, s->node, s->flags, &new)))
+            close(fd);
+        if (rc) {
+            gateway_answer_error(c, rc);
+            continue;
+        }
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        set_options(fd, s->flags, 0, 0);
+        new->call = c;
+        new->state = NET_CONNECTS;
+        rc = net_socket_streams(new, &c->record);
+        if (rc) {
+            close(fd);
+            open_failed(new, rc);
+        } else if ((rc = net_socket_watch(new, fd, 0))) {
+            open_failed(new, base_fail(rc, "node %u cannot watch a connection: %s", own_rank(s->all), base_strerror(rc)));
+        } else {
+            open_done(new, c, NET_OPEN);
+        }
+    }
+    gateway_watch_events(gateway_server_watches(s->all->server), &s->watch, s->accepts ? GATEWAY_READABLE : 0);
+}
+
+void net_open_accept(struct net_socket *listener, struct gateway_call *c)
+{
+    c->next = NULL;
+    *listener->accepts_last = c;
+    listener->accepts_last = &c->next;
+    accept_ready(listener);
+}
+
+/* --- what all begin with --- */
+
+static void on_open_ready(struct gateway_watch *watch)
+{
+    struct net_socket *s = watch->arg;
+    if (s->state == NET_CONNECTS)
+        connect_ready(s);
+    else if (s->state == NET_LISTENS)
+        accept_ready(s);
+    else
+        net_socket_move(s);
+}
+
+static void open_go_on(struct net_socket *s)
+{
+    s->next_address = s->lookup->found;
+    net_socket_untime(s);
+    if (s->call->record.kind == NET_LISTEN)
+        listen_go_on(s);
+    else
+        connect_go_on(s);
+}
+
+static void resolve_failed(struct net_socket *s, int rc)
+{
+    const char *why = rc == -ENOENT      ? "the name is not known"
+                      : rc == -EAGAIN    ? "the name server does not answer"
+                      : rc == -ETIMEDOUT ? "no answer within 15 s"
+                                         : base_strerror(rc);
+    open_failed(s, base_fail(rc == -ENOENT ? -EHOSTUNREACH : rc, "node %u cannot resolve '%s': %s", own_rank(s->all), host_of(s), why));
+}
+
+void net_open_resolved(struct net_lookup *l)
+{
+    struct net_socket *s = l->owner;
+    s->state = NET_CONNECTS; /* from now on the lookup is the socket's */
+    if (l->result)
+        resolve_failed(s, l->result);
+    else
+        open_go_on(s);
+}
+
+void net_open_timeout(struct net_socket *s)
+{
+    s->deadline = INT64_MAX;
+    if (s->state == NET_RESOLVES) {
+        base_fail(-ETIMEDOUT, "node %u cannot resolve '%s': no answer within 15 s", own_rank(s->all), host_of(s));
+        open_failed(s, -ETIMEDOUT);
+    } else if (s->state == NET_CONNECTS) {
+        s->tried = -ETIMEDOUT;
+        gateway_unwatch(gateway_server_watches(s->all->server), &s->watch);
+        connect_go_on(s);
+    } else if (s->closing) {
+        struct gateway_call *c = s->call;
+        s->call = NULL;
+        s->up_over = false; /* not all was sent: the peer sees a reset */
+        net_socket_free(s);
+        base_fail(-ETIMEDOUT, "a connection was closed before its peer had taken all bytes: it was reset");
+        gateway_answer_error(c, -ETIMEDOUT);
+    }
+}
+
+static int check_open(const weft_request *r)
+{
+    const uint32_t both = WEFT_NET_IPV4 | WEFT_NET_IPV6;
+    if (r->flags & ~WEFT_NET_FLAGS || (r->flags & both) == both || r->arg[0] > 65535 || r->data_bytes > NET_HOST_MAX ||
+        r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
+        return base_fail(-EINVAL, "a request for a socket has wrong flags (%#x), port (%llu), buffer sizes, or a host of %llu bytes",
+                         r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
+    bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
+    if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
+        return base_fail(-EINVAL, "a request to connect has no host or no port");
+    bool udp = r->flags & WEFT_NET_DATAGRAMS;
+    if (udp && (path || r->arg[3] < NET_DATAGRAM_RING || r->arg[6] < NET_DATAGRAM_RING))
+        return base_fail(-EINVAL, "a request for datagrams names a Unix socket, or rings of less than 128 KiB");
+    return 0;
+}
+
+/* Whether askers may connect to this host itself: if they may start programs, which could do so. */
+static int check_near(const struct net *all, const struct gateway_call *c)
+{
+    if (!(c->record.flags & WEFT_NET_LOOPBACK))
+        return 0;
+    if (!(gateway_of(all->server)->offered >> WEFT_SERVICE_PROCESS & 1))
+        return base_fail(-EACCES, "node %u does not connect to its own host for other nodes, because it does not offer 'process'",
+                         own_rank(all));
+    if (c->record.data_bytes && c->data[0] != '/')
+        return base_fail(-EINVAL, "a request to connect to a Unix socket does not name its absolute path");
+    return 0;
+}
+
+/* The resolver reads "\097" as "a", which a rule would not; and a new line would forge lines of the log. */
+static bool is_host(const uint8_t *host, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (host[i] <= ' ' || host[i] == 0x7f || host[i] == '\\')
+            return false;
+    return true;
+}
+
+static struct net_lookup *lookup_of(struct net_socket *s, const struct gateway_call *c)
+{
+    const weft_request *r = &c->record;
+    struct net_lookup *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    *l = (struct net_lookup){.family = r->flags & WEFT_NET_IPV4   ? AF_INET
+                                       : r->flags & WEFT_NET_IPV6 ? AF_INET6
+                                                                  : AF_UNSPEC,
+                             .type = r->flags & WEFT_NET_DATAGRAMS ? SOCK_DGRAM : SOCK_STREAM,
+                             .passive = r->kind == NET_LISTEN,
+                             .owner = s};
+    if (r->data_bytes)
+        memcpy(l->host, c->data, (size_t)r->data_bytes);
+    snprintf(l->port, sizeof l->port, "%u", (unsigned)r->arg[0]);
+    if (l->passive && !l->host[0] && !l->family)
+        l->family = AF_INET6; /* takes connections of IPv4, too */
+    return l;
+}
+
+void net_open_connect(struct net *all, struct gateway_call *c)
+{
+    struct net_socket *s;
+    int rc = check_open(&c->record);
+    bool near = c->record.flags & WEFT_NET_LOOPBACK;
+    const size_t len = (size_t)c->record.data_bytes;
+    if (!rc && c->data && (near ? memchr(c->data, 0, len) != NULL : !is_host(c->data, len)))
+        rc = base_fail(-EINVAL, "a request for a socket names a host with a character that no name and no address has");
+    if (!rc)
+        rc = check_near(all, c);
+    if (!rc)
+        rc = net_socket_new(all, c->node, c->record.flags, &s);
+    if (rc) {
+        gateway_answer_error(c, rc);
+        return;
+    }
+    s->call = c;
+    s->watch.ready = on_open_ready;
+    s->state = NET_CONNECTS;
+    if (!(s->lookup = lookup_of(s, c)))
+        rc = base_fail(-ENOMEM, "no memory for a socket for node %u", c->node);
+    if (!rc && (c->record.kind == NET_CONNECT || c->record.flags & WEFT_NET_DATAGRAMS))
+        rc = net_socket_streams(s, &c->record);
+    if (rc) {
+        open_failed(s, rc);
+        return;
+    }
+    if (c->record.flags & WEFT_NET_LOOPBACK && c->record.data_bytes) {
+        connect_path(s);
+        return;
+    }
+    if (net_names_numeric(s->lookup) == 0) {
+        open_go_on(s);
+        return;
+    }
+    rc = net_names_ask(all->names, s->lookup);
+    if (rc) {
+        resolve_failed(s, rc);
+        return;
+    }
+    s->state = NET_RESOLVES;
+    net_socket_time(s, base_deadline(RESOLVE_NS));
+}

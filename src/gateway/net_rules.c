@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Whom the askers of the net service may reach: the rules of the gateway's owner, the first that fits, and then the default rules. A rule
+ * is checked against the very address that is connected to.
+ */
+#include "gateway/net.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RULES_MAX 1024u
+
+enum rule_host { RULE_ANY, RULE_NET, RULE_NAME };
+struct rule {
+    bool allow, preset; /* preset: a default rule */
+    enum rule_host host;
+    uint8_t family; /* RULE_NET: 4 or 6 */
+    uint8_t bits;
+    uint8_t net[16];
+    uint16_t port, last_port;    /* 0 and 65535: all */
+    char name[NET_HOST_MAX + 1]; /* RULE_NAME: lower case; ".example.com" stands for all names below it */
+    char text[NET_HOST_MAX + 32];
+};
+struct net_rules {
+    size_t count;
+    struct rule rule[];
+};
+
+/* In this order behind the rules of the owner. What is none of them is allowed. */
+static const struct {
+    const char *net, *what;
+} presets[] = {
+    {"0.0.0.0/8", "the gateway itself"},
+    {"127.0.0.0/8", "the gateway's loopback"},
+    {"169.254.0.0/16", "link-local addresses, and the metadata of cloud machines"},
+    {"100.100.100.200/32", "the metadata of cloud machines"},
+    {"168.63.129.16/32", "the metadata of cloud machines"},
+    {"::/128", "the gateway itself"},
+    {"::1/128", "the gateway's loopback"},
+    {"fe80::/10", "link-local addresses"},
+    {"fd00:ec2::254/128", "the metadata of cloud machines"},
+    {"fd20:ce::254/128", "the metadata of cloud machines"},
+    {"fd00:c1::a9fe:a9fe/128", "the metadata of cloud machines"},
+    {"fd00:42::42/128", "the metadata of cloud machines"},
+};
+#define PRESETS (sizeof presets / sizeof presets[0])
+
+/* --- addresses --- */
+
+/* An address of IPv6 that begins with this stands for one of IPv4. */
+static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+
+bool net_address_take(struct net_address *out, const struct sockaddr *from, socklen_t len)
+{
+    memset(out, 0, sizeof *out);
+    if (from->sa_family == AF_INET && len >= (socklen_t)sizeof out->v4) {
+        memcpy(&out->v4, from, sizeof out->v4);
+        out->len = sizeof out->v4;
+        return true;
+    }
+    if (from->sa_family != AF_INET6 || len < (socklen_t)sizeof out->v6)
+        return false;
+    memcpy(&out->v6, from, sizeof out->v6);
+    out->len = sizeof out->v6;
+    if (memcmp(out->v6.sin6_addr.s6_addr, mapped, sizeof mapped) == 0) {
+        struct sockaddr_in v4;
+        memset(&v4, 0, sizeof v4);
+        v4.sin_family = AF_INET;
+        v4.sin_port = out->v6.sin6_port;
+        memcpy(&v4.sin_addr, out->v6.sin6_addr.s6_addr + 12, 4);
+#if defined(__APPLE__)
+        v4.sin_len = sizeof v4;
+#endif
+        memset(out, 0, sizeof *out);
+        out->v4 = v4;
+        out->len = sizeof v4;
+    }
+    return true;
+}
+
+void net_address_text(const struct net_address *a, char *out, size_t len)
+{
+    char host[64] = "?", port[8] = "?";
+    if (getnameinfo(&a->any, a->len, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV))
+        snprintf(host, sizeof host, "?");
+    snprintf(out, len, a->any.sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+}
+
+/* --- reading --- */
+
+static int rule_wrong(const char *text, const char *why)
+{
+    return base_fail(-EINVAL,
+                     "net rule '%s': %s: expected allow=WHAT or deny=WHAT; WHAT is an address, a network, a name, *.NAME or *, and may end "
+                     "with :PORT or :PORT-PORT, as in deny=10.0.0.0/8, allow=[fd00::1]:443, deny=*:25",
+                     text, why);
+}
+
+/* Splits "HOST:PORTS" at the colon before the ports. An address of IPv6 with ports is in brackets. */
+static int rule_ports(struct rule *r, char *what)
+{
+    char *close = what[0] == '[' ? strchr(what, ']') : NULL, *colon = strchr(close ? close : what, ':');
+    int64_t first = 0, last = 65535;
+    r->last_port = 65535;
+    if (!close && colon && strchr(colon + 1, ':'))
+        colon = NULL; /* an address of IPv6 without ports */
+    if (close) {
+        if (close[1] && close[1] != ':' && close[1] != '/')
+            return rule_wrong(r->text, "an unexpected character after ']'");
+        memmove(what, what + 1, strlen(what)); /* the zero byte included */
+        close--;
+        if (colon)
+            colon--;
+        memmove(close, close + 1, strlen(close));
+        if (colon)
+            colon--;
+    }
+    if (!colon)
+        return 0;
+    *colon = '\0';
+    char *dash = strchr(colon + 1, '-');
+    if (dash)
+        *dash = '\0';
+    if (base_parse_number(colon + 1, 1, 65535, &first) || (dash && base_parse_number(dash + 1, first, 65535, &last)))
+        return rule_wrong(r->text, "the port is wrong");
+    r->port = (uint16_t)first;
+    r->last_port = (uint16_t)(dash ? last : first);
+    return 0;
+}
+
+/* Reads an address or a network. False: it is none. */
+static bool rule_net(struct rule *r, const char *what)
+{
+    char host[64];
+    int64_t bits;
+    const char *slash = strchr(what, '/');
+    size_t n = slash ? (size_t)(slash - what) : strlen(what);
+    if (n >= sizeof host)
+        return false;
+    memcpy(host, what, n);
+    host[n] = '\0';
+    r->family = inet_pton(AF_INET, host, r->net) == 1 ? 4 : inet_pton(AF_INET6, host, r->net) == 1 ? 6 : 0;
+    r->bits = r->family == 4 ? 32 : 128;
+    if (!r->family || (slash && base_parse_number(slash + 1, 0, r->bits, &bits)))
+        return false;
+    r->bits = slash ? (uint8_t)bits : r->bits;
+    if (r->family == 6 && r->bits >= 96 && memcmp(r->net, mapped, sizeof mapped) == 0) {
+        memmove(r->net, r->net + 12, 4);
+        r->family = 4;
+        r->bits = (uint8_t)(r->bits - 96);
+    }
+    r->host = RULE_NET;
+    return true;
+}
+
+/* Whether it is the last part of an address, such as "1" in "127.1": no name ends so. */
+static bool is_number(const char *part)
+{
+    bool hex = part[0] == '0' && part[1] == 'x';
+    return part[0] && part[strspn(part, hex ? "0123456789abcdefx" : "0123456789")] == '\0';
+}
+
+static int rule_read(struct rule *r, const char *text, size_t len)
+{
+    char what[sizeof r->text];
+    *r = (struct rule){.allow = true};
+    if (len >= sizeof r->text)
+        return base_fail(-EINVAL, "a net rule has %zu bytes: at most %zu are possible", len, sizeof r->text - 1);
+    memcpy(r->text, text, len);
+    r->text[len] = '\0';
+    size_t word = strcspn(r->text, "=");
+    r->allow = word == 5 && memcmp(r->text, "allow", 5) == 0;
+    if (!r->text[word] || (!r->allow && (word != 4 || memcmp(r->text, "deny", 4) != 0)))
+        return rule_wrong(r->text, "it begins with neither allow= nor deny=");
+    snprintf(what, sizeof what, "%s", r->text + word + 1);
+    int rc = rule_ports(r, what);
+    if (rc)
+        return rc;
+    if (strcmp(what, "*") == 0)
+        r->host = RULE_ANY;
+    else if (!rule_net(r, what)) {
+        const char *name = what[0] == '*' ? what + 1 : what;
+        size_t n = strlen(name);
+        if (n == 0 || n > NET_HOST_MAX || strpbrk(name, "*/:[] \\") || (name != what && name[0] != '.'))
+            return rule_wrong(r->text, "the host is wrong");
+        r->host = RULE_NAME;
+        for (size_t i = 0; i <= n; i++)
+            r->name[i] = (char)tolower((unsigned char)name[i]);
+        if (r->name[n - 1] == '.')
+            r->name[n - 1] = '\0';
+        const char *dot = strrchr(r->name, '.');
+        if (!r->name[0] || is_number(dot ? dot + 1 : r->name))
+            return rule_wrong(r->text, "the host is neither a name nor a complete address");
+    }
+    return 0;
+}
+
+int net_rules_read(const char *text, struct net_rules **out)
+{
+    size_t count = PRESETS + 1;
+    for (const char *c = text; *c; c++)
+        count += *c == ',';
+    *out = NULL;
+    if (count > RULES_MAX + PRESETS)
+        return base_fail(-EINVAL, "%zu net rules: at most %u are possible", count - PRESETS, RULES_MAX);
+    struct net_rules *all = calloc(1, sizeof *all + count * sizeof all->rule[0]);
+    if (!all)
+        return base_fail(-ENOMEM, "no memory for %zu net rules", count);
+    int rc = 0;
+    for (const char *p = text; *p && !rc;) {
+        size_t len = strcspn(p, ",");
+        if (len)
+            rc = rule_read(&all->rule[all->count++], p, len);
+        p += len + (p[len] == ',');
+    }
+    for (size_t i = 0; i < PRESETS && !rc; i++) {
+        struct rule *r = &all->rule[all->count++];
+        *r = (struct rule){.preset = true, .last_port = 65535};
+        snprintf(r->text, sizeof r->text, "%s", presets[i].what);
+        if (!rule_net(r, presets[i].net))
+            rc = base_fail(-EINVAL, "the default rule for %s", presets[i].net); /* cannot happen */
+    }
+    if (rc) {
+        free(all);
+        return rc;
+    }
+    *out = all;
+    return 0;
+}
+
+void net_rules_free(struct net_rules *all)
+{
+    free(all);
+}
+
+/* --- checking --- */
+
+static bool net_holds(const struct rule *r, unsigned family, const uint8_t *bytes)
+{
+    unsigned whole = r->bits / 8, rest = r->bits % 8;
+    return r->family == family && memcmp(r->net, bytes, whole) == 0 &&
+           (!rest || !((r->net[whole] ^ bytes[whole]) & (0xff << (8 - rest) & 0xff)));
+}
+
+static bool name_fits(const struct rule *r, const char *host)
+{
+    size_t have = strlen(host), want = strlen(r->name);
+    if (have && host[have - 1] == '.')
+        have--;
+    if (r->name[0] == '.' ? have <= want : have != want)
+        return false;
+    for (size_t i = 0; i < want; i++)
+        if (tolower((unsigned char)host[have - want + i]) != r->name[i])
+            return false;
+    return true;
+}
+
+/* The address of IPv4 that an address of IPv6 contains, if a translator, a tunnel, or an old rule makes one of it. */
+static const uint8_t *contained(const uint8_t *v6)
+{
+    static const uint8_t translated[12] = {0, 0x64, 0xff, 0x9b}, own_translator[6] = {0, 0x64, 0xff, 0x9b, 0, 1}, compatible[12] = {0},
+                         siit[12] = {[8] = 0xff, [9] = 0xff}, six_to_four[2] = {0x20, 0x02};
+    bool old = memcmp(v6, compatible, 12) == 0 && (v6[12] || v6[13] || v6[14]);
+    if (memcmp(v6, six_to_four, 2) == 0)
+        return v6 + 2;
+    return old || memcmp(v6, translated, 12) == 0 || memcmp(v6, own_translator, 6) == 0 || memcmp(v6, siit, 12) == 0 ? v6 + 12 : NULL;
+}
+
+bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len)
+{
+    bool v4 = to->any.sa_family == AF_INET, named = false;
+    const uint8_t *bytes = v4 ? (const uint8_t *)&to->v4.sin_addr : to->v6.sin6_addr.s6_addr, *inner = v4 ? NULL : contained(bytes);
+    uint16_t port = ntohs(v4 ? to->v4.sin_port : to->v6.sin6_port);
+    why[0] = '\0';
+    for (size_t i = 0; i < all->count; i++) {
+        const struct rule *r = &all->rule[i];
+        bool fits = r->host == RULE_ANY    ? true
+                    : r->host == RULE_NAME ? name_fits(r, host)
+                                           : net_holds(r, v4 ? 4 : 6, bytes) || (inner && net_holds(r, 4, inner));
+        if (!fits || port < r->port || port > r->last_port || (r->preset ? near : named))
+            continue;
+        if (!r->allow && r->preset)
+            snprintf(why, len, "%s cannot be reached by default (allow=ADDRESS at the gateway permits it)", r->text);
+        else if (!r->allow)
+            snprintf(why, len, "rule %s of the gateway", r->text);
+        if (r->allow && r->host != RULE_NET)
+            named = true; /* a name, or *, does not open what is denied by default: whoever owns a name decides where it leads */
+        else
+            return r->allow;
+    }
+    return true;
+}

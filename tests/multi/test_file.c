@@ -1,0 +1,563 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The file service. Node 0 is the gateway, the others are the askers. The files are in a folder of the test's own.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "cluster_test.h"
+
+static const char *const OPEN[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_LOG=error", NULL};
+static const char *const SMALL[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_FILE_CACHE=4M", "WEFT_LOG=error", NULL};
+#define DEFAULT_TIME WEFT_TIMEOUT_DEFAULT
+#define PIECE        ((uint64_t)WEFT_FILE_PIECE)
+
+static char folder[64]; /* of the test that runs */
+
+static char *in_folder(const char *name)
+{
+    static _Thread_local char path[4][256];
+    static _Thread_local unsigned next;
+    char *to = path[next++ % 4];
+    snprintf(to, sizeof path[0], "%s/%s", folder, name);
+    return to;
+}
+
+static int folder_make(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/weft-test-file-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int folder_remove(void **state)
+{
+    (void)state;
+    pid_t pid = fork();
+    if (pid == 0) {
+        execlp("rm", "rm", "-rf", "--", folder, (char *)NULL);
+        _exit(1);
+    }
+    int status;
+    return waitpid(pid, &status, 0) == pid && status == 0 ? 0 : -1;
+}
+
+/* Byte i of version `seed`. Each 8 bytes tell their version and their place. */
+static void fill(uint8_t *to, uint64_t seed, uint64_t from, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint64_t word = ((from + i) / 8) * UINT64_C(0x9e3779b97f4a7c15) ^ seed * UINT64_C(0xbf58476d1ce4e5b9);
+        to[i] = (uint8_t)(word >> (from + i) % 8 * 8);
+    }
+}
+
+static bool right(const uint8_t *bytes, uint64_t seed, uint64_t from, size_t n)
+{
+    uint8_t want[4096];
+    for (size_t at = 0; at < n; at += sizeof want) {
+        size_t some = n - at < sizeof want ? n - at : sizeof want;
+        fill(want, seed, from + at, some);
+        if (memcmp(bytes + at, want, some) != 0)
+            return false;
+    }
+    return true;
+}
+
+static void write_file(const char *path, uint64_t seed, uint64_t bytes, int flags)
+{
+    static uint8_t some[1 << 20];
+    int fd = open(path, O_WRONLY | O_CREAT | flags, 0600);
+    CHECK(fd >= 0);
+    for (uint64_t at = 0; at < bytes; at += sizeof some) {
+        size_t n = bytes - at < sizeof some ? (size_t)(bytes - at) : sizeof some;
+        fill(some, seed, at, n);
+        CHECK(write(fd, some, n) == (ssize_t)n);
+    }
+    close(fd);
+}
+
+/* Bytes that this process has read by read(2) and its like, from wherever. */
+static uint64_t read_so_far(pid_t pid)
+{
+#if defined(__linux__)
+    char path[64];
+    unsigned long long n = 0;
+    snprintf(path, sizeof path, "/proc/%d/io", (int)pid);
+    FILE *f = fopen(path, "r");
+    CHECK(f && fscanf(f, "rchar: %llu", &n) == 1);
+    fclose(f);
+    return n;
+#else
+    (void)pid;
+    return 0;
+#endif
+}
+
+static weft_file_cache cache_of(weft_node *w)
+{
+    weft_file_cache c;
+    OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
+    return c;
+}
+
+/* --- the tests --- */
+
+static void basics(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    uint32_t node;
+    weft_file *f;
+    weft_file_view v, other;
+    weft_file_info info;
+    struct stat st;
+    size_t n;
+    const uint64_t bytes = 3 * PIECE + 12345;
+    uint8_t *all = malloc(bytes);
+    CHECK(all);
+    OK(weft_service_find(w, WEFT_SERVICE_FILE, &node, DEFAULT_TIME));
+    OK(weft_file_open(w, 0, in_folder("big"), 0, &f, DEFAULT_TIME));
+    CHECK(weft_file_size(f) == bytes && weft_file_node(f) == 0);
+    OK(weft_file_read(f, all, bytes, 0, &n, DEFAULT_TIME));
+    CHECK(n == bytes && right(all, 1, 0, bytes));
+    OK(weft_file_read(f, all, 100, bytes - 10, &n, DEFAULT_TIME));
+    CHECK(n == 10 && right(all, 1, bytes - 10, 10));
+    OK(weft_file_read(f, all, 100, bytes, &n, DEFAULT_TIME));
+    CHECK(n == 0);
+    OK(weft_file_read(f, all, 100, UINT64_MAX, &n, DEFAULT_TIME));
+    CHECK(n == 0);
+    OK(weft_file_read(f, all, 2 * 4096, PIECE - 4096, &n, DEFAULT_TIME));
+    CHECK(n == 2 * 4096 && right(all, 1, PIECE - 4096, n));
+    for (unsigned i = 0; i < 50; i++) { /* here and there */
+        uint64_t seed = i, at = random_next(&seed) % bytes, len = random_next(&seed) % (2 * PIECE);
+        OK(weft_file_read(f, all, len, at, &n, DEFAULT_TIME));
+        CHECK(n == (len < bytes - at ? len : bytes - at) && right(all, 1, at, n));
+    }
+    /* Mapped. */
+    OK(weft_file_map(f, PIECE + 7, &v, DEFAULT_TIME));
+    CHECK(v.bytes == PIECE - 7 && right(v.at, 1, PIECE + 7, v.bytes));
+    OK(weft_file_map(f, bytes - 1, &other, DEFAULT_TIME));
+    CHECK(other.bytes == 1 && right(other.at, 1, bytes - 1, 1));
+    weft_file_unmap(f, &v);
+    CHECK(!v.at && weft_file_map(f, bytes, &v, DEFAULT_TIME) == -EINVAL && strstr(weft_error(), "cannot be mapped"));
+    /* What the disk says. */
+    CHECK(stat(in_folder("big"), &st) == 0);
+    OK(weft_file_stat(f, &info, sizeof info, DEFAULT_TIME));
+    CHECK(info.bytes == bytes && info.inode == st.st_ino && info.modified_ns / WEFT_SECOND == st.st_mtime && info.generation);
+    OK(weft_file_close(f)); /* with a piece that is mapped */
+    OK(weft_file_close(NULL));
+    /* An empty file, and a small one. */
+    OK(weft_file_open(w, 0, in_folder("empty"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_read(f, all, 10, 0, &n, DEFAULT_TIME));
+    CHECK(n == 0 && weft_file_size(f) == 0);
+    OK(weft_file_close(f));
+    OK(weft_file_open(w, 0, in_folder("small"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_read(f, all, 10, 0, &n, DEFAULT_TIME));
+    CHECK(n == 5 && right(all, 2, 0, 5));
+    OK(weft_file_close(f));
+    free(all);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_basics(void **state)
+{
+    (void)state;
+    write_file(in_folder("big"), 1, 3 * PIECE + 12345, O_TRUNC);
+    write_file(in_folder("empty"), 1, 0, O_TRUNC);
+    write_file(in_folder("small"), 2, 5, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, basics, NULL, OPEN), 0);
+}
+
+static void must_fail(weft_node *w, const char *path, uint32_t flags, int code, const char *says)
+{
+    weft_file *f = (weft_file *)1;
+    int rc = weft_file_open(w, 0, path, flags, &f, DEFAULT_TIME);
+    if (rc != code || !strstr(weft_error(), says))
+        fprintf(stderr, "opening %s: %d, not %d: %s\n", path, rc, code, weft_error());
+    CHECK(rc == code && !f && strstr(weft_error(), says));
+}
+
+static void errors(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    static char longest[WEFT_FILE_PATH_MAX + 2];
+    weft_file *f;
+    uint64_t next = 0;
+    size_t n;
+    weft_file_cached one;
+    must_fail(w, in_folder("none"), 0, -ENOENT, "none at node 0: No such file");
+    must_fail(w, folder, 0, -EISDIR, "it is a folder");
+    must_fail(w, in_folder("fifo"), 0, -EINVAL, "not a regular file"); /* at once: nobody writes to it */
+    must_fail(w, "/dev/zero", 0, -EINVAL, "not a regular file");
+    must_fail(w, in_folder("small/x"), 0, -ENOTDIR, "Not a directory");
+    must_fail(w, "", 0, -EINVAL, "the path is empty");
+    must_fail(w, "x", WEFT_FILE_CREATE, -EINVAL, "need WEFT_FILE_WRITE");
+    must_fail(w, "x", 0x100, -EINVAL, "unknown");
+    memset(longest, 'x', sizeof longest - 1);
+    must_fail(w, longest, 0, -ENAMETOOLONG, "at most 3584");
+    longest[WEFT_FILE_PATH_MAX] = '\0';
+    must_fail(w, longest, 0, -ENAMETOOLONG, "too long");
+    if (geteuid() != 0)
+        must_fail(w, in_folder("secret"), 0, -EACCES, "Permission denied");
+    CHECK(weft_file_open(w, 7, "x", 0, &f, DEFAULT_TIME) == -EFAULT && !f);
+    CHECK(weft_file_list(w, 0, &one, sizeof one, &next, DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "no file open or cached"));
+    CHECK(weft_file_unpin(w, 0, "x", DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "pinned no file x"));
+    OK(weft_file_open(w, 0, in_folder("small"), 0, &f, DEFAULT_TIME));
+    CHECK(weft_file_write(f, "x", 1, 0, &n, DEFAULT_TIME) == -EBADF && n == 0);
+    CHECK(weft_file_sync(f, DEFAULT_TIME) == -EBADF);
+    OK(weft_file_close(f));
+    /* A record for the service. */
+    weft_gaddr at;
+    weft_op op;
+    OK(weft_alloc(w, sizeof(weft_request), &at));
+    *(weft_request *)weft_ptr(w, at, sizeof(weft_request)) =
+        (weft_request){.version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = 1, .id = 1};
+    OK(weft_request_start(w, at, &op));
+    CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EOPNOTSUPP);
+    OK(weft_free(w, at));
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_errors(void **state)
+{
+    (void)state;
+    write_file(in_folder("small"), 1, 10, O_TRUNC);
+    write_file(in_folder("secret"), 1, 10, O_TRUNC);
+    assert_int_equal(chmod(in_folder("secret"), 0), 0);
+    assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
+    assert_int_equal(nodes_failed_with(2, errors, NULL, OPEN), 0);
+}
+
+/* Four nodes read one file at the same time: the disk is read once. */
+static void once(weft_node *w, void *arg)
+{
+    (void)arg;
+    const uint64_t bytes = 14 * PIECE + 5;
+    static uint8_t some[300000];
+    if (weft_rank(w) == 0) {
+        uint64_t before = read_so_far(getpid());
+        OK(weft_barrier(w, DEFAULT_TIME));
+        OK(weft_barrier(w, DEFAULT_TIME));
+        uint64_t after = read_so_far(getpid());
+#if defined(__linux__)
+        CHECK(after - before >= bytes && after - before < bytes + (bytes >> 2)); /* what else it reads are a few pipes */
+#else
+        (void)before, (void)after;
+#endif
+        return;
+    }
+    weft_file *f;
+    size_t n;
+    OK(weft_barrier(w, DEFAULT_TIME));
+    OK(weft_file_open(w, 0, in_folder("big"), 0, &f, DEFAULT_TIME));
+    for (uint64_t at = 0; at < bytes; at += n) {
+        OK(weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME));
+        CHECK(n && right(some, 3, at, n));
+    }
+    OK(weft_file_close(f));
+    weft_file_cache c = cache_of(w);
+    CHECK(c.disk_reads == 15 && c.disk_bytes == bytes && c.cached_bytes >= bytes && c.dropped == 0);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_once(void **state)
+{
+    (void)state;
+    write_file(in_folder("big"), 3, 14 * PIECE + 5, O_TRUNC);
+    assert_int_equal(nodes_failed_with(5, once, NULL, OPEN), 0);
+}
+
+/* --- changes --- */
+
+enum change { REWRITE, RENAME, TRUNCATE, DELETE, CHANGES };
+static const char *const change_name[] = {"rewritten", "renamed over", "truncated", "deleted"};
+#define CHANGED_BYTES (12 * PIECE)
+struct change_board {
+    _Atomic uint32_t open, over;
+    _Atomic uint32_t old_reads, stale;
+};
+
+/* Readers read the whole file again and again while it is changed: the old bytes, or -ESTALE, and after that whoever opens it again gets
+ * the new ones. */
+static void change_reader(weft_node *w, struct change_board *b, enum change how)
+{
+    static uint8_t some[400000];
+    weft_file *f;
+    size_t n;
+    int rc = 0;
+    OK(weft_file_open(w, 0, in_folder("changing"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_read(f, some, sizeof some, 5 * PIECE, &n, DEFAULT_TIME));
+    meet(&b->open, 4);
+    bool last = false;
+    while (!rc && !last) {
+        last = atomic_load(&b->over);
+        for (uint64_t at = 0; !rc && at < CHANGED_BYTES; at += n) {
+            rc = weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME);
+            CHECK((rc || n) && right(some, 10, at, n)); /* also what came before an error */
+            atomic_fetch_add(&b->old_reads, rc == 0);
+        }
+    }
+    if (rc) {
+        CHECK(rc == -ESTALE && strstr(weft_error(), "has changed since it was opened"));
+        atomic_fetch_add(&b->stale, 1);
+    }
+    wait_for(&b->over, 1);
+    rc = weft_file_stat(f, NULL, 0, DEFAULT_TIME);
+    CHECK(how == REWRITE || how == TRUNCATE ? rc == -ESTALE : rc == 0); /* the others have another inode */
+    OK(weft_file_close(f));
+    rc = weft_file_open(w, 0, in_folder("changing"), 0, &f, DEFAULT_TIME);
+    if (how == DELETE) {
+        CHECK(rc == -ENOENT);
+        return;
+    }
+    OK(rc);
+    uint64_t want = how == TRUNCATE ? PIECE / 2 : CHANGED_BYTES;
+    CHECK(weft_file_size(f) == want);
+    for (uint64_t at = 0; at < want; at += n) {
+        OK(weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME));
+        CHECK(n && right(some, how == TRUNCATE ? 10 : 11, at, n));
+    }
+    OK(weft_file_close(f));
+}
+
+static void change_file(enum change how)
+{
+    switch (how) {
+    case REWRITE: write_file(in_folder("changing"), 11, CHANGED_BYTES, 0); break;
+    case RENAME:
+        write_file(in_folder("new"), 11, CHANGED_BYTES, O_TRUNC);
+        CHECK(rename(in_folder("new"), in_folder("changing")) == 0);
+        break;
+    case TRUNCATE: CHECK(truncate(in_folder("changing"), PIECE / 2) == 0); break;
+    default: CHECK(unlink(in_folder("changing")) == 0);
+    }
+}
+
+static void changes(weft_node *w, void *arg)
+{
+    struct change_board *b = arg;
+    for (enum change how = 0; how < CHANGES; how++, b++) {
+        if (weft_rank(w) == 0)
+            write_file(in_folder("changing"), 10, CHANGED_BYTES, O_TRUNC);
+        OK(weft_barrier(w, DEFAULT_TIME));
+        if (weft_rank(w) == 0) {
+            wait_for(&b->open, 4);
+            change_file(how);
+            atomic_store(&b->over, 1);
+        } else {
+            change_reader(w, b, how);
+        }
+        OK(weft_barrier(w, DEFAULT_TIME));
+    }
+}
+
+static void test_changes(void **state)
+{
+    (void)state;
+    struct change_board *b = shared_words(CHANGES * sizeof *b);
+    assert_int_equal(nodes_failed_with(5, changes, b, SMALL), 0); /* a cache that is too small for the file: they read from the disk */
+    for (enum change how = 0; how < CHANGES; how++) {
+        print_message("%s: %u reads, %u of 4 readers got -ESTALE\n", change_name[how], b[how].old_reads, b[how].stale);
+        if (how == REWRITE || how == TRUNCATE)
+            assert_int_equal(b[how].stale, 4); /* what is not cached is not there any more */
+        else
+            assert_int_equal(b[how].stale, 0); /* the gateway has the old file open */
+    }
+}
+
+/* --- a cache that is smaller than what is read --- */
+
+static void evictions(weft_node *w, void *arg)
+{
+    (void)arg;
+    static uint8_t some[700001];
+    if (weft_rank(w) != 0) {
+        uint64_t seed = weft_rank(w);
+        weft_file *f;
+        weft_file_view v;
+        size_t n;
+        OK(weft_file_open(w, 0, in_folder("large"), 0, &f, DEFAULT_TIME));
+        for (uint64_t at = 0; at < 40 * PIECE; at += n) { /* in order */
+            OK(weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME));
+            CHECK(n && right(some, 20, at, n));
+        }
+        for (uint32_t i = 0; i < repeats(100); i++) { /* here and there, also mapped */
+            uint64_t at = random_next(&seed) % (40 * PIECE);
+            OK(weft_file_read(f, some, 5000, at, &n, DEFAULT_TIME));
+            CHECK(right(some, 20, at, n));
+            if (i % 8)
+                continue;
+            int rc = weft_file_map(f, at, &v, DEFAULT_TIME);
+            CHECK(rc == 0 || (rc == -ENOBUFS && strstr(weft_error(), "half of the file cache")));
+            CHECK(rc || right(v.at, 20, at, v.bytes));
+            if (!rc)
+                weft_file_unmap(f, &v);
+        }
+        weft_file_cache c = cache_of(w);
+        CHECK(c.limit_bytes == 4 * PIECE && c.cached_bytes <= c.limit_bytes && c.dropped > 30);
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_evictions(void **state)
+{
+    (void)state;
+    write_file(in_folder("large"), 20, 40 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(5, evictions, NULL, SMALL), 0);
+}
+
+/* --- pins --- */
+
+static void pins(weft_node *w, void *arg)
+{
+    (void)arg;
+    static uint8_t some[1 << 20];
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    weft_file *f, *large;
+    weft_file_view v[4];
+    weft_file_cached one;
+    uint64_t next = 0;
+    size_t n;
+    OK(weft_file_open(w, 0, in_folder("two"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_open(w, 0, in_folder("large"), 0, &large, DEFAULT_TIME));
+    CHECK(weft_file_pin(large, DEFAULT_TIME) == -ENOBUFS);
+    OK(weft_file_pin(f, DEFAULT_TIME));
+    OK(weft_file_pin(f, DEFAULT_TIME));
+    for (uint64_t at = 0; at < 2 * PIECE; at += n)
+        OK(weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME));
+    OK(weft_file_close(f));
+    for (uint64_t at = 0; at < 8 * PIECE; at += n)
+        OK(weft_file_read(large, some, sizeof some, at, &n, DEFAULT_TIME));
+    uint64_t reads = cache_of(w).disk_reads;
+    CHECK(cache_of(w).pinned_bytes == 2 * PIECE);
+    OK(weft_file_open(w, 0, in_folder("two"), 0, &f, DEFAULT_TIME));
+    for (uint64_t at = 0; at < 2 * PIECE; at += n) {
+        OK(weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME));
+        CHECK(right(some, 30, at, n));
+    }
+    CHECK(cache_of(w).disk_reads == reads);
+    if (stats(w, 0).transport[0] == 's') { /* on the gateway's host, what is mapped is the gateway's own memory */
+        CHECK(weft_file_map(large, 0, &v[0], DEFAULT_TIME) == -ENOBUFS);
+    }
+    bool found = false;
+    do {
+        OK(weft_file_list(w, 0, &one, sizeof one, &next, DEFAULT_TIME));
+        if (strcmp(one.path, in_folder("two")) == 0) {
+            found = true;
+            CHECK(one.pinned && !one.stale && one.cached_bytes == 2 * PIECE && one.info.bytes == 2 * PIECE && one.readers == 1);
+        }
+    } while (next);
+    CHECK(found);
+    OK(weft_file_unpin(w, 0, in_folder("two"), DEFAULT_TIME));
+    CHECK(weft_file_unpin(w, 0, in_folder("two"), DEFAULT_TIME) == -ENOENT && cache_of(w).pinned_bytes == 0);
+    if (stats(w, 0).transport[0] == 's') {
+        OK(weft_file_map(large, 0, &v[0], DEFAULT_TIME));
+        OK(weft_file_map(large, PIECE, &v[1], DEFAULT_TIME));
+        CHECK(weft_file_map(large, 2 * PIECE, &v[2], DEFAULT_TIME) == -ENOBUFS && cache_of(w).mapped_bytes == 2 * PIECE);
+        weft_file_unmap(large, &v[1]);
+        OK(weft_file_map(large, 2 * PIECE, &v[2], DEFAULT_TIME));
+        CHECK(right(v[0].at, 31, 0, PIECE) && right(v[2].at, 31, 2 * PIECE, PIECE));
+    }
+    CHECK(weft_file_pin(f, DEFAULT_TIME) == (stats(w, 0).transport[0] == 's' ? -ENOBUFS : 0));
+    OK(weft_file_close(large)); /* with what it has mapped */
+    OK(weft_file_pin(f, DEFAULT_TIME));
+    OK(weft_file_close(f));
+    /* A pin ends when the file changes, or when another one has its name. */
+    write_file(in_folder("two"), 32, 2 * PIECE, 0);
+    OK(weft_file_open(w, 0, in_folder("two"), 0, &f, DEFAULT_TIME));
+    CHECK(cache_of(w).pinned_bytes == 0);
+    OK(weft_file_pin(f, DEFAULT_TIME));
+    OK(weft_file_close(f));
+    write_file(in_folder("three"), 33, PIECE, O_TRUNC);
+    CHECK(rename(in_folder("three"), in_folder("two")) == 0 && cache_of(w).pinned_bytes == 2 * PIECE);
+    OK(weft_file_open(w, 0, in_folder("two"), 0, &f, DEFAULT_TIME));
+    CHECK(cache_of(w).pinned_bytes == 0);
+    OK(weft_file_close(f));
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_pins(void **state)
+{
+    (void)state;
+    write_file(in_folder("two"), 30, 2 * PIECE, O_TRUNC);
+    write_file(in_folder("large"), 31, 8 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, pins, NULL, SMALL), 0);
+}
+
+/* --- writing --- */
+
+static void writes(weft_node *w, void *arg)
+{
+    (void)arg;
+    static uint8_t some[3 << 20], back[3 << 20];
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    weft_file *f, *reader;
+    size_t n, put;
+    OK(weft_file_open(w, 0, in_folder("written"), WEFT_FILE_WRITE | WEFT_FILE_CREATE, &f, DEFAULT_TIME));
+    CHECK(weft_file_size(f) == 0);
+    fill(some, 40, 0, sizeof some);
+    OK(weft_file_write(f, some, 10, 0, &put, DEFAULT_TIME));
+    OK(weft_file_write(f, some + 10, sizeof some - 10, 10, &put, DEFAULT_TIME));
+    CHECK(put == sizeof some - 10 && weft_file_size(f) == sizeof some);
+    OK(weft_file_sync(f, DEFAULT_TIME));
+    OK(weft_file_open(w, 0, in_folder("written"), 0, &reader, DEFAULT_TIME));
+    OK(weft_file_read(reader, back, sizeof back, 0, &n, DEFAULT_TIME));
+    CHECK(n == sizeof some && memcmp(some, back, n) == 0);
+    /* Another reader's generation is over with the next write, and not this handle's. */
+    fill(some, 41, PIECE, PIECE);
+    OK(weft_file_write(f, some, PIECE, PIECE, NULL, DEFAULT_TIME));
+    int rc = weft_file_stat(reader, NULL, 0, DEFAULT_TIME);
+    CHECK(rc == -ESTALE);
+    OK(weft_file_read(f, back, sizeof back, 0, &n, DEFAULT_TIME));
+    CHECK(n == sizeof back && right(back, 40, 0, PIECE) && right(back + PIECE, 41, PIECE, PIECE) &&
+          right(back + 2 * PIECE, 40, 2 * PIECE, PIECE));
+    OK(weft_file_close(reader));
+    OK(weft_file_close(f));
+    OK(weft_file_open(w, 0, in_folder("written"), WEFT_FILE_WRITE | WEFT_FILE_TRUNCATE, &f, DEFAULT_TIME));
+    CHECK(weft_file_size(f) == 0);
+    OK(weft_file_close(f));
+    if (access("/dev/full", F_OK) == 0)
+        must_fail(w, "/dev/full", WEFT_FILE_WRITE | WEFT_FILE_TRUNCATE, -EINVAL, "not a regular file");
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_writes(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, writes, NULL, OPEN), 0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
+    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_errors), TEST(test_once),  TEST(test_changes),
+                                       TEST(test_evictions), TEST(test_pins),   TEST(test_writes)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
