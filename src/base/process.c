@@ -105,9 +105,9 @@ struct report {
 };
 struct prepared {
     const struct base_process *s;
-    int fds[3];    /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
-    int opened[4]; /* descriptors that were opened for this, and are closed here afterwards; -1: none */
-    int pipe[2];   /* for the report; exec closes it. -1: not needed, the child writes to `shared` */
+    int fds[3];                     /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
+    int opened[4];                  /* descriptors that were opened for this, and are closed here afterwards; -1: none */
+    int pipe[2];                    /* for the report; exec closes it. -1: not needed, the child writes to `shared` */
     volatile struct report *shared; /* volatile: the compiler does not know that a function that never returns here changes it */
     const sigset_t *mask;
 };

@@ -41,7 +41,7 @@ void doctor_unreadable(struct doctor *d, enum doctor_fact which, const char *why
     SAY(f->remedy, "%s", remedy);
 }
 
-/* Facts may have any bytes: keep only printable ones, since a terminal may take others for commands. */
+/* Replace unprintable bytes: facts may contain any bytes, and a terminal may take some as commands. */
 void doctor_plain(char *text)
 {
     for (; *text; text++)

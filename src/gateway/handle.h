@@ -30,8 +30,8 @@ struct weft_process {
     bool of_record; /* started by a record, and records may name it */
     bool asked;     /* the request that starts it is not answered yet, even if nobody waits for the answer any more */
     bool closed;
-    int error;      /* the error of the start, or -ECONNRESET if the node is gone; 0: neither */
-    char *text;     /* the server's error text; NULL: it sent none */
+    int error;  /* the error of the start, or -ECONNRESET if the node is gone; 0: neither */
+    char *text; /* the server's error text; NULL: it sent none */
     struct gateway_stream *out[2], *in;
     bool wants_in, ended_in, terminal;
     uint64_t in_there, in_ring, in_bytes; /* the stream and the ring of its input, as the server named them */

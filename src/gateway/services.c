@@ -19,15 +19,16 @@ int gateway_services_read(const char *text, uint64_t *out)
                 found = *s;
         if (!found)
             return base_fail(
-                -EINVAL, "WEFT_SERVE='%s': there is no such service: expected a list of process, name, net and file, with commas between", text);
+                -EINVAL, "WEFT_SERVE='%s': there is no such service: expected a list of process, name, net and file, with commas between",
+                text);
         *out |= UINT64_C(1) << found->number;
         p += len;
         if (*p == ',' && p[1])
             p++;
         else if (*p)
-            return base_fail(-EINVAL,
-                             "WEFT_SERVE='%s': the list ends with a comma: expected a list of process, name, net and file, with commas between",
-                             text);
+            return base_fail(
+                -EINVAL, "WEFT_SERVE='%s': the list ends with a comma: expected a list of process, name, net and file, with commas between",
+                text);
     }
     return 0;
 }

@@ -33,8 +33,7 @@ static int attribute(int device, int what)
     return cuda->cuDeviceGetAttribute && cuda->cuDeviceGetAttribute(&value, what, device) == 0 ? value : 0;
 }
 
-/* Why this GPU's memory cannot be registered with RDMA devices; "": it can be. `*remedy` (may be NULL): what to do about that; "": nothing.
- */
+/* Why this GPU's memory cannot be registered with RDMA devices; "": it can be. `*remedy` (may be NULL): what helps; "": nothing. */
 static const char *no_dmabuf(int device, const char **remedy)
 {
     static const char newer[] = "install NVIDIA's driver 515 or newer";

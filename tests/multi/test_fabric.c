@@ -622,9 +622,9 @@ static void test_backpressure(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_put_get),      cmocka_unit_test(test_atomics),  cmocka_unit_test(test_questions),
-        cmocka_unit_test(test_put_signal),   cmocka_unit_test(test_messages), cmocka_unit_test(test_handlers),
-        cmocka_unit_test(test_late_handler), cmocka_unit_test(test_refusals), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_put_get),      cmocka_unit_test(test_atomics),     cmocka_unit_test(test_questions),
+        cmocka_unit_test(test_put_signal),   cmocka_unit_test(test_messages),    cmocka_unit_test(test_handlers),
+        cmocka_unit_test(test_late_handler), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_threads),
         cmocka_unit_test(test_backpressure), cmocka_unit_test(test_put_signals), cmocka_unit_test(test_fenced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A handle of a process that is closed while its server still writes into the ring of its output: the ring's memory is not used again before
- * the server has answered that it writes there no more. The server is stopped meanwhile, so that it is in the middle of something.
+ * A handle of a process that is closed while its server still writes into the ring of its output: the ring's memory is not used again
+ * before the server has answered that it writes there no more. The server is stopped meanwhile, so that it is in the middle of something.
  */
 #include <setjmp.h>
 #include <signal.h>
