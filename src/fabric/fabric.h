@@ -238,6 +238,9 @@ struct fab_arenas {
     /* Whether all operations to the node that had begun when `f` was first passed (flush.h) are complete. */
     bool (*flushed)(struct weft_node *w, uint32_t node, struct fab_flush *f);
     int (*service)(struct weft_node *w); /* takes the next steps of operations that are under way; returns whether any was taken */
+    /* Whether a GPU is copying for this node, and should end within milliseconds. Nothing but looking shows its end, so a thread that
+       sleeps would notice it late. */
+    bool (*copying)(struct weft_node *w);
     int (*failure)(struct weft_node *w, uint32_t node); /* the first error of operations that had no op; reading it clears it */
     void (*stat)(struct weft_node *w, uint32_t node, weft_link_stats *out);
 };

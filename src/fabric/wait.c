@@ -50,6 +50,12 @@ static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64
     return now;
 }
 
+/* See struct fab_arenas. */
+static bool copying(struct weft_node *w)
+{
+    return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && w->arenas->copying(w);
+}
+
 /* Spins and makes progress until nothing has moved for `quiet_ns`. */
 static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, int64_t quiet_ns)
 {
@@ -87,8 +93,8 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
             if (done)
                 break;
             now = base_now_ns();
-            fab_polled(w); /* this thread goes on polling */
-            if (moving)    /* if this thread slept, another thread would have to make the progress */
+            fab_polled(w);            /* this thread goes on polling */
+            if (moving || copying(w)) /* if this thread slept, another thread would have to make the progress */
                 start = now;
         }
     }

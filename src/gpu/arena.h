@@ -178,9 +178,10 @@ struct arenas {
     pthread_t thread;
     _Atomic bool started, stop;
     _Atomic uint32_t bell, sleeping;
-    _Atomic uint32_t active; /* jobs and requests that are not complete */
-    _Atomic uint64_t direct; /* transfers that the RDMA device made from or to an arena */
-    _Atomic bool refusals;   /* the RDMA device has refused to access an arena, and not all nodes have been told */
+    _Atomic uint32_t active;      /* jobs and requests that are not complete */
+    _Atomic int64_t copies_until; /* until when copies of own jobs should have ended; 0: none is known */
+    _Atomic uint64_t direct;      /* transfers that the RDMA device made from or to an arena */
+    _Atomic bool refusals;        /* the RDMA device has refused to access an arena, and not all nodes have been told */
 };
 
 /* --- rdma.c --- */

@@ -167,6 +167,13 @@ static int carrier_service(struct weft_node *w)
     return moved;
 }
 
+static bool carrier_copying(struct weft_node *w)
+{
+    struct arenas *c = arenas_of(w);
+    return atomic_load_explicit(&c->active, memory_order_relaxed) &&
+           base_now_ns() < atomic_load_explicit(&c->copies_until, memory_order_relaxed);
+}
+
 static int carrier_failure(struct weft_node *w, uint32_t node)
 {
     return atomic_exchange_explicit(&arenas_of(w)->peer[node].failure, 0, memory_order_relaxed);
@@ -193,6 +200,7 @@ static const struct fab_arenas hooks = {
     .owns = carrier_owns,
     .flushed = carrier_flushed,
     .service = carrier_service,
+    .copying = carrier_copying,
     .failure = carrier_failure,
     .stat = carrier_stat,
 };

@@ -141,7 +141,18 @@ static void piece_fill(struct arena_job *j, struct arena_piece *p)
         piece_end(p, rc);
 }
 
-static void piece_direct(struct arena_job *j, struct arena_piece *p)
+/* A copy has begun that takes at most so long, unless the bus is slow or busy. */
+#define COPY_GBS     10 /* bytes a nanosecond */
+#define COPY_MOST_NS (8 * WEFT_MS)
+static void expect_copy(struct arenas *c, uint64_t bytes)
+{
+    int64_t ns = bytes / COPY_GBS < COPY_MOST_NS ? (int64_t)(bytes / COPY_GBS) + 20 * WEFT_US : COPY_MOST_NS;
+    int64_t until = base_now_ns() + ns;
+    if (until > atomic_load_explicit(&c->copies_until, memory_order_relaxed)) /* under `stepping`: one thread writes */
+        atomic_store_explicit(&c->copies_until, until, memory_order_relaxed);
+}
+
+static void piece_direct(struct arenas *c, struct arena_job *j, struct arena_piece *p)
 {
     const struct gpu_place *place = view_copier(j->near_arena, j->far_arena);
     bool in = j->kind == JOB_GET;
@@ -152,6 +163,8 @@ static void piece_direct(struct arena_job *j, struct arena_piece *p)
     int rc = place ? arena_copy(&p->copy, place, in ? j->near : j->far_at, in ? j->far_at : j->near, j->length) : -EFAULT;
     if (rc)
         piece_end(p, rc);
+    else
+        expect_copy(c, j->length);
 }
 
 static bool own(const struct arenas *c, weft_gaddr a)
@@ -193,7 +206,7 @@ static bool job_begin_piece(struct arenas *c, struct arena_job *j)
         return true;
     }
     if (j->far_at) {
-        piece_direct(j, p);
+        piece_direct(c, j, p);
     } else if (piece_place(c, j, p, &why)) {
         piece_fill(j, p);
     } else {
