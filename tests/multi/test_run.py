@@ -260,7 +260,7 @@ class ExitCodes(Base):
     def test_too_few_open_files(self):
         """The launcher fails for lack of a resource: its exit status and message do not blame the program."""
         def few():
-            resource.setrlimit(resource.RLIMIT_NOFILE, (7, 7))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))
         code, out, err = run("-n", "2", "--", "true", preexec_fn=few)
         self.assertEqual((code, out), (1, ""), err)
         self.assertIn("Too many open files", err)
