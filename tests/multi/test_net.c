@@ -286,7 +286,7 @@ static void listening(weft_node *w, void *arg)
     OK(weft_net_close(l));
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     int64_t deadline = now_ns() + patience_ns(10);
-    while (connect(fd, (struct sockaddr *)&a, sizeof a) == 0) { /* closed there a moment later */
+    while (connect(fd, (struct sockaddr *)&a, sizeof a) == 0 || errno == ECONNRESET) { /* closed there a moment later */
         CHECK(now_ns() < deadline);
         close(fd);
         fd = socket(AF_INET, SOCK_STREAM, 0);
