@@ -593,7 +593,8 @@ static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
         for (uint32_t kind = ASK_WRITE; kind <= ASK_ATOMIC; kind++) {
             struct arena_message truth = {.kind = kind,
                                           .space = 1,
-                                          .offset = 1 << 16,
+                                          /* the device of the node does both, at the same time perhaps: not in the same memory */
+                                          .offset = kind == ASK_PUSH ? 1 << 19 : 1 << 16,
                                           .length = kind < ASK_PULL      ? 100
                                                     : kind == ASK_ATOMIC ? 8
                                                                          : 70000,

@@ -283,8 +283,9 @@ static void at_once(weft_node *w, void *record, weft_gpu_call *call, void *arg)
 struct vandal {
     struct farm f;
     uint32_t queue;
-    weft_gaddr area, desk,
-        arena; /* what it may overwrite: each by one thread of the node, or they would race there; one half for each end of a copy */
+    /* what it may overwrite: each by one thread of the node, or they would race there; one half for each end of a copy. Requests to queues
+       have another thread */
+    weft_gaddr area, desk, arena, arena_desk;
 };
 #define AREA 65536u
 
@@ -313,7 +314,8 @@ static void any_request(const weft_device *d, const struct vandal *v)
     uint64_t kind = 1 + any() % (WEFT_DEVICE_KINDS - 1), length = lengths[any() % 10], number = any() % 3 ? v->queue : any() % 80, ticket;
     weft_device_ring *r = &d->ring[d->block % d->rings];
     uint32_t slots = weft_device_slots((uint32_t)kind);
-    weft_gaddr area = any() % 5 == 0 ? v->arena : kind > WEFT_DEVICE_RECORD ? v->desk : v->area;
+    bool in_arena = any() % 5 == 0, to_queue = kind > WEFT_DEVICE_RECORD;
+    weft_gaddr area = in_arena ? (to_queue ? v->arena_desk : v->arena) : (to_queue ? v->desk : v->area);
     if (kind == WEFT_DEVICE_RECORD)
         length = any() % 2 ? WEFT_DEVICE_RECORD_BYTES : length;
     /* A message without a handler would wait for one: none arrives. */
@@ -372,8 +374,9 @@ static void node_vandal(weft_node *w, void *arg)
     uint32_t space;
     farm_open(w, q, &v.f, 8, 100 * WEFT_MS, 256);
     OK(weft_gpu_queue(v.f.g, q, &v.queue));
-    OK(weft_gpu_arena(v.f.g, AREA, &space));
+    OK(weft_gpu_arena(v.f.g, 2 * AREA, &space));
     OK(weft_gpu_alloc(v.f.g, space, AREA, &v.arena));
+    OK(weft_gpu_alloc(v.f.g, space, AREA, &v.arena_desk));
     OK(weft_alloc_aligned(w, AREA, 64, &v.area));
     OK(weft_alloc_aligned(w, AREA, 64, &v.desk));
     OK(weft_gpu_service(w, 1, at_once, w));
