@@ -6,7 +6,7 @@
  *   proxy.c, publish.c       the commands; forward_command.c: what they share
  *   standing_forward.c       the control node: its list of forwards, what `weft status` says of them, and those that are kept
  *   proxy_serve.c, proxy_udp.c, proxy_talk.c   serves the clients of a proxy, and reads what they say
- *   publish_serve.c          serves a published port
+ *   publish_serve.c          serves a published port; forward_loop.c: what both wait for
  */
 #ifndef WEFT_CLI_FORWARD_H
 #define WEFT_CLI_FORWARD_H

@@ -15,9 +15,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cli/forward_loop.h"
 #include "cli/proxy_talk.h"
 #include "cli/proxy_udp.h"
-#include "gateway/gateway.h"
 #include "weft/net.h"
 #include "weft/pool.h"
 
@@ -41,11 +41,11 @@ struct speech { /* while a client talks */
     struct talk_reply reply;
 };
 struct client {
+    struct forward_changed changed; /* the first member */
     struct proxy *p;
-    struct client *next, **at, *next_ready;
+    struct client *next, **at;
     struct gateway_watch watch;
     enum client_state state;
-    bool listed;             /* in the list of clients whose connection has changed; under the proxy's lock */
     bool up_over, down_over; /* nothing more is taken from the client, or from the network */
     bool plain, answered;    /* one request of plain HTTP; the client has got bytes of its answer */
     struct talk_body body;   /* of that request */
@@ -57,16 +57,13 @@ struct client {
 struct proxy {
     weft_node *w;
     struct forward *f;
-    struct gateway_watches *watches;
-    struct gateway_watch listener, control, wake;
-    int wake_fd;
-    bool over, paused;
+    struct forward_loop loop;
+    struct gateway_watch listener;
+    bool paused;
     struct client *clients;
     uint32_t count, talking;
     uint64_t pool_bytes;
     struct proxy_udp *udp;
-    base_spin lock;
-    struct client *ready;
 };
 
 /* --- clients --- */
@@ -76,14 +73,8 @@ static void client_free(struct client *c)
     struct proxy *p = c->p;
     weft_net_close(c->net); /* from here on notice() is not called */
     proxy_udp_leave(c->association);
-    base_spin_lock(&p->lock);
-    for (struct client **at = &p->ready; c->listed && *at; at = &(*at)->next_ready)
-        if (*at == c) {
-            *at = c->next_ready;
-            break;
-        }
-    base_spin_unlock(&p->lock);
-    gateway_unwatch(p->watches, &c->watch);
+    forward_list_remove(&p->loop.changed, &c->changed);
+    gateway_unwatch(p->loop.watches, &c->watch);
     *c->at = c->next;
     if (c->next)
         c->next->at = c->at;
@@ -93,7 +84,7 @@ static void client_free(struct client *c)
     free(c->speech);
     free(c);
     if (p->count < FORWARD_CONNECTIONS_MAX && !p->paused)
-        gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
+        gateway_watch_events(p->loop.watches, &p->listener, GATEWAY_READABLE);
 }
 
 /* Client and server see a reset, so that neither takes an incomplete stream for a complete one. */
@@ -110,19 +101,7 @@ static void client_reset(struct client *c)
 static void notice(void *arg)
 {
     struct client *c = arg;
-    struct proxy *p = c->p;
-    base_spin_lock(&p->lock);
-    bool first = !p->ready;
-    if (!c->listed) {
-        c->listed = true;
-        c->next_ready = p->ready;
-        p->ready = c;
-    }
-    base_spin_unlock(&p->lock);
-    if (first) {
-        ssize_t n = write(p->wake_fd, "", 1);
-        (void)n; /* if the pipe is full, its reader wakes anyway */
-    }
+    forward_list_add(&c->p->loop.changed, &c->changed);
 }
 
 /* --- moving bytes --- */
@@ -213,7 +192,7 @@ static void client_move(struct client *c, bool readable)
     else if (c->up_over && c->down_over)
         client_free(c);
     else
-        gateway_watch_events(c->p->watches, &c->watch, (wants ? GATEWAY_READABLE : 0u) | (full ? GATEWAY_WRITABLE : 0u));
+        gateway_watch_events(c->p->loop.watches, &c->watch, (wants ? GATEWAY_READABLE : 0u) | (full ? GATEWAY_WRITABLE : 0u));
 }
 
 /* --- talking --- */
@@ -237,7 +216,7 @@ static void client_refuse(struct client *c)
     shutdown(c->watch.fd, SHUT_WR);
     c->state = CLIENT_REFUSED;
     c->speech->deadline = base_deadline(2 * WEFT_SECOND);
-    gateway_watch_events(c->p->watches, &c->watch, GATEWAY_READABLE);
+    gateway_watch_events(c->p->loop.watches, &c->watch, GATEWAY_READABLE);
 }
 
 static void client_failed(struct client *c, int rc)
@@ -304,7 +283,7 @@ static void client_connect(struct client *c)
     weft_net_spec spec = {.bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY | WEFT_NET_KEEPALIVE};
     int rc;
     c->state = CLIENT_WAITS;
-    gateway_watch_events(c->p->watches, &c->watch, 0);
+    gateway_watch_events(c->p->loop.watches, &c->watch, 0);
     while (ring < first)
         ring *= 4;
     do { /* smaller ones if the pool is full */
@@ -423,7 +402,7 @@ static bool client_new(struct proxy *p, int fd)
 #if defined(SO_NOSIGPIPE)
     setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
 #endif
-    if (gateway_watch(p->watches, &c->watch, fd, GATEWAY_READABLE)) {
+    if (gateway_watch(p->loop.watches, &c->watch, fd, GATEWAY_READABLE)) {
         free(c);
         free(s);
         close(fd);
@@ -452,35 +431,14 @@ static void on_listener(struct gateway_watch *watch)
         break;
     }
     if (p->paused || p->count == FORWARD_CONNECTIONS_MAX)
-        gateway_watch_events(p->watches, watch, 0);
-}
-
-static void on_control(struct gateway_watch *watch)
-{
-    struct proxy *p = watch->arg;
-    char some[64];
-    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something. A socket, or of a kept proxy a pipe */
-    p->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
-}
-
-static void on_wake(struct gateway_watch *watch)
-{
-    char bytes[64];
-    while (read(watch->fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
-        ;
+        gateway_watch_events(p->loop.watches, watch, 0);
 }
 
 /* Goes on with clients whose connections have changed. False: some are left. */
 static bool look_at_ready(struct proxy *p)
 {
     for (unsigned i = 0; i < READY_MAX; i++) {
-        base_spin_lock(&p->lock);
-        struct client *c = p->ready;
-        if (c) {
-            p->ready = c->next_ready;
-            c->listed = false;
-        }
-        base_spin_unlock(&p->lock);
+        struct client *c = (struct client *)forward_list_take(&p->loop.changed);
         if (!c)
             return true;
         if (c->state == CLIENT_WAITS)
@@ -502,32 +460,13 @@ static void look_at_talking(struct proxy *p)
     }
 }
 
-static int proxy_watch(struct proxy *p, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *))
-{
-    *watch = (struct gateway_watch){.fd = -1, .ready = ready, .arg = p};
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* it is closed with the watch */
-    int rc = own < 0 ? -errno : gateway_watch(p->watches, watch, own, GATEWAY_READABLE);
-    if (rc && own >= 0)
-        close(own);
-    return rc;
-}
-
 static int proxy_open(struct proxy *p)
 {
-    int wake[2], rc = base_pipe(wake, O_NONBLOCK);
-    if (rc)
-        return rc;
-    p->wake_fd = wake[1];
-    rc = gateway_watches_open(&p->watches);
+    int rc = forward_loop_open(&p->loop, p->f->control);
     if (!rc)
-        rc = proxy_watch(p, &p->wake, wake[0], on_wake);
-    close(wake[0]);
+        rc = forward_loop_watch(&p->loop, &p->listener, p->f->listener, on_listener, p);
     if (!rc)
-        rc = proxy_watch(p, &p->listener, p->f->listener, on_listener);
-    if (!rc)
-        rc = proxy_watch(p, &p->control, p->f->control, on_control);
-    if (!rc)
-        rc = proxy_udp_open(&p->udp, p->f, p->watches, p->f->datagrams, p->wake_fd);
+        rc = proxy_udp_open(&p->udp, p->f, &p->loop, p->f->datagrams);
     return rc;
 }
 
@@ -535,7 +474,7 @@ static void proxy_loop(struct proxy *p)
 {
     int64_t look = base_deadline(LOOK_NS);
     bool idle = true;
-    while (!p->over) {
+    while (!p->loop.over) {
         int64_t now = base_now_ns();
         if (now >= look) {
             if (p->talking)
@@ -543,19 +482,19 @@ static void proxy_loop(struct proxy *p)
             proxy_udp_tick(p->udp);
             look = base_after(now, LOOK_NS);
         }
-        gateway_watches_wait(p->watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
+        gateway_watches_wait(p->loop.watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
         idle = look_at_ready(p);
         idle = proxy_udp_go_on(p->udp) && idle;
         if (p->paused) {
             p->paused = false;
-            gateway_watch_events(p->watches, &p->listener, GATEWAY_READABLE);
+            gateway_watch_events(p->loop.watches, &p->listener, GATEWAY_READABLE);
         }
     }
 }
 
 int proxy_serve(struct forward *f)
 {
-    struct proxy p = {.w = f->w, .f = f, .wake_fd = -1, .listener = {.fd = -1}, .control = {.fd = -1}, .wake = {.fd = -1}};
+    struct proxy p = {.w = f->w, .f = f, .listener = {.fd = -1}};
     weft_pool_stats pool = {0};
     (void)weft_pool_stat(f->w, &pool, sizeof pool);
     p.pool_bytes = pool.reserved_bytes;
@@ -568,13 +507,8 @@ int proxy_serve(struct forward *f)
     while (p.clients)
         client_reset(p.clients);
     proxy_udp_close(p.udp);
-    if (p.watches) {
-        gateway_unwatch(p.watches, &p.listener);
-        gateway_unwatch(p.watches, &p.control);
-        gateway_unwatch(p.watches, &p.wake);
-    }
-    gateway_watches_close(p.watches);
-    if (p.wake_fd >= 0)
-        close(p.wake_fd);
+    if (p.loop.watches)
+        gateway_unwatch(p.loop.watches, &p.listener);
+    forward_loop_close(&p.loop);
     return rc;
 }

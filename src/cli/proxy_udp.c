@@ -5,7 +5,6 @@
 #include "cli/proxy_udp.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,13 +23,14 @@ struct datagram {
     uint8_t at[];
 };
 struct flow {
+    struct forward_changed changed; /* the first member */
     struct association *a;
-    struct flow *next, *next_ready;
+    struct flow *next;
     char host[256];
     uint32_t port;
     weft_socket *net;
     weft_op op;
-    bool listed, open, refused; /* listed: under the lock */
+    bool open, refused;
     int64_t used;
     struct datagram *waiting;
     unsigned waits;
@@ -47,11 +47,9 @@ struct proxy_udp {
     struct forward *f;
     struct gateway_watches *watches;
     struct gateway_watch watch;
-    int wake_fd;
+    struct forward_list changed;
     struct association *associations;
     uint32_t count, flows;
-    base_spin lock;
-    struct flow *ready;
     uint8_t buffer[65536 + TALK_DATAGRAM_HEAD];
 };
 
@@ -60,19 +58,7 @@ struct proxy_udp {
 static void notice(void *arg)
 {
     struct flow *w = arg;
-    struct proxy_udp *u = w->a->u;
-    base_spin_lock(&u->lock);
-    bool first = !u->ready;
-    if (!w->listed) {
-        w->listed = true;
-        w->next_ready = u->ready;
-        u->ready = w;
-    }
-    base_spin_unlock(&u->lock);
-    if (first) {
-        ssize_t n = write(u->wake_fd, "", 1);
-        (void)n; /* if the pipe is full, its reader wakes anyway */
-    }
+    forward_list_add(&w->a->u->changed, &w->changed);
 }
 
 static void flow_free(struct flow **at)
@@ -80,13 +66,7 @@ static void flow_free(struct flow **at)
     struct flow *w = *at;
     struct proxy_udp *u = w->a->u;
     weft_net_close(w->net); /* from here on notice() is not called */
-    base_spin_lock(&u->lock);
-    for (struct flow **one = &u->ready; w->listed && *one; one = &(*one)->next_ready)
-        if (*one == w) {
-            *one = w->next_ready;
-            break;
-        }
-    base_spin_unlock(&u->lock);
+    forward_list_remove(&u->changed, &w->changed);
     for (struct datagram *d; (d = w->waiting);) {
         w->waiting = d->next;
         free(d);
@@ -189,13 +169,7 @@ static void flow_receive(struct flow *w)
 bool proxy_udp_go_on(struct proxy_udp *u)
 {
     for (unsigned i = 0; i < FLOWS_MAX; i++) {
-        base_spin_lock(&u->lock);
-        struct flow *w = u->ready;
-        if (w) {
-            u->ready = w->next_ready;
-            w->listed = false;
-        }
-        base_spin_unlock(&u->lock);
+        struct flow *w = (struct flow *)forward_list_take(&u->changed);
         if (!w)
             return true;
         if (!w->open && !w->refused)
@@ -331,22 +305,16 @@ void proxy_udp_leave(struct association *a)
 
 /* --- begin and end --- */
 
-int proxy_udp_open(struct proxy_udp **out, struct forward *f, struct gateway_watches *watches, int fd, int wake_fd)
+int proxy_udp_open(struct proxy_udp **out, struct forward *f, struct forward_loop *loop, int fd)
 {
     struct proxy_udp *u = *out = calloc(1, sizeof *u);
     if (!u)
         return -ENOMEM;
     u->f = f;
-    u->watches = watches;
-    u->wake_fd = wake_fd;
-    u->watch = (struct gateway_watch){.fd = -1, .ready = on_datagram, .arg = u};
-    if (fd < 0)
-        return 0;
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* it is closed with the watch */
-    int rc = own < 0 ? -errno : gateway_watch(watches, &u->watch, own, GATEWAY_READABLE);
-    if (rc && own >= 0)
-        close(own);
-    return rc;
+    u->watches = loop->watches;
+    u->watch.fd = -1;
+    forward_list_init(&u->changed, loop->changed.wake_fd);
+    return fd < 0 ? 0 : forward_loop_watch(loop, &u->watch, fd, on_datagram, u);
 }
 
 void proxy_udp_close(struct proxy_udp *u)

@@ -10,15 +10,15 @@
 #include <sys/socket.h>
 
 #include "cli/forward.h"
-#include "gateway/gateway.h"
+#include "cli/forward_loop.h"
 
 #define ASSOCIATIONS_MAX 1024u
 #define FLOWS_MAX        256u /* of a proxy: each has rings of 256 KiB. Another one replaces the one that was used least recently */
 
 struct proxy_udp;
 struct association;
-/* `fd`: copied; -1: there is none, and nobody can associate. `wake_fd`: gets a byte when proxy_udp_go_on() is to be called. */
-int proxy_udp_open(struct proxy_udp **out, struct forward *f, struct gateway_watches *watches, int fd, int wake_fd);
+/* `fd`: copied; -1: there is none, and nobody can associate. The loop wakes when proxy_udp_go_on() is to be called. */
+int proxy_udp_open(struct proxy_udp **out, struct forward *f, struct forward_loop *loop, int fd);
 void proxy_udp_close(struct proxy_udp *u); /* NULL is allowed */
 bool proxy_udp_go_on(struct proxy_udp *u); /* goes on with flows that have changed. False: some are left */
 void proxy_udp_tick(struct proxy_udp *u);  /* ends flows that nobody uses; about every second */

@@ -25,7 +25,7 @@ static const char help[] =
     "      --to HOST:PORT     the server: a port of the loopback of that host; else PORT of this host. With another host,\n"
     "                         the gateway is this host unless --via names one. HOST may be empty: this host\n"
     "      --to HOST:/PATH    the server: a Unix socket of that host\n"
-    "      --keep             do not stay: the port stays until --end or the cluster's end\n"
+    "      --keep             do not stay: the port stays until --end, or until the gateway or the cluster ends\n"
     "      --end              end a port of --keep\n"
     "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
     "  -h, --help             this text\n"

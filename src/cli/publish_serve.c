@@ -4,13 +4,12 @@
  * the server for it: both by the net service. This thread copies the bytes from the rings of the one to the rings of the other.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/forward.h"
-#include "gateway/gateway.h"
+#include "cli/forward_loop.h"
 #include "weft/net.h"
 
 #define TURNS     16u                /* pieces that one connection moves before the next one gets its turn */
@@ -23,10 +22,10 @@
 enum pair_state { PAIR_ACCEPTS, PAIR_CONNECTS, PAIR_AGAIN, PAIR_MOVES };
 enum { CLIENT, SERVER };
 struct pair {
+    struct forward_changed changed; /* the first member */
     struct publish *p;
-    struct pair *next, **at, *next_ready;
+    struct pair *next, **at;
     enum pair_state state;
-    bool listed;          /* in the list of pairs that have changed; under the lock */
     weft_socket *side[2]; /* CLIENT: at the gateway; SERVER: at the target */
     bool over[2];         /* nothing more is taken from that side */
     weft_op op[2];
@@ -34,42 +33,25 @@ struct pair {
 };
 struct publish {
     struct forward *f;
-    struct gateway_watches *watches;
-    struct gateway_watch control, wake;
-    int wake_fd;
-    bool over, paused;
+    struct forward_loop loop;
+    bool paused;
     struct pair *pairs;
     uint32_t count, accepting;
     int64_t said;
-    base_spin lock;
-    struct pair *ready;
 };
 
 /* The connection has changed: called by weft on any thread. */
 static void notice(void *arg)
 {
     struct pair *c = arg;
-    struct publish *p = c->p;
-    base_spin_lock(&p->lock);
-    bool first = !p->ready;
-    if (!c->listed) {
-        c->listed = true;
-        c->next_ready = p->ready;
-        p->ready = c;
-    }
-    base_spin_unlock(&p->lock);
-    if (first) {
-        ssize_t n = write(p->wake_fd, "", 1);
-        (void)n; /* if the pipe is full, its reader wakes anyway */
-    }
+    forward_list_add(&c->p->loop.changed, &c->changed);
 }
 
 /* The listener's gateway is gone. */
 static void notice_end(void *arg)
 {
     const struct publish *p = arg;
-    ssize_t n = write(p->wake_fd, "", 1);
-    (void)n;
+    forward_wake(p->loop.changed.wake_fd);
 }
 
 static void pair_free(struct pair *c, bool drop)
@@ -81,13 +63,7 @@ static void pair_free(struct pair *c, bool drop)
         else
             weft_net_close(c->side[i]);
     }
-    base_spin_lock(&p->lock);
-    for (struct pair **at = &p->ready; c->listed && *at; at = &(*at)->next_ready)
-        if (*at == c) {
-            *at = c->next_ready;
-            break;
-        }
-    base_spin_unlock(&p->lock);
+    forward_list_remove(&p->loop.changed, &c->changed);
     *c->at = c->next;
     if (c->next)
         c->next->at = c->at;
@@ -248,32 +224,11 @@ static bool pair_new(struct publish *p)
 
 /* --- the published port --- */
 
-static void on_control(struct gateway_watch *watch)
-{
-    struct publish *p = watch->arg;
-    char some[64];
-    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something */
-    p->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
-}
-
-static void on_wake(struct gateway_watch *watch)
-{
-    char bytes[64];
-    while (read(watch->fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
-        ;
-}
-
 /* Goes on with pairs that have changed. False: some are left. */
 static bool look_at_ready(struct publish *p)
 {
     for (unsigned i = 0; i < READY_MAX; i++) {
-        base_spin_lock(&p->lock);
-        struct pair *c = p->ready;
-        if (c) {
-            p->ready = c->next_ready;
-            c->listed = false;
-        }
-        base_spin_unlock(&p->lock);
+        struct pair *c = (struct pair *)forward_list_take(&p->loop.changed);
         if (!c)
             return true;
         switch (c->state) {
@@ -298,33 +253,10 @@ static void look_at_paused(struct publish *p)
     }
 }
 
-static int publish_watch(struct publish *p, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *))
-{
-    *watch = (struct gateway_watch){.fd = -1, .ready = ready, .arg = p};
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* it is closed with the watch */
-    int rc = own < 0 ? -errno : gateway_watch(p->watches, watch, own, GATEWAY_READABLE);
-    if (rc && own >= 0)
-        close(own);
-    return rc;
-}
-
-static int publish_open(struct publish *p)
-{
-    int wake[2], rc = base_pipe(wake, O_NONBLOCK);
-    if (rc)
-        return rc;
-    p->wake_fd = wake[1];
-    rc = gateway_watches_open(&p->watches);
-    if (!rc)
-        rc = publish_watch(p, &p->wake, wake[0], on_wake);
-    close(wake[0]);
-    return rc ? rc : publish_watch(p, &p->control, p->f->control, on_control);
-}
-
 /* Returns 0 when the command is gone; else why the published port has ended. */
 static int publish_loop(struct publish *p)
 {
-    while (!p->over) {
+    while (!p->loop.over) {
         while (p->accepting < ACCEPTS && p->count < FORWARD_CONNECTIONS_MAX && !p->paused)
             if (!pair_new(p))
                 p->paused = true;
@@ -333,7 +265,7 @@ static int publish_loop(struct publish *p)
         if (rc)
             return rc;
         bool hungry = p->accepting < ACCEPTS && p->count < FORWARD_CONNECTIONS_MAX && !p->paused;
-        gateway_watches_wait(p->watches, !idle || hungry ? 0 : p->paused ? PAUSE_NS : 60 * WEFT_SECOND);
+        gateway_watches_wait(p->loop.watches, !idle || hungry ? 0 : p->paused ? PAUSE_NS : 60 * WEFT_SECOND);
         if (p->paused)
             look_at_paused(p);
     }
@@ -342,8 +274,8 @@ static int publish_loop(struct publish *p)
 
 int publish_serve(struct forward *f)
 {
-    struct publish p = {.f = f, .wake_fd = -1, .control = {.fd = -1}, .wake = {.fd = -1}};
-    int rc = publish_open(&p);
+    struct publish p = {.f = f};
+    int rc = forward_loop_open(&p.loop, f->control);
     if (rc)
         base_fail(rc, "the published port cannot wait for connections: %s", base_strerror(rc));
     else {
@@ -353,12 +285,6 @@ int publish_serve(struct forward *f)
     }
     while (p.pairs)
         pair_reset(p.pairs);
-    if (p.watches) {
-        gateway_unwatch(p.watches, &p.control);
-        gateway_unwatch(p.watches, &p.wake);
-    }
-    gateway_watches_close(p.watches);
-    if (p.wake_fd >= 0)
-        close(p.wake_fd);
+    forward_loop_close(&p.loop);
     return rc;
 }

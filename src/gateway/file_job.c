@@ -86,7 +86,9 @@ void file_answer_failed(struct gateway_call *c, int rc, const char *path)
     if (rc == -ESTALE)
         base_fail(rc, "%.300s at node %u has changed since it was opened: open it again", path, node);
     else if (rc == -ENOBUFS)
-        base_fail(rc, "%.300s at node %u: half of the file cache is mapped or pinned: unmap or unpin some, or give node %u a larger cache",
+        base_fail(rc,
+                  "%.300s at node %u: at most half of the file cache may be mapped or pinned, and this would be more: unmap or unpin some, "
+                  "or give node %u a larger cache (WEFT_FILE_CACHE, weft up --cache)",
                   path, node, node);
     else
         base_fail(rc, "%.300s at node %u: %s", path, node,

@@ -102,7 +102,7 @@ class Files(unittest.TestCase):
         self.assertEqual(self.weft("cat", "1:pinned"), pinned)
         self.assertEqual(self.file(1, "pinned")["disk_reads"], 7)
         self.assertIn(b"pinned", self.weft("files"))
-        self.assertIn("half of the file cache is mapped or pinned", self.weft("pin", "1:other", code=1))
+        self.assertIn("at most half of the file cache may be mapped or pinned", self.weft("pin", "1:other", code=1))
         self.weft("pin", "--unpin", "1:pinned")
         self.assertIn("node 1 has pinned no file pinned", self.weft("pin", "--unpin", "1:pinned", code=1))
         self.assertEqual(self.weft("cat", "1:other"), other)

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT */
+#include "cli/forward_loop.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+void forward_wake(int wake_fd)
+{
+    ssize_t n = write(wake_fd, "", 1);
+    (void)n; /* if the pipe is full, its reader wakes anyway */
+}
+
+void forward_list_init(struct forward_list *l, int wake_fd)
+{
+    *l = (struct forward_list){.last = &l->first, .wake_fd = wake_fd};
+}
+
+void forward_list_add(struct forward_list *l, struct forward_changed *c)
+{
+    base_spin_lock(&l->lock);
+    bool empty = !l->first;
+    if (!c->listed) {
+        c->listed = true;
+        c->next = NULL;
+        *l->last = c;
+        l->last = &c->next;
+    }
+    base_spin_unlock(&l->lock);
+    if (empty)
+        forward_wake(l->wake_fd);
+}
+
+/* Under the lock. */
+static void list_unlink(struct forward_list *l, struct forward_changed **at)
+{
+    struct forward_changed *c = *at;
+    *at = c->next;
+    if (l->last == &c->next)
+        l->last = at;
+    c->listed = false;
+}
+
+struct forward_changed *forward_list_take(struct forward_list *l)
+{
+    base_spin_lock(&l->lock);
+    struct forward_changed *c = l->first;
+    if (c)
+        list_unlink(l, &l->first);
+    base_spin_unlock(&l->lock);
+    return c;
+}
+
+void forward_list_remove(struct forward_list *l, struct forward_changed *c)
+{
+    base_spin_lock(&l->lock);
+    for (struct forward_changed **at = &l->first; c->listed; at = &(*at)->next)
+        if (*at == c)
+            list_unlink(l, at);
+    base_spin_unlock(&l->lock);
+}
+
+static void on_control(struct gateway_watch *watch)
+{
+    struct forward_loop *l = watch->arg;
+    char some[64];
+    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something. A socket, or of a kept forward a pipe */
+    l->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+static void on_wake(struct gateway_watch *watch)
+{
+    char bytes[64];
+    while (read(watch->fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
+        ;
+}
+
+int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *), void *arg)
+{
+    *watch = (struct gateway_watch){.fd = -1, .ready = ready, .arg = arg};
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* it is closed with the watch */
+    int rc = own < 0 ? -errno : gateway_watch(l->watches, watch, own, GATEWAY_READABLE);
+    if (rc && own >= 0)
+        close(own);
+    return rc;
+}
+
+int forward_loop_open(struct forward_loop *l, int control)
+{
+    int wake[2];
+    *l = (struct forward_loop){.control = {.fd = -1}, .wake = {.fd = -1}};
+    forward_list_init(&l->changed, -1);
+    int rc = base_pipe(wake, O_NONBLOCK);
+    if (rc)
+        return rc;
+    l->changed.wake_fd = wake[1];
+    rc = gateway_watches_open(&l->watches);
+    if (!rc)
+        rc = forward_loop_watch(l, &l->wake, wake[0], on_wake, l);
+    close(wake[0]);
+    return rc ? rc : forward_loop_watch(l, &l->control, control, on_control, l);
+}
+
+void forward_loop_close(struct forward_loop *l)
+{
+    if (l->watches) {
+        gateway_unwatch(l->watches, &l->control);
+        gateway_unwatch(l->watches, &l->wake);
+    }
+    gateway_watches_close(l->watches);
+    if (l->changed.wake_fd >= 0)
+        close(l->changed.wake_fd);
+}
