@@ -201,7 +201,8 @@ class Follow(Cast):
         got, said = self.end(p, 1)
         self.assertRegex(said, r":2 is gone; the others go on without it")
         self.assertEqual([h["complete"] for h in got["hosts"]], [True, False, True])
-        self.assertEqual(got["sent_bytes"], 2 * STEP)  # what had arrived is used
+        # What had arrived is used; what was on its way when the receiver died is perhaps sent again.
+        self.assertIn(got["sent_bytes"], (2 * STEP, 3 * STEP))
         got, _ = self.end(self.begin("--follow=1", self.path), 0)
         self.assertTrue(got["ok"])
         self.right()
