@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <vector>
 
+#include "must.cuh"
 #include "spec.h"
 #include "weft.h"
 #include "weft/device.h"
@@ -17,23 +18,6 @@
 #define THREADS 128u
 #define RINGS   8u
 #define SLOTS   4096u
-
-#define OK(call)                                                                         \
-    do {                                                                                 \
-        int rc_ = (call);                                                                \
-        if (rc_ < 0) {                                                                   \
-            fprintf(stderr, "weft: %s: %s (%s)\n", #call, weft_error(), strerror(-rc_)); \
-            exit(1);                                                                     \
-        }                                                                                \
-    } while (0)
-#define CUDA(call)                                                            \
-    do {                                                                      \
-        cudaError_t e_ = (call);                                              \
-        if (e_ != cudaSuccess) {                                              \
-            fprintf(stderr, "cuda: %s: %s\n", #call, cudaGetErrorString(e_)); \
-            exit(1);                                                          \
-        }                                                                     \
-    } while (0)
 
 static weft_node *w;
 static weft_gpu *g;

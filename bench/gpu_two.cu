@@ -4,6 +4,7 @@
 // same in CUDA alone, and the copy engine. `bytes` of a test is the number of blocks. Started as one node.
 #include <cuda_runtime.h>
 
+#include "must.cuh"
 #include "spec.h"
 #include "weft.h"
 #include "weft/device.cuh"
@@ -13,23 +14,6 @@
 #define PIECE       (1u << 20) /* what a block copies at a time */
 #define ARENA_BYTES (320u << 20)
 #define BYTES       (256u << 20)
-
-#define OK(call)                                                                         \
-    do {                                                                                 \
-        int rc_ = (call);                                                                \
-        if (rc_ < 0) {                                                                   \
-            fprintf(stderr, "weft: %s: %s (%s)\n", #call, weft_error(), strerror(-rc_)); \
-            exit(1);                                                                     \
-        }                                                                                \
-    } while (0)
-#define CUDA(call)                                                            \
-    do {                                                                      \
-        cudaError_t e_ = (call);                                              \
-        if (e_ != cudaSuccess) {                                              \
-            fprintf(stderr, "cuda: %s: %s\n", #call, cudaGetErrorString(e_)); \
-            exit(1);                                                          \
-        }                                                                     \
-    } while (0)
 
 static weft_node *w;
 static weft_gpu *gpu[2];
