@@ -54,9 +54,12 @@ struct forward_changed *forward_list_take(struct forward_list *l)
 void forward_list_remove(struct forward_list *l, struct forward_changed *c)
 {
     base_spin_lock(&l->lock);
-    for (struct forward_changed **at = &l->first; c->listed; at = &(*at)->next)
-        if (*at == c)
-            list_unlink(l, at);
+    if (c->listed) {
+        struct forward_changed **at = &l->first;
+        while (*at != c)
+            at = &(*at)->next;
+        list_unlink(l, at);
+    }
     base_spin_unlock(&l->lock);
 }
 
