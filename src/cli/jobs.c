@@ -80,7 +80,7 @@ int cli_ps(int argc, char **argv)
         }
     }
     if (optind < argc)
-        return cli_usage("ps", "unexpected '%s'", argv[optind]);
+        return cli_usage("ps", "unexpected argument '%s'", argv[optind]);
     int status = standing_text("ps", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *jobs = json_object_get(o, "jobs");
     if (!status && !json_is_array(jobs))
@@ -281,7 +281,7 @@ int cli_logs(int argc, char **argv)
         }
     }
     if (argc - optind > 1)
-        return cli_usage("logs", "unexpected '%s'", argv[optind + 1]);
+        return cli_usage("logs", "unexpected argument '%s'", argv[optind + 1]);
     if (optind == argc)
         return cluster_logs(cluster, r.head.flags & CONTROL_FOLLOW);
     status = job_number("logs", argv[optind], &r.head.job);

@@ -364,7 +364,7 @@ int cli_status(int argc, char **argv)
         }
     }
     if (optind < argc)
-        return cli_usage("status", "unexpected '%s'", argv[optind]);
+        return cli_usage("status", "unexpected argument '%s'", argv[optind]);
     if (watch)
         cli_catch_signals();
     do

@@ -238,7 +238,7 @@ int cli_up(int argc, char **argv)
             return status;
     }
     if (optind < argc)
-        return cli_usage("up", "unexpected '%s'", argv[optind]);
+        return cli_usage("up", "unexpected argument '%s'", argv[optind]);
     if (u.as_node)
         return up_as_node(&u);
     if (u.end)
@@ -280,6 +280,6 @@ int cli_down(int argc, char **argv)
         cluster = optarg;
     }
     if (optind < argc)
-        return cli_usage("down", "unexpected '%s'", argv[optind]);
+        return cli_usage("down", "unexpected argument '%s'", argv[optind]);
     return up_end("down", cluster, false);
 }

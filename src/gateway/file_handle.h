@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handle of a file (struct weft_file). The slots are the pieces that it has a lease of, or has asked for; answers write to them
- * under gateway.lock. One thread at a time reads or writes through a handle (`busy`), so nobody else changes them.
+ * The asker's handle of a file (struct weft_file). Each slot is for one piece that was asked for: the handle waits for the answer, or has a
+ * lease of the piece. Answers are written to slots under gateway.lock. Otherwise only the one thread that reads or writes through the
+ * handle (`busy`) changes slots.
  */
 #ifndef WEFT_GATEWAY_FILE_HANDLE_H
 #define WEFT_GATEWAY_FILE_HANDLE_H
@@ -15,15 +16,16 @@ _Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
 
 enum slot_state { SLOT_FREE, SLOT_ASKED, SLOT_READY, SLOT_FAILED };
 struct file_slot {
-    _Atomic int state; /* enum slot_state; written last, by the answer */
+    _Atomic int state; /* enum slot_state; the answer writes it after all other members */
     int error;
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    int64_t until; /* of the lease; on this node's clock, counted from before it was asked for: so the gateway's ends later */
+    /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
+    int64_t until;
     char text[FILE_TEXT];
 };
-struct file_copy { /* of a mapped piece, in this node's pool */
+struct file_copy { /* a copy of a mapped piece, in this node's pool */
     struct file_copy *next;
     weft_gaddr at;
     uint32_t bytes;
@@ -31,24 +33,24 @@ struct file_copy { /* of a mapped piece, in this node's pool */
 struct weft_file {
     struct gateway *g;
     uint32_t node, flags;
-    uint64_t there; /* its number at the gateway */
+    uint64_t there; /* the handle's number at the gateway */
     weft_file_info info;
     _Atomic bool busy;
-    _Atomic uint32_t users; /* threads in calls */
+    _Atomic uint32_t users; /* how many threads are in calls with this handle */
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
     char *path;
     struct file_slot slot[FILE_SLOTS];
-    struct file_copy *copies; /* mapped pieces of another host, under gateway.lock */
+    struct file_copy *copies; /* copies for views of files on another host; under gateway.lock */
 };
 
 /* --- file_handle.c --- */
-/* Sends a request about the file, and waits. `info`: the answer has a weft_file_info. */
+/* Sends a request about the file and waits for the answer. `info`: the answer contains a weft_file_info. */
 int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct gateway_result *out, int64_t timeout_ns);
 weft_request file_request(const weft_file *f, enum file_kind kind);
-/* Begin and end a call that only one thread may be in. -EBUSY, -EDEADLK. */
+/* Begin and end a call. `alone`: only one thread may be in such a call. -EBUSY, -EDEADLK. */
 int file_use(weft_file *f, bool alone);
 void file_unuse(weft_file *f, bool alone);
 void file_copy_free(weft_file *f, struct file_copy *c);
-void file_slots_leave(weft_file *f); /* nobody waits for their answers, and the leases are left to the gateway */
+void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
 
 #endif

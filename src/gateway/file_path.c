@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens the files that askers name, as this process's user. With a root, no component of the path leads out of it: the system checks that
- * while it walks the path (openat2(2)), so that nobody can change a folder to a symbolic link in between. On systems that cannot, no
- * component may be a symbolic link or `..`.
+ * Opens the files that askers name, as this process's user. If a root is set (WEFT_FILE_ROOT), no path may lead out of it. On Linux the
+ * system enforces that itself while it opens the path (openat2(2) with RESOLVE_BENEATH), so a folder that is replaced by a symbolic link in
+ * the meantime does no harm. Where openat2() is missing, a path must not contain a symbolic link or `..`.
  */
 #include "gateway/file.h"
 
@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #endif
 
-#define TRIES 64 /* while others rename folders: the system then asks to try again */
+#define TRIES 64 /* openat2() returns EAGAIN while a folder of the path is being renamed */
 
 int file_root_open(struct file_root *out, const char *path)
 {
@@ -28,14 +28,15 @@ int file_root_open(struct file_root *out, const char *path)
         len--;
     out->path = strndup(path, len);
     if (!out->path)
-        return base_fail(-ENOMEM, "no memory for WEFT_FILE_ROOT");
+        return base_fail(-ENOMEM, "no memory for the path of WEFT_FILE_ROOT");
     int rc = 0;
     if (path[0] != '/')
         rc = -EINVAL;
     else if ((out->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
         rc = -errno;
     if (rc)
-        return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path, rc == -EINVAL ? "give the whole path of a folder" : base_strerror(rc));
+        return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path,
+                         rc == -EINVAL ? "the path is not absolute; set it to the absolute path of a folder" : base_strerror(rc));
     return 0;
 }
 
@@ -47,7 +48,7 @@ void file_root_close(struct file_root *root)
     *root = (struct file_root){.fd = -1};
 }
 
-/* The part of a path that follows the root. NULL: it is not below the root. */
+/* Returns the part of the path after the root. NULL: the path is not below the root. */
 static const char *below(const struct file_root *root, const char *path)
 {
     size_t len = strlen(root->path);
@@ -59,7 +60,7 @@ static const char *below(const struct file_root *root, const char *path)
     return path + strspn(path, "/");
 }
 
-/* Component by component. */
+/* Opens a path one component at a time, for systems without openat2(). */
 static int open_each(int root, const char *path, int flags)
 {
     char name[256];
@@ -100,7 +101,8 @@ static int open_below(int root, const char *path, int flags)
         long fd = syscall(SYS_openat2, root, path, &how, sizeof how);
         if (fd >= 0)
             return (int)fd;
-        if (errno == ENOSYS || errno == EPERM) /* EPERM: a container forbids the call; or the file is sealed, which open_each() tells */
+        /* EPERM: a container forbids openat2(), or the file is immutable, which open_each() reports again */
+        if (errno == ENOSYS || errno == EPERM)
             break;
         if (errno != EAGAIN && errno != EINTR)
             return -errno;
@@ -116,7 +118,8 @@ int file_path_open(const struct file_root *root, const char *path, int flags, bo
     struct stat st;
     int fd;
     *outside = false;
-    flags |= O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* neither a terminal nor a FIFO must have an effect on this process */
+    /* a terminal must not become this process's controlling terminal, and a FIFO must not block it */
+    flags |= O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
     if (root->fd < 0) {
         do
             fd = open(path, flags, 0666);

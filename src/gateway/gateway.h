@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * gateway: services that nodes offer to each other, and the requests for them. Other directories call only the functions at the end.
+ * gateway: the services that nodes offer to each other (weft/service.h, weft/net.h, weft/file.h), and the requests for them. Other
+ * directories call only the functions at the end of this header.
  *
  * Each file here calls only those before it:
  *
@@ -9,7 +10,7 @@
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
  *   post.c      messages to other nodes, queued while there is no room to send them
  *   stream.c    byte streams between nodes, with flow control by credit
- *   ask.c       this node's requests that are not answered yet
+ *   ask.c       asker: the node's requests that are not answered yet
  *   serve.c     requests of other nodes: the server thread
  *   block.c     packs program, arguments, environment and limits into the data of a request, and unpacks them
  *   pty.c       process service: the pseudo-terminal of one process
@@ -49,13 +50,13 @@ struct gateway_server;
 
 /* --- table.c: called with gateway.lock held --- */
 struct gateway_slot {
-    uint64_t id; /* 0: free */
+    uint64_t id; /* 0: the slot is free */
     void *object;
     uint32_t next, round;
 };
 struct gateway_table {
     struct gateway_slot *slots;
-    uint32_t made, free, used; /* free: index of the first free slot + 1; 0: none is free */
+    uint32_t made, free, used; /* made: slots that exist; free: index of the first free slot plus 1, 0: none is free; used: objects */
 };
 #define GATEWAY_TABLE_BITS 20u
 /* Adds an object and returns its number. 0: the table has 2^20 entries, or there is no memory. */
@@ -85,8 +86,8 @@ void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *wat
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
 void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
 
-/* Takes the result of socket() or accept() for a connection of others. Returns the descriptor, or a negative errno: -EMFILE and closes it
- * if it is one of the last that this process may open, which are for its own files. */
+/* Takes the result of socket() or accept() for a connection that serves other nodes. Returns the descriptor or a negative errno. If only
+ * few descriptors are left below the process's limit, closes it and returns -EMFILE: the last ones are reserved for the process itself. */
 int gateway_connection(int fd);
 
 /* --- groups.c --- */
@@ -94,7 +95,8 @@ int gateway_connection(int fd);
 struct gateway_groups;
 /* Starts the guardian process. Call this early, before this process has memory and descriptors that the guardian would inherit. */
 int gateway_groups_open(struct gateway_groups **out);
-/* A free place, where a new process writes its process ID. NULL: all are used. To free the place, store 0 in it. */
+/* Returns a free place in the table of process groups; the caller stores the new process's ID there. NULL: all are used. To free the place,
+ * store 0 in it. */
 _Atomic int32_t *gateway_groups_place(struct gateway_groups *all);
 void gateway_groups_close(struct gateway_groups *all);
 
@@ -109,7 +111,7 @@ enum gateway_message_type {
     GATEWAY_DATA, /* to: the stream; word 0: the sender's number of the stream; 1: position; 2: count of bytes; 3: 1 if these are the last;
                      payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
     GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
-    GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
+    GATEWAY_SHUT,   /* to: the stream; its reader reads no more */
     GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
 };
 #define GATEWAY_WORDS 6u
@@ -120,8 +122,8 @@ struct gateway_message {
     uint64_t to;
     uint64_t word[GATEWAY_WORDS];
 };
-_Static_assert(sizeof(struct gateway_message) == WEFT_HEADER_MAX, "a message's header");
-_Static_assert(sizeof(weft_request) + WEFT_REQUEST_INLINE == WEFT_PAYLOAD_MAX, "a request with its data");
+_Static_assert(sizeof(struct gateway_message) == WEFT_HEADER_MAX, "the header of a message has its fixed size");
+_Static_assert(sizeof(weft_request) + WEFT_REQUEST_INLINE == WEFT_PAYLOAD_MAX, "a request with its data fits into one message");
 
 /* --- post.c --- */
 struct gateway_posts;
@@ -199,7 +201,7 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
-    bool answered; /* the server does not work on the request any more: it has answered, or the request was never sent */
+    bool answered; /* the server no longer works on the request: it has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
@@ -233,7 +235,7 @@ struct gateway_question {
 };
 /* Sends a request. `*id` (`id` may be NULL) becomes its number, for gateway_ask_leave(). If this fails, tell() is not called. */
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
-/* Nobody waits for the answer any more: tell() gets the status `why`, or is not called if that is 0. False: the answer has come already. */
+/* Stops waiting for the answer: tell() gets the status `why`, or is not called if `why` is 0. False: the answer has come already. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
 /* Sends a request, waits for the answer and returns its status; sets weft_error() on failure. `out` may be NULL. The answer's payload is
  * copied to `payload` (may be NULL); `*payload_len` is the room there, and becomes the payload's length. */
@@ -301,7 +303,8 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
-void gateway_server_linger(struct gateway_server *s); /* another request is likely to come soon, and nothing else is to be done */
+/* tells the server thread to look for the next request for a moment before it sleeps */
+void gateway_server_linger(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
@@ -370,12 +373,12 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *unused; /* closed handles, to be freed; under the lock */
-    _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
-    struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
-    char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
-    char file_root[1024];        /* files below this folder are served; "": all */
-    uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
+    struct weft_process *unused; /* closed handles that must be freed; under the lock */
+    _Atomic bool unclosed;       /* a request to close a socket could not be sent yet */
+    struct weft_socket *dead;    /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
+    char net_rules[1024];        /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
+    char file_root[1024];        /* WEFT_FILE_ROOT: only files below this folder are served; "": all files */
+    uint64_t file_cache;         /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
     _Atomic bool closing;
 };
 static inline struct gateway *gateway_in(weft_node *w)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The net service: its requests, and the end of askers.
+ * The net service at the gateway: handles the requests of askers, and closes their sockets when they leave or die.
  */
 #include "gateway/net.h"
 
 #include <stdlib.h>
 
-#define LOOK_NS (100 * WEFT_US) /* between two looks at sockets whose bytes are being fetched */
+#define LOOK_NS (100 * WEFT_US) /* how often net_tick() checks sockets whose bytes are being fetched */
 
 static int net_open(struct gateway_server *server, void **state)
 {
@@ -63,7 +63,7 @@ static void net_begin(void *state, struct gateway_call *c)
     }
 }
 
-/* Finds the socket that a request waits for. */
+/* Cancels a request: finds the socket that it is about, and answers it. */
 static void net_cancel(void *state, struct gateway_call *c)
 {
     struct net *all = state;
@@ -127,7 +127,7 @@ static void net_close(void *state)
     free(all);
 }
 
-/* Requests by record: not yet. */
+/* Requests by record are not supported: the service needs the handles of weft/net.h. */
 static int net_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     (void)g, (void)r, (void)data, (void)arg;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Resolves names. getaddrinfo(3) blocks, so a few threads call it. They belong to shared state of their own, which the last of them frees:
- * so whoever closes this does not wait for a name server that does not answer.
+ * Resolves names. getaddrinfo(3) blocks, so a few threads call it. The threads and the service share `struct shared`, and the last user
+ * frees it. So net_names_close() need not wait for a thread whose name server does not answer.
  */
 #include "gateway/net.h"
 
@@ -20,9 +20,10 @@ struct shared {
     pthread_mutex_t lock;
     pthread_cond_t some;
     struct net_lookup *waiting, **waiting_last, *done;
-    unsigned threads, idle, queued, unstarted, users; /* queued: not done; unstarted: not begun; users: threads, and the service */
+    /* queued: lookups without a result; unstarted: of these, not taken by a thread; users: threads and the service */
+    unsigned threads, idle, queued, unstarted, users;
     bool closing;
-    int wake; /* write end of the pipe; -1: closed */
+    int wake; /* write end of the pipe; -1: the service has closed it */
 };
 struct net_names {
     struct shared *shared;
@@ -109,7 +110,7 @@ static void *resolve(void *arg)
         s->done = l;
         if (s->wake >= 0) {
             ssize_t n = write(s->wake, "", 1);
-            (void)n; /* if the pipe is full, its reader wakes anyway */
+            (void)n; /* a full pipe wakes its reader as well */
         }
     }
     shared_leave(s);
@@ -143,7 +144,7 @@ int net_names_open(struct net_names **out, struct gateway_watches *watches, void
     if (rc) {
         free(all);
         free(s);
-        return base_fail(rc, "cannot prepare to resolve names for other nodes: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start resolving names for other nodes: %s", base_strerror(rc));
     }
     *s = (struct shared){.waiting_last = &s->waiting, .users = 1, .wake = fds[1]};
     pthread_mutex_init(&s->lock, NULL);
@@ -156,7 +157,7 @@ int net_names_open(struct net_names **out, struct gateway_watches *watches, void
     close(fds[0]);
     net_names_close(all);
     *out = NULL;
-    return base_fail(rc, "cannot prepare to resolve names for other nodes: %s", base_strerror(rc));
+    return base_fail(rc, "cannot start resolving names for other nodes: %s", base_strerror(rc));
 }
 
 int net_names_ask(struct net_names *all, struct net_lookup *l)
@@ -175,7 +176,7 @@ int net_names_ask(struct net_names *all, struct net_lookup *l)
             s->threads++;
         } else {
             s->users--;
-            rc = s->threads ? 0 : rc; /* the others will do it */
+            rc = s->threads ? 0 : rc; /* the existing threads will resolve the name */
         }
     }
     if (!rc) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. ready() may stop watching any descriptor, even one that is
- * also ready and whose ready() was not called yet: then it is not called.
+ * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. A call of ready() may stop watching any descriptor. If
+ * that descriptor is ready as well, its ready() is then not called.
  */
 #include "gateway/gateway.h"
 
@@ -21,7 +21,8 @@ int gateway_connection(int fd)
     if (getrlimit(RLIMIT_NOFILE, &files))
         return fd;
     rlim_t spare = files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES;
-    if ((rlim_t)fd < files.rlim_cur - spare) /* the system gives the lowest number that is free */
+    /* a new descriptor always has the lowest free number, so a high number means that few are left */
+    if ((rlim_t)fd < files.rlim_cur - spare)
         return fd;
     close(fd);
     return -EMFILE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs what blocks, such as reading a disk, on a few threads, so that the server thread does not wait. Threads are started when all others
- * are busy, and stay.
+ * Runs blocking work, such as reading a disk, on a few threads, so that the server thread does not wait. A thread is started when all
+ * others are busy. Threads end when the service closes.
  */
 #include "gateway/file.h"
 
@@ -54,7 +54,7 @@ static void *works_run(void *arg)
         all->done_last = &job->next;
         if (first) {
             ssize_t n = write(all->wake, "", 1);
-            (void)n; /* if the pipe is full, its reader wakes anyway */
+            (void)n; /* a full pipe wakes its reader as well */
         }
     }
     pthread_mutex_unlock(&all->lock);
@@ -112,7 +112,7 @@ int gateway_work(struct gateway_works *all, struct gateway_work *job)
     if (all->unstarted >= all->idle && all->threads < all->most) {
         rc = base_thread(&all->thread[all->threads], works_run, all);
         all->threads += rc == 0;
-        rc = all->threads ? 0 : rc; /* the others will do it */
+        rc = all->threads ? 0 : rc; /* the existing threads will run the job */
     }
     if (!rc) {
         all->unstarted++;
@@ -142,7 +142,7 @@ void gateway_works_close(struct gateway_works *all, void (*drop)(struct gateway_
     pthread_cond_broadcast(&all->some);
     pthread_mutex_unlock(&all->lock);
     for (unsigned i = 0; i < all->threads; i++)
-        pthread_join(all->thread[i], NULL); /* no deadline: a disk that hangs keeps the process, too, until the system gives it up */
+        pthread_join(all->thread[i], NULL); /* no deadline: while a disk hangs, the system would not let the process end either */
     drop_all(all->waiting, drop);
     drop_all(all->done, drop);
     gateway_unwatch(all->watches, &all->watch);

@@ -205,7 +205,7 @@ static void errors(weft_node *w, void *arg)
     size_t n;
     weft_file_cached one;
     must_fail(w, in_folder("none"), 0, -ENOENT, "none at node 0: No such file");
-    must_fail(w, folder, 0, -EISDIR, "it is a folder");
+    must_fail(w, folder, 0, -EISDIR, "this is a folder");
     must_fail(w, in_folder("fifo"), 0, -EINVAL, "not a regular file"); /* at once: nobody writes to it */
     must_fail(w, "/dev/zero", 0, -EINVAL, "not a regular file");
     must_fail(w, in_folder("small/x"), 0, -ENOTDIR, "Not a directory");
@@ -219,8 +219,8 @@ static void errors(weft_node *w, void *arg)
     if (geteuid() != 0)
         must_fail(w, in_folder("secret"), 0, -EACCES, "Permission denied");
     CHECK(weft_file_open(w, 7, "x", 0, &f, DEFAULT_TIME) == -EFAULT && !f);
-    CHECK(weft_file_list(w, 0, &one, sizeof one, &next, DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "no file open or cached"));
-    CHECK(weft_file_unpin(w, 0, "x", DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "pinned no file x"));
+    CHECK(weft_file_list(w, 0, &one, sizeof one, &next, DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "no open or cached files"));
+    CHECK(weft_file_unpin(w, 0, "x", DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "has not pinned x"));
     OK(weft_file_open(w, 0, in_folder("small"), 0, &f, DEFAULT_TIME));
     CHECK(weft_file_write(f, "x", 1, 0, &n, DEFAULT_TIME) == -EBADF && n == 0);
     CHECK(weft_file_sync(f, DEFAULT_TIME) == -EBADF);
@@ -676,8 +676,8 @@ static void rooted(weft_node *w, void *arg)
     for (unsigned i = 0; i < sizeof outside / sizeof outside[0]; i++)
         must_fail(w, outside[i], 0, -EACCES, "outside of WEFT_FILE_ROOT");
     must_fail(w, "../made", WEFT_FILE_WRITE | WEFT_FILE_CREATE, -EACCES, "outside of WEFT_FILE_ROOT");
-    must_fail(w, ".", 0, -EISDIR, "it is a folder");
-    must_fail(w, in_folder("root"), 0, -EISDIR, "it is a folder");
+    must_fail(w, ".", 0, -EISDIR, "this is a folder");
+    must_fail(w, in_folder("root"), 0, -EISDIR, "this is a folder");
     must_fail(w, "none", 0, -ENOENT, "No such file");
     CHECK(access(in_folder("made"), F_OK) != 0);
     /* While a folder becomes a link out of the root and back. */

@@ -33,7 +33,7 @@ static void basics(weft_node *w, void *arg)
     OK(weft_net_send(s, "hello", 5, &put, DEFAULT_TIME));
     CHECK(put == 5 && read(fd, text, sizeof text) == 5 && memcmp(text, "hello", 5) == 0);
     CHECK(weft_net_receive(s, text, sizeof text, &n, 0) == -ETIMEDOUT && n == 0);
-    CHECK(weft_net_receive(s, text, sizeof text, &n, 10 * WEFT_MS) == -ETIMEDOUT && strstr(weft_error(), "nothing came from 127.0.0.1"));
+    CHECK(weft_net_receive(s, text, sizeof text, &n, 10 * WEFT_MS) == -ETIMEDOUT && strstr(weft_error(), "no bytes came from 127.0.0.1"));
     send_all(fd, "there", 5);
     OK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME));
     CHECK(n == 5 && memcmp(text, "there", 5) == 0);
@@ -227,8 +227,8 @@ static void errors(weft_node *w, void *arg)
     close(listen_at("127.0.0.1", &other));
     must_fail(w, SPEC(.host = "127.0.0.1", .port = other), -ECONNREFUSED, "node 0 cannot connect to 127.0.0.1 port");
     must_fail(w, SPEC(.host = "no.such.name.invalid", .port = 80), -EHOSTUNREACH, "cannot resolve 'no.such.name.invalid'");
-    must_fail(w, SPEC(.host = "loc\\097lhost", .port = 80), -EINVAL, "a character that no name");
-    must_fail(w, SPEC(.host = "a\nweft: error: b", .port = 80), -EINVAL, "a character that no name");
+    must_fail(w, SPEC(.host = "loc\\097lhost", .port = 80), -EINVAL, "a character that cannot be in a name");
+    must_fail(w, SPEC(.host = "a\nweft: error: b", .port = 80), -EINVAL, "a character that cannot be in a name");
     must_fail(w, SPEC(.port = 80), -EINVAL, "host ''");
     must_fail(w, SPEC(.host = "x"), -EINVAL, "port 0");
     must_fail(w, SPEC(.host = "x", .port = 80, .flags = 0x100), -EINVAL, "flags");
@@ -317,7 +317,7 @@ static void defaults(weft_node *w, void *arg)
         uint32_t port;
         close(listen_at("127.0.0.1", &port));
         for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
-            must_fail(w, SPEC(.host = names[i], .port = port), -EACCES, "cannot be reached by default");
+            must_fail(w, SPEC(.host = names[i], .port = port), -EACCES, "a default rule of the gateway forbids");
     }
     OK(weft_barrier(w, DEFAULT_TIME));
 }
@@ -341,7 +341,8 @@ static void rules(weft_node *w, void *arg)
         must_fail(w, SPEC(.host = "12.1.2.3", .port = 80), -EACCES, "rule deny=[::ffff:12.1.2.3]:80");
         must_fail(w, SPEC(.host = "192.0.2.1", .port = 25), -EACCES, "rule deny=*:20-30");
         must_fail(w, SPEC(.host = "2001:db8::7", .port = 80), -EACCES, "rule deny=[2001:db8::]/32:80");
-        must_fail(w, SPEC(.host = "127.200.0.1", .port = 80), -EACCES, "by default"); /* allow=* opens nothing that is denied by default */
+        /* allow=* opens nothing that is denied by default */
+        must_fail(w, SPEC(.host = "127.200.0.1", .port = 80), -EACCES, "a default rule");
     }
     OK(weft_barrier(w, DEFAULT_TIME));
 }
@@ -523,7 +524,7 @@ static void near(weft_node *w, void *arg)
         CHECK(weft_net_peer(s)[0] == '\0');
         OK(weft_net_close(s));
         must_fail(w, SPEC(.port = n->port[1], .flags = WEFT_NET_LOOPBACK), -EACCES, "rule deny="); /* the owner's rules hold */
-        must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0]), -EACCES, "by default");
+        must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0]), -EACCES, "a default rule");
         must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0], .flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
         must_fail(w, SPEC(.host = n->path, .port = 1, .flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
         must_fail(w, SPEC(.host = "/no/such", .flags = WEFT_NET_LOOPBACK), -ENOENT, "cannot connect to /no/such: ");
