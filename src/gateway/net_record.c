@@ -20,7 +20,7 @@ struct net_record { /* a socket that records name */
 
 struct net_job { /* a record that copies bytes from or to a ring */
     struct gateway_copy copy;
-    struct net_record *n = NULL;
+    struct net_record *n;
     weft_request *r;
     bool sends, datagram;
     weft_gaddr more_from; /* what is received may go on at the ring's start */

@@ -32,7 +32,8 @@ struct gateway_record {
 /* --- record_object.c --- */
 /* Writes the answer into the record. Any thread, with or without gateway.lock. */
 void gateway_record_write(const struct gateway_record *x, int status);
-/* Answers a record for which submit() returns GATEWAY_LATER. `r` is what submit() was given; it is freed. Without gateway.lock. */
+/* Answers a record for which submit() returns GATEWAY_LATER. `r` is what submit() was given; it is freed. Any thread,
+ * with or without gateway.lock. */
 void gateway_record_answer(struct gateway *g, weft_request *r, int status);
 
 /* What records name by a handle. An object that is closed lives on until no record uses it any more. */
