@@ -133,12 +133,6 @@ static void open_kernel(const weft_device *d, void *arg)
     MUST(rc == -WEFT_DEVICE_EINVAL);
     rc = weft_device_file_open(d, job->record[0], 0, job->path, job->path_bytes, 0x80, &job->file);
     MUST(rc == -WEFT_DEVICE_EINVAL);
-    rc = weft_device_file_open(d, job->record[0], 1, job->path, job->path_bytes, 0, &job->file);
-    MUST(rc == 0 || rc == -WEFT_DEVICE_EOPNOTSUPP);
-    if (rc == 0) {
-        rc = weft_device_file_close(d, job->record[0], &job->file);
-        MUST(rc == 0);
-    }
     rc = weft_device_file_open(d, job->record[0], 0, job->path, job->path_bytes, 0, &job->file);
     MUST(rc == 0 && job->file.bytes == BYTES && job->file.inode);
 }
