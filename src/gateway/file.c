@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gateway/record.h"
+
 #define WAIT_LOOK_NS (100 * WEFT_MS) /* between two looks whether there is room, while requests wait for it */
 
 static int file_open(struct gateway_server *server, void **state)
@@ -311,13 +313,6 @@ static void file_close(void *state)
     free(all);
 }
 
-/* Requests by record: not yet. */
-static int file_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
-{
-    (void)g, (void)r, (void)data, (void)arg;
-    return -EOPNOTSUPP;
-}
-
 const struct gateway_service gateway_file = {
     .name = "file",
     .number = WEFT_SERVICE_FILE,
@@ -327,5 +322,7 @@ const struct gateway_service gateway_file = {
     .cancel = file_cancel,
     .gone = file_gone,
     .tick = file_tick,
-    .submit = file_submit,
+    .submit = gateway_file_submit,
+    .told = gateway_file_told,
+    .late = gateway_file_late,
 };

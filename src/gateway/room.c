@@ -59,6 +59,7 @@ static int64_t on_tick(struct weft_node *w, int64_t now, void *arg)
     int64_t next = gateway_asks_tick(g, now);
     gateway_handles_tick(g);
     gateway_sockets_tick(g);
+    gateway_objects_tick(g);
     if ((gateway_posts_flush(g) || g->unclosed) && next > WEFT_MS)
         next = WEFT_MS;
     return next < 0 ? 0 : next;
@@ -72,7 +73,9 @@ static void on_close(struct weft_node *w, void *arg)
     gateway_server_free(g);
     gateway_groups_close(g->groups);
     gateway_handles_free(g);
+    gateway_objects_free(g);
     gateway_sockets_free(g);
+    gateway_copies_free(g);
     for (struct gateway_stream *s; (s = gateway_table_next(&g->streams, &at));)
         free(s);
     gateway_table_free(&g->streams);
@@ -113,6 +116,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     if (!rc)
         rc = gateway_posts_open(g);
     if (!rc)
+        rc = gateway_copies_open(g);
+    if (!rc)
         rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .close = on_close, .arg = g});
     if (rc) {
         on_close(w, g);
@@ -147,5 +152,6 @@ void gateway_leave(struct weft_node *w)
     atomic_store_explicit(&g->closing, true, memory_order_release);
     gateway_server_end(g);
     gateway_asks_end(g, -ECONNRESET);
+    gateway_copies_end(g);
     fab_wake_here(w);
 }
