@@ -374,7 +374,8 @@ struct gateway {
     _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
     struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
     char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
-    char file_root[1024];        /* files below this folder are served; "": all */
+    char file_root[1024];        /* files below this folder are served; "": all; "-": only those in file_offers */
+    struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
     _Atomic bool closing;
 };
