@@ -21,7 +21,7 @@
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
- *   file_handle.c, file_read.c   asker's side of the file service
+ *   file_handle.c, file_read.c, file_map.c   asker's side of the file service
  *   services.c  the table of services
  *   record.c    requests by record, from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
