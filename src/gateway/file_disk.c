@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -79,22 +78,9 @@ static int job_open(struct file_job *job)
     return rc ? rc : look(job->fd, &job->is);
 }
 
-/* Memory of the pool that was never written has no pages yet. One call for all is faster than a fault for each of them during the read. */
-static void populate(void *memory, uint64_t bytes)
-{
-#if defined(MADV_POPULATE_WRITE)
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)memory / page * page;
-    int error = errno;
-    (void)madvise((void *)first, (uintptr_t)memory + bytes - first, MADV_POPULATE_WRITE);
-    errno = error;
-#else
-    (void)memory, (void)bytes;
-#endif
-}
-
 static int job_read(struct file_job *job)
 {
-    populate(job->memory, job->bytes);
+    mem_prepare(job->pool, job->place, job->bytes);
     settle(job->is.modified_ns);
     int rc = check(job);
     for (uint64_t got = 0; !rc && got < job->bytes;) {

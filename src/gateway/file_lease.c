@@ -104,6 +104,8 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
     job->fd = b->fd;
     job->is = b->is;
     job->memory = weft_ptr(gateway_of(all->server)->w, p->at, p->bytes);
+    job->pool = gateway_of(all->server)->w->pool;
+    job->place = weft_gaddr_offset(p->at);
     job->offset = p->index * WEFT_FILE_PIECE;
     job->bytes = p->bytes;
     c->next = NULL;
