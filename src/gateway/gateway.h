@@ -21,7 +21,7 @@
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
- *   file_handle.c, file_read.c   asker's side of the file service
+ *   file_handle.c, file_read.c, file_map.c   asker's side of the file service
  *   record_object.c, record_copy.c, net_record.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
  *   record.c    takes records from programs and GPU kernels
@@ -387,7 +387,8 @@ struct gateway {
     struct gateway_copies *copies;
     struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
     char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
-    char file_root[1024];        /* files below this folder are served; "": all */
+    char file_root[1024];        /* files below this folder are served; "": all; "-": only those in file_offers */
+    struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
     _Atomic bool closing;
 };

@@ -181,6 +181,12 @@ class Map(unittest.TestCase):
             self.addCleanup(lambda: os.path.exists(path) and os.unlink(path))
         return path
 
+    def folder(self, name):
+        path = os.path.join(Map.dir, name)
+        os.mkdir(path)
+        self.addCleanup(shutil.rmtree, path)
+        return path
+
     def check(self, expected, *args, **kw):
         code, out, err = run(*args, **kw)
         self.assertEqual(code, 0, err)
