@@ -112,6 +112,8 @@ enum gateway_message_type {
     GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
     GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
     GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_UNREAD, /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
+                       writing into the stream's ring, ends the stream; then the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -342,6 +344,7 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
+void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
 bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
 void gateway_handles_gone(struct gateway *g, uint32_t node);
 void gateway_handles_tick(struct gateway *g);

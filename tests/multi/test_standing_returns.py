@@ -40,8 +40,14 @@ class Killed(Standing):
         """A control node that does not answer is told of, and `weft down` ends the nodes of this host all the same."""
         self.up()
         nodes = [n["pid"] for n in self.status()["nodes"]]
+        job = self.exec("-d", "--", "sleep", "618").stdout.strip()
+        waits = [self.start("exec", "--", "sleep", "619"), self.start("logs", "--follow", job)]
+        until("it runs", lambda: len(self.sleepers("619")) == 3)
         processes.stop(self.control_pid())
         self.assertIn("the control node of this host does not answer", self.weft("status", code=1).stderr)
+        for p, status in zip(waits, (255, 1)):
+            _, err = p.communicate(timeout=LIMIT)
+            self.assertEqual((p.returncode, err.count(b"the control node of this host does not answer")), (status, 1), err)
         with contextlib.ExitStack() as held:  # the queue of connections is full: connecting would wait for ever
             for _ in range(1000):
                 one = held.enter_context(socket.socket(socket.AF_UNIX))
