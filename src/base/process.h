@@ -88,11 +88,12 @@ void base_name_process(const char *name);
 /* --- watch --- */
 /* A descriptor that becomes readable when the process ends; negative: not supported by the system. */
 int base_watch_process(int pid);
-/* Whether a child has ended. Does not reap it, so no other process or group can get its number yet. `how` may be NULL. */
+/* Whether a child has ended. Does not reap it, so no other process or group can get its number yet. `how` (may be NULL) gets the way in
+ * which it ended. */
 bool base_process_ended(pid_t pid, siginfo_t *how);
 /* Wait for a child's end and reap it. Returns its wait status; 0 if it is not a child of this process. */
 int base_process_reap(pid_t pid);
-/* The same; `usage` (may be NULL) is what the child, and the children that it has waited for, have used. */
+/* The same. `usage` (may be NULL) gets the resources that the child, and the children that it has waited for, have used. */
 int base_process_reap_usage(pid_t pid, struct rusage *usage);
 int base_process_status(int how); /* the exit status of a wait status, as in a shell: 128 + N if signal N ended the process */
 void base_adopt(void);            /* adopt processes whose parent has died, if it was a descendant of this process; Linux only */

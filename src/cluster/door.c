@@ -543,7 +543,7 @@ int cluster_door_open(struct weft_node *w)
         if (d)
             join_callers_close(&d->callers);
         free(d);
-        return base_fail(rc, "no memory for the listener at WEFT_GROW");
+        return base_fail(rc, "no memory for the listener at WEFT_GROW" BASE_MEMORY_HINT);
     }
     d->g = g;
     d->guest.fd = d->at.fd = -1;
@@ -555,7 +555,7 @@ int cluster_door_open(struct weft_node *w)
     if (!rc) {
         rc = base_thread(&g->thread, door_thread, d);
         if (rc)
-            base_fail(rc, "cannot start the thread that lets nodes join (WEFT_GROW): %s", base_strerror(rc));
+            base_fail(rc, "cannot start the thread that lets nodes join (WEFT_GROW): %s" BASE_THREAD_HINT, base_strerror(rc));
     }
     if (rc) {
         cluster_unlisten(d->at.fd, d->at.bound);

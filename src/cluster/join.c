@@ -289,7 +289,7 @@ static int coordinate(struct join *j)
     struct guest *g = calloc(PENDING_MAX, sizeof *g);
     struct pollfd *fds = calloc(PENDING_MAX + 1, sizeof *fds);
     if (!g || !fds) {
-        rc = base_fail(-ENOMEM, "no memory for the connections of the nodes that join");
+        rc = base_fail(-ENOMEM, "no memory for the connections of the nodes that join" BASE_MEMORY_HINT);
         goto out;
     }
     rc = join_listen_away(j, listener);
@@ -522,7 +522,7 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
         return keep_launcher(w, s);
     j.cards = calloc(w->size, sizeof *j.cards);
     if (!j.cards)
-        return base_fail(-ENOMEM, "no memory for the names and addresses of %u nodes", w->size);
+        return base_fail(-ENOMEM, "no memory for the names and addresses of %u nodes" BASE_MEMORY_HINT, w->size);
     rc = join_listen_here(&j);
     if (!rc && w->size > 1)
         rc = find_each_other(&j, s);

@@ -16,7 +16,7 @@ static int newcomer_card(struct grow *g, uint32_t number, const struct wire_card
 {
     struct wire_card *copy = card ? malloc(sizeof *copy) : NULL;
     if (card && !copy)
-        return base_fail(-ENOMEM, "no memory for the names and addresses of the joining node");
+        return base_fail(-ENOMEM, "no memory for the names and addresses of the joining node" BASE_MEMORY_HINT);
     if (card)
         *copy = *card;
     pthread_mutex_lock(&g->lock);

@@ -179,7 +179,7 @@ int join_callers_open(struct join_callers *cs, uint32_t most)
     *cs = (struct join_callers){.most = most};
     cs->list = calloc(most, sizeof *cs->list);
     cs->fds = calloc(most + 2, sizeof *cs->fds);
-    return cs->list && cs->fds ? 0 : base_fail(-ENOMEM, "no memory for the connections of %u nodes", most);
+    return cs->list && cs->fds ? 0 : base_fail(-ENOMEM, "no memory for the connections of %u nodes" BASE_MEMORY_HINT, most);
 }
 
 void join_callers_close(struct join_callers *cs)

@@ -413,7 +413,7 @@ int launcher_open(struct launcher **out, const char *library, int64_t deadline)
     struct launcher *p = calloc(1, sizeof *p);
     *out = NULL;
     if (!p)
-        return base_fail(-ENOMEM, "no memory for the connection to the launcher");
+        return base_fail(-ENOMEM, "no memory for the connection to the launcher" BASE_MEMORY_HINT);
     int rc = library_load(&p->library, library);
     if (!rc)
         rc = launcher_call(&p, step_open, deadline, "connecting to the launcher");
@@ -434,7 +434,7 @@ int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *
     p->all = calloc(p->size, len);
     p->len = len;
     if (!p->mine || !p->all)
-        return base_fail(-ENOMEM, "no memory for the data that %u nodes exchange over PMIx", p->size);
+        return base_fail(-ENOMEM, "no memory for the data that %u nodes exchange over PMIx" BASE_MEMORY_HINT, p->size);
     memcpy(p->mine, mine, len);
     unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
     snprintf(p->key, sizeof p->key, "weft.%u", earlier);

@@ -138,7 +138,7 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
 {
     struct weft_node *w = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *w, BASE_CACHE_LINE));
     if (!w)
-        return base_fail(-ENOMEM, "no memory for the node's handle");
+        return base_fail(-ENOMEM, "no memory for the node's handle" BASE_MEMORY_HINT);
     memset(w, 0, sizeof *w);
     w->rank = config->rank;
     atomic_init(&w->size, config->size);
@@ -157,7 +157,7 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
         goto fail;
     w->links = calloc(w->room, sizeof *w->links);
     if (!w->links) {
-        rc = base_fail(-ENOMEM, "no memory for the links to %u nodes", w->room);
+        rc = base_fail(-ENOMEM, "no memory for the links to %u nodes" BASE_MEMORY_HINT, w->room);
         goto fail;
     }
     fab_prepare(w, w->size - 1);
@@ -168,7 +168,7 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
             if (config->towards[i] && !(w->towards[i] = strdup(config->towards[i])))
                 rc = -ENOMEM;
         if (rc) {
-            base_fail(rc, "no memory for the names of %u devices", w->founders);
+            base_fail(rc, "no memory for the names of %u devices" BASE_MEMORY_HINT, w->founders);
             goto fail;
         }
     }
@@ -232,7 +232,7 @@ int fab_hook(struct weft_node *w, const struct fab_hook *hook)
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_relaxed);
     int rc = 0;
     if (n == FAB_HOOKS_MAX) {
-        rc = base_fail(-ENOSPC, "more than %u hooks", FAB_HOOKS_MAX);
+        rc = base_fail(-ENOSPC, "cannot install a hook: all %u places are in use (an error in weft: report it)", FAB_HOOKS_MAX);
     } else {
         w->hooks[n] = *hook;
         /* release: the progress thread (acquire) sees a whole hook */

@@ -32,7 +32,7 @@ static struct fab_now *now_take(struct weft_node *w)
         *at = n->next;
     base_spin_unlock(&w->now_lock);
     if (!n && !(n = malloc(sizeof *n)))
-        base_fail(-ENOMEM, "no memory for an operation");
+        base_fail(-ENOMEM, "no memory for an operation" BASE_MEMORY_HINT);
     return n;
 }
 

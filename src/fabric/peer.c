@@ -38,7 +38,7 @@ void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *wh
         return;
     base_log(died ? BASE_LOG_WARN : BASE_LOG_INFO, "node %u (pid %d on %s) %s: %s", node, l->pid, l->host, died ? "is dead" : "has left",
              why);
-    l->gone_why = strdup(why); /* copied: `why` may be this thread's error sentence, which the failing operations below overwrite */
+    l->gone_why = strdup(why); /* copied: `why` may be this thread's error text, which the failing operations below overwrite */
     fab_last_words(w, l, died ? FAB_DEAD : FAB_LEFT);
     l->transport->disconnect(w, l);
     shutdown(l->side_fd, SHUT_RDWR); /* if the peer is alive after all, it learns by this that it was given up */
@@ -77,7 +77,7 @@ int fab_pulse_start(struct weft_node *w)
 {
     int rc = base_thread(&w->pulse_thread, pulse_thread, w);
     if (rc)
-        return base_fail(rc, "cannot start the thread for heartbeats: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread for heartbeats: %s" BASE_THREAD_HINT, base_strerror(rc));
     w->pulse_started = true;
     return 0;
 }

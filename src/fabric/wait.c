@@ -12,7 +12,7 @@
 #define SLICE_NS        (10 * WEFT_MS)
 #define YIELD_FOR       16 /* how many spin times a waiting thread yields the processor, when there are more nodes than processors */
 #define LOOKS_PER_CLOCK 32u
-#define LINGER_FOR      4 /* how many spin times fab_linger() looks: a thread that is told of an event needs some to wake up and to answer */
+#define LINGER_FOR      4 /* how many spin times fab_linger() polls: the expected event comes from a thread that must first be woken */
 
 static BASE_THREAD_LOCAL int64_t limit; /* fab_limit(); 0: none */
 

@@ -102,7 +102,7 @@ static int cuda_open(uint32_t index, void **device)
 {
     struct cuda_device *d = calloc(1, sizeof *d);
     if (!d)
-        return base_fail(-ENOMEM, "no memory for the handle of a CUDA GPU");
+        return base_fail(-ENOMEM, "no memory for the handle of a CUDA GPU" BASE_MEMORY_HINT);
     int code = cuda->cuDeviceGet(&d->device, (int)index);
     if (!code)
         code = cuda->cuDevicePrimaryCtxRetain(&d->context, d->device);
@@ -139,7 +139,7 @@ static int cuda_register(struct cuda_device *d, void *memory, size_t bytes)
     if (!r) {
         r = malloc(sizeof *r);
         if (!r)
-            return base_fail(-ENOMEM, "no memory to register %zu bytes with the GPU", bytes);
+            return base_fail(-ENOMEM, "no memory to register %zu bytes with the GPU" BASE_MEMORY_HINT, bytes);
         int rc =
             cuda_failed(WITHIN(d, cuda->cuMemHostRegister_v2(memory, bytes, CUDA_HOST_REGISTER_PORTABLE | CUDA_HOST_REGISTER_DEVICEMAP)),
                         "registering memory with the GPU");

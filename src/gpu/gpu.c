@@ -220,7 +220,7 @@ int gpu_open(struct weft_node *w)
 {
     struct gpus *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the list of the node's GPUs");
+        return base_fail(-ENOMEM, "no memory for the list of the node's GPUs" BASE_MEMORY_HINT);
     pthread_mutex_init(&all->lock, NULL);
     w->gpus = all;
     int rc = gpu_arenas_new(w, &all->arenas);
@@ -304,7 +304,7 @@ static int make_notice(weft_gpu *g, const uint64_t **there)
     g->notice_bytes = base_round_up((2 + g->nodes / 64) * sizeof(uint64_t), (uint64_t)sysconf(_SC_PAGESIZE));
     void *memory = mmap(NULL, g->notice_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return base_fail(-ENOMEM, "no memory for the page that tells a GPU's kernels which nodes are gone");
+        return base_fail(-ENOMEM, "no memory for the page that tells a GPU's kernels which nodes are gone" BASE_MEMORY_HINT);
     g->notice = memory;
     int rc = g->backend->attach(g->device, memory, g->notice_bytes, &at);
     g->notice_attached = rc == 0;
@@ -319,7 +319,7 @@ static int fill_device(weft_gpu *g, uint32_t slots)
     int rc = g->backend->alloc(g->device, l.bytes, &g->own);
     uint8_t *own = g->own, *image = rc ? NULL : calloc(1, l.words);
     if (!rc && !image)
-        rc = base_fail(-ENOMEM, "no memory for the tables of nodes and pools of a GPU");
+        rc = base_fail(-ENOMEM, "no memory for the tables of nodes and pools of a GPU" BASE_MEMORY_HINT);
     if (!rc)
         rc = open_rings(g, slots, &l, (weft_device_ring *)(void *)(image + l.rings));
     if (!rc)
@@ -381,7 +381,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     g->pool_attached = calloc(g->nodes, sizeof *g->pool_attached);
     g->pool_at = calloc(g->nodes, sizeof *g->pool_at);
     if (!g->ring || !g->pool_attached || !g->pool_at)
-        return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
+        return base_fail(-ENOMEM, "no memory for %u rings of a GPU" BASE_MEMORY_HINT, c->rings);
     rc = fill_device(g, c->slots);
     if (!rc)
         rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
@@ -404,7 +404,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
         return rc;
     weft_gpu *g = calloc(1, sizeof *g);
     if (!g)
-        return base_fail(-ENOMEM, "no memory for the handle of a GPU");
+        return base_fail(-ENOMEM, "no memory for the handle of a GPU" BASE_MEMORY_HINT);
     g->w = w;
     g->workers.w = w;
     g->workers.services = ((struct gpus *)w->gpus)->services;

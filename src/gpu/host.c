@@ -64,7 +64,7 @@ static int host_alloc(void *device, size_t bytes, void **memory)
     (void)device;
     *memory = aligned_alloc(BASE_CACHE_LINE, base_round_up(bytes, BASE_CACHE_LINE));
     if (!*memory)
-        return base_fail(-ENOMEM, "no memory for %zu bytes of the GPU `host`", bytes);
+        return base_fail(-ENOMEM, "no memory for %zu bytes of the GPU `host`" BASE_MEMORY_HINT, bytes);
     memset(*memory, 0, bytes);
     return 0;
 }
@@ -189,7 +189,7 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
         return base_fail(-EINVAL, "a kernel of %u blocks: the GPU `host` runs at most %u", blocks, BLOCKS_MAX);
     struct block *b = calloc(blocks, sizeof *b);
     if (!b)
-        return base_fail(-ENOMEM, "no memory for a kernel of %u blocks", blocks);
+        return base_fail(-ENOMEM, "no memory for a kernel of %u blocks" BASE_MEMORY_HINT, blocks);
     _Atomic uint32_t go = 0;
     uint32_t started = 0;
     int rc = 0;

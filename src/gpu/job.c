@@ -560,7 +560,7 @@ int job_begin(struct arenas *c, const struct arena_job *what, weft_op *op)
         return rc;
     struct arena_job *j = malloc(sizeof *j);
     if (!j)
-        return base_fail(-ENOMEM, "no memory for an operation on a GPU's memory");
+        return base_fail(-ENOMEM, "no memory for an operation on a GPU's memory" BASE_MEMORY_HINT);
     *j = *what;
     j->op = op;
     rc = job_resolve(c, j);

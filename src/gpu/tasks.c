@@ -241,7 +241,7 @@ static int tasks_open(struct gpu_workers *all)
 {
     struct gpu_tasks *t = calloc(1, sizeof *t);
     if (!t)
-        return base_fail(-ENOMEM, "no memory for the table of queues that kernels of a GPU use");
+        return base_fail(-ENOMEM, "no memory for the table of queues that kernels of a GPU use" BASE_MEMORY_HINT);
     t->all = all;
     t->last = &t->first;
     pthread_mutex_init(&t->lock, NULL);
@@ -254,7 +254,7 @@ static int tasks_open(struct gpu_workers *all)
     pthread_cond_destroy(&t->more);
     pthread_mutex_destroy(&t->lock);
     free(t);
-    return base_fail(rc, "cannot start the thread for the queues of a GPU: %s", base_strerror(rc));
+    return base_fail(rc, "cannot start the thread for the queues of a GPU: %s" BASE_THREAD_HINT, base_strerror(rc));
 }
 
 static int tasks_add(struct gpu_workers *all, weft_queue *q, uint32_t *number)

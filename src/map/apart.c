@@ -108,7 +108,7 @@ int map_apart_start(struct map_job *job)
 {
     struct map_apart *a = job->with = calloc(1, sizeof *a);
     if (!a)
-        return base_fail(-ENOMEM, "no memory for the state of the job's nodes");
+        return base_fail(-ENOMEM, "no memory for the state of the job's nodes" BASE_MEMORY_HINT);
     int rc = map_guardian_start(job, (size_t)job->nodes * job->slots);
     if (rc)
         return rc;

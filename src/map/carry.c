@@ -150,7 +150,7 @@ int map_carry_start(struct map_job *job)
 {
     struct map_carry *c = calloc(1, sizeof *c);
     if (!c)
-        return base_fail(-ENOMEM, "no memory for requests of other nodes");
+        return base_fail(-ENOMEM, "no memory for requests of other nodes" BASE_MEMORY_HINT);
     c->job = job;
     c->last = &c->first;
     pthread_mutex_init(&c->lock, NULL);
@@ -158,7 +158,7 @@ int map_carry_start(struct map_job *job)
     job->carry = c;
     int rc = -pthread_create(&c->thread, NULL, carrier_main, c);
     if (rc)
-        return base_fail(rc, "cannot start the thread that answers other nodes: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that answers other nodes: %s" BASE_THREAD_HINT, base_strerror(rc));
     c->running = true;
     return weft_handle(job->w, MAP_HANDLER_ASK, on_ask, c);
 }

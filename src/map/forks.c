@@ -113,7 +113,7 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
             node_main(job, timeout_ns);
         }
         if (pid < 0)
-            rc = base_fail((int)pid, "cannot start node %u: %s", node, base_strerror((int)pid));
+            rc = base_fail((int)pid, "cannot start node %u: %s" BASE_THREAD_HINT, node, base_strerror((int)pid));
         else
             atomic_store_explicit(&job->board->pids[node], pid, memory_order_relaxed);
     }

@@ -65,7 +65,7 @@ static int check_writable(const char *option, const char *path)
     size_t len = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
     char *directory = strndup(slash ? path : ".", len);
     if (!directory)
-        return base_fail(-ENOMEM, "no memory for the path of the output's directory");
+        return base_fail(-ENOMEM, "no memory for the path of the output's directory" BASE_MEMORY_HINT);
     int rc = 0;
     if (!path[0] || access(directory, W_OK | X_OK))
         rc = base_fail(-EINVAL, "%s %s: cannot create a file in %s: %s", option, path, directory, base_strerror(path[0] ? errno : ENOENT));
@@ -224,7 +224,7 @@ int map_run(const struct map_options *options)
     struct map_job *job = calloc(1, sizeof *job);
     int rc, status = 1;
     if (!job) {
-        fprintf(stderr, "weft map: no memory\n");
+        fprintf(stderr, "weft map: no memory" BASE_MEMORY_HINT "\n");
         return status;
     }
     job->options = options;

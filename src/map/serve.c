@@ -29,7 +29,7 @@ static int serve_make(struct map_job *job)
 {
     struct following *f = job->following = calloc(1, sizeof *f);
     if (!f)
-        return base_fail(-ENOMEM, "no memory for the state of the job");
+        return base_fail(-ENOMEM, "no memory for the state of the job" BASE_MEMORY_HINT);
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->ordered, NULL);
     pthread_mutex_init(&job->telling.lock, NULL);
@@ -123,7 +123,7 @@ static int get_order(struct map_job *job)
             "node 0 has announced a description of the job of %llu bytes, which is more than possible: use the same weft on all hosts",
             (unsigned long long)len);
     if (!(f->order_bytes = malloc(len)))
-        return base_fail(-ENOMEM, "no memory to receive the description of the job from node 0");
+        return base_fail(-ENOMEM, "no memory to receive the description of the job from node 0" BASE_MEMORY_HINT);
     int rc = weft_get_blocking(job->w, f->order_bytes, at, len);
     return rc ? rc : map_order_read(&f->o, f->order_bytes, len);
 }
@@ -163,7 +163,7 @@ static int follow_order(struct map_job *job)
     if (o->names) {
         job->inputs = calloc(o->inputs, sizeof *job->inputs);
         if (!job->inputs)
-            return base_fail(-ENOMEM, "no memory for the names of the files");
+            return base_fail(-ENOMEM, "no memory for the names of the files" BASE_MEMORY_HINT);
         for (uint32_t i = 0; i < o->inputs; i++)
             job->inputs[i] = (struct map_input){.name = o->name[i], .fd = -1};
     }
@@ -220,7 +220,7 @@ int map_serve(void)
     struct map_job *job = calloc(1, sizeof *job);
     const char *rank = getenv("WEFT_RANK");
     if (!job) {
-        fprintf(stderr, "weft map: no memory\n");
+        fprintf(stderr, "weft map: no memory" BASE_MEMORY_HINT "\n");
         return 1;
     }
     job->apart = true;

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* If nodes die while running a piece, this many more times than it may be retried, the piece is assumed to be the cause and fails. */
+/* If nodes that run a piece die so many more times than the piece may be retried, the piece is assumed to be the cause, and fails. */
 #define DEATHS_MAX 3u
 
 /* How many times a piece is passed on to a node on which it has not failed yet. */
@@ -406,7 +406,7 @@ static int start_slot(struct map_job *job)
     slot->text = slot->errors.bytes + MAP_STDERR_BYTES;
     rc = -pthread_create(&slot->thread, NULL, slot_main, slot);
     if (rc) {
-        base_fail(rc, "cannot start the thread of slot %u: %s", i, base_strerror(rc));
+        base_fail(rc, "cannot start the thread of slot %u: %s" BASE_THREAD_HINT, i, base_strerror(rc));
         goto fail;
     }
     job->slots_started++;

@@ -23,7 +23,9 @@ static int make_watch(struct slot_watch *watch, uint32_t slots)
         return 0;
     watch->word = calloc(slots, sizeof *watch->word);
     watch->since = calloc(slots, sizeof *watch->since);
-    return watch->word && watch->since ? 0 : base_fail(-ENOMEM, "no memory to watch the leases of a shard with %u slots", slots);
+    return watch->word && watch->since
+               ? 0
+               : base_fail(-ENOMEM, "no memory to watch the leases of a shard with %u slots" BASE_MEMORY_HINT, slots);
 }
 
 static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
@@ -35,7 +37,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
     q->own = queue_view_make(q, w->rank, q->incarnation, at, slots, false);
     if (!q->own || !q->own->shard.mem) {
         weft_free(w, at);
-        return base_fail(-ENOMEM, "queue '%s': no memory for its shard", q->name);
+        return base_fail(-ENOMEM, "queue '%s': no memory for its shard" BASE_MEMORY_HINT, q->name);
     }
     fab_use(w, FAB_USE_TASKS, (int64_t)slot_shard_bytes(slots));
     slot_format(&q->own->shard);
@@ -47,7 +49,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
     return 0;
 }
 
-/* The fields of version 0.1. */
+/* The size of the struct in version 0.1, the first one. */
 #define CONFIG_FIRST (offsetof(weft_queue_config, submit_only) + sizeof((weft_queue_config *)0)->submit_only)
 
 int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *given, weft_queue **out)
@@ -71,7 +73,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
 
     struct weft_queue *q = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *q, BASE_CACHE_LINE));
     if (!q)
-        return base_fail(-ENOMEM, "queue '%s': no memory for the handle", name);
+        return base_fail(-ENOMEM, "queue '%s': no memory for the handle" BASE_MEMORY_HINT, name);
     memset(q, 0, sizeof *q);
     q->w = w;
     memcpy(q->name, name, len);
@@ -83,7 +85,9 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     q->views = calloc(w->room, sizeof *q->views);
     q->serving = calloc(w->room, sizeof *q->serving);
     q->none = calloc(w->room, sizeof *q->none);
-    rc = q->views && q->serving && q->none ? 0 : base_fail(-ENOMEM, "queue '%s': no memory for the tables of %u nodes", name, w->room);
+    rc = q->views && q->serving && q->none
+             ? 0
+             : base_fail(-ENOMEM, "queue '%s': no memory for the tables of %u nodes" BASE_MEMORY_HINT, name, w->room);
     if (rc == 0)
         rc = table_init(&q->table);
     if (rc == 0)

@@ -221,9 +221,9 @@ struct slot_watch {
 
 /* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was planned. If it
  * comes more than a lease too late, this node was stopped, and so perhaps were the workers (Ctrl-Z stops a whole job). Then only the
- * planned time counts towards leases, so that workers are not punished for the stop. Each look counts some time, so every lease ends. The
- * function also lowers head to ready slots behind it, which a node leaves there if it dies between making a slot ready and lowering head.
- * Cheap on an unused shard. */
+ * planned time counts towards leases, so that workers do not lose their claims because of the stop. Each look counts some time, so every
+ * lease ends. The function also lowers head to ready slots behind it, which a node leaves there if it dies between making a slot ready and
+ * lowering head. Cheap on an unused shard. */
 uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns);
 
 #endif

@@ -192,7 +192,7 @@ static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)
 {
     _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(w->pool_base + sync_barrier_offset(w->rank));
-    /* release: pairs with the acquire in fab_system_get(); only messages to people depend on it */
+    /* release: pairs with the acquire in fab_system_get(). Only the text that a long wait prints depends on it */
     atomic_store_explicit(&own[COME_WORD], s->set << 32 | generation, memory_order_release);
 }
 

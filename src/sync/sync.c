@@ -29,7 +29,7 @@ int sync_open(struct weft_node *w)
         free(s ? s->members : NULL);
         free(s ? s->requests : NULL);
         free(s);
-        return base_fail(-ENOMEM, "no memory for the state of barriers and locks");
+        return base_fail(-ENOMEM, "no memory for the state of barriers and locks" BASE_MEMORY_HINT);
     }
     pthread_mutex_init(&s->barrier_lock, NULL);
     w->sync = s;

@@ -40,6 +40,6 @@ bool guard_lives(struct verbs_guard *g);                 /* checks at most every
 void guard_lost(struct verbs_guard *g, const char *why); /* records that the guard has died; reports the reason once */
 
 /* --- guard_verbs.c --- */
-int guard_fill_verbs(struct verbs_guard *g); /* fills the guard's table of verbs; 0 or a negative errno with a sentence */
+int guard_fill_verbs(struct verbs_guard *g); /* fills the guard's table of verbs; 0 or a negative errno with an error text */
 
 #endif

@@ -134,7 +134,7 @@ static int connect_keys(struct ofi_link *l, const struct ofi_hello *h, int fd, i
     const struct ofi_regions *r = l->own.count ? &l->own : &o->pool;
     uint64_t *mine = calloc(r->count + 1, sizeof *mine);
     l->keys = calloc(h->keys + 1, sizeof *l->keys);
-    int err = mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of the pool of another node", h->keys);
+    int err = mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of the pool of another node" BASE_MEMORY_HINT, h->keys);
     for (uint32_t i = 0; i < r->count && !err; i++)
         mine[i] = fi_mr_key(r->list[i]);
     if (!err)

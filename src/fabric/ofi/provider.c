@@ -162,7 +162,7 @@ static int choices_add(const struct ofi_library *lib, struct choices *c, struct 
         return 0;
     struct fi_info *copy = lib->dupinfo(info);
     if (!copy)
-        return base_fail(-ENOMEM, "no memory for a provider of libfabric");
+        return base_fail(-ENOMEM, "no memory for a provider of libfabric" BASE_MEMORY_HINT);
     uint32_t at = c->count++;
     for (; at > 0 && !named && t.rank < ofi_traits_of(c->list[at - 1]).rank; at--)
         c->list[at] = c->list[at - 1];

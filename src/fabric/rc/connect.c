@@ -58,7 +58,9 @@ static int connect_make(struct rc_link *l)
     struct rc *rc = l->rc;
     struct verbs_qp qp;
     if (!l->depth && rc->peers == rc->peers_max)
-        return base_fail(-ENOSPC, "device %s: its completion queues have room for %u peers", rc->device->name, rc->peers_max);
+        return base_fail(-ENOSPC,
+                         "device %s: its completion queues have room for only %u peers; use another device (WEFT_DEVICE), or fewer nodes",
+                         rc->device->name, rc->peers_max);
     int err = rc_receives_for(l);
     if (err)
         return err;
@@ -97,7 +99,7 @@ static int connect_make(struct rc_link *l)
     }
     if (!l->depth) {
         verbs_qp_destroy(&qp);
-        return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests", RC_SEND_DEPTH);
+        return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests" BASE_MEMORY_HINT, RC_SEND_DEPTH);
     }
     base_spin_lock(&rc->receiving); /* the lock under which completions are handled, which use qp */
     base_spin_lock(&l->lock);

@@ -29,12 +29,13 @@ int rc_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struc
         return base_fail(-ENODEV, "the rc transport uses no device yet");
     struct rc_memory *m = calloc(1, sizeof *m);
     if (!m)
-        return base_fail(-ENOMEM, "no memory for the record of a dmabuf");
+        return base_fail(-ENOMEM, "no memory for the record of a dmabuf" BASE_MEMORY_HINT);
     m->memory.transport = rc->transport;
     pthread_mutex_lock(&rc->memory_lock);
     uint32_t left = regions_left(rc);
     int err = left ? verbs_register_dmabuf(&m->regions, rc->device, fd, 0, base, bytes, left)
-                   : base_fail(-ENOSPC, "%s: of its %u regions none is left", rc->device->name, rc->device->traits.regions);
+                   : base_fail(-ENOSPC, "%s: all of its %u memory regions are in use; open fewer arenas, or a smaller pool (WEFT_POOL)",
+                               rc->device->name, rc->device->traits.regions);
     if (!err) {
         m->next = rc->memories;
         rc->memories = m;

@@ -4,16 +4,16 @@
  * posts receives on the target memory itself and announces them (TB_READY). The sender posts sends from the source memory itself, in that
  * order, and sends the checksum of each (TB_SUM). A piece has arrived when its receive has completed and its checksum matches.
  *
- * A lane that loses a message delivers all following ones to a receive too early. The checksums show that or, at the end, a receive that
- * stays. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more (TB_QUIET), and sends again
- * exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm: memory is only ever written
- * through a posted receive, and each piece is checked after its own.
+ * A lane that loses a message delivers all following ones to a receive too early. The checksums show the loss. If the last message is lost,
+ * a receive stays incomplete. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more
+ * (TB_QUIET), and sends again exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm:
+ * memory is only ever written through a posted receive, and each piece is checked after its own.
  *
  * All pieces of a lane have its size, also the last of a transfer: it is the last bytes, and overlaps the piece before. The overlap is
  * harmless: when both pieces have been verified, no receive for either is posted any more, and the piece that was verified last has
  * overwritten the common bytes with the right ones.
  *
- * A pure state machine, as stream.c; its records travel in the stream.
+ * A state machine without I/O, like stream.c. Its records are sent in the stream.
  */
 #ifndef WEFT_RECORDS_BULK_H
 #define WEFT_RECORDS_BULK_H

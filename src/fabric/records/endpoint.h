@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * endpoint: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends run this code.
- * Pure, as stream.c and bulk.c below it: events in, frames and completions out, and each call gets the time. It uses the pool it was given,
- * and nothing else from outside. Its owner holds one lock over all calls.
+ * endpoint: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends run this code. Like
+ * stream.c and bulk.c, which it uses, it does no I/O and reads no clock: its owner passes it events and the time, and gets frames and
+ * completions. Apart from its own state it accesses only the pool that it was given. Its owner holds one lock during each call.
  *
  * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer, a move); what
  * follows the fence waits in the backlog, and a move after it waits for the records before it, too. Messages have credits of their own, so

@@ -113,7 +113,7 @@ int copy_team_new(struct copy_team **out, uint32_t threads, int64_t spin_ns)
     struct copy_team *t = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *t, BASE_CACHE_LINE));
     *out = t;
     if (!t)
-        return base_fail(-ENOMEM, "no memory for the state of the threads that copy (WEFT_COPY_THREADS)");
+        return base_fail(-ENOMEM, "no memory for the state of the threads that copy (WEFT_COPY_THREADS)" BASE_MEMORY_HINT);
     memset(t, 0, sizeof *t);
     t->helpers = (threads < COPY_TEAM_MAX ? threads : COPY_TEAM_MAX) - 1;
     t->spin_ns = spin_ns;

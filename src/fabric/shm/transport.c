@@ -32,19 +32,19 @@ static int shm_open_transport(struct weft_node *w)
 {
     struct shm *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for the shm transport");
+        return base_fail(-ENOMEM, "no memory for the shm transport" BASE_MEMORY_HINT);
     s->control_fd = -1;
     w->shm = s;
     s->here = calloc(w->room, sizeof *s->here);
     if (!s->here)
-        return base_fail(-ENOMEM, "no memory for %u shm links", w->room);
+        return base_fail(-ENOMEM, "no memory for %u shm links" BASE_MEMORY_HINT, w->room);
     s->control_bytes = control_size(rings_of(w, w->rank));
     s->control_fd = base_memory_fd("weft-control", s->control_bytes, false);
     if (s->control_fd < 0)
         return s->control_fd;
     void *p = mmap(NULL, s->control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->control_fd, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "shm: cannot map %zu bytes of shared memory: %s", s->control_bytes, base_strerror(errno));
+        return base_fail(-errno, "shm: cannot map %zu bytes of shared memory: %s" BASE_MEMORY_HINT, s->control_bytes, base_strerror(errno));
     s->control = p;
     s->control->magic = CONTROL_MAGIC;
     w->bell = &s->control->bell;
@@ -107,11 +107,13 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
         return base_context(rc, "node %u", s->link->node);
     void *pool = mmap(NULL, h->pool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fds[0], 0);
     if (pool == MAP_FAILED)
-        return base_fail(-errno, "shm: cannot map the pool of node %u (%llu bytes): %s", s->link->node, (unsigned long long)h->pool_bytes,
-                         base_strerror(errno));
+        return base_fail(-errno,
+                         "shm: cannot map the pool of node %u (%llu bytes): %s; raise the limit on memory (ulimit -v), or make the pools "
+                         "smaller (WEFT_POOL)",
+                         s->link->node, (unsigned long long)h->pool_bytes, base_strerror(errno));
     void *control = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
     if (control == MAP_FAILED) {
-        rc = base_fail(-errno, "shm: cannot map the message rings of node %u: %s", s->link->node, base_strerror(errno));
+        rc = base_fail(-errno, "shm: cannot map the message rings of node %u: %s" BASE_MEMORY_HINT, s->link->node, base_strerror(errno));
         munmap(pool, h->pool_bytes);
         return rc;
     }
@@ -141,7 +143,7 @@ static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
     for (int i = 0; i < 2 && !rc; i++) {
         void *p = mmap(NULL, mine.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, i ? fd : theirs_fd, 0);
         if (p == MAP_FAILED)
-            rc = base_fail(-errno, "shm: cannot map a message ring of node %u: %s", s->link->node, base_strerror(errno));
+            rc = base_fail(-errno, "shm: cannot map a message ring of node %u: %s" BASE_MEMORY_HINT, s->link->node, base_strerror(errno));
         else
             s->late[i] = p;
     }
@@ -175,7 +177,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
     struct shm *shm = w->shm;
     struct shm_link *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "shm: no memory for the link to node %u", l->node);
+        return base_fail(-ENOMEM, "shm: no memory for the link to node %u" BASE_MEMORY_HINT, l->node);
     s->link = l;
     shm_messages_init(s);
     l->impl = s;

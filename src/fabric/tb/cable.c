@@ -54,7 +54,7 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
     }
     struct tb_cable *c = calloc(1, sizeof *c);
     if (!c) {
-        base_fail(-ENOMEM, "tb: no memory for the cable to node %u", node);
+        base_fail(-ENOMEM, "tb: no memory for the cable to node %u" BASE_MEMORY_HINT, node);
         return NULL;
     }
     *c = (struct tb_cable){.tb = tb,

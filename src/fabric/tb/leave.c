@@ -43,7 +43,9 @@ struct tb_leave {
 int tb_leave_open(struct tb *tb)
 {
     tb->leave = calloc(1, sizeof *tb->leave + tb->w->founders * sizeof tb->leave->peer[0]);
-    return tb->leave ? 0 : base_fail(-ENOMEM, "tb: no memory for the answers of %u nodes when this node leaves", tb->w->founders);
+    return tb->leave
+               ? 0
+               : base_fail(-ENOMEM, "tb: no memory for the answers of %u nodes when this node leaves" BASE_MEMORY_HINT, tb->w->founders);
 }
 
 void tb_leave_close(struct tb *tb)
@@ -71,7 +73,7 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
         p->kept = first;
         if (!first) {
             p->answer = m.number;
-            p->yes = false; /* The peer may leave now. Its earlier agreement is void, and it knows. */
+            p->yes = false; /* the peer may leave now: this withdraws the agreement that it gave before, and the peer knows that */
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;

@@ -38,7 +38,7 @@ int tb_routes_open(struct tb *tb)
     struct tb_routes *r = calloc(1, sizeof *r);
     tb->routes = r;
     if (!r)
-        return base_fail(-ENOMEM, "tb: no memory for the state of routes");
+        return base_fail(-ENOMEM, "tb: no memory for the state of routes" BASE_MEMORY_HINT);
     r->size = tb->w->founders;
     r->version = 1;
     r->told = calloc(n, sizeof *r->told);
@@ -46,7 +46,7 @@ int tb_routes_open(struct tb *tb)
     r->first = calloc(n, sizeof *r->first);
     r->heard = calloc(n, sizeof *r->heard);
     r->near = calloc(n, n);
-    return r->told && r->queue && r->first && r->heard && r->near ? 0 : base_fail(-ENOMEM, "tb: no memory for routes between %zu nodes", n);
+    return r->told && r->queue && r->first && r->heard && r->near ? 0 : base_fail(-ENOMEM, "tb: no memory for routes between %zu nodes" BASE_MEMORY_HINT, n);
 }
 
 void tb_routes_close(struct tb *tb)
