@@ -76,8 +76,8 @@ int base_process_start(const struct base_process *s, pid_t *pid, enum base_proce
  * without other threads: the child has only the calling thread, and locks held by others would never be released. Returns a negative errno
  * without base_fail() on failure. */
 pid_t base_process_fork(void);
-/* Called in a forked process that must outlive its parent: moves it to a session of its own, so that signals to the parent's terminal and
- * process group do not reach it, and opens /dev/null as descriptors 0 to 2. `name` is shown by ps. */
+/* Called in a forked process that must outlive its parent. Moves the process to a session of its own, so that signals to the parent's
+ * terminal and process group do not reach it. Opens /dev/null as descriptors 0 to 2. `name` is shown by ps. */
 void base_process_set_apart(const char *name);
 void base_close_from(int lowest);  /* closes all descriptors from that number on */
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */

@@ -345,7 +345,7 @@ void base_futex_wake(_Atomic uint32_t *word, int count)
 int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 {
     if (huge)
-        return base_fail(-ENOTSUP, "%s: macOS has no huge pages for shared memory", name);
+        return base_fail(-ENOTSUP, "%s: macOS has no huge pages for shared memory; unset WEFT_POOL_HUGE", name);
     /* macOS has no memfd: create a shared-memory object and remove its name at once. */
     char unique[32];
     uint64_t r;

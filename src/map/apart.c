@@ -83,7 +83,7 @@ static int give_order(struct map_job *job)
     size_t len = 0;
     int rc = map_order_write(&order, &bytes, &len);
     if (!rc && (rc = weft_alloc(job->w, len, &a->order)))
-        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: more --memory is needed", len,
+        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: raise --memory", len,
                   (unsigned long long)job->pool_bytes);
     if (!rc) {
         memcpy(weft_ptr(job->w, a->order, len), bytes, len);

@@ -295,7 +295,9 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         map_slot_renew(slot, &next);
     }
     if (rc == -ENODATA)
-        return base_fail(rc, "the input ends before the end of the piece: it was truncated during the job");
+        return base_fail(
+            rc,
+            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
     if (rc)
         return base_fail(rc, "cannot fetch the piece from node 0: %s", base_strerror(rc));
     if (whole)

@@ -59,7 +59,7 @@ static char *behind_links(const char *path)
     for (int links = 0; at; links++) {
         ssize_t n = readlink(at, target, sizeof target - 1);
         if (n < 0)
-            return at; /* not a link: the end of the chain */
+            return at; /* `at` is no link: it is the end of the chain */
         target[n] = '\0';
         const char *slash = strrchr(at, '/');
         int directory = target[0] == '/' || !slash ? 0 : (int)(slash - at) + 1;

@@ -350,7 +350,7 @@ static int run_again(struct map_owner *o, struct record *r)
             drop_part(o, &c->home[i]);
     o->held -= r->held;
     r->held = 0;
-    r->attempts--; /* this attempt does not count */
+    r->attempts--; /* an attempt whose output was lost does not count */
     r->state = SUBMITTED;
     o->home->coming--;
     o->job->counts.retried++;

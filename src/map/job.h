@@ -421,7 +421,7 @@ struct map_job {
     const weft_kernel *kernel;
     const char *kernel_arg;
     uint32_t gpus;         /* of this machine that run kernels, counted by the owner; 0: none is needed */
-    struct gpu_spans *gpu; /* this node's; NULL: none */
+    struct gpu_spans *gpu; /* the GPU of this node; NULL: none */
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;

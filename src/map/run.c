@@ -101,10 +101,10 @@ static int check_stats_file(const struct map_options *o)
     const char *path = o->stats_file;
     int rc = check_writable("--stats-file", path);
     if (!rc && same_file(path, o->output, STDOUT_FILENO))
-        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output", path);
+        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output; name another one", path);
     for (uint32_t i = 0; i < o->file_count && !rc; i++)
         if (same_file(path, strcmp(o->files[i], "-") ? o->files[i] : NULL, STDIN_FILENO))
-            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input", path);
+            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input; name another one", path);
     return rc;
 }
 
@@ -155,7 +155,7 @@ static int prepare_kernel(struct map_job *job)
         if (rc)
             return rc;
         if (!job->kernel->takes_arg && job->kernel_arg)
-            return base_fail(-EINVAL, "kernel %s takes no argument", job->kernel->name);
+            return base_fail(-EINVAL, "kernel %s takes no argument; leave out the colon and what follows it", job->kernel->name);
         if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))
             return base_fail(-EINVAL, "kernel %s needs an argument: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
         if (job->kernel->whole_lines && o->cut != MAP_CUT_LINES)

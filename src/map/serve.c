@@ -190,7 +190,7 @@ static int serve_run(struct map_job *job)
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
-    base_process_null(2); /* otherwise a reader of our standard output would not see its end before this node has ended */
+    base_process_null(2); /* otherwise a program that reads our standard output would see its end only when this node has ended */
     map_scratch_open(&job->spill);
     weft_config config = {.bytes = sizeof config};
     if ((rc = map_node_open(job, &config, on_serve_member)))

@@ -157,7 +157,7 @@ int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome
             r->home = oc;
             r->worker = 0; /* the owner holds the whole output now */
         } else {
-            free(oc); /* it is read again for printing: keeping it until then would only take memory */
+            free(oc); /* the outcome is read again for printing; until then it would only take memory */
         }
         return 0;
     }

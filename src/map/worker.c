@@ -122,7 +122,9 @@ static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *
                 return NULL;
             }
             if (n == 0) {
-                base_fail(-EIO, "the input ends %llu bytes before the end of the piece: it was truncated during the job",
+                base_fail(-EIO,
+                          "the input ends %llu bytes before the end of the piece: it was truncated during the job; run the job again when "
+                          "the file does not change",
                           (unsigned long long)(in->length - done));
                 return NULL;
             }
@@ -162,7 +164,9 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(-EIO, "the input ends before the end of the piece: it was truncated during the job");
+        base_fail(
+            -EIO,
+            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
     }
 }
 

@@ -75,7 +75,7 @@ struct mem_block {
 };
 
 struct mem_pool {
-    /* Read by the fast path, and never written after creation. */
+    /* The members from here to `kind` are read by the fast path, and never written after creation. */
     uint64_t id; /* unique among all pools of this process, also closed ones */
     struct mem_extent *extent;
     uint64_t extents;

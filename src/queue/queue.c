@@ -69,7 +69,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
         return base_fail(-EINVAL, "queue '%s': a lease of %lld ns: it must be positive, or 0 for the default", name,
                          (long long)config->lease_ns);
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "queue '%s': queues cannot be opened inside a handler", name);
+        return base_fail(-EDEADLK, "queue '%s': queues cannot be opened inside a handler: open it in another thread", name);
 
     struct weft_queue *q = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *q, BASE_CACHE_LINE));
     if (!q)
@@ -113,7 +113,7 @@ int weft_queue_close(weft_queue *q)
     if (!q)
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "queue '%s': queues cannot be closed inside a handler", q->name);
+        return base_fail(-EDEADLK, "queue '%s': queues cannot be closed inside a handler: close it in another thread", q->name);
     base_spin_lock(&q->waiting_lock);
     uint32_t waiting = q->waiting;
     bool closed = queue_closed(q);

@@ -27,9 +27,9 @@
  * skipping those in use, and then raise tail; tail only grows. Claimers look at [head, tail), at most the last
  * `slots` positions, and then raise head past what they looked at. What is READY must never be behind head, or no
  * claimer would find it. Two rules see to that:
- *   1. Whoever makes a slot ready that claimers may have passed (a requeue, a release, or a submitter that finds
- *      tail already past its slot) changes head afterwards: lowers it to the slot where it is beyond, and in any
- *      case raises the version in the head word.
+ *   1. A thread that makes a slot ready which claimers may have passed (a requeue, a release, or a submitter that finds
+ *      tail already past its slot) changes the head word afterwards. It raises the version in the word and, if head is
+ *      beyond the slot, lowers head to the slot.
  *   2. A claimer raises head only from a word with the version it read before it looked at the first slot.
  * Instead of rule 1, the home may raise tail past the next position of a slot that it made ready. No claimer can have passed that position.
  * Say a slot becomes ready after a claimer has passed it. If rule 1's change of head comes before the claimer's, the

@@ -471,7 +471,8 @@ int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited
 
 static int not_held(weft_gaddr word)
 {
-    return base_fail(-EPERM, "lock %#llx: this node does not hold the lock, so it cannot release it", (unsigned long long)word);
+    return base_fail(-EPERM, "lock %#llx: this node does not hold the lock, so it cannot release it; call weft_lock() first",
+                     (unsigned long long)word);
 }
 
 /* The release failed and changed nothing: the claim is HELD as before. */
@@ -515,7 +516,7 @@ static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *
     bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
     if (waiters)
         rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
-    if (rc && rc != -ECONNRESET) { /* not released yet, or unknown: the progress thread goes on */
+    if (rc && rc != -ECONNRESET) { /* the lock may not be released yet: the progress thread goes on */
         lock_leave(s, c);
         return 0;
     }
