@@ -203,7 +203,7 @@ struct fab_link {
 /* Callbacks of the rooms above, called in the order in which they were installed. */
 struct fab_hook {
     void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
-    void (*joined)(struct weft_node *w, uint32_t node, void *arg);          /* likewise: a node has joined the running cluster */
+    void (*joined)(struct weft_node *w, uint32_t node, void *arg); /* on the progress thread: a node has joined the running cluster */
     /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
        again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
@@ -447,7 +447,7 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
 bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: the socket is full and the byte was dropped */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket accepts it */
-/* whether bytes wait for the socket: call fab_side_read() when it is writable */
+/* whether bytes wait for the socket: call fab_side_read() when the socket is writable */
 bool fab_side_pending(struct fab_link *l);
 /* Reads at most `most` kilobytes. NULL: the peer goes on; else why it is gone, and whether it died. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);

@@ -84,8 +84,8 @@ struct offer {
 int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline)
 {
     char why[700] = "", there[64] = "";
-    const char *fast = NULL; /* who could use a better transport */
-    bool here = false;       /* this node could */
+    const char *fast = NULL; /* a node of the two that could use a better transport, when the other could not; NULL: none */
+    bool here = false;       /* that node is this one */
     for (uint8_t i = 0; w->transports[i]; i++) {
         const struct fab_transport *t = w->transports[i];
         base_error_clear();
@@ -297,7 +297,7 @@ int weft_free(weft_node *w, weft_gaddr addr)
 {
     if (addr == WEFT_NULL)
         return 0;
-    /* One comparison for node and space: space 0 of this node. */
+    /* One comparison checks node and space: the address must be in space 0 of this node. */
     if (BASE_UNLIKELY(addr >> WEFT_OFFSET_BITS != (uint64_t)w->rank << WEFT_SPACE_BITS)) {
         if (weft_gaddr_node(addr) == w->rank && w->arenas)
             return w->arenas->free(w, addr);

@@ -74,7 +74,7 @@ static int now_begin(struct weft_node *w, struct fab_now **n)
 static int now_end(struct weft_node *w, struct fab_now *n, int rc, int64_t timeout_ns)
 {
     if (rc)
-        n->op.status = rc; /* it was not started */
+        n->op.status = rc; /* the operation was not started */
     else
         rc = weft_wait(w, &n->op, timeout_ns);
     return rc;
@@ -170,7 +170,7 @@ int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint
         return -ENOMEM;
     int rc = weft_compare_swap(w, word, expected, desired, &n->old, &n->op);
     if (rc) {
-        n->op.status = rc; /* it was not started */
+        n->op.status = rc; /* the operation was not started */
         now_give(w, n);
         return rc;
     }

@@ -165,7 +165,7 @@ static void *progress_thread(void *arg)
             bool rested = atomic_load_explicit(&w->polls, memory_order_seq_cst) == atomic_load_explicit(&w->rested, memory_order_seq_cst);
             look_at_peers(w, fds, nodes, rested ? 0 : timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
             atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);
-            if (rested && again) /* one thread sleeps, another has been in a handler for long */
+            if (rested && again) /* a thread of the program has gone to sleep, and another one is in a long handler */
                 base_sleep_ns(SHORT_NS);
             again = rested;
             judge = fab_judge_silence(w);

@@ -145,8 +145,8 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
             if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS, &rung))
                 return 0;
         }
-        /* Not ready, but operations are making progress and would wake this thread again and again. So this thread makes progress itself,
-         * unless another thread does. */
+        /* The condition does not hold yet, but operations make progress and would wake this thread again and again. So this thread makes
+         * progress itself, unless another thread does. */
     }
 }
 

@@ -174,8 +174,10 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
                              : rc == -ENOTSOCK ? "the file is not a socket: set WEFT_GUARD_SOCKET to another path"
                                                : base_strerror(rc));
         else if (!command[0])
-            return base_fail(rc, "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one",
-                             path);
+            return base_fail(
+                rc,
+                "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one; set WEFT_GUARD=weft",
+                path);
         else
             again = (rc = start_and_greet(g, command, path)) == -EEXIST;
         if (!rc)

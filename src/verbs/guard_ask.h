@@ -22,7 +22,7 @@ struct guard_device {
 
 struct verbs_guard {
     struct verbs_library lib;
-    pthread_mutex_t lock;   /* one call at a time */
+    pthread_mutex_t lock;   /* held during a call: one call at a time */
     int fd, bell, quiet[2]; /* quiet: descriptors that never become readable, used after the guard has died */
     _Atomic bool gone;
     _Atomic int64_t looked_at;

@@ -55,7 +55,7 @@ struct ofi_request {
     uint32_t slot; /* OFI_RECEIVE: index of the buffer; OFI_FRAME: index of the link's frame */
     uint16_t node;
     bool busy;     /* under way at the provider */
-    bool given_up; /* its link has ended: the completion is ignored */
+    bool given_up; /* the request's link has ended: the completion is ignored */
     void *cookie;  /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 

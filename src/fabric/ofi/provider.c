@@ -126,11 +126,14 @@ static int interface_address(const char *name, char *out, size_t room)
         }
     }
     socklen_t len = best && best->ifa_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    int rc = !best
-                 ? base_fail(-ENODEV, "WEFT_OFI_INTERFACE: '%s' is neither an interface with an address nor an address of this host", name)
-             : getnameinfo(best->ifa_addr, len, out, (socklen_t)room, NULL, 0, NI_NUMERICHOST)
-                 ? base_fail(-EINVAL, "the address of interface %s cannot be printed", name)
-                 : 0;
+    int rc =
+        !best ? base_fail(
+                    -ENODEV,
+                    "WEFT_OFI_INTERFACE: '%s' is neither an interface with an address nor an address of this host; `ip address` lists them",
+                    name)
+        : getnameinfo(best->ifa_addr, len, out, (socklen_t)room, NULL, 0, NI_NUMERICHOST)
+            ? base_fail(-EINVAL, "the address of interface %s cannot be printed", name)
+            : 0;
     freeifaddrs(all);
     return rc;
 }

@@ -16,10 +16,10 @@
  * takes the caller's. A call of a lower generation is stale and is ignored. A call of a higher one ends the queue pair that exists.
  *
  * A queue pair breaks when a request or a receive fails, when a request never completes, or when the peer calls for a newer one. If
- * w->options.reconnect_ns is 0, the peer is then treated as dead. Otherwise the queue pair is destroyed and a new one is called for, at
- * once and then at growing intervals, until one works or reconnect_ns has passed; then the peer is treated as dead. Time in which a call
- * waits for its answer does not count: heartbeats decide whether the peer is alive (peer.c). Calls carry the number of received frames:
- * see again.c.
+ * w->options.reconnect_ns is 0, the peer is then treated as dead. Otherwise the queue pair is destroyed, and a new one is called for: at
+ * once, and then at growing intervals. If none works before reconnect_ns has passed, the peer is treated as dead. Time in which a call
+ * waits for its answer does not count: heartbeats decide whether the peer is alive (peer.c). Calls carry the number of received frames: see
+ * again.c.
  */
 #include "fabric/rc/rails.h"
 
@@ -376,9 +376,8 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        (void)connect_say(
-            l, RC_REPLY,
-            NULL); /* if there is no room, the peer does not read its side connection, and so does not declare this node dead either */
+        (void)connect_say(l, RC_REPLY,
+                          NULL); /* if this fails, the peer does not read its side connection now, so it does not declare this node dead */
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {

@@ -13,7 +13,8 @@ static const struct verbs_regions *regions_of(const struct fab_memory *m)
     return &((const struct rc_memory *)m)->regions;
 }
 
-/* Under memory_lock. Regions for received frames are made later, as many as there can be. */
+/* How many regions are left for memory outside the pool. Those for received frames count as used: they are made later. Under
+ * memory_lock. */
 static uint32_t regions_left(const struct rc *rc)
 {
     uint32_t used = rc->pool.count + rc->private.count + rc->receives.room, all = rc->device->traits.regions;

@@ -257,7 +257,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
         tracks->local_bytes = rc_least(tracks->local_bytes, rc->rails->rail[i].pool.segment_bytes);
         tracks->message_bytes = rc_least(tracks->message_bytes, rc->rails->rail[i].device->traits.message_bytes);
     }
-    if (err || !rc->rails || count == 0) /* then the first rail alone is used */
+    if (err || !rc->rails || count == 0) /* without further rails at both ends, the first rail alone is used */
         rc_rails_forget(l);
     return err;
 }

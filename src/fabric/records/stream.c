@@ -419,7 +419,7 @@ static bool keep_early(struct tb_stream *s, uint32_t ahead, const uint8_t *paylo
     if (!s->early_frames)
         s->early_frames = malloc((size_t)TB_WINDOW * TB_PAYLOAD_BYTES);
     if (!s->early_frames)
-        return false; /* it will be retransmitted */
+        return false; /* the frame is dropped, and the peer will send it again */
     uint32_t slot = (s->expected + ahead) % TB_WINDOW;
     memcpy(s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, payload, bytes);
     s->early_bytes[slot] = bytes;

@@ -28,8 +28,8 @@
  * non-temporal stores bypassed it. So non-temporal ways come last in the table: of two ways that are equally fast, the earlier one is
  * chosen. Below 1 MiB they are not considered, because the destination fits into a core's own cache.
  *
- * Among non-temporal ways those that copy four pages in turn come first, and are chosen even if they are a fifth slower: the class of
- * 16 MiB stands for all larger sizes, and there their lead grows. On machines where they are bad, they are slower by far more than that.
+ * Among non-temporal ways those that copy four pages in turn come first. They are chosen even if they are a fifth slower, because the class
+ * of 16 MiB stands for all larger sizes, and there their lead grows. On machines where they are bad, they are slower by far more than that.
  */
 #include "fabric/shm/copy.h"
 
@@ -181,7 +181,7 @@ static BASE_COLD const struct copy_way *not_measured(unsigned class, size_t len)
     uint64_t before = atomic_fetch_add_explicit(&classes[class].bytes, len, memory_order_relaxed);
     if (before + len < COPIES_BEFORE * copy_class_bytes(class) ||
         atomic_exchange_explicit(&classes[class].measuring, true, memory_order_relaxed))
-        return guess(len); /* too early, or another thread is measuring */
+        return guess(len); /* it is too early to measure, or another thread is measuring */
     uint64_t ns[COPY_WAYS_MAX];
     const struct copy_way *way = guess(copy_class_bytes(class));
     if (copy_measure(class, ns)) {

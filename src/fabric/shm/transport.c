@@ -124,7 +124,7 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
     return 0;
 }
 
-/* Makes the rings of a pair of which one node joined later, because the control regions have no rings for this pair: this node makes the
+/* Makes the rings of a pair of which one node joined later, because the control regions have no rings for such a pair. This node makes the
  * ring for messages from the peer, and gets the ring for messages to the peer. */
 static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
 {
@@ -193,7 +193,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
         if (!rc)
             rc = base_receive_fds(side_fd, &theirs, sizeof theirs, fds, 2, deadline);
         if (!rc && fds[1] < 0)
-            rc = -EPROTO; /* both descriptors must come */
+            rc = -EPROTO; /* both descriptors must have arrived */
         if (rc)
             base_fail(rc, "exchange of shared memory with node %u: %s%s", l->node, base_strerror(rc),
                       rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");

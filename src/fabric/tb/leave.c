@@ -2,9 +2,9 @@
  *
  * Leaving, one node after another. A node that others need between them stays (routes.c). But two neighbours of a third node may each see
  * that the other is enough, and both leave. So a node through which others may send frames first asks all other nodes, and leaves when all
- * have answered. If two ask at once, the lower number leaves first: it holds back its answer to the other, which gets it with the goodbye
- * at the latest, and then looks again whether it is needed. A node that finds that it is needed gives the answers it has held back, and
- * asks anew later. An answer names its question, so an answer to an earlier question is ignored.
+ * have answered. If two ask at once, the node with the lower number leaves first. It holds back its answer to the other node, which gets
+ * the answer with the goodbye at the latest. The other node then looks again whether it is needed. A node that finds that it is needed
+ * gives the answers it has held back, and asks anew later. An answer names its question, so an answer to an earlier question is ignored.
  *
  * No wait is long: a node that has no answer within ASK_WAIT leaves without it.
  */

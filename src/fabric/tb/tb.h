@@ -102,7 +102,7 @@ struct tb_link {
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
     struct tb_cable *via; /* the cable to which frames for this peer are posted; NULL: no route now */
-    _Atomic bool led;     /* there has been a route */
+    _Atomic bool led;     /* at some time a route has led to the peer */
     char no_cable[900];   /* why no cable was found */
 };
 
