@@ -282,7 +282,7 @@ static void door_step(struct door *d, int64_t now)
         for (uint32_t i = 0; i < size; i++)
             if (i != w->rank && fab_alive(w, i) && g->peers[i] == GROW_NOT_ASKED)
                 door_ask(d, i);
-        door_step(d, now); /* there may be nobody to ask */
+        door_step(d, now); /* the node may be the only member: then there is nobody to ask */
         return;
     }
     if (d->step == DOOR_ASKS_ALL) {

@@ -13,7 +13,7 @@
 #include "cluster/join.h"
 
 #define TRY_WAIT     (500 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
-#define TRY_MOST     (60 * WEFT_SECOND) /* up to about this */
+#define TRY_MOST     (60 * WEFT_SECOND) /* the longest such time, about */
 #define ANSWER_GRACE (2 * WEFT_SECOND)  /* wait this much longer than the door, whose error has more details */
 
 void join_entry_free(struct join *j)
@@ -47,7 +47,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
             -EACCES, "the member that answered has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)");
     if (a->kind == WIRE_REFUSED) {
         int error = a->error == ENOSPC || a->error == EBUSY || a->error == ETIMEDOUT ? a->error : EINVAL;
-        return base_fail(-error, "the cluster says: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
+        return base_fail(-error, "the cluster refuses this node: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
     }
     if (a->number == 0 || a->number >= WEFT_MAX_NUMBERS || a->founders == 0 || a->founders > a->number || a->founders > WEFT_MAX_NODES)
         return base_fail(-EPROTO,

@@ -20,7 +20,7 @@
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
 #define ADDRESS_WAIT (250 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
-#define ADDRESS_MOST (60 * WEFT_SECOND) /* up to about this */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* the longest such time, about */
 #define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
 
 /* --- cards --- */
@@ -434,7 +434,7 @@ static int attend(struct join *j)
     }
     if (!table) {
         answer.text[sizeof answer.text - 1] = '\0';
-        rc = base_fail(answer.error == ETIMEDOUT ? -ETIMEDOUT : -EINVAL, "node 0 says: %s", answer.text);
+        rc = base_fail(answer.error == ETIMEDOUT ? -ETIMEDOUT : -EINVAL, "node 0 refuses this node: %s", answer.text);
         goto out;
     }
     memcpy(j->session, answer.session, sizeof j->session);

@@ -203,7 +203,7 @@ static int launcher_call(struct launcher **at, int (*step)(struct launcher *, in
     atomic_store_explicit(&p->state, RUNNING, memory_order_relaxed);
     int rc = base_thread(&thread, launcher_thread, p);
     if (rc)
-        return base_fail(rc, "no thread for PMIx: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that calls PMIx: %s" BASE_THREAD_HINT, base_strerror(rc));
     pthread_detach(thread);
     for (;;) {
         uint32_t seen = atomic_load_explicit(&p->state, memory_order_acquire);
@@ -354,8 +354,8 @@ static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 }
 
 /* Reads what `rank` publishes for this exchange, without a fence. That process may disconnect and connect again meanwhile, and then the
- * launcher may never answer a request that waits: so this asks again each second. Between, it asks the launcher's daemon on this host,
- * without waiting. */
+ * launcher may never answer a request that waits: so this asks again each second. Between two such requests, it asks the launcher's
+ * daemon on this host seven times without waiting. */
 static pmix_status_t step_wait_for(const struct launcher *p, uint32_t rank, int64_t deadline, pmix_value_t **v)
 {
     for (uint32_t i = 1;; i++) {

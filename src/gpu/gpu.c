@@ -482,7 +482,7 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler");
     if (!kernel || !blocks)
-        return base_fail(-EINVAL, "weft_gpu_run(): kernel is NULL, or blocks is 0");
+        return base_fail(-EINVAL, "weft_gpu_run(): kernel must not be NULL, and blocks must not be 0");
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already");
     int rc = g->backend->run
@@ -499,7 +499,10 @@ int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler");
     if (!text || !kernel || !blocks || !threads || (bytes && !arg))
-        return base_fail(-EINVAL, "weft_gpu_run_text(): no text, no kernel, 0 blocks or threads, or no argument of %zu bytes", bytes);
+        return base_fail(
+            -EINVAL,
+            "weft_gpu_run_text(): text and kernel must not be NULL, blocks and threads must not be 0, and arg must point to %zu bytes",
+            bytes);
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already");
     int rc =
@@ -561,7 +564,7 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
     if (!q)
-        return base_fail(-EINVAL, "weft_gpu_worker_open(): q is NULL");
+        return base_fail(-EINVAL, "weft_gpu_worker_open(): q must not be NULL");
     if (g->turns)
         return base_fail(-ENOTSUP, "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, and the kernels "
                                    "of this GPU take turns with the node");
@@ -573,7 +576,7 @@ int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler");
     if (!q)
-        return base_fail(-EINVAL, "weft_gpu_queue(): q is NULL");
+        return base_fail(-EINVAL, "weft_gpu_queue(): q must not be NULL");
     return gpu_tasks_queue(&g->workers, q, number);
 }
 

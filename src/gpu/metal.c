@@ -325,7 +325,8 @@ static int metal_prepare(struct metal_open *m, const char *text, const char *nam
     free(m->name);
     m->text = strdup(text);
     m->name = strdup(name);
-    return m->text && m->name ? metal_compile(m, text, name) : base_fail(-ENOMEM, "no memory to keep the text of a compiled kernel" BASE_MEMORY_HINT);
+    return m->text && m->name ? metal_compile(m, text, name)
+                              : base_fail(-ENOMEM, "no memory to keep the text of a compiled kernel" BASE_MEMORY_HINT);
 }
 
 /* Copies the kernel's argument into pages of its own, with a buffer over them. */

@@ -56,7 +56,9 @@ static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out,
     if (!bytes)
         *out = &nothing;
     return *out ? 0
-                : base_fail(-EFAULT, "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas",
+                : base_fail(-EFAULT,
+                            "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas; use memory "
+                            "that this node has allocated",
                             (unsigned long long)addr, (unsigned long long)bytes);
 }
 

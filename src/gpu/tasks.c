@@ -29,7 +29,9 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
     bool own = weft_gaddr_node(addr) == w->rank && weft_gaddr_space(addr) == 0;
     *out = own ? weft_ptr(w, addr, bytes) : NULL;
     return *out ? 0
-                : base_fail(-EFAULT, "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool",
+                : base_fail(-EFAULT,
+                            "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool; use memory that this "
+                            "node has allocated",
                             (unsigned long long)addr, (unsigned long long)bytes);
 }
 
@@ -59,7 +61,9 @@ static int memory_find(struct weft_node *w, uint64_t addr, uint64_t bytes, struc
         at = NULL;
     out->at = at;
     return at ? 0
-              : base_fail(-EFAULT, "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas",
+              : base_fail(-EFAULT,
+                          "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas; use memory "
+                          "that this node has allocated",
                           (unsigned long long)addr, (unsigned long long)bytes);
 }
 

@@ -85,7 +85,7 @@ static void work_count(_Atomic uint64_t *n, uint64_t more)
 
 /* --- the ring --- */
 
-/* Puts a task into a slot. A block that reads the slot meanwhile sees by `number` that the slot has changed: each store is a release, so a
+/* Puts a task into a slot. A block that reads the slot meanwhile sees by `number` that the slot has changed. Each store is a release, so a
  * block that reads a new word also reads the 0 in `number`. */
 static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
 {
