@@ -55,7 +55,7 @@ const struct setting settings_table[COUNT] = {
                      .variable = "WEFT_SECRET",
                      .fallback = "",
                      .kind = SECRET,
-                     .help = "a node must know it to join; 1 to 1024 bytes; a file is safer"},
+                     .help = "what a node must know to join; 1 to 1024 bytes; a file (WEFT_SECRET_FILE) is safer"},
     [SECRET_FILE] = {.name = "secret_file",
                      .variable = "WEFT_SECRET_FILE",
                      .fallback = "",

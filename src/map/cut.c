@@ -136,7 +136,7 @@ int map_inputs_open(struct map_job *job)
     }
     job->inputs = calloc(o->file_count, sizeof *job->inputs);
     if (!job->inputs)
-        return base_fail(-ENOMEM, "no memory for a list of %u files", o->file_count);
+        return base_fail(-ENOMEM, "no memory for a list of %u files" BASE_MEMORY_HINT, o->file_count);
     for (uint32_t i = 0; i < o->file_count; i++)
         job->inputs[i].fd = -1;
     job->input_count = o->file_count;
@@ -207,7 +207,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, map_read
     }
     uint8_t *window = malloc(MAP_STEP_BYTES + n);
     if (!window)
-        return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece", in->name);
+        return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece" BASE_MEMORY_HINT, in->name);
     /* Read little at first: most lines are short. */
     uint64_t at = start + block;
     size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;

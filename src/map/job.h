@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the files of this room. Each file calls only those listed before it:
+ * Shared by the files of this room. Its words:
+ *
+ *   owner     node 0 of the job, which cuts the input and prints the output
+ *   apart     a node is apart if it is on another host than the owner: the two share only the fabric
+ *   board     memory that the nodes of a host share: which commands run, whether the job is stopped or ends
+ *   order     the description of the job, which the owner sends to nodes that are apart
+ *   spool     an unlinked file with pieces of streams that do not fit in memory
+ *   spill     an unlinked file with captured output that does not fit in memory
+ *   outcome   the result of a piece: how it ended, where its output is, its error text
+ *   tally     the counts of the work that a node has done
+ *
+ * Each file calls only those listed before it:
  *
  *   scratch.c       unlinked files for what does not fit in memory
  *   cut.c           opens the inputs, and finds the ends of pieces
@@ -124,12 +135,11 @@ void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len
 /* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node that is apart shares a board
  * only with its guardian, and that board has only its own lines --- */
 enum map_gpu {
-    MAP_GPU_FINE,
-    MAP_GPU_FAILING,
-    MAP_GPU_FAILED,
-    MAP_GPU_SAID
-}; /* the GPU works, or the node uses none; the GPU has failed, and the reason is being written; the reason is complete; the failure was
-      reported */
+    MAP_GPU_FINE,    /* the GPU works, or the node uses none */
+    MAP_GPU_FAILING, /* the GPU has failed, and the reason is being written */
+    MAP_GPU_FAILED,  /* the reason is complete */
+    MAP_GPU_SAID     /* the failure was reported */
+};
 struct map_line {                                    /* one for each slot; written by that slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
     _Atomic uint32_t busy;
@@ -189,7 +199,7 @@ struct map_telling { /* the node's side: the copy that it sends */
 void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Returns whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
+/* Tells whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -441,7 +451,7 @@ struct map_job {
     const weft_kernel *kernel;
     const char *kernel_arg;
     uint32_t gpus;         /* of this machine that run kernels, counted by the owner; 0: none is needed */
-    struct gpu_spans *gpu; /* this node's; NULL: none */
+    struct gpu_spans *gpu; /* the GPU of this node; NULL: none */
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;

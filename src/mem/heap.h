@@ -63,7 +63,7 @@ struct mem_class {
     uint32_t size;
     uint8_t grain;   /* log2 of the granule */
     uint8_t extents; /* preferred length of a slab; if there is no such run, a slab has one extent */
-    uint32_t spare;  /* slabs without used blocks, kept to avoid creating them again */
+    uint32_t spare;  /* slabs without used blocks, kept so that they need not be created again */
     struct mem_slab *slabs;
     uint64_t out; /* blocks not in slabs: live or in caches */
 };
@@ -75,7 +75,7 @@ struct mem_block {
 };
 
 struct mem_pool {
-    /* Read by the fast path, and never written after creation. */
+    /* The members from here to `kind` are read by the fast path, and never written after creation. */
     uint64_t id; /* unique among all pools of this process, also closed ones */
     struct mem_extent *extent;
     uint64_t extents;
