@@ -1,28 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service: all nodes can read and write files of a node, the gateway. A node offers the service if its environment variable
- * WEFT_SERVE lists `file`. The gateway reads a piece of a file from its disk once, however many nodes ask for it, and keeps the piece in
- * its pool. Nodes on the gateway's host read that memory; nodes on other hosts fetch it over the network. The node that uses a file is the
- * asker.
+ * The file service: nodes read and write files of another node, the gateway. A node offers the service if its WEFT_SERVE names `file`. The
+ * gateway reads a piece of a file from its disk, and keeps the piece in a cache in its pool. Nodes of the gateway's host read that memory;
+ * other nodes get the bytes over the fabric. So a piece is read from the disk once, however many nodes ask for it.
  *
- * Pieces. A file is cached in pieces of WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool (by
- * default a quarter of the pool). If the cache is full, the gateway drops the least recently used pieces. It does not drop a piece that an
- * asker is reading, for at most 5 s, and a piece that is mapped (weft_file_map()), until it is unmapped. At most half of the cache can be
- * mapped or pinned. A gateway has at most 4096 open files, and reads its disks with at most 4 threads.
+ * Pieces. A piece has WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool (by default a quarter).
+ * When the cache is full, the pieces that have not been used for the longest time are dropped. A piece that a node is reading stays, for at
+ * most 5 s. A piece that is mapped (weft_file_map()) stays until it is unmapped. At most half of the cache can be mapped or pinned. A
+ * gateway has at most 4096 open files, and reads its disks with at most 4 threads.
  *
- * Changes. When the size, the modification time or the inode of a file changes, the file has a new generation. A handle reads only the
- * generation that it opened: a call returns bytes of this generation or -ESTALE, never bytes of two generations. The gateway compares size
- * and time before and after each read from the disk. Shortly after a change, the gateway waits before it reads, so that any later change
- * gets another time: it waits until 20 ms after the change, or until 2 s after it on a file system that stores whole seconds. The gateway
- * cannot notice a change that leaves the time as it was: a program sets the time back, or writes to a mapping (mmap(2)) and the system has
- * not updated the time yet. The gateway looks at the disk whenever a file is opened, and once a second while a file is read from the cache.
+ * Changes. A change of a file's size, modification time or inode begins a new generation of the file. A handle reads one generation: a call
+ * returns bytes of that generation, or ends with -ESTALE. It never mixes bytes of two generations. The gateway compares size and time
+ * before and after each read from the disk. Before a read it waits until any later change must show in the time: until 20 ms after the last
+ * change, or 2 s on a file system that counts whole seconds. It does not notice a change that leaves the time as it was: if a program sets
+ * the time back, or writes to a mapping (mmap(2)) and the system has not updated the time yet. Opening a file always looks at the disk.
+ * While a file is read from the cache, the gateway looks at the disk once a second.
  *
- * Paths. The gateway opens files as its own user. If WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic link
- * and no `..` leads out of the folder. Only regular files can be opened. Every node of the cluster may use the service, so set WEFT_SECRET
- * to control who can join.
+ * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
+ * link and no `..` leads out of it. With WEFT_FILE_ROOT=- only files that the gateway's program has named by weft_file_offer() can be
+ * opened. Only regular files can be opened. Every node of the cluster may use the service: set WEFT_SECRET to control who can join.
  *
- * Death. When the asker leaves or dies, the gateway closes its files, and unmaps its pieces. When the gateway leaves or dies, calls end
- * with -ECONNRESET; bytes that are mapped stay readable.
+ * Death. When the asker, which is the node that has opened a file, leaves or dies, the gateway closes its files and unmaps its pieces;
+ * pinned files stay pinned. When the gateway leaves or dies, calls end with -ECONNRESET; bytes that are mapped stay readable.
  */
 #ifndef WEFT_FILE_H
 #define WEFT_FILE_H
@@ -50,20 +49,27 @@ typedef struct weft_file_info {
     uint64_t bytes; /* the file's size */
     uint64_t device, inode;
     int64_t modified_ns; /* the modification time, since 1970 */
-    uint64_t generation; /* the number that the gateway gave to this generation of the file */
+    uint64_t generation; /* the number of the file's generation at the gateway */
 } weft_file_info;
 
-/* Opens a file. `path` is a path on the gateway's host. A relative path starts at WEFT_FILE_ROOT if that is set, otherwise at the gateway's
- * working directory.
- * Errors: -EINVAL the path is empty, a flag is unknown, or the file is not a regular file; -ENAMETOOLONG the path has more than
- * WEFT_FILE_PATH_MAX bytes; -EISDIR the path is a folder; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT;
- * -ENOENT there is no such file; -EMFILE the gateway has too many open files; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many
- * requests are outstanding; -ENOMEM no memory at this node or at the gateway; -EFAULT there is no such node; -ECONNRESET the gateway is
- * gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENOBUFS called in a handler, and too
- * much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler; and other errors of open(2). */
+/* Opens a file. `path` is a path at the gateway. A relative path begins at the gateway's working directory or, with WEFT_FILE_ROOT, at that
+ * folder.
+ * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes;
+ * -EISDIR the path is a folder; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is
+ * -, and the gateway has not offered the file for this; -ENOENT there is no such file; -EMFILE the gateway has too many open files;
+ * -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the gateway;
+ * -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer
+ * before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
+ * handler; and other errors of open(2). */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
-/* The size of the file when it was opened, or after the last write through this handle; and the gateway. */
+/* Called at the gateway: lets other nodes open the file `path` for reading, even if it is outside of WEFT_FILE_ROOT. They must give exactly
+ * this path. The file need not exist yet.
+ * Errors: -EINVAL the path is empty; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EOPNOTSUPP this node does not offer `file`;
+ * -ENOMEM no memory. */
+WEFT_API int weft_file_offer(weft_node *w, const char *path);
+
+/* weft_file_size(): the file's size when it was opened, or after this node's last write to it. weft_file_node(): the gateway. */
 WEFT_API uint64_t weft_file_size(const weft_file *f);
 WEFT_API uint32_t weft_file_node(const weft_file *f);
 
@@ -75,8 +81,8 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
  */
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
-/* Reads `len` bytes from `offset`, or fewer if the file ends before. `*got` is how many were read, also after an error. If a call reads
- * more than one piece, or calls read pieces in sequence, weft asks for the next 4 pieces ahead.
+/* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many bytes were read, also after an error. If a call
+ * reads more than one piece, or calls read one after the other, the next 4 pieces are requested ahead.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another thread reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
@@ -92,8 +98,8 @@ typedef struct weft_file_view {
     uint64_t own[2]; /* used by weft */
 } weft_file_view;
 
-/* Maps the piece that contains `offset`. On the gateway's host, `out->at` points into the gateway's cache; on other hosts, to a copy in
- * this node's pool. The bytes stay until weft_file_unmap(), even if the file changes or gets shorter.
+/* Maps the piece that contains the byte at `offset`. On the gateway's host `at` is the gateway's own memory, elsewhere a copy in this
+ * node's pool. The mapping stays until weft_file_unmap(), even if the file changes or gets shorter.
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
  * cache is mapped or pinned; -EIO and other errors of pread(2): the gateway could not read the file; -ENOMEM no memory at this node or at
  * the gateway, or no room in the pool; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has
@@ -101,12 +107,12 @@ typedef struct weft_file_view {
  * a handler. */
 WEFT_API int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t timeout_ns);
 
-/* Unmaps the piece: do not use the view any more. Does not wait. */
+/* Unmaps a piece; the view must not be used any more. Does not wait. */
 WEFT_API void weft_file_unmap(weft_file *f, weft_file_view *view);
 
-/* Writes bytes to the file at the gateway. When the call returns, the bytes are in the file; weft_file_sync() waits until they are on the
- * disk. A write gives the file a new generation, which this handle reads from then on. Other handles still have the old generation, and
- * their calls return -ESTALE until the file is opened again. `*put` (may be NULL) is how many bytes were written, also after an error.
+/* Writes bytes to the file at the gateway. When the call returns they are in the file; weft_file_sync() waits until they are on the disk.
+ * From then on this handle reads the file's new generation. Other handles keep the old generation, and must be opened again. `*put` (may be
+ * NULL) is how many bytes were written, also after an error.
  * Errors: -EBADF not opened with WEFT_FILE_WRITE; -ENOSPC the disk is full; -EFBIG the file would be too large; -EBUSY another thread reads
  * or writes through this handle; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline:
@@ -120,20 +126,20 @@ WEFT_API int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t
  */
 WEFT_API int weft_file_sync(weft_file *f, int64_t timeout_ns);
 
-/* Pins the file: pieces that are read stay in the gateway's cache until weft_file_unpin(), or until the file changes. They stay even when
- * this handle is closed or this node is gone. Pinning itself reads nothing.
+/* Pins the file: its pieces that have been read stay in the gateway's cache until weft_file_unpin(), or until the file changes. They stay
+ * also when this handle is closed and this node is gone.
  * Errors: -ENOBUFS more than half of the gateway's cache would be mapped or pinned; -ESTALE the file has changed since it was opened;
  * -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline;
  * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_pin(weft_file *f, int64_t timeout_ns);
 
-/* Unpins a file. `path` is the path with which the file was opened. The file need not exist any more.
+/* Unpins the file that was opened by this `path`. The file need not exist any more.
  * Errors: -ENOENT no such file is pinned; -EINVAL the path is empty or too long; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too
  * many requests are outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer
  * before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeout_ns);
 
-/* Closes a file and unmaps its pieces: its views must not be used any more. Does not wait. NULL is allowed.
+/* Closes a file, and unmaps its pieces: their views must not be used any more. Does not wait. NULL is allowed.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_file_close(weft_file *f);
 
@@ -141,8 +147,8 @@ WEFT_API int weft_file_close(weft_file *f);
 
 typedef struct weft_file_cache {
     uint64_t limit_bytes, cached_bytes;
-    uint64_t mapped_bytes, pinned_bytes; /* pinned_bytes: the sizes of all pinned files */
-    uint64_t hits;                       /* requests for pieces that were cached, or were being read at that time */
+    uint64_t mapped_bytes, pinned_bytes; /* mapped: the sizes of mapped pieces; pinned_bytes: the sizes of all pinned files */
+    uint64_t hits;                       /* requests for pieces that were cached, or were being read already */
     uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk, and their bytes */
     uint64_t dropped;                    /* pieces that were dropped to make room */
     uint64_t open_files, readers;        /* files that are open or cached; handles that nodes have open */
@@ -165,7 +171,7 @@ typedef struct weft_file_cached {
     bool pinned, stale;
 } weft_file_cached;
 
-/* Fills `*out` with one file that is open or cached. Set `*next` to 0 before the first call, and repeat the call until `*next` is 0 again.
+/* Lists the files that are open or cached, one at each call. Set `*next` to 0 before the first call; it is 0 again after the last file.
  * `bytes` is sizeof *out.
  * Errors: -ENOENT no file is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM
  * no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -EPROTO the gateway

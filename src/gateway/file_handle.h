@@ -12,7 +12,9 @@
 #define FILE_AHEAD_PIECES 4u
 #define FILE_SLOTS        (FILE_AHEAD_PIECES + 2u)
 _Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
-#define FILE_TEXT 512u
+#define FILE_MAP_AHEAD 2u
+#define FILE_MAP_SLOTS (FILE_MAP_AHEAD + 2u)
+#define FILE_TEXT      512u
 
 enum slot_state { SLOT_FREE, SLOT_ASKED, SLOT_READY, SLOT_FAILED };
 struct file_slot {
@@ -21,6 +23,7 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
+    bool claimed; /* a map slot: a thread waits for it */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
     int64_t until;
     char text[FILE_TEXT];
@@ -40,7 +43,10 @@ struct weft_file {
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
     char *path;
     struct file_slot slot[FILE_SLOTS];
-    struct file_copy *copies; /* copies for views of files on another host; under gateway.lock */
+    struct file_copy *copies;                  /* copies for views of files on another host; under gateway.lock */
+    pthread_mutex_t maps;                      /* guards the next two: several threads may map */
+    uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
+    struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };
 
 /* --- file_handle.c --- */
@@ -52,5 +58,15 @@ int file_use(weft_file *f, bool alone);
 void file_unuse(weft_file *f, bool alone);
 void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
+
+/* --- file_read.c --- */
+int file_slot_state(const struct file_slot *s);
+bool file_slot_settled(void *slot);
+int file_slot_error(const weft_file *f, const struct file_slot *s);
+void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
+uint32_t file_piece_bytes(const weft_file *f, uint64_t index);
+
+/* --- file_map.c --- */
+bool file_maps_leave(weft_file *f); /* gives back what is mapped ahead. False: nothing was */
 
 #endif

@@ -78,7 +78,7 @@ static void closed_there(struct gateway *g, const struct gateway_ask *a, const s
 {
     struct weft_socket *s = a->arg;
     if (r->answered && (r->status == -ENOMEM || r->status == -EAGAIN))
-        /* the gateway had no room for the request, and still uses the rings: gateway_sockets_tick() sends the request again */
+        /* the gateway had no room for the request, and still uses the rings: the node's upkeep sends the request again */
         g->unclosed = s->unclosed = true;
     else if (r->answered || r->status == -ECONNRESET)
         socket_unserved(s);
@@ -108,7 +108,7 @@ static void close_there(struct weft_socket *s, bool drop)
     if (rc == -ECONNRESET)
         socket_unserved(s);
     else
-        g->unclosed = s->unclosed = true; /* gateway_sockets_tick() sends the request again */
+        g->unclosed = s->unclosed = true; /* the node's upkeep sends the request again */
     base_spin_unlock(&g->lock);
 }
 
@@ -239,7 +239,7 @@ static int check_spec(const weft_net_spec *spec, uint32_t kind)
     return 0;
 }
 
-static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, weft_socket **out, weft_op *op)
+int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op)
 {
     weft_net_spec spec;
     struct weft_socket *s, like = {.g = gateway_in(w), .node = node};
@@ -270,7 +270,7 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
     weft_request r = {.kind = (uint16_t)kind,
                       .flags = spec.flags,
                       .data_bytes = strlen(host),
-                      .timeout_ns = op ? 0 : INT64_MAX, /* without an op this thread waits, and has a deadline of its own */
+                      .timeout_ns = timeout_ns,
                       .arg = {[0] = spec.port, [7] = spec.receive_buffer, [8] = spec.send_buffer, [9] = spec.backlog}};
     rc = socket_ask(s, &r, host, op);
     if (!rc)
@@ -280,7 +280,7 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
 
 int weft_net_connect_start(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, weft_op *op)
 {
-    return socket_open(w, node, NET_CONNECT, spec, out, op);
+    return socket_open(w, node, NET_CONNECT, spec, 0, out, op);
 }
 
 /* --- waiting --- */
@@ -355,7 +355,7 @@ static int open_now(weft_node *w, uint32_t node, uint32_t kind, const weft_net_s
     if (fab_in_handler())
         return base_fail(-EDEADLK, "a handler must not wait for a socket; call weft_net_connect_start(), which does not wait");
     int64_t deadline = fab_timeout(w, timeout_ns), before = fab_limit(deadline);
-    int rc = socket_open(w, node, kind, spec, &s, NULL);
+    int rc = socket_open(w, node, kind, spec, INT64_MAX, &s, NULL); /* this thread waits, with its own deadline */
     fab_limit(before);
     return rc ? rc : settle(s, deadline, out);
 }
