@@ -60,7 +60,7 @@ typedef struct weft_file_info {
  * -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the gateway;
  * -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer
  * before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
- * handler; and other errors of open(2). */
+ * handler. Other errors of open(2) may be returned as well. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
 /* Called at the gateway: lets other nodes open the file `path` for reading, even if it is outside of WEFT_FILE_ROOT. They must give exactly
@@ -116,7 +116,8 @@ WEFT_API void weft_file_unmap(weft_file *f, weft_file_view *view);
  * Errors: -EBADF not opened with WEFT_FILE_WRITE; -ENOSPC the disk is full; -EFBIG the file would be too large; -EBUSY another thread reads
  * or writes through this handle; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline:
- * the bytes may be written or not; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler; and other errors of pwrite(2). */
+ * the bytes may be written or not; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other errors of pwrite(2) may be
+ * returned as well. */
 WEFT_API int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns);
 
 /* Waits until all written bytes are on the disk (fsync(2)).

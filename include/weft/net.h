@@ -74,7 +74,7 @@ typedef struct weft_net_spec {
  * too many requests are outstanding, or the name server does not answer; -EMFILE the gateway has too many sockets; -ENOMEM no memory at
  * this node or at the gateway, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT not
  * connected before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route to the gateway (tb); -EDEADLK the
- * call would wait in a handler; and other errors of connect(2). */
+ * call would wait in a handler. Other errors of connect(2) may be returned as well. */
 WEFT_API int weft_net_connect(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
 /* Like weft_net_connect(), but does not wait: the op is complete when the connection is open, or could not be opened. `*out` is set at
@@ -118,8 +118,8 @@ WEFT_API const char *weft_net_local(const weft_socket *s);
 WEFT_API const char *weft_net_peer(const weft_socket *s);
 
 /* Returns 0 if the socket is open. Otherwise returns why not, and sets weft_error().
- * Errors: -EINPROGRESS the socket is not open yet (weft_error() is not set); -ECONNRESET the gateway is gone; -ECANCELED the opening was
- * cancelled; and the errors of weft_net_connect(), if opening the socket has failed. */
+ * Errors: -EINPROGRESS the socket is not open yet (weft_error() is not set); -ECONNRESET the gateway is gone. If opening the socket has
+ * failed, the errors of weft_net_connect() are returned, or the negative ECANCELED if the opening was cancelled. */
 WEFT_API int weft_net_error(weft_socket *s);
 
 /* Receives bytes: waits for at least one. `*got` is how many were received; 0: the peer has ended sending. Only one thread at a time may
@@ -156,7 +156,7 @@ WEFT_API int weft_net_shutdown(weft_socket *s);
 
 /* Closes the socket, whose handle must not be used any more. Does not wait: the gateway still sends what is in the ring, for at most ten
  * seconds, as long as this node does not leave. A node that leaves soon should first call weft_net_shutdown(), and receive until the peer
- * has ended sending. Operations that are not complete end with -ECANCELED. NULL is allowed.
+ * has ended sending. Operations that are not complete end with the negative ECANCELED. NULL is allowed.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_net_close(weft_socket *s);
 

@@ -46,8 +46,8 @@ WEFT_API int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, i
  * the op. */
 WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
-/* Cancels the operation that was started with `op`: the operation ends with -ECANCELED, unless it has ended before. The server may already
- * have carried out the request. If the request was to start a process and the process runs already, the server kills it.
+/* Cancels the operation that was started with `op`: the operation ends with the negative ECANCELED, unless it has ended before. The server
+ * may already have carried out the request. If the request was to start a process and the process runs already, the server kills it.
  * Errors: -ENOENT no request or wait was started with this op, or the operation has ended. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 
@@ -92,7 +92,7 @@ typedef struct weft_exit {
  * make a process; -EMFILE the node has too many open files; -ENOMEM no memory at this node or at the server, or no room in the pool;
  * -EFAULT there is no such node, or `stdin_data` is not a valid address; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the
  * deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other
- * errors of execve(2) are returned as well. */
+ * errors of execve(2) may be returned as well. */
 WEFT_API int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, int64_t timeout_ns);
 
 /* Like weft_spawn(), but does not wait: the op is complete when the program runs or has failed to start. `*out` is set at once; close it
@@ -160,9 +160,9 @@ WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns
 WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns);
 
 /* Frees the handle, which must not be used any more. If the process still runs, the server kills its process group. A detached process
- * (WEFT_SPAWN_DETACHED) goes on instead, and its further output is dropped. Operations under way on the handle end with -ECANCELED. NULL is
- * allowed. Does not wait: the rings for the output stay allocated until the server has answered that it no longer writes to them, or until
- * the server is gone.
+ * (WEFT_SPAWN_DETACHED) goes on instead, and its further output is dropped. Operations under way on the handle end with the negative
+ * ECANCELED. NULL is allowed. Does not wait: the rings for the output stay allocated until the server has answered that it no longer writes
+ * to them, or until the server is gone.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_process_close(weft_process *p);
 
