@@ -6,14 +6,20 @@
  * Memory. A connection has two rings in the asker's pool, of 64 KiB each by default, of 128 KiB with datagrams. Over shm the gateway
  * receives into the one and sends from the other without a copy. Over other transports it sends what it receives in messages, and fetches
  * what it sends; for that it has 64 buffers of 64 KiB for all connections together. Besides, a connection takes less than 2 KiB at the
- * gateway, and the system's own socket buffers. A gateway has at most 16,384 sockets, if its limit of open files allows so many.
+ * gateway, and the system's own socket buffers. A gateway has at most 16,384 sockets, if its limit of open files allows so many, and
+ * resolves at most 1,024 names at a time, on eight threads.
+ *
+ * Shares. One node does not take all of that: it may have three times as much as it leaves to others, of sockets, names, threads and
+ * buffers each, so one alone gets three quarters, and one that has nothing always gets some. The setting WEFT_NET_SOCKETS of the gateway
+ * is another limit for the sockets of one node.
  *
  * Flow. A ring that is full stops its own connection only: if the asker does not read, the gateway does not read that socket, and the peer
  * must wait; if the peer does not read, weft_net_send() waits. Nothing is dropped.
  *
  * Rules. The setting WEFT_NET_RULES of the gateway says whom it connects to for others: the first rule that fits, such as
  * `allow=127.0.0.1:8000` or `deny=10.0.0.0/8`. Without a rule all may be reached but link-local and multicast addresses, the metadata of
- * cloud machines and the gateway's own loopback. Each address is checked just before it is connected to, after its name was resolved. Where
+ * cloud machines and the gateway's own loopback. Each address is checked just before it is connected to, after its name was resolved. A
+ * name that is denied is also not reached by an alias, or a short form that the gateway's search list completes. Where
  * the gateway listens, and who connects there, is not restricted. Who may join the cluster may use the service: set WEFT_SECRET.
  *
  * Death. When the asker leaves or dies, its connections are reset and its listeners closed. When the gateway leaves or dies, calls end with
@@ -66,9 +72,10 @@ typedef struct weft_net_spec {
  * Errors: -EINVAL a field of the spec is wrong, or `spec->bytes`; -E2BIG `spec` has fields set that this library does not know; -EACCES a
  * rule of the gateway forbids it; -EHOSTUNREACH the name is not known, or there is no route; -ECONNREFUSED nobody listens there;
  * -ENETUNREACH no network; -EOPNOTSUPP the node does not offer `net`; -EAGAIN too many requests are outstanding, or the name server does
- * not answer; -EMFILE the gateway has too many sockets; -ENOMEM no memory here or there, or no room in the pool; -EFAULT there is no such
- * node; -ECONNRESET the gateway is gone; -ETIMEDOUT not connected before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN
- * no route to the gateway (tb); -EDEADLK it would wait in a handler. Other errors of connect(2) may be returned, too. */
+ * not answer; -EMFILE this node, or all nodes, have too many sockets at the gateway; -ENOMEM no memory here or there, or no room in the
+ * pool; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT not connected before the deadline; -ENOBUFS in a
+ * handler, too much is queued; -ENETDOWN no route to the gateway (tb); -EDEADLK it would wait in a handler. Other errors of connect(2) may
+ * be returned, too. */
 WEFT_API int weft_net_connect(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
 /* Like weft_net_connect(), but does not wait: the op is complete when the connection is open, or could not be opened. `*out` is set at
