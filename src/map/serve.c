@@ -135,7 +135,7 @@ static int follow_inputs(struct map_job *job, const struct map_order *o)
         return 0;
     job->inputs = calloc(o->inputs, sizeof *job->inputs);
     if (!job->inputs)
-        return base_fail(-ENOMEM, "no memory for the names of the files");
+        return base_fail(-ENOMEM, "no memory for the names of the files" BASE_MEMORY_HINT);
     for (uint32_t i = 0; i < o->inputs; i++) {
         struct map_input *in = &job->inputs[i];
         *in = (struct map_input){.name = o->names ? o->name[i] : "", .fd = -1};
@@ -222,8 +222,7 @@ static int serve_run(struct map_job *job)
     struct following *f = job->following;
     if ((rc = weft_handle(job->w, MAP_HANDLER_ORDER, on_order, f)) || (rc = weft_handle(job->w, MAP_HANDLER_PRINTS, on_prints, job)) ||
         (rc = get_order(job)) || (rc = follow_order(job)) || (rc = map_carry_start(job)) || (rc = map_homes_offer(job)) ||
-        (rc = map_queue_open(job)) ||
-        (rc = map_slots_start(job)))
+        (rc = map_queue_open(job)) || (rc = map_slots_start(job)))
         return rc;
     map_slots_join(job);
     map_gpu_close(job);
