@@ -228,7 +228,7 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FA
             }
             if (raised)
                 weft_device_store_flag(&r->awaited[t & r->mask], 0);
-            t = was; /* other threads took them */
+            t = was; /* other threads took these numbers */
             continue;
         }
         uint64_t now = weft_device_load_own(r->next);
@@ -245,7 +245,7 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FA
 #endif
 
 #if defined(__CUDACC__)
-/* The same for all threads of a warp that come here together with the same request: one of them takes the numbers for all. */
+/* weft_device_reserve() for all threads of a warp that come here together with the same request: one of them takes the numbers for all. */
 WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots,
                                                   bool wait, WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {

@@ -150,7 +150,7 @@ WEFT_API int weft_file_cache_stat(weft_node *w, uint32_t node, weft_file_cache *
 
 /* A file that is open or cached. */
 typedef struct weft_file_cached {
-    char path[WEFT_FILE_PATH_MAX + 1]; /* as it was opened first */
+    char path[WEFT_FILE_PATH_MAX + 1]; /* the path by which the file was opened first */
     weft_file_info info;
     uint64_t cached_bytes, hits, disk_reads;
     uint32_t readers; /* handles that nodes have open */

@@ -97,7 +97,7 @@ static inline size_t sv_ring_bytes(const struct sv_ring *r)
 struct sv_pd {
     struct ibv_pd base;
     uint32_t entry;
-    _Atomic uint32_t users; /* how many regions, queue pairs, shared receive queues and address handles use it */
+    _Atomic uint32_t users; /* how many regions, queue pairs, shared receive queues and address handles use this domain */
 };
 
 struct sv_mr {
@@ -135,7 +135,7 @@ struct sv_cq {
     _Atomic uint32_t told;     /* 1: an event for completions that were in the queue before it was armed was sent, and not read yet */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
-    bool failed;            /* its one asynchronous event was delivered; under sv_lib.mutex */
+    bool failed;            /* the queue's one asynchronous event was delivered; under sv_lib.mutex */
     _Atomic uint32_t users; /* how many queue pairs use it */
 };
 

@@ -91,7 +91,7 @@ static bool push_lane(struct rc_link *l, enum rc_lane lane)
         any = true;
         if (k->posted == k->len) {
             k->whole = true;
-            rc_take_from_backlog(q); /* the completion of its last piece frees it */
+            rc_take_from_backlog(q); /* the completion of the work's last piece frees the work */
         }
     }
     return any;

@@ -75,7 +75,7 @@ static __attribute__((noinline)) void operation_pump(struct records_link *l)
     records_pump_locked(l, base_recent_ns());
 }
 
-/* `rc`: the result of the start. If the start failed, the op has ended with it. */
+/* `rc`: the result of the start. If the start failed, the op has ended with `rc`. */
 static int operation_leave(struct records_link *l, int rc, weft_op *op)
 {
     if (BASE_UNLIKELY(rc))
