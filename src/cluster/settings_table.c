@@ -155,7 +155,7 @@ const struct setting settings_table[COUNT] = {
     [NET_RULES] = {INTO(net_rules), .name = "net_rules", .variable = "WEFT_NET_RULES", .fallback = "", .kind = PATH,
                    .help = "whom this node reaches for others, if it offers net: allow=WHAT,deny=WHAT,... (man weft-proxy)"},
     [FILE_ROOT] = {INTO(file_root), .name = "file_root", .variable = "WEFT_FILE_ROOT", .fallback = "", .kind = PATH,
-                   .help = "files below this folder are read for others, if this node offers file; else all that it can open"},
+                   .help = "files below this folder are read for others, if this node offers file; else all that it can open; -: none"},
     [FILE_CACHE] = {INTO(file_cache), .name = "file_cache", .variable = "WEFT_FILE_CACHE", .fallback = "0", .kind = BYTES,
                     .max = (int64_t)WEFT_MAX_POOL_BYTES, .in_hostfile = true,
                     .help = "memory of the pool for files that are read for others, from 4M; 0: a quarter of the pool"},

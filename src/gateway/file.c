@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gateway/record.h"
+
 #define WAIT_LOOK_NS (100 * WEFT_MS) /* between two looks whether there is room, while requests wait for it */
 
 static int file_open(struct gateway_server *server, void **state)
@@ -26,7 +28,10 @@ static int file_open(struct gateway_server *server, void **state)
     if (g->file_cache && (g->file_cache < FILE_CACHE_MIN || g->file_cache > g->w->pool_bytes))
         return base_fail(-EINVAL, "WEFT_FILE_CACHE: the cache of files has %llu bytes: give it from 4M to the size of the pool, WEFT_POOL",
                          (unsigned long long)g->file_cache);
-    int rc = file_root_open(&all->root, g->file_root);
+    g->file_offers = file_offers_new();
+    if (!g->file_offers)
+        return base_fail(-ENOMEM, "no memory for the service 'file'");
+    int rc = file_root_open(&all->root, g->file_root, g->file_offers);
     if (rc)
         return rc;
     rc = gateway_works_open(&all->works, gateway_server_watches(server), FILE_THREADS);
@@ -76,7 +81,9 @@ static void open_done(struct gateway_work *work)
     if (c && !rc)
         rc = open_make(all, job, c->node, &o);
     if (c && rc && job->outside) {
-        base_fail(rc, "%.300s at node %u is outside of WEFT_FILE_ROOT, %s", job->path, gateway_of(all->server)->w->rank, all->root.path);
+        base_fail(rc, rc == -EPERM ? "%.300s at node %u is not offered by its program, and WEFT_FILE_ROOT is %s"
+                                   : "%.300s at node %u is outside of WEFT_FILE_ROOT, %s",
+                  job->path, gateway_of(all->server)->w->rank, all->root.path);
         gateway_answer_error(c, rc);
     } else if (c && rc) {
         file_answer_failed(c, rc, job->path);
@@ -307,15 +314,9 @@ static void file_close(void *state)
     }
     gateway_table_free(&all->opens);
     file_cache_free(all);
+    gateway_of(all->server)->file_offers = NULL;
     file_root_close(&all->root);
     free(all);
-}
-
-/* Requests by record: not yet. */
-static int file_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
-{
-    (void)g, (void)r, (void)data, (void)arg;
-    return -EOPNOTSUPP;
 }
 
 const struct gateway_service gateway_file = {
@@ -327,5 +328,7 @@ const struct gateway_service gateway_file = {
     .cancel = file_cancel,
     .gone = file_gone,
     .tick = file_tick,
-    .submit = file_submit,
+    .submit = gateway_file_submit,
+    .told = gateway_file_told,
+    .late = gateway_file_late,
 };

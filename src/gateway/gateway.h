@@ -21,9 +21,10 @@
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
- *   file_handle.c, file_read.c   asker's side of the file service
+ *   file_handle.c, file_read.c, file_map.c   asker's side of the file service
+ *   record_object.c, record_copy.c, net_record.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
- *   record.c    requests by record, from programs and GPU kernels
+ *   record.c    takes records from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
  *
  * The asker is the node that sends a request. It enters the request in its table and sends a REQUEST message with the record and its data.
@@ -111,6 +112,8 @@ enum gateway_message_type {
     GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
     GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
     GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_UNREAD, /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
+                       writing into the stream's ring, ends the stream; then the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -280,8 +283,9 @@ struct gateway_service {
     void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after its requests were cancelled */
     int64_t (*tick)(void *state, int64_t now);           /* may be NULL. Returns in how many ns it must be called again at the latest */
     /* The asker's side of requests by record, on any thread; each may be NULL. submit() handles a record that needs no server, and prepares
-     * others. It returns 1 if the record is to be sent to the server, else the status of the answer, with the result in r->result. `arg` is
-     * passed on to told(), which writes the server's answer to r->result with gateway.lock held. late(): see struct gateway_question. */
+     * others. It returns 1 if the record is to be sent to the server, GATEWAY_LATER (record.h) if the service answers it itself, else the
+     * status of the answer, with the result in r->result. `arg` is passed on to told(), which writes the server's answer to r->result with
+     * gateway.lock held. late(): see struct gateway_question. */
     int (*submit)(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
     void (*told)(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
     gateway_tell_fn late;
@@ -340,6 +344,7 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
+void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
 bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
 void gateway_handles_gone(struct gateway *g, uint32_t node);
 void gateway_handles_tick(struct gateway *g);
@@ -354,6 +359,15 @@ extern const struct gateway_service *const gateway_services[];
 /* Converts a list such as "process,name" to bits. -EINVAL (sets the error text). */
 int gateway_services_read(const char *text, uint64_t *out);
 
+/* --- record_object.c, record_copy.c --- */
+struct gateway_object;
+struct gateway_copies;
+void gateway_objects_tick(struct gateway *g);
+void gateway_objects_free(struct gateway *g);
+int gateway_copies_open(struct gateway *g);
+void gateway_copies_end(struct gateway *g); /* waits for the copies under way, at most until the node's deadline */
+void gateway_copies_free(struct gateway *g);
+
 /* --- record.c --- */
 void gateway_record_of_kernel(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
@@ -362,7 +376,7 @@ struct gateway {
     struct weft_node *w;
     const struct gateway_service *const *services; /* ends with NULL */
     base_spin lock;
-    struct gateway_table asks, streams, processes, sockets;
+    struct gateway_table asks, streams, processes, sockets, objects;
     int64_t next_deadline;
     uint32_t *outstanding;    /* [size]: this node's unanswered requests to each node; under the lock */
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
@@ -372,9 +386,12 @@ struct gateway {
     struct gateway_groups *groups;
     struct weft_process *unused; /* closed handles, to be freed; under the lock */
     _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
+    struct gateway_object *dead_objects; /* closed objects of records, to be freed; under the lock */
+    struct gateway_copies *copies;
     struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
     char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
-    char file_root[1024];        /* files below this folder are served; "": all */
+    char file_root[1024];        /* files below this folder are served; "": all; "-": only those in file_offers */
+    struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
     _Atomic bool closing;
 };

@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 
+#include "gateway/record.h"
+
 #define LOOK_NS (100 * WEFT_US) /* between two looks at sockets whose bytes are being fetched */
 
 static int net_open(struct gateway_server *server, void **state)
@@ -127,13 +129,6 @@ static void net_close(void *state)
     free(all);
 }
 
-/* Requests by record: not yet. */
-static int net_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
-{
-    (void)g, (void)r, (void)data, (void)arg;
-    return -EOPNOTSUPP;
-}
-
 const struct gateway_service gateway_net = {
     .name = "net",
     .number = WEFT_SERVICE_NET,
@@ -143,5 +138,5 @@ const struct gateway_service gateway_net = {
     .cancel = net_cancel,
     .gone = net_gone,
     .tick = net_tick,
-    .submit = net_submit,
+    .submit = gateway_net_submit,
 };

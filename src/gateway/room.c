@@ -27,6 +27,7 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     case GATEWAY_CREDIT:
     case GATEWAY_SHUT: gateway_stream_message(g, from, &m, payload, payload_len); break;
     case GATEWAY_END: gateway_handle_ended(g, from, &m, payload, payload_len); break;
+    case GATEWAY_UNREAD: gateway_handle_unread(g, from, &m); break;
     default: break;
     }
 }
@@ -59,6 +60,7 @@ static int64_t on_tick(struct weft_node *w, int64_t now, void *arg)
     int64_t next = gateway_asks_tick(g, now);
     gateway_handles_tick(g);
     gateway_sockets_tick(g);
+    gateway_objects_tick(g);
     if ((gateway_posts_flush(g) || g->unclosed) && next > WEFT_MS)
         next = WEFT_MS;
     return next < 0 ? 0 : next;
@@ -72,7 +74,9 @@ static void on_close(struct weft_node *w, void *arg)
     gateway_server_free(g);
     gateway_groups_close(g->groups);
     gateway_handles_free(g);
+    gateway_objects_free(g);
     gateway_sockets_free(g);
+    gateway_copies_free(g);
     for (struct gateway_stream *s; (s = gateway_table_next(&g->streams, &at));)
         free(s);
     gateway_table_free(&g->streams);
@@ -113,6 +117,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     if (!rc)
         rc = gateway_posts_open(g);
     if (!rc)
+        rc = gateway_copies_open(g);
+    if (!rc)
         rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .close = on_close, .arg = g});
     if (rc) {
         on_close(w, g);
@@ -147,5 +153,6 @@ void gateway_leave(struct weft_node *w)
     atomic_store_explicit(&g->closing, true, memory_order_release);
     gateway_server_end(g);
     gateway_asks_end(g, -ECONNRESET);
+    gateway_copies_end(g);
     fab_wake_here(w);
 }

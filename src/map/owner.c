@@ -43,8 +43,9 @@ static int feed_inputs(struct map_owner *o)
     for (uint32_t i = 0; i < job->input_count && !rc; i++) {
         const struct map_input *in = &job->inputs[i];
         struct map_piece piece = {.input = i};
-        int fd = map_input_fd(job, i, &held);
-        if (fd < 0) {
+        struct map_remote remote = {job, in, i};
+        int fd = in->home ? -1 : map_input_fd(job, i, &held);
+        if (fd < 0 && !in->home) {
             rc = fd;
             break;
         }
@@ -58,12 +59,13 @@ static int feed_inputs(struct map_owner *o)
             continue;
         }
         for (uint64_t at = in->start, end; at < in->size && !rc; at = end) {
-            rc = map_cut_file(job, in, fd, at, &end);
+            rc = in->home ? map_cut_file(job, in, map_read_remote, &remote, at, &end) : map_cut_file(job, in, map_read_fd, &fd, at, &end);
             if (rc)
                 break;
             piece.offset = at;
             piece.length = end - at;
-            piece.at = in->start;
+            piece.place = in->cached ? MAP_IN_CACHE : MAP_IN_FILE;
+            piece.at = in->cached ? map_identity(in->device, in->inode) : in->start;
             rc = feed_piece(o, &piece);
         }
     }
@@ -342,8 +344,8 @@ int map_owner_run(struct map_job *job)
         rc = job->apart ? map_apart_start(job) : map_forks_start(job);
     if (!rc)
         rc = make_given(o);
-    if (!rc && job->apart && !(rc = home_open(o)))
-        rc = map_apart_order(job);
+    if (!rc && job->apart && !(rc = home_open(o)) && !(rc = map_homes_offer(job)) && !(rc = map_apart_order(job)))
+        rc = map_homes_open(job);
     if (!rc)
         rc = map_slots_start(job);
     job->counts.open_ns = base_now_ns();

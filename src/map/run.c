@@ -37,7 +37,7 @@ static int dry_run(struct map_job *job)
             continue;
         }
         for (uint64_t at = in->start, end; at < in->size; at = end) {
-            int fd = map_input_fd(job, i, &held), rc = fd < 0 ? fd : map_cut_file(job, in, fd, at, &end);
+            int fd = map_input_fd(job, i, &held), rc = fd < 0 ? fd : map_cut_file(job, in, map_read_fd, &fd, at, &end);
             if (rc) {
                 map_held_close(&held);
                 return rc;

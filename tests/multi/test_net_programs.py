@@ -486,7 +486,7 @@ class Survival(Case):
             forwards = json.loads(self.run_in(self.bare, WEFT, "status", "--json").stdout)["forwards"]
             return forwards[0]["down_bytes"] if forwards else 0
         until("bytes come", down)
-        os.kill(GATEWAY.pid, signal.SIGSTOP)
+        processes.stop(GATEWAY.pid)
         time.sleep(0.5)
         before = down()
         os.kill(GATEWAY.pid, signal.SIGCONT)

@@ -105,8 +105,8 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
         rc = base_memory_fd_check(fds[1], h->control_bytes);
     if (rc)
         return base_context(rc, "node %u", s->link->node);
-    void *pool = mmap(NULL, h->pool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fds[0], 0);
-    if (pool == MAP_FAILED)
+    void *pool = mem_map(fds[0], h->pool_bytes);
+    if (!pool)
         return base_fail(-errno,
                          "shm: cannot map the pool of node %u (%llu bytes): %s; raise the limit on memory (ulimit -v), or make the pools "
                          "smaller (WEFT_POOL)",
