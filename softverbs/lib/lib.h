@@ -207,9 +207,9 @@ static inline bool sv_tired(struct sv_cq *cq, bool found)
 void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 
 /* ---- pipe.c, alarm.c, async.c --------------------------------------------------------------------------------- */
-/* Takes a pipe into which other processes write events. 0 or an errno. The writing end never blocks, the reading end does. A pipe that is
-   given back is kept open for the next one to take it, so that a descriptor number on the fabric names one of these pipes as long as the
-   process lives. */
+/* Takes a pipe into which other processes write events. Returns 0 or an errno. The writing end never blocks, the reading end does. A pipe
+ * that was given back stays open, and is taken again later. So a descriptor number on the fabric names one of these pipes as long as the
+ * process lives. */
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
 bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end of one of these pipes of this process */

@@ -194,7 +194,7 @@ struct fab_link {
     /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
-    int64_t unanswered_ns; /* the same for the peer's host */
+    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted in the same way */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
     /* bytes written to the side connection, and how many of them the peer's host has acknowledged, as far as known; under side_lock */

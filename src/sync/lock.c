@@ -435,7 +435,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         lock_leave(s, c); /* the swap may have happened, or may still happen */
         if (rc == -EINPROGRESS)
             return base_fail(-ETIMEDOUT,
-                             "lock %#llx: its home, node %u, did not answer before the deadline (stopped?); if it "
+                             "lock %#llx: its home, node %u, did not answer before the deadline (is its process stopped?); if it "
                              "grants the lock to this call later, that is undone",
                              (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)

@@ -67,8 +67,8 @@ static bool stripe_has_room(const struct rc_track *t)
     return t->posted - t->done < RC_TRACK_DEPTH;
 }
 
-/* Posts a piece to a track, and behind a write a read that proves its arrival. A piece of no bytes is only that read. If posting fails, the
-   piece stays in `pieces`, and is repeated over the first rail. */
+/* Posts a piece to a track. After a write it also posts a read, whose completion proves that the write has arrived. A piece of no bytes is
+ * only that read. If posting fails, the piece stays in `pieces`, and is posted again over the first rail. */
 static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
 {
     struct rc_rail *r = &l->rc->rails->rail[t->rail];
