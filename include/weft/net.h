@@ -8,7 +8,11 @@
  * each, with datagrams of 128 KiB. Over shm the gateway reads and writes these rings directly. Over other transports the gateway sends
  * received bytes to the asker in messages, and fetches the bytes to send from the ring. For this it has 64 buffers of 64 KiB for all
  * connections together. In addition a connection takes less than 2 KiB at the gateway, and the system's own socket buffers. A gateway has
- * at most 16,384 sockets, or as many as its limit of open files allows.
+ * at most 16,384 sockets, or as many as its limit of open files allows, and resolves at most 1,024 names at a time, on eight threads.
+ *
+ * Shares. One asker never gets all sockets, names, threads or buffers of a gateway. Of each kind it may use three times as many as are
+ * still free: a single asker gets at most three quarters, and an asker that has none always gets some. The gateway's setting
+ * WEFT_NET_SOCKETS also limits the sockets of each asker.
  *
  * Flow control. A full ring stops only its own connection. If the asker does not read, the gateway stops reading that socket, and the peer
  * must wait. If the peer does not read, weft_net_send() waits. No bytes of a TCP connection are dropped.
@@ -16,8 +20,10 @@
  * Rules. The gateway's setting WEFT_NET_RULES says to which addresses it connects for askers. The first rule that matches decides, for
  * example `allow=127.0.0.1:8000` or `deny=10.0.0.0/8`. If no rule matches, every address is allowed except link-local and multicast
  * addresses, the metadata service of cloud machines, and the gateway's own loopback. A rule for a name or for `*` does not allow these. The
- * gateway checks each address just before it connects, after it has resolved the name. The rules restrict neither where the gateway listens
- * nor who connects there. Every node of the cluster may use the service: set WEFT_SECRET to control who can join.
+ * gateway checks each address just before it connects, after it has resolved the name. A denied name is also not reached by
+ * an alias (a DNS name whose canonical name is the denied one), or by a short form that the gateway's search list completes. The rules
+ * restrict neither where the gateway listens nor who connects there. Every node of the cluster may use the service: set WEFT_SECRET to
+ * control who can join.
  *
  * Death. When the asker leaves or dies, its connections are reset and its listeners closed. When the gateway leaves or dies, calls end with
  * -ECONNRESET; bytes that had arrived before can still be read.
@@ -71,9 +77,10 @@ typedef struct weft_net_spec {
  * Errors: -EINVAL a field of the spec is wrong, or `spec->bytes`; -E2BIG `spec` has fields set that this library does not know; -EACCES a
  * rule of the gateway forbids it; -EHOSTUNREACH the name is not known, or there is no route; -ECONNREFUSED nobody listens there;
  * -ENETUNREACH no network; -EOPNOTSUPP the node does not offer `net`; -EAGAIN too many requests are outstanding, or the name server does
- * not answer; -EMFILE the gateway has too many sockets; -ENOMEM no memory here or there, or no room in the pool; -EFAULT there is no such
- * node; -ECONNRESET the gateway is gone; -ETIMEDOUT not connected before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN
- * no route to the gateway (tb); -EDEADLK it would wait in a handler. Other errors of connect(2) may be returned, too. */
+ * not answer; -EMFILE this node, or all nodes, have too many sockets at the gateway; -ENOMEM no memory here or there, or no room in the
+ * pool; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT not connected before the deadline; -ENOBUFS in a
+ * handler, too much is queued; -ENETDOWN no route to the gateway (tb); -EDEADLK it would wait in a handler. Other errors of connect(2) may
+ * be returned, too. */
 WEFT_API int weft_net_connect(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
 /* Like weft_net_connect(), but does not wait: the op is complete when the connection is open, or could not be opened. `*out` is set at
