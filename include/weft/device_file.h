@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls by which GPU kernels read and write files of a node, the gateway (weft/file.h). Like weft/device_service.h, which tells about records
- * and errors, one source for C, C++ and CUDA. The same rules and limits hold as for programs.
+ * Calls by which GPU kernels read and write files of a node, the gateway (weft/file.h). Like weft/device_service.h, which tells about
+ * records and errors, one source for C, C++ and CUDA. The same rules and limits hold as for programs.
  *
  * A file is a number, which all kernels of this node may use until it is closed, any number of threads at the same time. A kernel that ends
  * leaves its files open for the next one.
  *
- * The gateway reads a piece of a file from its disk once, whoever asks for it. weft_device_file_read() copies from the gateway's memory straight
- * to `dst`, which is in any pool or arena, of any node. Who reads pieces one after the other, or more than one piece in a call, has the next
- * four of them read ahead.
+ * The gateway reads a piece of a file from its disk once, whoever asks for it. weft_device_file_read() copies from the gateway's memory
+ * straight to `dst`, which is in any pool or arena, of any node. Who reads pieces one after the other, or more than one piece in a call,
+ * has the next four of them read ahead.
  *
- * Waiting. A read never waits for the disk at the node, which would delay the requests behind it in the ring. Instead the call asks again and
- * again, at most until weft_device.deadline_ns. Opening, writing and weft_device_file_sync() wait for their answer.
+ * Waiting. A read never waits for the disk at the node, which would delay the requests behind it in the ring. Instead the call asks again
+ * and again, at most until weft_device.deadline_ns. Opening, writing and weft_device_file_sync() wait for their answer.
  */
 #ifndef WEFT_DEVICE_FILE_H
 #define WEFT_DEVICE_FILE_H
@@ -50,8 +50,8 @@ WEFT_DEVICE_CALL void weft_device_file_tell(const weft_request *r, weft_device_f
     f->generation = weft_device_request_result(r, 5);
 }
 
-/* Opens a file of `node`. `path` is the address of its path, of `path_bytes` without a zero byte, in this node's pool. `flags`: WEFT_FILE_WRITE
- * and others. */
+/* Opens a file of `node`. `path` is the address of its path, of `path_bytes` without a zero byte, in this node's pool. `flags`:
+ * WEFT_FILE_WRITE and others. */
 WEFT_DEVICE_CALL int weft_device_file_open(const weft_device *d, uint64_t record, uint32_t node, uint64_t path, uint64_t path_bytes,
                                            uint32_t flags, weft_device_file *f)
 {
@@ -92,8 +92,8 @@ WEFT_DEVICE_CALL int weft_device_file_read(const weft_device *d, uint64_t record
     return rc;
 }
 
-/* Writes `len` bytes from `src`, in any pool or arena, to the file at `offset`. They are in the file when this returns 0. `*put` (may be NULL)
- * is how many, also after an error. The file's new generation is what this file reads from then on. */
+/* Writes `len` bytes from `src`, in any pool or arena, to the file at `offset`. They are in the file when this returns 0. `*put` (may be
+ * NULL) is how many, also after an error. The file's new generation is what this file reads from then on. */
 WEFT_DEVICE_CALL int weft_device_file_write(const weft_device *d, uint64_t record, weft_device_file *f, uint64_t src, uint64_t len,
                                             uint64_t offset, uint64_t *put)
 {

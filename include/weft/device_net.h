@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls by which GPU kernels use the network of a node, the gateway (weft/net.h): TCP and UDP. Like weft/device_service.h, which tells about
- * records and errors, one source for C, C++ and CUDA. The same rules and limits hold as for programs.
+ * Calls by which GPU kernels use the network of a node, the gateway (weft/net.h): TCP and UDP. Like weft/device_service.h, which tells
+ * about records and errors, one source for C, C++ and CUDA. The same rules and limits hold as for programs.
  *
  * A socket is a number, which all kernels of this node may use until it is closed. One thread at a time may receive from it, and one may
  * send. A kernel that ends leaves its sockets open for the next one.
@@ -29,7 +29,8 @@ typedef struct weft_device_net_address {
     uint8_t zero[5];
     uint8_t bytes[16]; /* in network order; of IPv4 the first four */
 } weft_device_net_address;
-WEFT_LAYOUT(sizeof(weft_device_net_address) == 24 && offsetof(weft_device_net_address, family) == 2 && offsetof(weft_device_net_address, bytes) == 8);
+WEFT_LAYOUT(sizeof(weft_device_net_address) == 24 && offsetof(weft_device_net_address, family) == 2 &&
+            offsetof(weft_device_net_address, bytes) == 8);
 
 /* Fills a record about a socket. NULL: the record is invalid. */
 WEFT_DEVICE_CALL weft_request *weft_device_net_record(const weft_device *d, uint64_t record, uint32_t kind, uint64_t socket)
@@ -99,8 +100,8 @@ WEFT_DEVICE_CALL int weft_device_net_begin(const weft_device *d, uint64_t record
         (void)weft_device_net_abort(d, record, *socket);
     return rc;
 }
-/* Connects to a host through `node`, and returns when the connection is open. `host` is the address of its name, or of an address as text, of
- * `host_bytes` without a zero byte, in this node's pool. `flags`: WEFT_NET_.... */
+/* Connects to a host through `node`, and returns when the connection is open. `host` is the address of its name, or of an address as text,
+ * of `host_bytes` without a zero byte, in this node's pool. `flags`: WEFT_NET_.... */
 WEFT_DEVICE_CALL int weft_device_net_connect(const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
                                              uint32_t port, uint32_t flags, uint64_t *socket)
 {

@@ -22,23 +22,23 @@ extern "C" {
 #endif
 
 /* Errors of these calls, as Linux numbers them on every system. */
-#define WEFT_DEVICE_ENOENT      2   /* there is no such service or queue */
-#define WEFT_DEVICE_EBADF       9   /* the queue is closed */
-#define WEFT_DEVICE_EAGAIN      11  /* not possible now, and the caller does not wait */
-#define WEFT_DEVICE_EACCES      13  /* a rule of the gateway, or the file's permissions forbid it */
-#define WEFT_DEVICE_EFAULT      14  /* there is no such memory */
-#define WEFT_DEVICE_EBUSY       16  /* another thread uses it */
-#define WEFT_DEVICE_EINVAL      22  /* a wrong argument */
-#define WEFT_DEVICE_EPIPE       32  /* the other side takes no more */
-#define WEFT_DEVICE_EMSGSIZE    90  /* the datagram is larger than the memory for it */
-#define WEFT_DEVICE_ENOTSUP     95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
-#define WEFT_DEVICE_EOPNOTSUPP  95  /* the node does not offer that service */
-#define WEFT_DEVICE_ECONNRESET  104 /* the other node is gone, or the peer has reset the connection */
-#define WEFT_DEVICE_ESHUTDOWN   108 /* there are no more tasks */
-#define WEFT_DEVICE_ETIMEDOUT   110 /* weft_device.deadline_ns has passed */
+#define WEFT_DEVICE_ENOENT       2   /* there is no such service or queue */
+#define WEFT_DEVICE_EBADF        9   /* the queue is closed */
+#define WEFT_DEVICE_EAGAIN       11  /* not possible now, and the caller does not wait */
+#define WEFT_DEVICE_EACCES       13  /* a rule of the gateway, or the file's permissions forbid it */
+#define WEFT_DEVICE_EFAULT       14  /* there is no such memory */
+#define WEFT_DEVICE_EBUSY        16  /* another thread uses it */
+#define WEFT_DEVICE_EINVAL       22  /* a wrong argument */
+#define WEFT_DEVICE_EPIPE        32  /* the other side takes no more */
+#define WEFT_DEVICE_EMSGSIZE     90  /* the datagram is larger than the memory for it */
+#define WEFT_DEVICE_ENOTSUP      95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
+#define WEFT_DEVICE_EOPNOTSUPP   95  /* the node does not offer that service */
+#define WEFT_DEVICE_ECONNRESET   104 /* the other node is gone, or the peer has reset the connection */
+#define WEFT_DEVICE_ESHUTDOWN    108 /* there are no more tasks */
+#define WEFT_DEVICE_ETIMEDOUT    110 /* weft_device.deadline_ns has passed */
 #define WEFT_DEVICE_ECONNREFUSED 111 /* nobody listens there */
-#define WEFT_DEVICE_EINPROGRESS 115 /* the operation is under way */
-#define WEFT_DEVICE_ESTALE      116 /* the file has changed since it was opened */
+#define WEFT_DEVICE_EINPROGRESS  115 /* the operation is under way */
+#define WEFT_DEVICE_ESTALE       116 /* the file has changed since it was opened */
 
 /* --- the layout that kernels and their node share --- */
 

@@ -22,11 +22,11 @@
  *   244 - 247  reserved    nobody
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
- * Numbers are little-endian. Records name memory by address (weft/types.h), not by pointer. A record is aligned to 8 bytes; if it is
- * aligned to 64, the asker and its node never write to the same cache line. The record belongs to weft until the request is answered. weft
- * reads the asker's fields and `data` while the request is submitted; it may read `data` of more than WEFT_REQUEST_INLINE bytes until the
- * request is answered. Then the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered`
- * also sees `result` and `status`.
+ * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Records name memory by address (weft/types.h),
+ * not by pointer. A record is aligned to 8 bytes; if it is aligned to 64, the asker and its node never write to the same cache line. The
+ * record belongs to weft until the request is answered. weft reads the asker's fields and `data` while the request is submitted; it may
+ * read `data` of more than WEFT_REQUEST_INLINE bytes until the request is answered. Then the asker's node writes `result` and `status`, and
+ * after them `answered`: a reader that sees the new `answered` also sees `result` and `status`.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H
@@ -154,15 +154,16 @@ typedef struct weft_name {
 
 /* --- net --- */
 
-/* Sockets at a node with a network, the gateway. Rules, limits and errors are those of weft/net.h. CONNECT, LISTEN and ACCEPT give a handle,
- * which is valid only on the asker's node; the other requests take it in `handle`. No request waits for the network: it is answered with
- * -EAGAIN if it is not possible now, and the asker asks again. Requests that copy bytes are answered when the bytes are there.
+/* Sockets at a node with a network, the gateway. Rules, limits and errors are those of weft/net.h. CONNECT, LISTEN and ACCEPT give a
+ * handle, which is valid only on the asker's node; the other requests take it in `handle`. No request waits for the network: it is answered
+ * with -EAGAIN if it is not possible now, and the asker asks again. Requests that copy bytes are answered when the bytes are there.
  *
- * Bytes go from and to any address: in a pool or an arena, of any node. What the gateway receives it writes into a ring in the asker's pool,
- * from where it is copied to that address, by the GPU or the RDMA device if there is one. A kernel may also read it in the ring (RECEIVED).
+ * Bytes go from and to any address: in a pool or an arena, of any node. What the gateway receives it writes into a ring in the asker's
+ * pool, from where it is copied to that address, by the GPU or the RDMA device if there is one. A kernel may also read it in the ring
+ * (RECEIVED).
  *
- * An address of the network takes three words: the first one has the port in bits 0 to 15, and in bits 16 to 23 the family, which is 4 or 6,
- * or 0 for no address. The bytes of the other two are the address in network order, followed by zeros. */
+ * An address of the network takes three words: the first one has the port in bits 0 to 15, and in bits 16 to 23 the family, which is 4 or
+ * 6, or 0 for no address. The bytes of the other two are the address in network order, followed by zeros. */
 
 /* Begins to connect to a host. `data`: its name or address, of 1 to 255 bytes, without a zero byte.
  *   flags   WEFT_NET_... of weft/net.h
@@ -180,7 +181,8 @@ typedef struct weft_name {
 #define WEFT_NET_LISTEN 2u
 /* Accepts a connection at a listener. -EAGAIN: there is none now. result[0]: a handle. */
 #define WEFT_NET_ACCEPT 3u
-/* Closes a socket, whose handle is not valid any more. What is in the ring is still sent. arg[0]: 1: drop that, and reset the connection. */
+/* Closes a socket, whose handle is not valid any more. What is in the ring is still sent. arg[0]: 1: drop that, and reset the connection.
+ */
 #define WEFT_NET_CLOSE 4u
 /* Checks once whether the socket is open. -EAGAIN: not yet; other errors: why it could not be opened. result[0] to result[2]: the socket's
  * own address at the gateway. result[3] to result[5]: its peer's. */
@@ -189,13 +191,13 @@ typedef struct weft_name {
  * ended its side. With datagrams: one datagram, which may have 0 bytes; result[1] to result[3]: where it came from. -EMSGSIZE: it is larger
  * than arg[1] and stays; result[0]: its size. -EBUSY: another record receives. */
 #define WEFT_NET_RECEIVE 6u
-/* Sends at most arg[1] bytes, which is not 0, from the address arg[0]. -EAGAIN: no room now. result[0]: how many. With datagrams: all bytes,
- * as one; arg[2] to arg[4]: where to, for a socket without a peer. -EBUSY: another record sends. */
+/* Sends at most arg[1] bytes, which is not 0, from the address arg[0]. -EAGAIN: no room now. result[0]: how many. With datagrams: all
+ * bytes, as one; arg[2] to arg[4]: where to, for a socket without a peer. -EBUSY: another record sends. */
 #define WEFT_NET_SEND 7u
 /* Ends this side: the peer sees the end after all bytes. -EAGAIN: the connection is not open yet. */
 #define WEFT_NET_SHUTDOWN 8u
-/* What has arrived and lies together in the ring; not with datagrams. -EAGAIN: nothing now. result[0]: its address, in the asker's own pool;
- * result[1]: its length; 0: the peer has ended its side. It stays there until TAKEN. */
+/* What has arrived and lies together in the ring; not with datagrams. -EAGAIN: nothing now. result[0]: its address, in the asker's own
+ * pool; result[1]: its length; 0: the peer has ended its side. It stays there until TAKEN. */
 #define WEFT_NET_RECEIVED 9u
 /* The first arg[0] bytes of what has arrived are not needed any more. */
 #define WEFT_NET_TAKEN 10u
@@ -210,8 +212,8 @@ typedef struct weft_name {
  * result[0]: a handle; result[1]: the file's size; result[2], result[3]: device and inode; result[4]: modification time, in ns since 1970;
  * result[5]: the number of its generation at the gateway. */
 #define WEFT_FILE_OPEN 1u
-/* Reads at most arg[1] bytes, which is not 0, from the offset arg[2] on, to the address arg[0]: in a pool or an arena, of any node. It reads
- * to the end of a piece (WEFT_FILE_PIECE) at most, so ask again for the rest. The bytes are copied straight from the gateway's cache.
+/* Reads at most arg[1] bytes, which is not 0, from the offset arg[2] on, to the address arg[0]: in a pool or an arena, of any node. It
+ * reads to the end of a piece (WEFT_FILE_PIECE) at most, so ask again for the rest. The bytes are copied straight from the gateway's cache.
  * -EAGAIN: the gateway is reading the piece; ask again. result[0]: how many bytes; 0: the offset is at the end of the file or behind it.
  * -ESTALE: the file has changed since it was opened. */
 #define WEFT_FILE_READ_RANGE 2u

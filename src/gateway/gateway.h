@@ -381,14 +381,14 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *unused; /* closed handles, to be freed; under the lock */
-    _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
+    struct weft_process *unused;         /* closed handles, to be freed; under the lock */
+    _Atomic bool unclosed;               /* a socket could not be closed at its gateway yet */
     struct gateway_object *dead_objects; /* closed objects of records, to be freed; under the lock */
     struct gateway_copies *copies;
-    struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
-    char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
-    char file_root[1024];        /* files below this folder are served; "": all */
-    uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
+    struct weft_socket *dead; /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
+    char net_rules[1024];     /* whom this node reaches for others (net_rules.c) */
+    char file_root[1024];     /* files below this folder are served; "": all */
+    uint64_t file_cache;      /* bytes of the pool for files; 0: a quarter */
     _Atomic bool closing;
 };
 static inline struct gateway *gateway_in(weft_node *w)
