@@ -275,7 +275,7 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
         return base_fail(-ENOMEM, "no memory for a record that reads a file");
     base_spin_lock(&g->lock);
     int rc = slot_use(f, r, index, &s, &ask);
-    bool ahead = rc == GATEWAY_LATER && slot_leads_on(f, s, bytes < r->arg[1]);
+    bool there = s && rc == GATEWAY_LATER, ahead = there && slot_leads_on(f, s, bytes < r->arg[1]);
     waits = rc == -EAGAIN && !s ? slot_find(f, index) : NULL;
     unsigned back = waits && waits->state == PIECE_ASKED ? slots_give_back(f, waits, leases) : 0;
     base_spin_unlock(&g->lock);
@@ -284,7 +284,7 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
         give.arg[0] = leases[--back];
         ask_nothing(g, &give);
     }
-    if (rc != GATEWAY_LATER) {
+    if (!there) {
         free(j);
         int failed = s ? slot_ask(g, s, &ask) : 0;
         return failed ? failed : rc;
