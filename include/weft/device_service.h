@@ -51,7 +51,7 @@ WEFT_DEVICE_CALL int weft_device_request_ask(const weft_device *d, uint64_t reco
     return weft_device_ask(d, WEFT_REQUEST_SERVICE, record, NULL);
 }
 
-/* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process: submits the
+/* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process. Submits the
  * record again and again until the answer is another one. */
 WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t record, weft_request *r)
 {

@@ -138,7 +138,7 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     if (refused)
         return refused;
     if (s->channel_fd < 0)
-        return 0; /* it has no channel */
+        return 0; /* the queue has no channel */
     /* A producer that has written its event but not its completion yet holds the lock: wait until it has released the lock or is found to
      * be dead. */
     for (int turn = 0; turn < 16 && atomic_load_explicit(&s->lock.word, memory_order_relaxed) != 0; turn++)

@@ -189,8 +189,8 @@ struct sv_model {
     struct sv_topology topology;
 };
 
-/* Functions return 0 or a negative errno, with a sentence in `why` (what, where in the file, why, what would be right). No function keeps
-   or frees its arguments. */
+/* Functions return 0 or a negative errno, with an error text in `why` (what, where in the file, why, what would be right). No function
+ * keeps or frees its arguments. */
 struct sv_why {
     char text[512];
 };

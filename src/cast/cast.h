@@ -66,8 +66,8 @@ enum cast_flag {
     CAST_FLAGS = 0x7f
 };
 
-/* The settings, which node 0 sends to all nodes: struct cast_head, then zero-terminated strings: DEST; for each node the name of its host
- * in messages, and the rank of that host's node in the standing cluster; the patterns to exclude; the sources. */
+/* The settings, which node 0 sends to all nodes: struct cast_head, then zero-terminated strings. The strings are DEST; for each node the
+ * name of its host in messages, and the rank of that host's node in the standing cluster; the patterns to exclude; the sources. */
 struct cast_head {
     char magic[8];
     uint32_t flags, size, source; /* size: number of nodes; source: rank of the source */

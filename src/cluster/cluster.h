@@ -59,6 +59,7 @@ struct cluster_settings {
     int64_t join_timeout_ns;
     char serve[64];       /* names of services */
     char net_rules[1024]; /* whom this node reaches for others, if it offers `net` */
+    uint32_t net_sockets; /* sockets that one other node may have at this one; 0: most of what there can be */
     char file_root[1024]; /* files below this folder are served, if it offers `file`; "": all */
     uint64_t file_cache;  /* bytes of the pool that they may take; 0: a quarter */
     uint8_t *secret;      /* NULL: none; freed (and wiped) by cluster_settings_clear() */

@@ -212,9 +212,9 @@ struct grow {
 
 int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join *j); /* takes listeners and cards over from `j` */
 struct grow *grow_of(struct weft_node *w);
-/* None of these waits: a member may be stopped. grow_try(): an error means that the message was not sent. grow_send() then keeps it, and
- * grow_send_again(), which the thread of door.c calls, sends what is kept; true: there still is something. If too much is kept already, the
- * message is lost, and the attempt that it belongs to ends when its time has passed. */
+/* None of these waits, because a member may be stopped. If grow_try() returns an error, the message was not sent. grow_send() then keeps
+ * the message. grow_send_again(), which the thread of door.c calls, sends what is kept. It returns true if something is still kept. If too
+ * much is kept already, the message is lost, and the attempt that it belongs to ends when its time has passed. */
 int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
 void grow_send(struct grow *g, uint32_t to, const struct grow_message *m);
 bool grow_send_again(struct grow *g);

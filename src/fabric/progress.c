@@ -165,7 +165,7 @@ static void *progress_thread(void *arg)
             bool rested = atomic_load_explicit(&w->polls, memory_order_seq_cst) == atomic_load_explicit(&w->rested, memory_order_seq_cst);
             look_at_peers(w, fds, nodes, rested ? 0 : timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
             atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);
-            if (rested && again) /* one thread sleeps, another has been in a handler for long */
+            if (rested && again) /* a thread of the program has gone to sleep, and another one is in a long handler */
                 base_sleep_ns(SHORT_NS);
             again = rested;
             judge = fab_judge_silence(w);
@@ -193,15 +193,14 @@ static void *progress_thread(void *arg)
 
 int fab_start(struct weft_node *w)
 {
-    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* at once */
+    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* the most nodes that are alive at the same time */
     w->poll_fds = calloc(1 + FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS + 2 * alive, sizeof *w->poll_fds);
     w->poll_nodes = calloc(1 + 2 * alive, sizeof *w->poll_nodes);
     if (!w->poll_fds || !w->poll_nodes)
-        return base_fail(-ENOMEM, "no memory to watch %u nodes", w->size);
+        return base_fail(-ENOMEM, "no memory to watch %u nodes" BASE_MEMORY_HINT, w->size);
     int rc = base_thread(&w->thread, progress_thread, w);
     if (rc)
-        return base_fail(rc, "cannot start the progress thread: %s%s", base_strerror(rc),
-                         rc == -EAGAIN ? "; this user may have too many processes and threads (ulimit -u)" : "");
+        return base_fail(rc, "cannot start the progress thread: %s%s", base_strerror(rc), rc == -EAGAIN ? BASE_THREAD_HINT : "");
     w->thread_started = true;
     return 0;
 }

@@ -13,6 +13,18 @@
 
 #define WAIT_LOOK_NS (100 * WEFT_MS) /* between two looks whether there is room, while requests wait for it */
 
+static void job_drop(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct file_open *o = job->open;
+    if (o && --o->jobs == 0 && o->closed) { /* else it is in the table */
+        if (o->fd >= 0)
+            close(o->fd);
+        free(o);
+    }
+    file_job_free(job);
+}
+
 static int file_open(struct gateway_server *server, void **state)
 {
     struct files *all = calloc(1, sizeof *all);
@@ -28,10 +40,14 @@ static int file_open(struct gateway_server *server, void **state)
     if (g->file_cache && (g->file_cache < FILE_CACHE_MIN || g->file_cache > g->w->pool_bytes))
         return base_fail(-EINVAL, "WEFT_FILE_CACHE: the cache of files has %llu bytes: give it from 4M to the size of the pool, WEFT_POOL",
                          (unsigned long long)g->file_cache);
-    int rc = file_root_open(&all->root, g->file_root);
+    g->file_offers = file_offers_new();
+    if (!g->file_offers)
+        return base_fail(-ENOMEM, "no memory for the service 'file'");
+    int rc = file_root_open(&all->root, g->file_root, g->file_offers);
     if (rc)
         return rc;
-    rc = gateway_works_open(&all->works, gateway_server_watches(server), FILE_THREADS);
+    rc = gateway_works_open(&all->works, gateway_server_watches(server),
+                            &(struct gateway_works_how){.threads = FILE_THREADS, .drop = job_drop});
     return rc ? base_fail(rc, "cannot prepare to read files for other nodes: %s", base_strerror(rc)) : 0;
 }
 
@@ -78,7 +94,9 @@ static void open_done(struct gateway_work *work)
     if (c && !rc)
         rc = open_make(all, job, c->node, &o);
     if (c && rc && job->outside) {
-        base_fail(rc, "%.300s at node %u is outside of WEFT_FILE_ROOT, %s", job->path, gateway_of(all->server)->w->rank, all->root.path);
+        base_fail(rc, rc == -EPERM ? "%.300s at node %u is not offered by its program, and WEFT_FILE_ROOT is %s"
+                                   : "%.300s at node %u is outside of WEFT_FILE_ROOT, %s",
+                  job->path, gateway_of(all->server)->w->rank, all->root.path);
         gateway_answer_error(c, rc);
     } else if (c && rc) {
         file_answer_failed(c, rc, job->path);
@@ -285,23 +303,11 @@ static int64_t file_tick(void *state, int64_t now)
     return next;
 }
 
-static void job_drop(struct gateway_work *work)
-{
-    struct file_job *job = (struct file_job *)(void *)work;
-    struct file_open *o = job->open;
-    if (o && --o->jobs == 0 && o->closed) { /* else it is in the table */
-        if (o->fd >= 0)
-            close(o->fd);
-        free(o);
-    }
-    file_job_free(job);
-}
-
 static void file_close(void *state)
 {
     struct files *all = state;
     uint32_t at = 0;
-    gateway_works_close(all->works, job_drop);
+    gateway_works_close(all->works);
     for (struct file_open *o; (o = gateway_table_next(&all->opens, &at));) {
         if (o->fd >= 0)
             close(o->fd);
@@ -309,6 +315,7 @@ static void file_close(void *state)
     }
     gateway_table_free(&all->opens);
     file_cache_free(all);
+    gateway_of(all->server)->file_offers = NULL;
     file_root_close(&all->root);
     free(all);
 }

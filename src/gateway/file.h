@@ -2,15 +2,14 @@
  *
  * The file service: files of the gateway, the node that offers the service, cached in its pool for all nodes. Its files, lowest first:
  *
- *   work.c          runs what blocks on a few threads
- *   file_path.c     opens a path, below the root if there is one
+ *   file_path.c     opens a path, below the root if there is one; the files that the program offers
  *   file_disk.c     what blocks: opens, reads, writes files
  *   file_cache.c    files, their generations and pieces; who uses which piece
  *   file_job.c      work for the threads, and answers
  *   file_lease.c    requests for pieces
  *   file_write.c    requests that change files
  *   file.c          the service: its other requests
- *   file_handle.c   the asker's handles; file_read.c: what the asker reads and maps
+ *   file_handle.c   the asker's handles; file_read.c, file_map.c: what the asker reads and maps
  *
  * All but the blocking work runs on the server thread, which alone uses the structures here. A piece is read from the disk into the pool
  * once, however many ask for it, and every reader gets its address and a lease. A reader copies from the piece, by get or from mapped
@@ -34,27 +33,19 @@
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* what a small piece counts for: it also has a structure */
 
-/* --- work.c --- */
-struct gateway_work {
-    struct gateway_work *next;
-    void (*run)(struct gateway_work *job);  /* on a thread of its own; may block */
-    void (*done)(struct gateway_work *job); /* then, on the thread that waits for the watches */
-};
-struct gateway_works;
-int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, unsigned threads);
-/* Returns a negative errno, without base_fail(), if there is no thread for it. */
-int gateway_work(struct gateway_works *all, struct gateway_work *job);
-/* Waits for what is being run. `drop` gets all jobs whose done() was not called. */
-void gateway_works_close(struct gateway_works *all, void (*drop)(struct gateway_work *job));
-
 /* --- file_path.c --- */
+struct file_offers;
 struct file_root {
     int fd;     /* -1: no root */
-    char *path; /* as it was given */
+    char *path; /* as it was given; "-": none but the offered files */
+    struct file_offers *offers;
 };
-int file_root_open(struct file_root *out, const char *path);
+/* Takes `offers`, also if it fails. */
+int file_root_open(struct file_root *out, const char *path, struct file_offers *offers);
 void file_root_close(struct file_root *root);
-/* Opens a regular file. `*outside`: the path leads out of the root. Returns the descriptor or a negative errno, without base_fail(). */
+struct file_offers *file_offers_new(void); /* NULL: no memory */
+/* Opens a regular file. `*outside`: the path leads out of the root, or is not offered. Returns the descriptor or a negative errno, without
+ * base_fail(). */
 int file_path_open(const struct file_root *root, const char *path, int flags, bool *outside);
 
 /* --- file_disk.c --- */
@@ -78,7 +69,9 @@ struct file_job {
     bool outside;
     struct file_identity is; /* what the file is expected to be; after OPEN and WRITE: what it is */
     uint8_t *memory;         /* READ: where the piece goes; WRITE: what is written, freed with the job */
-    uint64_t offset, bytes;  /* after WRITE: bytes: how many were written */
+    struct mem_pool *pool;   /* READ: what has that memory, and where it is there */
+    uint64_t place;
+    uint64_t offset, bytes; /* after WRITE: bytes: how many were written */
     char path[WEFT_FILE_PATH_MAX + 1];
 };
 struct file_job *file_job_new(struct files *all, enum file_task task, void (*done)(struct gateway_work *work));

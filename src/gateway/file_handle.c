@@ -71,6 +71,7 @@ static void opened_late(struct gateway *g, const struct gateway_ask *a, const st
 
 static void file_free(weft_file *f)
 {
+    pthread_mutex_destroy(&f->maps);
     free(f->path);
     free(f);
 }
@@ -92,7 +93,8 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     f->g = gateway_in(w);
     f->node = node;
     f->flags = flags;
-    f->last = UINT64_MAX;
+    f->last = f->mapped = UINT64_MAX;
+    pthread_mutex_init(&f->maps, NULL);
     weft_request r = file_request(f, FILE_OPEN);
     struct gateway_result result;
     r.flags = flags;
@@ -133,6 +135,7 @@ int weft_file_close(weft_file *f)
     if (atomic_load_explicit(&f->users, memory_order_relaxed))
         return base_fail(-EBUSY, "%s at node %u cannot be closed while a thread waits for it", f->path, f->node);
     file_slots_leave(f);
+    (void)file_maps_leave(f);
     copies_free(f);
     post_close(f->g, f->node, f->there);
     file_free(f);
@@ -215,6 +218,7 @@ int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, 
     if (rc)
         return rc;
     file_slots_leave(f); /* they are of the old generation; their leases end by their time */
+    (void)file_maps_leave(f);
     f->last = UINT64_MAX;
     while (!rc && done < len) {
         rc = write_some(f, (const uint8_t *)buf + done, len - done < WEFT_FILE_PIECE ? len - done : WEFT_FILE_PIECE, offset + done, &n,

@@ -11,7 +11,9 @@
 #define FILE_AHEAD_PIECES 4u
 #define FILE_SLOTS        (FILE_AHEAD_PIECES + 2u)
 _Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
-#define FILE_TEXT 512u
+#define FILE_MAP_AHEAD 2u
+#define FILE_MAP_SLOTS (FILE_MAP_AHEAD + 2u)
+#define FILE_TEXT      512u
 
 enum slot_state { SLOT_FREE, SLOT_ASKED, SLOT_READY, SLOT_FAILED };
 struct file_slot {
@@ -20,6 +22,7 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
+    bool claimed;  /* a map slot: a thread waits for it */
     int64_t until; /* of the lease; on this node's clock, counted from before it was asked for: so the gateway's ends later */
     char text[FILE_TEXT];
 };
@@ -39,6 +42,9 @@ struct weft_file {
     char *path;
     struct file_slot slot[FILE_SLOTS];
     struct file_copy *copies; /* mapped pieces of another host, under gateway.lock */
+    pthread_mutex_t maps;     /* guards the next two: several threads may map */
+    uint64_t mapped;          /* the piece that was mapped last; UINT64_MAX: none */
+    struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };
 
 /* --- file_handle.c --- */
@@ -50,5 +56,15 @@ int file_use(weft_file *f, bool alone);
 void file_unuse(weft_file *f, bool alone);
 void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slots_leave(weft_file *f); /* nobody waits for their answers, and the leases are left to the gateway */
+
+/* --- file_read.c --- */
+int file_slot_state(const struct file_slot *s);
+bool file_slot_settled(void *slot);
+int file_slot_error(const weft_file *f, const struct file_slot *s);
+void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
+uint32_t file_piece_bytes(const weft_file *f, uint64_t index);
+
+/* --- file_map.c --- */
+bool file_maps_leave(weft_file *f); /* gives back what is mapped ahead. False: nothing was */
 
 #endif

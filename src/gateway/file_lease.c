@@ -104,6 +104,8 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
     job->fd = b->fd;
     job->is = b->is;
     job->memory = weft_ptr(gateway_of(all->server)->w, p->at, p->bytes);
+    job->pool = gateway_of(all->server)->w->pool;
+    job->place = weft_gaddr_offset(p->at);
     job->offset = p->index * WEFT_FILE_PIECE;
     job->bytes = p->bytes;
     c->next = NULL;
@@ -155,6 +157,8 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
     }
     bool ahead = r->flags & FILE_AHEAD;
     bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* those that wait come first */
+    if (ahead && r->flags & FILE_MAPS) /* what is mapped ahead must leave room for what is mapped */
+        full = full || all->mapped + all->pinned + WEFT_FILE_PIECE > all->limit / 4;
     int rc = full ? -EAGAIN : lease_try(all, c);
     if (rc == -EAGAIN && ahead) {
         gateway_answer(c, rc, NULL, 0, NULL, 0);

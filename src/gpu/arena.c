@@ -88,7 +88,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
                          (unsigned long long)bytes);
     struct gpu_arena *a = calloc(1, sizeof *a);
     if (!a)
-        return base_fail(-ENOMEM, "no memory for the description of an arena");
+        return base_fail(-ENOMEM, "no memory for the description of an arena" BASE_MEMORY_HINT);
     a->place = *place;
     a->node = c->w->rank;
     uint64_t whole = base_round_up(bytes, MEM_EXTENT_BYTES) + MEM_EXTENT_BYTES; /* the first extent is never allocated */

@@ -82,7 +82,7 @@ struct arena_answer {
 struct gpu_arena {
     struct gpu_place place;
     struct gpu_memory memory;
-    struct mem_pool *books; /* its allocator; NULL: the arena belongs to another node */
+    struct mem_pool *books; /* the arena's allocator; NULL: the arena belongs to another node */
     uint32_t node, space;
     _Atomic bool closing;    /* no new operation may begin on the arena */
     _Atomic uint32_t users;  /* jobs and requests that use the arena */

@@ -85,7 +85,7 @@ static void work_count(_Atomic uint64_t *n, uint64_t more)
 
 /* --- the ring --- */
 
-/* Puts a task into a slot. A block that reads the slot meanwhile sees by `number` that the slot has changed: each store is a release, so a
+/* Puts a task into a slot. A block that reads the slot meanwhile sees by `number` that the slot has changed. Each store is a release, so a
  * block that reads a new word also reads the 0 in `number`. */
 static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
 {
@@ -359,7 +359,7 @@ static int make_ring(weft_gpu_worker *k, uint64_t *there)
     k->done = calloc(slots, sizeof *k->done);
     if (k->memory == MAP_FAILED || !k->tasks || !k->done) {
         k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
-        return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker", slots);
+        return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker" BASE_MEMORY_HINT, slots);
     }
     k->slots = k->memory;
     uint8_t *rest = (uint8_t *)(k->slots + slots);
@@ -423,7 +423,7 @@ static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
     k->open = true;
     rc = base_thread(&k->thread, work_run, k);
     if (rc)
-        return base_fail(rc, "cannot start the thread of a GPU's worker: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread of a GPU's worker: %s" BASE_THREAD_HINT, base_strerror(rc));
     atomic_store_explicit(&all->worker[all->count++], k, memory_order_release);
     return 0;
 }
@@ -436,7 +436,7 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
         return rc;
     weft_gpu_worker *k = calloc(1, sizeof *k);
     if (!k)
-        return base_fail(-ENOMEM, "no memory for a worker of a GPU");
+        return base_fail(-ENOMEM, "no memory for a worker of a GPU" BASE_MEMORY_HINT);
     k->all = all;
     k->q = q;
     k->config = c;

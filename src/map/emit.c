@@ -37,7 +37,7 @@ static int open_nameless(struct map_emit *e)
     size_t len = strlen(directory) + 40;
     char *path = malloc(len);
     if (!path)
-        return base_fail(-ENOMEM, "no memory for the path of the unfinished output");
+        return base_fail(-ENOMEM, "no memory for the path of the unfinished output" BASE_MEMORY_HINT);
     snprintf(path, len, "%s/.weft-map-XXXXXX", directory);
     e->fd = mkostemp(path, O_CLOEXEC);
     if (e->fd < 0) {
@@ -59,7 +59,7 @@ static char *behind_links(const char *path)
     for (int links = 0; at; links++) {
         ssize_t n = readlink(at, target, sizeof target - 1);
         if (n < 0)
-            return at; /* not a link: the end of the chain */
+            return at; /* `at` is no link: it is the end of the chain */
         target[n] = '\0';
         const char *slash = strrchr(at, '/');
         int directory = target[0] == '/' || !slash ? 0 : (int)(slash - at) + 1;
@@ -82,7 +82,7 @@ int map_emit_open(struct map_emit *e, const char *path)
     e->name = path ? path : "standard output";
     e->buffer = malloc(GATHER_BYTES);
     if (!e->buffer)
-        return base_fail(-ENOMEM, "no memory to write the output");
+        return base_fail(-ENOMEM, "no memory to write the output" BASE_MEMORY_HINT);
     if (!path) {
         e->fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
         return e->fd < 0 ? emit_refused(e, errno, "write to") : 0;
@@ -165,7 +165,7 @@ int map_emit_close(struct map_emit *e)
         size_t len = strlen(e->final_path) + 40;
         char *path = malloc(len);
         if (!path)
-            return base_fail(-ENOMEM, "no memory for the path of the complete output");
+            return base_fail(-ENOMEM, "no memory for the path of the complete output" BASE_MEMORY_HINT);
         snprintf(from, sizeof from, "/proc/self/fd/%d", e->fd);
         snprintf(path, len, "%s.weft-%d", e->final_path, (int)getpid());
         unlink(path);

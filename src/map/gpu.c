@@ -51,7 +51,7 @@ static int gpu_look(const char *option, struct looked *l)
     *l = (struct looked){.rc = -EIO};
     int rc = base_pipe(fd, 0);
     if (rc)
-        return base_fail(rc, "cannot make a pipe to the process that looks for GPUs: %s", base_strerror(rc));
+        return base_fail(rc, "cannot make a pipe to the process that looks for GPUs: %s" BASE_FILES_HINT, base_strerror(rc));
     pid_t pid = base_process_fork();
     if (pid == 0) {
         char name[16];
@@ -61,7 +61,7 @@ static int gpu_look(const char *option, struct looked *l)
     }
     close(fd[1]);
     if (pid < 0) {
-        rc = base_fail((int)pid, "cannot start the process that looks for GPUs: %s", base_strerror((int)pid));
+        rc = base_fail((int)pid, "cannot start the process that looks for GPUs: %s" BASE_THREAD_HINT, base_strerror((int)pid));
     } else {
         struct pollfd p = {.fd = fd[0], .events = POLLIN};
         int64_t deadline = base_deadline(GPU_LOOK_NS);

@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the files of this room. Each file calls only those listed before it:
+ * Shared by the files of this room. Its words:
+ *
+ *   owner     node 0 of the job, which cuts the input and prints the output
+ *   apart     a node is apart if it is on another host than the owner: the two share only the fabric
+ *   board     memory that the nodes of a host share: which commands run, whether the job is stopped or ends
+ *   order     the description of the job, which the owner sends to nodes that are apart
+ *   spool     an unlinked file with pieces of streams that do not fit in memory
+ *   spill     an unlinked file with captured output that does not fit in memory
+ *   outcome   the result of a piece: how it ended, where its output is, its error text
+ *   tally     the counts of the work that a node has done
+ *
+ * Each file calls only those listed before it:
  *
  *   scratch.c       unlinked files for what does not fit in memory
  *   cut.c           opens the inputs, and finds the ends of pieces
@@ -14,6 +25,7 @@
  *   tally.c         reports the work of a node that is apart to the owner
  *   capture.c       the output of one piece
  *   carry.c         bytes that only another node can read
+ *   cached.c        files that one node reads once for all, through its file service
  *   command.c       runs one command on one piece
  *   gpu.c           runs the kernel on the node's GPU
  *   worker.c        the slots of a node
@@ -61,6 +73,9 @@
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
     const char *name;
+    const char *path;     /* at the node that has the file: `name`, without HOST: */
+    uint32_t home;        /* the node that has the file; others than the owner only if the nodes are apart */
+    bool cached;          /* nodes that are apart read it through the file service of its home */
     int fd;               /* -1: map_input_fd() opens it when it is needed */
     bool stream;          /* can only be read from front to back */
     uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
@@ -74,25 +89,30 @@ struct map_held {
     int fd; /* -1: none */
 };
 
-enum map_place { MAP_IN_FILE, MAP_IN_POOL, MAP_IN_SPOOL };
+enum map_place { MAP_IN_FILE, MAP_IN_POOL, MAP_IN_SPOOL, MAP_IN_CACHE }; /* in the cache: of the home of the input, or in its file */
 
 struct map_piece {
     uint64_t number; /* from 0 */
     uint32_t input;
     enum map_place place;
     uint64_t offset, length; /* in the input */
-    uint64_t at; /* In a file: offset at which the input starts; in the pool: address of the piece; in the spool: its offset there */
+    uint64_t at; /* In a file: offset at which the input starts; in the pool: address of the piece; in the spool: its offset there; in the
+                    cache: which file it is (map_identity()) */
 };
 
 struct map_job;
 
 int map_inputs_open(struct map_job *job);
 void map_inputs_close(struct map_job *job);
+int map_input_look(struct map_input *in); /* what file it is now, at the node that has it */
 /* A descriptor of an input. The job or `held` owns it; it is valid until the next call. */
 int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
 void map_held_close(struct map_held *held);
-/* Find the end of the piece that starts at `start`. */
-int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, uint64_t start, uint64_t *end);
+/* Find the end of the piece that starts at `start`. `read` reads like pread(2): `len` bytes, or those up to the end of the file; a negative
+ * errno, with an error text. */
+typedef int64_t (*map_read_fn)(void *arg, void *to, size_t len, uint64_t offset);
+int map_cut_file(const struct map_job *job, const struct map_input *in, map_read_fn read, void *arg, uint64_t start, uint64_t *end);
+int64_t map_read_fd(void *fd, void *to, size_t len, uint64_t offset); /* `fd`: an int */
 /* The end (behind the separator) of the first separator in bytes [0, len) that begins at `nominal` or later. The search begins at `*scan`.
  * Returns 0 if there is none; `*scan` is then where the next search begins. GNU parallel cuts in the same way. */
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan);
@@ -115,12 +135,11 @@ void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len
 /* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node that is apart shares a board
  * only with its guardian, and that board has only its own lines --- */
 enum map_gpu {
-    MAP_GPU_FINE,
-    MAP_GPU_FAILING,
-    MAP_GPU_FAILED,
-    MAP_GPU_SAID
-}; /* the GPU works, or the node uses none; the GPU has failed, and the reason is being written; the reason is complete; the failure was
-      reported */
+    MAP_GPU_FINE,    /* the GPU works, or the node uses none */
+    MAP_GPU_FAILING, /* the GPU has failed, and the reason is being written */
+    MAP_GPU_FAILED,  /* the reason is complete */
+    MAP_GPU_SAID     /* the failure was reported */
+};
 struct map_line {                                    /* one for each slot; written by that slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
     _Atomic uint32_t busy;
@@ -180,7 +199,7 @@ struct map_telling { /* the node's side: the copy that it sends */
 void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Returns whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
+/* Tells whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -207,11 +226,32 @@ struct map_span;
 struct map_slot;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
+/* Where a piece that is fetched goes: `*to` has room for all of it (true), or for its next MAP_BRING_DEPTH chunks, which then go to the
+ * spill file. */
+bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_gaddr *to);
+void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to, struct map_span *in); /* it is there */
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
 /* Make sure that the slot's buffer in the pool, which is reused for each piece, has `bytes`. False: there is no such memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
 /* Renew the claim on the slot's piece, if it is time to (`*next`). */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
+
+/* --- cached.c: inputs that their home reads once for all --- */
+/* A number for the file that has this device and inode. */
+uint64_t map_identity(uint64_t device, uint64_t inode);
+int map_homes_serve(void);                 /* before the node is opened: it offers its file service, for the inputs that are here */
+int map_homes_offer(struct map_job *job);  /* when it is open, and the inputs are known */
+int map_homes_open(struct map_job *job);   /* owner only: looks at the inputs that other nodes have, when these know of them */
+void map_homes_close(struct map_job *job); /* owner only */
+/* For map_cut_file(): reads an input that another node has. `arg`: struct map_remote */
+struct map_remote {
+    struct map_job *job;
+    const struct map_input *in;
+    uint32_t input;
+};
+int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset);
+/* Fetch a piece through the file service. Like map_bring(). */
+int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
 
 /* --- spawn.c: the start of one command --- */
 struct map_command {
@@ -411,7 +451,7 @@ struct map_job {
     const weft_kernel *kernel;
     const char *kernel_arg;
     uint32_t gpus;         /* of this machine that run kernels, counted by the owner; 0: none is needed */
-    struct gpu_spans *gpu; /* this node's; NULL: none */
+    struct gpu_spans *gpu; /* the GPU of this node; NULL: none */
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;
@@ -423,6 +463,7 @@ struct map_job {
     pid_t guardian;     /* 0: none */
     int guardian_fd;
     struct map_carry *carry; /* carry.c */
+    weft_gaddr look;         /* owner only: for map_read_remote(); WEFT_NULL: no input is elsewhere */
     char coord[64];
     pid_t owner_pid;
 

@@ -63,7 +63,7 @@ struct mem_class {
     uint32_t size;
     uint8_t grain;   /* log2 of the granule */
     uint8_t extents; /* preferred length of a slab; if there is no such run, a slab has one extent */
-    uint32_t spare;  /* slabs without used blocks, kept to avoid creating them again */
+    uint32_t spare;  /* slabs without used blocks, kept so that they need not be created again */
     struct mem_slab *slabs;
     uint64_t out; /* blocks not in slabs: live or in caches */
 };
@@ -75,7 +75,7 @@ struct mem_block {
 };
 
 struct mem_pool {
-    /* Read by the fast path, and never written after creation. */
+    /* The members from here to `kind` are read by the fast path, and never written after creation. */
     uint64_t id; /* unique among all pools of this process, also closed ones */
     struct mem_extent *extent;
     uint64_t extents;
@@ -85,6 +85,7 @@ struct mem_pool {
     int fd;
     uint32_t heap; /* first extent of the heap, at least 1 */
     uint8_t *kind; /* enum run_kind of each extent */
+    _Atomic uint8_t *asked; /* [bytes / 2 MiB]: a huge page was asked for there (mem_prepare()); NULL: none ever is */
 
     _Alignas(BASE_CACHE_LINE) base_spin lock; /* guards all fields below */
     uint64_t run_bits[(RUN_BINS + 63) / 64];  /* bit set: the bin has free runs */

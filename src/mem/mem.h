@@ -45,6 +45,13 @@ int mem_free(struct mem_pool *pool, uint64_t offset);
 /* Usable bytes of the live buffer that starts at `offset`; 0: none starts there. Only tests use it. */
 uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
+/* A live buffer will be written as a whole soon, and read often: gives it its pages now, huge ones if the system can. May take some
+ * milliseconds. Any thread may call; other buffers may be in use. */
+void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
+/* Maps the memory of a pool, of this process or another, at an address aligned to 2 MiB: else huge pages are mapped as small ones. NULL
+ * with errno. */
+void *mem_map(int fd, uint64_t bytes);
+
 void *mem_base(const struct mem_pool *pool);
 uint64_t mem_bytes(const struct mem_pool *pool);
 int mem_fd(const struct mem_pool *pool); /* the pool keeps ownership */

@@ -93,7 +93,7 @@ static BASE_COLD int claim_later(struct weft_queue *q, weft_lease *out, uint32_t
     for (;;) {
         int64_t now = base_now_ns();
         if (now >= deadline)
-            return base_fail(-ETIMEDOUT, "queue '%s': no task was ready before the deadline", q->name);
+            return base_fail(-ETIMEDOUT, "queue '%s': no task was ready before the deadline; claim again, or allow more time", q->name);
         int64_t slice = now + CLAIM_SLICE_NS;
         int rc = fab_wait(q->w, claim_ready, q, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)

@@ -27,9 +27,9 @@
  * skipping those in use, and then raise tail; tail only grows. Claimers look at [head, tail), at most the last
  * `slots` positions, and then raise head past what they looked at. What is READY must never be behind head, or no
  * claimer would find it. Two rules see to that:
- *   1. Whoever makes a slot ready that claimers may have passed (a requeue, a release, or a submitter that finds
- *      tail already past its slot) changes head afterwards: lowers it to the slot where it is beyond, and in any
- *      case raises the version in the head word.
+ *   1. A thread that makes a slot ready which claimers may have passed (a requeue, a release, or a submitter that finds
+ *      tail already past its slot) changes the head word afterwards. It raises the version in the word and, if head is
+ *      beyond the slot, lowers head to the slot.
  *   2. A claimer raises head only from a word with the version it read before it looked at the first slot.
  * Instead of rule 1, the home may raise tail past the next position of a slot that it made ready. No claimer can have passed that position.
  * Say a slot becomes ready after a claimer has passed it. If rule 1's change of head comes before the claimer's, the
@@ -221,9 +221,9 @@ struct slot_watch {
 
 /* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was planned. If it
  * comes more than a lease too late, this node was stopped, and so perhaps were the workers (Ctrl-Z stops a whole job). Then only the
- * planned time counts towards leases, so that workers are not punished for the stop. Each look counts some time, so every lease ends. The
- * function also lowers head to ready slots behind it, which a node leaves there if it dies between making a slot ready and lowering head.
- * Cheap on an unused shard. */
+ * planned time counts towards leases, so that workers do not lose their claims because of the stop. Each look counts some time, so every
+ * lease ends. The function also lowers head to ready slots behind it, which a node leaves there if it dies between making a slot ready and
+ * lowering head. Cheap on an unused shard. */
 uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns);
 
 #endif

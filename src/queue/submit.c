@@ -263,7 +263,7 @@ static BASE_COLD int reap_later(struct weft_queue *q, weft_done *out, uint32_t m
             return rc;
         int over = rc ? queue_check(q, &p) : 0;
         if (over == -ETIMEDOUT)
-            return base_fail(over, "queue '%s': nothing was completed before the deadline", q->name);
+            return base_fail(over, "queue '%s': nothing was completed before the deadline; reap again, or allow more time", q->name);
         if (over)
             return base_fail(over, "queue '%s': nothing was completed, and %s to do it", q->name, fab_patience_loss(&p));
         if (rc && fab_patience_due(&p))

@@ -55,7 +55,7 @@ struct ofi_request {
     uint32_t slot; /* OFI_RECEIVE: index of the buffer; OFI_FRAME: index of the link's frame */
     uint16_t node;
     bool busy;     /* under way at the provider */
-    bool given_up; /* its link has ended: the completion is ignored */
+    bool given_up; /* the request's link has ended: the completion is ignored */
     void *cookie;  /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
@@ -223,7 +223,7 @@ struct ofi_hello {
 };
 /* Whether those fields are valid that do not depend on this node's provider. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
-/* Agrees with the peer on a provider: the index of this node's choice, or a negative errno with a sentence. */
+/* Agrees with the peer on a provider: the index of this node's choice, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);
 int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 

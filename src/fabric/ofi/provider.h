@@ -45,7 +45,7 @@ struct ofi_want {
 #define OFI_CHOICES       8u  /* the most providers that a node offers to its peers */
 #define OFI_PROVIDER_NAME 48u /* bytes of a provider's name, with the null */
 /* The providers that this node can use, best first, each name once; each to be freed by lib->freeinfo(). Returns how many, or a negative
-   errno with a sentence. */
+ * errno with base_fail(). */
 int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info *found[OFI_CHOICES]);
 struct ofi_traits ofi_traits_of(const struct fi_info *info);
 

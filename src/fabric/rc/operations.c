@@ -109,7 +109,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
     if (bytes > sizeof little) {
         k = rc_work_make(RC_WORK_FRAME, bytes);
         if (!k)
-            return base_fail(-ENOMEM, "rc: no memory to build a message to node %u", l->link->node);
+            return base_fail(-ENOMEM, "rc: no memory to build a message to node %u" BASE_MEMORY_HINT, l->link->node);
         body = k->body;
     }
     err = lock_for(l, ask);
@@ -132,7 +132,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
             rc_push_locked(l);
             k = NULL;
         } else {
-            err = base_fail(-ENOMEM, "rc: no memory to queue a message to node %u", l->link->node);
+            err = base_fail(-ENOMEM, "rc: no memory to queue a message to node %u" BASE_MEMORY_HINT, l->link->node);
         }
     }
     if (!err && ask) {

@@ -73,8 +73,8 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
     r->landing_bytes = base_round_up((uint64_t)w->room * BASE_CACHE_LINE, BASE_PAGE);
     void *p = mmap(NULL, r->landing_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "cannot map %llu bytes for the receives of a further device: %s", (unsigned long long)r->landing_bytes,
-                         base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes for the receives of a further device: %s" BASE_MEMORY_HINT,
+                         (unsigned long long)r->landing_bytes, base_strerror(errno));
     r->landing_memory = p;
     err = verbs_register(&r->landing, d, p, r->landing_bytes, 0);
     return err ? err : verbs_register(&r->pool, d, w->pool_base, w->pool_bytes, d->traits.regions - r->landing.count);
@@ -104,7 +104,7 @@ int rc_rails_open(struct rc *rc)
         return 0;
     rc->rails = calloc(1, sizeof *rc->rails);
     if (!rc->rails)
-        return base_fail(-ENOMEM, "rc: no memory for further devices (WEFT_RAILS)");
+        return base_fail(-ENOMEM, "rc: no memory for further devices (WEFT_RAILS)" BASE_MEMORY_HINT);
     if (!named && verbs_devices_like(rc->device, found, most - 1, &n, w->options.gid_index))
         base_log(BASE_LOG_WARN, "only device %s is used: %s", rc->device->name, base_error());
     for (uint32_t i = 1; named && i < most; i++) {
@@ -257,7 +257,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
         tracks->local_bytes = rc_least(tracks->local_bytes, rc->rails->rail[i].pool.segment_bytes);
         tracks->message_bytes = rc_least(tracks->message_bytes, rc->rails->rail[i].device->traits.message_bytes);
     }
-    if (err || !rc->rails || count == 0) /* then the first rail alone is used */
+    if (err || !rc->rails || count == 0) /* without further rails at both ends, the first rail alone is used */
         rc_rails_forget(l);
     return err;
 }

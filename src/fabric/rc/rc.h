@@ -21,6 +21,14 @@
  *   connect.c     queue pairs on the first device
  *   transport.c   the device, joining, closing; the table
  *
+ * Words of this transport:
+ *
+ *   work   an operation that could not be posted at once, or that is posted in several pieces (struct rc_work)
+ *   ask    an operation that is sent to the home node, whose processor carries it out and answers (struct rc_ask)
+ *   lane   one of two sequences of frames, each in order and with credits of its own (enum rc_lane); it is no lane of tb
+ *   call   a message over the side connection by which a node asks for a queue pair, or agrees to one (connect.c)
+ *   track  a queue pair on a further device (rails.h)
+ *
  * There is one reliable queue pair for each peer. A put is an RDMA write, a get an RDMA read. Everything else is a frame, which is sent
  * into a receive that the peer has posted. The queue pair keeps all requests in order, on the way and at the target. So a fence has to
  * wait only for reads and for what the home node's processor does (atomics, signals).
@@ -284,7 +292,7 @@ struct rc {
     uint64_t memory_bytes;
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
-    _Atomic uint32_t left[2]; /* their lengths; written under the lock */
+    _Atomic uint32_t left[2]; /* lengths of the two free lists; written under the lock */
     bool refused[2];          /* for stages and for frames: a link found none, and none has been given back since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
@@ -293,7 +301,7 @@ struct rc {
     int64_t tend_ns;           /* when the progress thread must check the links in any case; used only by that thread */
     struct rc_rails *rails;    /* further devices; NULL: none */
     struct rc_link **links;    /* [count] */
-    _Atomic uint32_t count;    /* grows when a node joins: after its link was written (sequentially consistent) */
+    _Atomic uint32_t count;    /* grows when a node joins, after its entry in `links` was written (sequentially consistent) */
     base_spin receiving;       /* held by the thread that polls the completion queue */
     struct ibv_wc early;       /* a completion that rc_idle() has found and that was not handled yet */
     bool has_early;
@@ -329,7 +337,7 @@ bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, u
 struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
 void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first work, which was posted or given up */
 void rc_stripe_begin(struct rc_link *l, struct rc_work *k);           /* the work is striped from now on */
-void rc_stripe_over(struct rc_link *l, struct rc_work *k);            /* it is no longer under way */
+void rc_stripe_over(struct rc_link *l, struct rc_work *k);            /* the striped work is no longer under way */
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status);     /* a request has ended */
 
 /* --- post.c, with the link's lock; false: no room now --- */

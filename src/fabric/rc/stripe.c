@@ -157,7 +157,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
     uint8_t *local = k->local + k->posted;
     uint64_t remote = k->remote + k->posted, len = k->len - k->posted, at = (uintptr_t)local - (uintptr_t)w->pool_base;
     if (k->memory)
-        return -1; /* it is registered with the first device only */
+        return -1; /* the local memory is registered with the first device only */
     if (at > w->pool_bytes || len > w->pool_bytes - at)
         return -1; /* a get or put through stages is as slow as this processor copies, so further rails do not help */
     uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;

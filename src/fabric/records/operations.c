@@ -86,7 +86,7 @@ static int operation_leave(struct records_link *l, int rc, weft_op *op)
     base_spin_unlock(&l->lock);
     if (BASE_UNLIKELY(look)) /* completions make room, and a program that only puts polls nowhere else */
         l->make_room(l->w);
-    return rc ? base_fail(rc, "no memory for an operation to node %u", l->link->node) : 0;
+    return rc ? base_fail(rc, "no memory for an operation to node %u" BASE_MEMORY_HINT, l->link->node) : 0;
 }
 
 int records_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)

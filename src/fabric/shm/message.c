@@ -71,7 +71,7 @@ static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header,
         return base_fail(-ENOBUFS, "node %u is not accepting work (stopped?): %u MiB are queued for it", s->link->node, BACKLOG_MAX >> 20);
     struct kept *k = malloc(bytes);
     if (!k)
-        return base_fail(-ENOMEM, "shm: no memory to queue a message to node %u", s->link->node);
+        return base_fail(-ENOMEM, "shm: no memory to queue a message to node %u" BASE_MEMORY_HINT, s->link->node);
     *k = (struct kept){.op = op, .id = id, .header_len = (uint32_t)header_len, .payload_len = (uint32_t)payload_len};
     if (header_len)
         memcpy(k->body, header, header_len);

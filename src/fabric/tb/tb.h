@@ -14,8 +14,8 @@
  *   poll.c         progress: completion queues, timers, upkeep
  *   transport.c    opening, joining, the end of a link; the transport's table
  *
- * Locks, outer first: tb->receiving (held by the thread that polls), a link's lock (its endpoint). Cables post under the lock of whichever
- * link emits, and count with atomics.
+ * Locks, outer first: tb->receiving (held by the thread that polls), a link's lock (its endpoint). Several links may send over one cable,
+ * each under its own lock, so a cable's counters are atomic.
  */
 #ifndef WEFT_TB_H
 #define WEFT_TB_H
@@ -102,7 +102,7 @@ struct tb_link {
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
     struct tb_cable *via; /* the cable to which frames for this peer are posted; NULL: no route now */
-    _Atomic bool led;     /* there has been a route */
+    _Atomic bool led;     /* at some time a route has led to the peer */
     char no_cable[900];   /* why no cable was found */
 };
 
