@@ -17,7 +17,7 @@
  * While a file is read from the cache, the gateway looks at the disk once a second.
  *
  * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
- * link and no `..` leads out of it. With WEFT_FILE_ROOT=- only files that the gateway's program has named by weft_file_offer() can be
+ * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has named by weft_file_offer() can be
  * opened. Only regular files can be opened. Every node of the cluster may use the service: set WEFT_SECRET to control who can join.
  *
  * Death. When the asker, which is the node that has opened a file, leaves or dies, the gateway closes its files and unmaps its pieces;
@@ -34,15 +34,15 @@
 extern "C" {
 #endif
 
-/* The handle of a file of a gateway. Close it before weft_close(). */
+/* A file of a gateway, opened by this node. Close it before weft_close(). */
 typedef struct weft_file weft_file;
 
 #define WEFT_FILE_PIECE    (1u << 20) /* bytes */
 #define WEFT_FILE_PATH_MAX 3584u      /* bytes of a path */
 
-#define WEFT_FILE_WRITE    0x1u /* open for writing as well as for reading */
-#define WEFT_FILE_CREATE   0x2u /* with WEFT_FILE_WRITE: create the file if it does not exist, with mode 0666 less the gateway's umask */
-#define WEFT_FILE_TRUNCATE 0x4u /* with WEFT_FILE_WRITE: empty the file */
+#define WEFT_FILE_WRITE    0x1u /* for weft_file_write() as well */
+#define WEFT_FILE_CREATE   0x2u /* with WEFT_FILE_WRITE: make the file if there is none, with mode 0666 less the gateway's umask */
+#define WEFT_FILE_TRUNCATE 0x4u /* with WEFT_FILE_WRITE: begin with an empty file */
 #define WEFT_FILE_FLAGS    0x7u
 
 typedef struct weft_file_info {
@@ -56,41 +56,37 @@ typedef struct weft_file_info {
  * folder.
  * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes;
  * -EISDIR the path is a folder; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is
- * -, and the gateway has not offered the file for this; -ENOENT there is no such file; -EMFILE the gateway has too many open files;
- * -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the gateway;
- * -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer
- * before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
- * handler. Other errors of open(2) may be returned as well. */
+ * `-`, and the gateway has not offered the file for these flags; -ENOENT there is no such file; -EMFILE the gateway has too many open
+ * files; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the
+ * gateway; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer
+ * before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. Other
+ * errors of open(2) may be returned, too. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
-/* Called at the gateway: lets other nodes open the file `path` for reading, even if it is outside of WEFT_FILE_ROOT. They must give exactly
- * this path. The file need not exist yet.
- * Errors: -EINVAL the path is empty; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EOPNOTSUPP this node does not offer `file`;
- * -ENOMEM no memory. */
+/* At the gateway: lets other nodes open the file `path` for reading, by this path, wherever the file is. The file need not exist yet.
+ * Errors: -EINVAL the path is empty; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes; -EOPNOTSUPP this node does not offer
+ * `file`; -ENOMEM no memory. */
 WEFT_API int weft_file_offer(weft_node *w, const char *path);
 
 /* weft_file_size(): the file's size when it was opened, or after this node's last write to it. weft_file_node(): the gateway. */
 WEFT_API uint64_t weft_file_size(const weft_file *f);
 WEFT_API uint32_t weft_file_node(const weft_file *f);
 
-/* Compares the file on the disk with the handle, and fills `*out` (may be NULL). `bytes` is sizeof *out; fields that this version of the
- * library does not know are set to 0.
- * Errors: -ESTALE the file has changed since it was opened, and this handle cannot read it any more; -EBUSY another thread reads or writes
- * through this handle; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -EPROTO the gateway
- * has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler.
- */
+/* Looks at the disk now, and fills `*out` (may be NULL). `bytes` is sizeof *out; fields that this library does not know are set to 0.
+ * Errors: -ESTALE the file has changed since it was opened, and cannot be read through this handle any more; -EBUSY another thread reads or
+ * writes through it; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -EPROTO it has sent an
+ * invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
 /* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many bytes were read, also after an error. If a call
  * reads more than one piece, or calls read one after the other, the next 4 pieces are requested ahead.
- * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
- * another thread reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
- * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
- * deadline (over rc, tb and ofi, do not use `buf` again before weft_flush() returns); -ENETDOWN no route (tb); -EDEADLK the call would wait
- * in a handler. */
+ * Errors: -ESTALE the file has changed since it was opened; -EIO and others: the gateway could not read it; -EBUSY another thread reads or
+ * writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are outstanding; -ECONNRESET the
+ * gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT not all bytes were there before the deadline, and over rc, tb and ofi
+ * `buf` must not be used before weft_flush() returns; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
 
-/* Bytes of a file in memory, from an offset to the end of the piece that contains it. Do not write to them. */
+/* Bytes of a file in memory, from an offset to the end of its piece. Do not write to them. */
 typedef struct weft_file_view {
     const void *at;
     size_t bytes;
@@ -101,10 +97,9 @@ typedef struct weft_file_view {
 /* Maps the piece that contains the byte at `offset`. On the gateway's host `at` is the gateway's own memory, elsewhere a copy in this
  * node's pool. The mapping stays until weft_file_unmap(), even if the file changes or gets shorter.
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
- * cache is mapped or pinned; -EIO and other errors of pread(2): the gateway could not read the file; -ENOMEM no memory at this node or at
- * the gateway, or no room in the pool; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has
- * sent an invalid answer; -ETIMEDOUT the piece was not there before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in
- * a handler. */
+ * cache is mapped or pinned; -EIO and others: the gateway could not read it; -ENOMEM no memory at this node or at the gateway, or no room
+ * in the pool; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer;
+ * -ETIMEDOUT not there before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t timeout_ns);
 
 /* Unmaps a piece; the view must not be used any more. Does not wait. */
@@ -115,15 +110,13 @@ WEFT_API void weft_file_unmap(weft_file *f, weft_file_view *view);
  * NULL) is how many bytes were written, also after an error.
  * Errors: -EBADF not opened with WEFT_FILE_WRITE; -ENOSPC the disk is full; -EFBIG the file would be too large; -EBUSY another thread reads
  * or writes through this handle; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are
- * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline:
- * the bytes may be written or not; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other errors of pwrite(2) may be
- * returned as well. */
+ * outstanding; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the deadline: the bytes
+ * may be written or not; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. Other errors of pwrite(2) may be returned, too. */
 WEFT_API int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns);
 
-/* Waits until all written bytes are on the disk (fsync(2)).
+/* Waits until what was written is on the disk (fsync(2)).
  * Errors: -EBADF not opened with WEFT_FILE_WRITE; -EIO the disk has failed; -EAGAIN too many requests are outstanding; -ENOMEM no memory;
- * -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
- * handler.
+ * -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler.
  */
 WEFT_API int weft_file_sync(weft_file *f, int64_t timeout_ns);
 
@@ -131,40 +124,39 @@ WEFT_API int weft_file_sync(weft_file *f, int64_t timeout_ns);
  * also when this handle is closed and this node is gone.
  * Errors: -ENOBUFS more than half of the gateway's cache would be mapped or pinned; -ESTALE the file has changed since it was opened;
  * -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline;
- * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_pin(weft_file *f, int64_t timeout_ns);
 
 /* Unpins the file that was opened by this `path`. The file need not exist any more.
  * Errors: -ENOENT no such file is pinned; -EINVAL the path is empty or too long; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too
  * many requests are outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer
- * before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeout_ns);
 
 /* Closes a file, and unmaps its pieces: their views must not be used any more. Does not wait. NULL is allowed.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_file_close(weft_file *f);
 
-/* --- the gateway's cache --- */
+/* --- what a gateway's cache holds --- */
 
 typedef struct weft_file_cache {
     uint64_t limit_bytes, cached_bytes;
-    uint64_t mapped_bytes, pinned_bytes; /* mapped: the sizes of mapped pieces; pinned_bytes: the sizes of all pinned files */
+    uint64_t mapped_bytes, pinned_bytes; /* mapped: the sizes of mapped pieces; pinned: the sizes of pinned files */
     uint64_t hits;                       /* requests for pieces that were cached, or were being read already */
-    uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk, and their bytes */
+    uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk */
     uint64_t dropped;                    /* pieces that were dropped to make room */
     uint64_t open_files, readers;        /* files that are open or cached; handles that nodes have open */
 } weft_file_cache;
 
-/* Fills `*out` with the counts of the gateway's cache. `bytes` is sizeof *out; fields that this version of the library does not know are
- * set to 0.
+/* Fills `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
  * Errors: -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -EFAULT there is no
- * such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline;
- * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * such node; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no
+ * route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_cache_stat(weft_node *w, uint32_t node, weft_file_cache *out, size_t bytes, int64_t timeout_ns);
 
 /* A file that is open or cached. */
 typedef struct weft_file_cached {
-    char path[WEFT_FILE_PATH_MAX + 1]; /* the path with which the file was opened first */
+    char path[WEFT_FILE_PATH_MAX + 1]; /* the path by which the file was opened first */
     weft_file_info info;
     uint64_t cached_bytes, hits, disk_reads;
     uint32_t readers; /* handles that nodes have open */
@@ -176,7 +168,7 @@ typedef struct weft_file_cached {
  * `bytes` is sizeof *out.
  * Errors: -ENOENT no file is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM
  * no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -EPROTO the gateway
- * has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t bytes, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

@@ -13,6 +13,18 @@
 
 #define WAIT_LOOK_NS (100 * WEFT_MS) /* how often requests that wait for room in the cache are tried again */
 
+static void job_drop(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct file_open *o = job->open;
+    if (o && --o->jobs == 0 && o->closed) { /* a handle that is not closed is freed with the table */
+        if (o->fd >= 0)
+            close(o->fd);
+        free(o);
+    }
+    file_job_free(job);
+}
+
 static int file_open(struct gateway_server *server, void **state)
 {
     struct files *all = calloc(1, sizeof *all);
@@ -36,7 +48,8 @@ static int file_open(struct gateway_server *server, void **state)
     int rc = file_root_open(&all->root, g->file_root, g->file_offers);
     if (rc)
         return rc;
-    rc = gateway_works_open(&all->works, gateway_server_watches(server), FILE_THREADS);
+    rc = gateway_works_open(&all->works, gateway_server_watches(server),
+                            &(struct gateway_works_how){.threads = FILE_THREADS, .drop = job_drop});
     return rc ? base_fail(rc, "cannot start reading files for other nodes: %s", base_strerror(rc)) : 0;
 }
 
@@ -293,23 +306,11 @@ static int64_t file_tick(void *state, int64_t now)
     return next;
 }
 
-static void job_drop(struct gateway_work *work)
-{
-    struct file_job *job = (struct file_job *)(void *)work;
-    struct file_open *o = job->open;
-    if (o && --o->jobs == 0 && o->closed) { /* a handle that is not closed is freed with the table */
-        if (o->fd >= 0)
-            close(o->fd);
-        free(o);
-    }
-    file_job_free(job);
-}
-
 static void file_close(void *state)
 {
     struct files *all = state;
     uint32_t at = 0;
-    gateway_works_close(all->works, job_drop);
+    gateway_works_close(all->works);
     for (struct file_open *o; (o = gateway_table_next(&all->opens, &at));) {
         if (o->fd >= 0)
             close(o->fd);

@@ -3,15 +3,15 @@
  * The file service (weft/file.h): the gateway, the node that offers the service, reads its files into a cache in its pool, for all nodes.
  * Each file calls only those listed before it:
  *
- *   work.c          runs blocking work, such as reading a disk, on a few threads
- *   file_path.c     opens a path; only below WEFT_FILE_ROOT if that is set; the files that the program offers
+ *   file_path.c     opens a path, below WEFT_FILE_ROOT if that is set, or a file that the program offers
  *   file_disk.c     the blocking work: opens, reads, checks, writes and syncs files
  *   file_cache.c    the cache: generations of files, pieces, and leases of pieces
  *   file_job.c      jobs for the threads, and the answers that end them
  *   file_lease.c    requests for pieces
  *   file_write.c    requests to write and to sync
  *   file.c          all other requests
- *   file_handle.c   the asker's handles; file_read.c, file_map.c: what the asker reads and maps
+ *   file_handle.c   asker: handles, and calls that need one request
+ *   file_read.c, file_map.c, file_record.c   asker: reads, maps, and requests by record
  *
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the
  * disk into the pool once, however many askers want it. Each asker gets the address of the piece and a lease. The asker copies the bytes,
@@ -36,32 +36,19 @@
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
 
-/* --- work.c --- */
-struct gateway_work {
-    struct gateway_work *next;
-    void (*run)(struct gateway_work *job);  /* runs on one of the threads; may block */
-    void (*done)(struct gateway_work *job); /* runs afterwards, on the thread that waits for the watches */
-};
-struct gateway_works;
-int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, unsigned threads);
-/* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started for it. */
-int gateway_work(struct gateway_works *all, struct gateway_work *job);
-/* Waits for the jobs that are running. Calls `drop` for each job whose done() was not called. */
-void gateway_works_close(struct gateway_works *all, void (*drop)(struct gateway_work *job));
-
 /* --- file_path.c --- */
 struct file_offers;
 struct file_root {
     int fd;     /* the folder's descriptor; -1: WEFT_FILE_ROOT is not set */
-    char *path; /* the folder's path, as it was set; "-": none but the offered files */
+    char *path; /* the folder's path, as it was set; "-": only offered files can be opened */
     struct file_offers *offers;
 };
-/* Takes `offers`, also if it fails. */
+/* Takes ownership of `offers`, also if it fails. */
 int file_root_open(struct file_root *out, const char *path, struct file_offers *offers);
 void file_root_close(struct file_root *root);
 struct file_offers *file_offers_new(void); /* NULL: no memory */
-/* Opens a regular file. `*outside`: the path leads out of the root, or is not offered. Returns the descriptor or a negative errno, without
- * base_fail(). */
+/* Opens a regular file. Returns the descriptor or a negative errno, without base_fail(). `*outside` is set if the path leads out of the
+ * root, or is not offered. */
 int file_path_open(const struct file_root *root, const char *path, int flags, bool *outside);
 
 /* --- file_disk.c --- */
@@ -85,7 +72,7 @@ struct file_job {
     bool outside;
     struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the one that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ: what has that memory, and where it is there */
+    struct mem_pool *pool;   /* READ: the pool that contains this memory, and its offset there */
     uint64_t place;
     uint64_t offset, bytes; /* the range to read or write; after WRITE, `bytes` is how many were written */
     char path[WEFT_FILE_PATH_MAX + 1];

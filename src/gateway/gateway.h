@@ -7,6 +7,7 @@
  *
  *   table.c     gives objects numbers by which other nodes name them; no number is used twice
  *   watch.c     waits for descriptors: epoll, or poll
+ *   work.c      runs blocking work on a few threads
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
  *   post.c      messages to other nodes, queued while there is no room to send them
  *   stream.c    byte streams between nodes, with flow control by credit
@@ -21,7 +22,7 @@
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
- *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
+ *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
  *   file_handle.c, file_read.c, file_map.c   asker's side of the file service
  *   record_object.c, record_copy.c, net_record.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
@@ -90,6 +91,39 @@ void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
 /* Takes the result of socket() or accept() for a connection that serves other nodes. Returns the descriptor or a negative errno. If only
  * few descriptors are left below the process's limit, closes it and returns -EMFILE: the last ones are reserved for the process itself. */
 int gateway_connection(int fd);
+uint64_t gateway_connections_max(void); /* descriptors below this number are for connections of others */
+
+/* Shares a number of things (`all`) between askers. Returns whether an asker may have one more, if `used` of them are in use and `own` of
+ * these are its own. An asker may have up to three times as many as it leaves unused for others. So one asker alone gets three quarters,
+ * and an asker that has none always gets some. */
+static inline bool gateway_share_allows(uint32_t own, uint32_t used, uint32_t all)
+{
+    return used < all && own / 3 < all - used;
+}
+
+/* --- work.c --- */
+struct gateway_work {
+    struct gateway_work *next;
+    uint32_t asker;                         /* the asker for which the job is done */
+    bool left;                              /* nobody waits for it any more */
+    void (*run)(struct gateway_work *job);  /* runs on one of the threads; may block */
+    void (*done)(struct gateway_work *job); /* runs afterwards, on the thread that waits for the watches */
+};
+struct gateway_works;
+struct gateway_works_how {
+    uint32_t threads;
+    uint32_t askers; /* number of askers between which the threads are shared; 0: jobs run in the order in which they came */
+    uint32_t queued; /* jobs that may be queued or running, shared between the askers; 0: no limit */
+    bool leaves;     /* closing does not wait for what is being run */
+    /* frees a job whose done() will not be called, because it was left or the threads were closed. Runs on any thread */
+    void (*drop)(struct gateway_work *job);
+};
+int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
+/* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
+int gateway_work(struct gateway_works *all, struct gateway_work *job);
+/* nobody waits for the job any more: drop() will be called for it. Call this on the thread that waits for the watches */
+void gateway_work_leave(struct gateway_works *all, struct gateway_work *job);
+void gateway_works_close(struct gateway_works *all);
 
 /* --- groups.c --- */
 #define GATEWAY_PROCESSES 1024u
@@ -393,6 +427,7 @@ struct gateway {
     struct gateway_copies *copies;
     struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
+    uint32_t net_sockets;     /* sockets that one other node may have here; 0: three times as many as are left */
     /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
@@ -411,6 +446,7 @@ void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is n
 struct gateway_settings {
     const char *serve, *net_rules, *file_root;
     uint64_t file_cache;
+    uint32_t net_sockets;
 };
 int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups);
 int gateway_start(struct weft_node *w);  /* called when the node has joined */

@@ -4,13 +4,13 @@
  * calls only those listed before it:
  *
  *   net_rules.c    addresses as text, and the rules that say which addresses askers may reach
- *   net_names.c    resolves names, on threads that it starts for this
+ *   net_names.c    resolves names, on the threads of work.c
  *   net_udp.c      sends and receives the datagrams of one socket
  *   net_socket.c   moves bytes between one socket and its asker's memory
  *   net_open.c     opens sockets: resolves names, checks rules, connects, listens, accepts
  *   net.c          handles the requests of askers
  *   net_handle.c   asker: opens and closes handles
- *   net_datagrams.c, net_bytes.c   asker: sends and receives
+ *   net_datagrams.c, net_bytes.c, net_record.c   asker: sends and receives
  *
  * At the gateway, everything except the resolving of names runs on the server thread. A connection has two streams (stream.c): `down` from
  * the network to the asker, and `up` from the asker to the network. The rings of both are in the asker's pool. If the gateway has mapped
@@ -50,30 +50,36 @@ struct net_rules;
 /* Reads rules such as "allow=127.0.0.1:8000,deny=10.0.0.0/8". -EINVAL (sets the error text), -ENOMEM. */
 int net_rules_read(const char *text, struct net_rules **out);
 void net_rules_free(struct net_rules *all);
-/* Returns whether an asker may reach the address `to`, which belongs to the name `host` that it asked for. If not, `why` names the rule
- * that forbids it. `near`: the asker may reach this node's loopback (WEFT_NET_LOOPBACK), so the default rules do not apply. */
-bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len);
+bool net_rules_deny_names(const struct net_rules *all); /* whether a rule denies a name */
+/* An address that an asker wants to reach, and the names by which it was found. */
+struct net_target {
+    const char *host;      /* the name that it asked for */
+    const char *canonical; /* the name to which `host` is an alias, or which a search list has made of it; deny rules apply to it as well;
+                              NULL: not known */
+    const struct net_address *to; /* an address of the host */
+    bool near;                    /* the asker may reach this node's loopback (WEFT_NET_LOOPBACK), so the default rules do not apply */
+};
+/* Returns whether an asker may reach the target. If not, `why` names the rule that forbids it. */
+bool net_rules_allow(const struct net_rules *all, const struct net_target *t, char *why, size_t len);
 
 /* --- net_names.c --- */
-struct net_names;
+#define NET_LOOKUPS_MAX 1024u /* names that may be in work or wait at the same time */
 struct net_lookup {
-    struct net_lookup *next;
+    struct gateway_work work; /* must be the first member */
     char host[NET_HOST_MAX + 1], port[8];
     int family, type;       /* AF_UNSPEC, AF_INET, AF_INET6; SOCK_STREAM, SOCK_DGRAM */
     bool passive;           /* the address is one to listen at */
+    bool canonical;         /* also find the canonical name, for net_target.canonical */
     int result;             /* 0 or a negative errno */
     struct addrinfo *found; /* addresses; freed with the lookup */
-    void *owner;            /* the socket that waits for the result; NULL: it does not wait any more */
+    void *owner;
+    void (*resolved)(struct net_lookup *l); /* called on the thread that waits for the watches; takes ownership of `l` */
 };
-/* Calls `done` for each resolved lookup that still has an owner, on the thread that waits for `watches`. `done` takes ownership and frees
- * it with net_lookup_free(). */
-int net_names_open(struct net_names **out, struct gateway_watches *watches, void (*done)(struct net_lookup *l));
-/* Resolves a name without blocking: takes ownership of `l`. -EAGAIN: too many names are being resolved. */
-int net_names_ask(struct net_names *all, struct net_lookup *l);
-void net_names_leave(struct net_names *all, struct net_lookup *l); /* its owner does not wait any more */
-int net_names_numeric(struct net_lookup *l);                       /* converts an address at once; a negative errno if `host` is a name */
+int net_names_open(struct gateway_works **out, struct gateway_watches *watches, uint32_t askers);
+/* Resolves a name without blocking: takes ownership of `l`. -EDQUOT: too many names are being resolved. */
+int net_names_ask(struct gateway_works *all, struct net_lookup *l);
+int net_names_numeric(struct net_lookup *l); /* converts an address at once; a negative errno if `host` is a name */
 void net_lookup_free(struct net_lookup *l);
-void net_names_close(struct net_names *all); /* does not wait for names that are being resolved */
 
 /* --- net_udp.c --- */
 /* The head of a datagram in a stream; the bytes of the datagram follow. In the stream `up` a head and its bytes are contiguous in the ring.
@@ -106,6 +112,7 @@ uint64_t net_udp_room(const struct gateway_stream *down); /* room in the ring; 0
 #define NET_PIECES      64u
 struct net_piece { /* a buffer for bytes that are fetched from an asker's pool */
     struct net_piece *next;
+    uint32_t asker;
     weft_op op;
     bool getting;
     uint32_t have, used;
@@ -137,11 +144,15 @@ struct net_socket {
     int64_t deadline; /* INT64_MAX: none */
     struct net_socket *timed_next, **timed_at;
 };
+struct net_asker {
+    uint32_t sockets, pieces; /* how many sockets and buffers an asker has now */
+};
 struct net {
     struct gateway_server *server;
+    struct net_asker *asker; /* [number of nodes for which the cluster has room] */
     struct gateway_table table;
     struct net_rules *rules;
-    struct net_names *names;
+    struct gateway_works *names;
     struct net_socket *timed;
     struct net_piece *spare, *orphans; /* orphans: the socket is gone, but a get may still write to the buffer */
     uint32_t pieces, spares;           /* how many buffers exist; how many of them are in the list `spare` */

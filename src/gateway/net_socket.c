@@ -50,17 +50,30 @@ void net_socket_untime(struct net_socket *s)
 
 /* --- buffers for fetched bytes --- */
 
-static struct net_piece *piece_take(struct net *all)
+/* Returns whether an asker may have `more` buffers: see gateway_share_allows(). */
+static bool piece_allowed(const struct net *all, uint32_t asker, uint32_t more)
 {
-    struct net_piece *p = all->spare;
-    if (p) {
+    uint32_t used = all->pieces - all->spares, own = all->asker[asker].pieces;
+    return gateway_share_allows(own + more - 1, used + more - 1, NET_PIECES);
+}
+
+static struct net_piece *piece_take(struct net *all, uint32_t asker)
+{
+    struct net_piece *p = NULL;
+    if (!piece_allowed(all, asker, 1))
+        return NULL;
+    if (all->spare) {
+        p = all->spare;
         all->spare = p->next;
         all->spares--;
-    } else if (all->pieces < NET_PIECES && (p = malloc(sizeof *p))) {
+    } else if ((p = malloc(sizeof *p))) {
         all->pieces++;
     }
-    if (p)
-        p->have = p->used = p->getting = 0;
+    if (!p)
+        return NULL;
+    p->have = p->used = p->getting = 0;
+    p->asker = asker;
+    all->asker[asker].pieces++;
     return p;
 }
 
@@ -69,14 +82,17 @@ static void piece_give(struct net *all, struct net_piece *p)
     struct net_piece **list = p->getting ? &all->orphans : &all->spare;
     p->next = *list;
     *list = p;
-    all->spares += !p->getting;
+    if (p->getting)
+        return; /* until the get ends, the buffer still counts for the asker */
+    all->spares++;
+    all->asker[p->asker].pieces--;
 }
 
-/* True if fewer than a quarter of the buffers are unused. Then a connection whose peer does not read gives its buffer back, for other
+/* True if few buffers are left for the asker. Then a connection whose peer does not read gives its buffer back, for the asker's other
  * connections. */
-static bool pieces_are_short(const struct net *all)
+static bool pieces_are_short(const struct net *all, uint32_t asker)
 {
-    return NET_PIECES - all->pieces + all->spares < NET_PIECES / 4;
+    return !piece_allowed(all, asker, NET_PIECES / 8);
 }
 
 int64_t net_pieces_tick(struct net *all)
@@ -109,11 +125,31 @@ void net_pieces_free(struct net *all)
 
 /* --- making and closing --- */
 
+/* How many sockets this process can have for other nodes. */
+static uint32_t sockets_max(void)
+{
+    uint64_t files = gateway_connections_max();
+    return files < NET_SOCKETS_MAX ? (uint32_t)files : NET_SOCKETS_MAX;
+}
+
+/* Checks whether a node may have one more socket. -EMFILE: it may not. */
+static int socket_allowed(const struct net *all, uint32_t node)
+{
+    const struct gateway *g = gateway_of(all->server);
+    uint32_t own = all->asker[node].sockets, most = sockets_max(), used = all->table.used;
+    if (used < most && (g->net_sockets ? own < g->net_sockets : gateway_share_allows(own, used, most)))
+        return 0;
+    return base_fail(-EMFILE,
+                     "node %u has %u sockets at node %u and cannot have more%s: close some, set WEFT_NET_SOCKETS of node %u, which is %u, "
+                     "or raise its limit of open files (ulimit -n), which allows %u sockets for all nodes",
+                     node, own, g->w->rank, g->net_sockets ? "" : ", because the rest is for others", g->w->rank, g->net_sockets, most);
+}
+
 int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_socket **out)
 {
-    if (all->table.used >= NET_SOCKETS_MAX)
-        return base_fail(-EMFILE, "node %u has %u sockets open for other nodes, the most possible: close some",
-                         gateway_of(all->server)->w->rank, NET_SOCKETS_MAX);
+    int rc = socket_allowed(all, node);
+    if (rc)
+        return rc;
     struct net_socket *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(-ENOMEM, "no memory to open a socket for node %u", node);
@@ -124,6 +160,7 @@ int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_so
         free(s);
         return base_fail(-ENOMEM, "no memory to open a socket for node %u", node);
     }
+    all->asker[node].sockets++;
     *out = s;
     return 0;
 }
@@ -187,13 +224,14 @@ void net_socket_free(struct net_socket *s)
     drop_stream(s, &s->down);
     drop_stream(s, &s->up);
     if (s->lookup && s->state == NET_RESOLVES)
-        net_names_leave(all->names, s->lookup); /* the resolving thread still uses the lookup, and frees it */
+        gateway_work_leave(all->names, &s->lookup->work); /* the resolving thread still uses the lookup, and frees it */
     else
         net_lookup_free(s->lookup);
     if (s->piece)
         piece_give(all, s->piece);
     net_socket_untime(s);
     gateway_table_remove(&all->table, s->id);
+    all->asker[s->node].sockets--;
     free(s);
 }
 
@@ -268,7 +306,7 @@ static int up_fetch(struct net_socket *s, uint64_t n)
 {
     struct gateway_stream *up = s->up;
     struct weft_node *w = up->g->w;
-    s->piece = s->piece ? s->piece : piece_take(s->all);
+    s->piece = s->piece ? s->piece : piece_take(s->all, s->node);
     struct net_piece *p = s->piece;
     s->wants_piece = true;
     if (!s->timed)
@@ -398,7 +436,7 @@ static bool up_move(struct net_socket *s, bool *full)
     if (put < 0 && errno == EINTR)
         return true;
     *full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    if (*full && s->piece && pieces_are_short(s->all)) { /* its bytes are still in the ring, and are fetched again later */
+    if (*full && s->piece && pieces_are_short(s->all, s->node)) { /* its bytes are still in the ring, and are fetched again later */
         piece_give(s->all, s->piece);
         s->piece = NULL;
     }

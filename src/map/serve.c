@@ -135,7 +135,7 @@ static int follow_inputs(struct map_job *job, const struct map_order *o)
         return 0;
     job->inputs = calloc(o->inputs, sizeof *job->inputs);
     if (!job->inputs)
-        return base_fail(-ENOMEM, "no memory for the names of the files");
+        return base_fail(-ENOMEM, "no memory for the names of the files" BASE_MEMORY_HINT);
     for (uint32_t i = 0; i < o->inputs; i++) {
         struct map_input *in = &job->inputs[i];
         *in = (struct map_input){.name = o->names ? o->name[i] : "", .fd = -1};
@@ -206,7 +206,7 @@ static int serve_run(struct map_job *job)
         return rc;
     map_signals_save();
     serving = job;
-    /* Ignore these: the owner decides what they do. */
+    /* Ignore these signals: the owner decides what happens. */
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);

@@ -121,9 +121,13 @@ static int open_once(weft_node **out, const weft_config *config, int64_t *again)
     if (!rc)
         rc = gpu_open(w);
     if (!rc)
-        rc = gateway_open(
-            w, &(struct gateway_settings){.serve = s.serve, .net_rules = s.net_rules, .file_root = s.file_root, .file_cache = s.file_cache},
-            groups);
+        rc = gateway_open(w,
+                          &(struct gateway_settings){.serve = s.serve,
+                                                     .net_rules = s.net_rules,
+                                                     .net_sockets = s.net_sockets,
+                                                     .file_root = s.file_root,
+                                                     .file_cache = s.file_cache},
+                          groups);
     else
         gateway_groups_close(groups);
     if (!rc)
