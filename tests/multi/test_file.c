@@ -155,7 +155,7 @@ static void basics(weft_node *w, void *arg)
     CHECK(other.bytes == 1 && right(other.at, 1, bytes - 1, 1));
     weft_file_unmap(f, &v);
     CHECK(!v.at && weft_file_map(f, bytes, &v, DEFAULT_TIME) == -EINVAL && strstr(weft_error(), "cannot be mapped"));
-    /* What the disk says. */
+    /* The handle's information must equal that of stat(). */
     CHECK(stat(in_folder("big"), &st) == 0);
     OK(weft_file_stat(f, &info, sizeof info, DEFAULT_TIME));
     CHECK(info.bytes == bytes && info.inode == st.st_ino && info.modified_ns / WEFT_SECOND == st.st_mtime && info.generation);
@@ -259,7 +259,7 @@ static void once(weft_node *w, void *arg)
         OK(weft_barrier(w, DEFAULT_TIME));
         uint64_t after = read_so_far(getpid());
 #if defined(__linux__)
-        CHECK(after - before >= bytes && after - before < bytes + (bytes >> 2)); /* what else it reads are a few pipes */
+        CHECK(after - before >= bytes && after - before < bytes + (bytes >> 2)); /* the rest are reads of a few pipes */
 #else
         (void)before, (void)after;
 #endif
@@ -296,8 +296,8 @@ struct change_board {
     _Atomic uint32_t old_reads, stale;
 };
 
-/* Readers read the whole file again and again while it is changed: the old bytes, or -ESTALE, and after that whoever opens it again gets
- * the new ones. */
+/* Readers read the whole file repeatedly while it is changed. They get the old bytes or -ESTALE. A reader that opens the file again gets
+ * the new bytes. */
 static void change_reader(weft_node *w, struct change_board *b, enum change how)
 {
     static uint8_t some[400000];
@@ -378,7 +378,7 @@ static void test_changes(void **state)
     for (enum change how = 0; how < CHANGES; how++) {
         print_message("%s: %u reads, %u of 4 readers got -ESTALE\n", change_name[how], b[how].old_reads, b[how].stale);
         if (how == REWRITE || how == TRUNCATE)
-            assert_int_equal(b[how].stale, 4); /* what is not cached is not there any more */
+            assert_int_equal(b[how].stale, 4); /* bytes that were not cached are lost */
         else
             assert_int_equal(b[how].stale, 0); /* the gateway has the old file open */
     }
@@ -492,7 +492,7 @@ static void pins(weft_node *w, void *arg)
         CHECK(right(some, 30, at, n));
     }
     CHECK(cache_of(w).disk_reads == reads);
-    if (stats(w, 0).transport[0] == 's') { /* on the gateway's host, what is mapped is the gateway's own memory */
+    if (stats(w, 0).transport[0] == 's') { /* on the gateway's host, a view points into the gateway's own memory */
         CHECK(weft_file_map(large, 0, &v[0], DEFAULT_TIME) == -ENOBUFS);
     }
     bool found = false;
@@ -668,7 +668,7 @@ static void rooted(weft_node *w, void *arg)
         CHECK(n == 6 && memcmp(text, "inside", 6) == 0);
         OK(weft_file_close(f));
     }
-    OK(weft_file_open(w, 0, "good-link", 0, &f, DEFAULT_TIME)); /* it stays inside */
+    OK(weft_file_open(w, 0, "good-link", 0, &f, DEFAULT_TIME)); /* the link does not lead out of the root */
     OK(weft_file_close(f));
     const char *const outside[] = {"../secret",          "folder/../../secret", "bad-link",          "bad-folder/secret",
                                    "/etc/passwd",        "absolute-link",       in_folder("secret"), in_folder("root/../secret"),
@@ -758,7 +758,7 @@ static void asker_dies(weft_node *w, void *arg)
     struct death_board *b = arg;
     weft_file *f;
     weft_file_view v[2];
-    bool here = stats(w, 0).transport[0] == 's'; /* else nothing is mapped at the gateway */
+    bool here = stats(w, 0).transport[0] == 's'; /* on another host the view is a copy, so nothing is mapped at the gateway */
     if (weft_rank(w) == 0) {
         wait_for(&b->dead, 1);
         return;
@@ -784,7 +784,7 @@ static void asker_dies(weft_node *w, void *arg)
     kill(getpid(), SIGKILL);
 }
 
-/* The gateway dies while a node reads: an error, at once; what is mapped stays. */
+/* The gateway dies while a node reads: the call fails at once, and mapped bytes stay readable. */
 static void gateway_dies(weft_node *w, void *arg)
 {
     struct death_board *b = arg;
@@ -854,7 +854,7 @@ static void stopped(weft_node *w, void *arg)
     OK(weft_file_read(f, some, 10, 3 * PIECE, &n, DEFAULT_TIME));
     CHECK(n == 10 && right(some, 50, 3 * PIECE, n));
     int64_t deadline = now_ns() + patience_ns(10);
-    while (cache_of(w).readers != 1 || cache_of(w).mapped_bytes) /* what was given up is given back */
+    while (cache_of(w).readers != 1 || cache_of(w).mapped_bytes) /* handles and leases of cancelled requests are freed */
         CHECK(now_ns() < deadline);
     OK(weft_file_close(f));
     while (cache_of(w).readers)

@@ -288,7 +288,7 @@ int __wrap_weft_send(weft_node *w, uint32_t node, uint32_t id, const void *heade
 static char directory[] = "/tmp/weft-map-lies-XXXXXX";
 static char input[64], errors[64];
 
-/* Its outputs are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
+/* The outputs of this command are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
 static char *const command[] = {"sh", "-c", "cat; head -c 6060000 /dev/zero; echo this is said >&2", NULL};
 
 static int node_main(unsigned jobs, int rank, const char *coord)

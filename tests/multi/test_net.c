@@ -83,7 +83,7 @@ static void streams(weft_node *w, void *arg)
         int fd = accept_at(listener);
         struct sender down = {fd, i, bytes}, up = {fd, i + 100, bytes / 2};
         CHECK(pthread_create(&threads[0], NULL, send_stream, &down) == 0 && pthread_create(&threads[1], NULL, take_stream, &up) == 0);
-        /* What is sent must not wait for what is received: by turns, in place. */
+        /* Sending must not wait for receiving: send and receive in turn, in place. */
         uint64_t got = 0, sent = 0;
         bool ended = false;
         static uint8_t right[1 << 20];
@@ -247,7 +247,7 @@ static void errors(weft_node *w, void *arg)
     OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &s, DEFAULT_TIME));
     int fd = accept_at(listener);
     send_all(fd, "abc", 3);
-    OK(weft_net_receive(s, text, 1, &n, DEFAULT_TIME)); /* it has arrived */
+    OK(weft_net_receive(s, text, 1, &n, DEFAULT_TIME)); /* the first byte has arrived */
     reset(fd);
     int rc = weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME);
     while (rc == 0 && n)
@@ -257,7 +257,7 @@ static void errors(weft_node *w, void *arg)
         ;
     CHECK(rc == -EPIPE);
     OK(weft_net_close(s));
-    /* Closed while it is being opened; and opened without waiting. */
+    /* Sockets that are closed while they are being opened, and sockets that are opened without waiting. */
     for (unsigned i = 0; i < repeats(200); i++) {
         OK(weft_net_connect_start(w, 0, SPEC(.host = "127.0.0.1", .port = i % 2 ? port : other), &s, &op));
         if (i % 3 == 0)
@@ -272,7 +272,7 @@ static void errors(weft_node *w, void *arg)
     CHECK(weft_net_receive(s, text, 1, &n, DEFAULT_TIME) == -ECONNREFUSED);
     OK(weft_net_close(s));
     close(listener);
-    /* All of that gave its memory back. */
+    /* All sockets have freed their memory. */
     int64_t deadline = now_ns() + patience_ns(10);
     weft_pool_stats p;
     do {
@@ -396,7 +396,7 @@ static void with_peer(weft_node *w, uint32_t port)
         CHECK(n == size && memcmp(in, out, size) == 0 && strcmp(from, peer) == 0);
     }
     OK(weft_net_send(s, "hello", 5, NULL, DEFAULT_TIME));
-    CHECK(weft_net_receive(s, in, 4, &n, DEFAULT_TIME) == -EMSGSIZE && n == 5); /* it stays */
+    CHECK(weft_net_receive(s, in, 4, &n, DEFAULT_TIME) == -EMSGSIZE && n == 5); /* the datagram can still be received */
     OK(weft_net_receive(s, in, 5, &n, DEFAULT_TIME));
     CHECK(n == 5 && memcmp(in, "hello", 5) == 0);
     CHECK(weft_net_send(s, out, WEFT_NET_DATAGRAM_MAX + 1, &n, DEFAULT_TIME) == -EMSGSIZE && n == 0);
@@ -417,7 +417,7 @@ static void without_peer(weft_node *w)
     char to[2][WEFT_NET_ADDRESS], from[WEFT_NET_ADDRESS], text[64], wrong[WEFT_NET_ADDRESS];
     struct sockaddr_in a = {.sin_family = AF_INET};
     size_t n;
-    OK(weft_net_listen(w, 0, SPEC(.flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME)); /* of IPv6, takes IPv4, too */
+    OK(weft_net_listen(w, 0, SPEC(.flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME)); /* an IPv6 socket, which receives datagrams over IPv4, too */
     CHECK(weft_net_peer(s)[0] == '\0' && strncmp(weft_net_local(s), "[::]:", 5) == 0);
     inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
     a.sin_port = htons((uint16_t)atoi(weft_net_local(s) + 5));
@@ -449,7 +449,7 @@ static void without_peer(weft_node *w)
           -EACCES);
     CHECK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = 9, .flags = WEFT_NET_DATAGRAMS, .send_ring = 65536), &closed,
                            DEFAULT_TIME) == -EINVAL);
-    /* Nobody is there: sending goes on. */
+    /* No socket receives at this port: sending still succeeds. */
     OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port[0], .flags = WEFT_NET_DATAGRAMS), &closed, DEFAULT_TIME));
     for (unsigned i = 0; i < 20; i++)
         OK(weft_net_send(closed, "x", 1, NULL, DEFAULT_TIME));
@@ -457,7 +457,7 @@ static void without_peer(weft_node *w)
     OK(weft_net_close(closed));
 }
 
-/* One that is not read holds up nobody, and what it has got is whole. */
+/* A socket whose datagrams are not read does not delay others, and the datagrams that it has received are whole. */
 static void not_read(weft_node *w)
 {
     static uint8_t some[20000], right[sizeof some];
@@ -518,7 +518,7 @@ static void near(weft_node *w, void *arg)
     if (weft_rank(w) == 1) {
         weft_socket *s;
         OK(weft_net_connect(w, 0, SPEC(.port = n->port[0], .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME));
-        CHECK(strncmp(weft_net_peer(s), "127.0.0.1:", 10) == 0); /* nobody listens at ::1 */
+        CHECK(strncmp(weft_net_peer(s), "127.0.0.1:", 10) == 0); /* no server listens at ::1 */
         OK(weft_net_close(s));
         OK(weft_net_connect(w, 0, SPEC(.host = n->path, .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME));
         CHECK(weft_net_peer(s)[0] == '\0');
