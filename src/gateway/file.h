@@ -10,7 +10,8 @@
  *   file_lease.c    requests for pieces
  *   file_write.c    requests that change files
  *   file.c          the service: its other requests
- *   file_handle.c   the asker's handles; file_read.c, file_map.c: what the asker reads and maps
+ *   file_handle.c   the asker's handles; file_read.c, file_map.c: what the asker reads and maps;
+ *                   file_async.c: calls that do not wait
  *
  * All but the blocking work runs on the server thread, which alone uses the structures here. A piece is read from the disk into the pool
  * once, however many ask for it, and every reader gets its address and a lease. A reader copies from the piece, by get or from mapped

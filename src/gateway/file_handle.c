@@ -13,13 +13,21 @@ weft_request file_request(const weft_file *f, enum file_kind kind)
         .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = (uint16_t)kind, .node = f->node, .handle = f->there};
 }
 
+int file_claim(weft_file *f)
+{
+    if (atomic_exchange_explicit(&f->busy, true, memory_order_acquire)) /* acquire: pairs with file_unuse() */
+        return base_fail(-EBUSY, "%s at node %u: another call reads or writes through this handle: open it once for each", f->path,
+                         f->node);
+    atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
+    return 0;
+}
+
 int file_use(weft_file *f, bool alone)
 {
     if (fab_in_handler())
         return base_fail(-EDEADLK, "%s at node %u: a handler must not wait for a file", f->path, f->node);
-    if (alone && atomic_exchange_explicit(&f->busy, true, memory_order_acquire)) /* acquire: pairs with file_unuse() */
-        return base_fail(-EBUSY, "%s at node %u: another thread reads or writes through this handle: open it once for each thread", f->path,
-                         f->node);
+    if (alone)
+        return file_claim(f);
     atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
     return 0;
 }
@@ -76,15 +84,25 @@ static void file_free(weft_file *f)
     free(f);
 }
 
-int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns)
+int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags)
 {
     size_t len = path ? strlen(path) : 0;
-    *out = NULL;
+    if (node >= w->size)
+        return base_fail(-EFAULT, "weft_file_open(): there is no node %u; the cluster has %u nodes", node, w->size);
     if (!len || flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
         return base_fail(-EINVAL, "weft_file_open() of '%s': the path is empty, or the flags (%#x) are unknown or need WEFT_FILE_WRITE",
                          len ? path : "", flags);
     if (len > WEFT_FILE_PATH_MAX)
         return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes; at most %u are possible", len, WEFT_FILE_PATH_MAX);
+    return 0;
+}
+
+int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns)
+{
+    *out = NULL;
+    int rc = file_open_check(w, node, path, flags);
+    if (rc)
+        return rc;
     weft_file *f = calloc(1, sizeof *f);
     if (!f || !(f->path = strdup(path))) {
         free(f);
@@ -98,10 +116,10 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     weft_request r = file_request(f, FILE_OPEN);
     struct gateway_result result;
     r.flags = flags;
-    r.data_bytes = len;
+    r.data_bytes = strlen(path);
     size_t info = sizeof f->info;
     struct gateway_question q = {.record = &r, .data = path, .late = opened_late};
-    int rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &f->info, &info);
+    rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &f->info, &info);
     if (!rc && info != sizeof f->info)
         rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", path, node);
     if (rc) {
@@ -173,6 +191,12 @@ int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t time
     return rc;
 }
 
+int file_sync(weft_file *f, int64_t timeout_ns)
+{
+    weft_request r = file_request(f, FILE_SYNC);
+    return file_ask(f, &r, NULL, false, NULL, timeout_ns);
+}
+
 int weft_file_sync(weft_file *f, int64_t timeout_ns)
 {
     return ask_one(f, FILE_SYNC, timeout_ns);
@@ -206,17 +230,15 @@ static int write_some(weft_file *f, const void *buf, size_t len, uint64_t offset
     return rc;
 }
 
-int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns)
+int file_write_check(const weft_file *f)
 {
-    int64_t deadline = fab_timeout(f->g->w, timeout_ns);
+    return f->flags & WEFT_FILE_WRITE ? 0 : base_fail(-EBADF, "%s at node %u was not opened with WEFT_FILE_WRITE", f->path, f->node);
+}
+
+int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline)
+{
     size_t done = 0, n;
-    if (put)
-        *put = 0;
-    if (!(f->flags & WEFT_FILE_WRITE))
-        return base_fail(-EBADF, "%s at node %u was not opened with WEFT_FILE_WRITE", f->path, f->node);
-    int rc = file_use(f, true);
-    if (rc)
-        return rc;
+    int rc = 0;
     file_slots_leave(f); /* they are of the old generation; their leases end by their time */
     (void)file_maps_leave(f);
     f->last = UINT64_MAX;
@@ -227,6 +249,20 @@ int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, 
         if (!rc && !n)
             rc = base_fail(-EIO, "%s: node %u has written nothing", f->path, f->node);
     }
+    *put = done;
+    return rc;
+}
+
+int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns)
+{
+    int64_t deadline = fab_timeout(f->g->w, timeout_ns);
+    size_t done = 0;
+    int rc = file_write_check(f);
+    if (put)
+        *put = 0;
+    if (rc || (rc = file_use(f, true)))
+        return rc;
+    rc = file_write(f, buf, len, offset, &done, deadline);
     file_unuse(f, true);
     if (put)
         *put = done;

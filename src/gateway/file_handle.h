@@ -53,11 +53,19 @@ int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct 
 weft_request file_request(const weft_file *f, enum file_kind kind);
 /* Begin and end a call that only one thread may be in. -EBUSY, -EDEADLK. */
 int file_use(weft_file *f, bool alone);
+int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);
 void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slots_leave(weft_file *f); /* nobody waits for their answers, and the leases are left to the gateway */
 
+int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags);
+int file_write_check(const weft_file *f);
+/* Like weft_file_write() and weft_file_sync(), between file_use() and file_unuse(). */
+int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline);
+int file_sync(weft_file *f, int64_t timeout_ns);
+
 /* --- file_read.c --- */
+int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline); /* between file_use() and file_unuse() */
 int file_slot_state(const struct file_slot *s);
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);

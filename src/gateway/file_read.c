@@ -142,15 +142,12 @@ static int slot_get(weft_file *f, uint64_t index, int64_t deadline, struct file_
 
 /* --- reading --- */
 
-int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns)
+int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline)
 {
     weft_node *w = f->g->w;
-    int64_t deadline = fab_timeout(w, timeout_ns);
     uint8_t *to = buf;
+    int rc = 0;
     *got = 0;
-    int rc = file_use(f, true);
-    if (rc)
-        return rc;
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
     while (!rc && left) {
@@ -171,6 +168,17 @@ int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t 
         left -= n;
         *got += (size_t)n;
     }
+    return rc;
+}
+
+int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns)
+{
+    int64_t deadline = fab_timeout(f->g->w, timeout_ns);
+    *got = 0;
+    int rc = file_use(f, true);
+    if (rc)
+        return rc;
+    rc = file_read(f, buf, len, offset, got, deadline);
     file_unuse(f, true);
     return rc;
 }

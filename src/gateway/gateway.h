@@ -21,7 +21,7 @@
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
- *   file_handle.c, file_read.c, file_map.c   asker's side of the file service
+ *   file_handle.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
  *   services.c  the table of services
  *   record.c    requests by record, from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
@@ -377,8 +377,13 @@ struct gateway {
     char file_root[1024];        /* files below this folder are served; "": all; "-": only those in file_offers */
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
+    struct file_async *file_async; /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;
 };
+/* --- file_async.c --- */
+int file_async_open(struct gateway *g);
+void file_async_end(struct gateway *g); /* what was not begun ends with -ECONNRESET */
+void file_async_free(struct gateway *g);
 static inline struct gateway *gateway_in(weft_node *w)
 {
     return w->gateway;

@@ -78,6 +78,7 @@ static void on_close(struct weft_node *w, void *arg)
     gateway_table_free(&g->streams);
     gateway_table_free(&g->asks);
     gateway_posts_free(g);
+    file_async_free(g);
     free((void *)g->offers);
     free(g->outstanding);
     free(g);
@@ -112,6 +113,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     int rc = g->offers && g->outstanding ? 0 : base_fail(-ENOMEM, "no memory for the services of %u nodes", w->size);
     if (!rc)
         rc = gateway_posts_open(g);
+    if (!rc)
+        rc = file_async_open(g);
     if (!rc)
         rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .close = on_close, .arg = g});
     if (rc) {
@@ -148,4 +151,5 @@ void gateway_leave(struct weft_node *w)
     gateway_server_end(g);
     gateway_asks_end(g, -ECONNRESET);
     fab_wake_here(w);
+    file_async_end(g);
 }
