@@ -77,6 +77,38 @@ static void opened_late(struct gateway *g, const struct gateway_ask *a, const st
         post_close(g, a->node, r->word[0]);
 }
 
+/* The gateway has noticed that a file has changed: the next read or map asks it, and gets -ESTALE. */
+void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m)
+{
+    base_spin_lock(&g->lock);
+    for (weft_file *f = g->files; f; f = f->next)
+        if (f->node == from && f->there == m->to) {
+            atomic_store_explicit(&f->changed[FILE_CHANGED_READ], true, memory_order_relaxed);
+            atomic_store_explicit(&f->changed[FILE_CHANGED_MAP], true, memory_order_relaxed);
+        }
+    base_spin_unlock(&g->lock);
+}
+
+static void handle_list(struct gateway *g, weft_file *f)
+{
+    base_spin_lock(&g->lock);
+    f->next = g->files;
+    f->at_next = &g->files;
+    if (f->next)
+        f->next->at_next = &f->next;
+    g->files = f;
+    base_spin_unlock(&g->lock);
+}
+
+static void handle_unlist(struct gateway *g, weft_file *f)
+{
+    base_spin_lock(&g->lock);
+    if (f->next)
+        f->next->at_next = f->at_next;
+    *f->at_next = f->next;
+    base_spin_unlock(&g->lock);
+}
+
 static void file_free(weft_file *f)
 {
     pthread_mutex_destroy(&f->maps);
@@ -127,6 +159,7 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
         return rc;
     }
     f->there = result.word[0];
+    handle_list(f->g, f);
     *out = f;
     return 0;
 }
@@ -154,6 +187,7 @@ int weft_file_close(weft_file *f)
         return base_fail(-EBUSY, "%s at node %u cannot be closed while a thread waits for it", f->path, f->node);
     file_slots_leave(f);
     (void)file_maps_leave(f);
+    handle_unlist(f->g, f);
     copies_free(f);
     post_close(f->g, f->node, f->there);
     file_free(f);

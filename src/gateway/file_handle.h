@@ -11,6 +11,7 @@
 #define FILE_AHEAD_PIECES 4u
 #define FILE_SLOTS        (FILE_AHEAD_PIECES + 2u)
 _Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
+enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
 #define FILE_MAP_AHEAD 2u
 #define FILE_MAP_SLOTS (FILE_MAP_AHEAD + 2u)
 #define FILE_TEXT      512u
@@ -33,9 +34,11 @@ struct file_copy { /* of a mapped piece, in this node's pool */
 };
 struct weft_file {
     struct gateway *g;
+    struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
     uint64_t there; /* its number at the gateway */
     weft_file_info info;
+    _Atomic bool changed[2]; /* the file has changed: what was asked for is not used by reads, and maps, any more */
     _Atomic bool busy;
     _Atomic uint32_t users; /* threads in calls */
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */

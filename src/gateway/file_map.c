@@ -196,6 +196,8 @@ static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t 
     int64_t until = base_deadline(FILE_LEASE_NS);
     weft_gaddr at, copy = WEFT_NULL;
     const uint8_t *p = NULL;
+    if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
+        (void)file_maps_leave(f);
     int rc = here ? map_take(f, index, deadline, &at, &lease) : -EAGAIN;
     if (rc == -EAGAIN)
         rc = map_ask(f, index, here, deadline, &at, &lease);

@@ -142,6 +142,13 @@ static int slot_get(weft_file *f, uint64_t index, int64_t deadline, struct file_
 
 /* --- reading --- */
 
+/* The file has changed: the pieces are given back with the next request, whose answer is -ESTALE. */
+static void slots_expire(weft_file *f)
+{
+    for (unsigned i = 0; i < FILE_SLOTS; i++)
+        f->slot[i].until = INT64_MIN;
+}
+
 int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -151,6 +158,8 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
     while (!rc && left) {
+        if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_READ], false, memory_order_relaxed))
+            slots_expire(f);
         uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE;
         struct file_slot *s = NULL;
         rc = slot_get(f, index, deadline, &s);

@@ -111,6 +111,7 @@ enum gateway_message_type {
     GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
     GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
     GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_CHANGED, /* to: the server's number of a handle of a file, which has changed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -377,9 +378,13 @@ struct gateway {
     char file_root[1024];        /* files below this folder are served; "": all; "-": only those in file_offers */
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
+    struct weft_file *files;       /* open handles of files; under the lock */
     struct file_async *file_async; /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;
 };
+/* --- file_handle.c --- */
+void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
+
 /* --- file_async.c --- */
 int file_async_open(struct gateway *g);
 void file_async_end(struct gateway *g); /* what was not begun ends with -ECONNRESET */
