@@ -13,8 +13,10 @@
  * reads that generation only: the bytes that it had, or calls end with -ESTALE; never bytes of two generations. The gateway compares size
  * and time before and after each read from the disk, and waits before a read until any later change must show in the time (20 ms after the
  * last change; 2 s on a file system that counts whole seconds). It does not notice what a program changes without changing the time: if it
- * sets the time back, or writes to a mapping (mmap(2)) before the system has updated the time. Opening a file always looks at the disk;
- * while a file is read from the cache, the gateway looks once a second.
+ * sets the time back, or writes to a mapping (mmap(2)) before the system has updated the time. Opening a file always looks at the disk. On
+ * Linux the system tells the gateway of changes (inotify), and the gateway tells who has the file open. Elsewhere, for changes by other
+ * machines on a network's file system, and past the user's limit of watches, the gateway looks once a second while a file is read from the
+ * cache.
  *
  * Paths. The gateway opens files as its own user. With WEFT_FILE_ROOT set, only files below that folder can be opened: no symbolic link and
  * no `..` leads out of it. With WEFT_FILE_ROOT=- only files that the gateway's program has named by weft_file_offer() can be opened. Only
@@ -86,7 +88,7 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
 
 /* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many, also after an error. If a call reads more
  * than one piece, or calls read one after the other, the next 4 pieces are asked for ahead.
- * Errors: -ESTALE the file has changed since it was opened; -EIO and others: the gateway could not read it; -EBUSY another thread reads or
+ * Errors: -ESTALE the file has changed since it was opened; -EIO and others: the gateway could not read it; -EBUSY another call reads or
  * writes through this handle; -ENOMEM no memory here or there; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone;
  * -EPROTO it has sent an invalid answer; -ETIMEDOUT not all bytes were there before the deadline, and over rc, tb and ofi `buf` must not be
  * used before weft_flush() returns; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
