@@ -85,7 +85,7 @@ struct file_job {
     bool outside;
     struct file_identity is; /* what the file is expected to be; after OPEN and WRITE: what it is */
     uint8_t *memory;         /* READ: where the piece goes; WRITE: what is written, freed with the job */
-    struct mem_pool *pool;   /* READ: what has that memory, and where it is there */
+    struct mem_pool *pool;   /* READ: what has that memory, and where it is there; NULL: no pool */
     uint64_t place;
     uint64_t offset, bytes;  /* after WRITE: bytes: how many were written */
     char path[WEFT_FILE_PATH_MAX + 1];

@@ -84,7 +84,8 @@ static int job_open(struct file_job *job)
 
 static int job_read(struct file_job *job)
 {
-    mem_prepare(job->pool, job->place, job->bytes);
+    if (job->pool)
+        mem_prepare(job->pool, job->place, job->bytes);
     settle(job->is.modified_ns);
     int rc = check(job);
     for (uint64_t got = 0; !rc && got < job->bytes;) {

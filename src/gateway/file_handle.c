@@ -61,6 +61,45 @@ void file_slots_leave(weft_file *f)
     }
 }
 
+/* --- what is mapped --- */
+
+void file_post_return(struct gateway *g, uint32_t node, uint64_t lease)
+{
+    const weft_request r = {
+        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = FILE_RETURN, .node = node, .arg = {lease}};
+    (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
+}
+
+void file_map_slot_free(struct file_slot *s)
+{
+    s->claimed = false;
+    atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
+}
+
+/* Gives a slot up that no thread waits for. With `maps` locked. */
+void file_map_slot_leave(weft_file *f, struct file_slot *s)
+{
+    /* If it was not answered yet, mapped_late() gives the piece back. */
+    if (file_slot_state(s) == SLOT_ASKED)
+        (void)gateway_ask_leave(f->g, s->ask, 0);
+    if (file_slot_state(s) == SLOT_READY)
+        file_post_return(f->g, f->node, s->lease);
+    file_map_slot_free(s);
+}
+
+bool file_maps_leave(weft_file *f)
+{
+    bool any = false;
+    pthread_mutex_lock(&f->maps);
+    for (unsigned i = 0; i < FILE_MAP_SLOTS; i++)
+        if (file_slot_state(&f->map_slot[i]) != SLOT_FREE && !f->map_slot[i].claimed) {
+            file_map_slot_leave(f, &f->map_slot[i]);
+            any = true;
+        }
+    pthread_mutex_unlock(&f->maps);
+    return any;
+}
+
 /* --- opening and closing --- */
 
 static void post_close(struct gateway *g, uint32_t node, uint64_t there)

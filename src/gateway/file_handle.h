@@ -58,6 +58,14 @@ weft_request file_request(const weft_file *f, enum file_kind kind);
 int file_use(weft_file *f, bool alone);
 int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);
+static inline int file_slot_state(const struct file_slot *s)
+{
+    return atomic_load_explicit(&s->state, memory_order_acquire);
+}
+void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* gives a piece back that was mapped */
+void file_map_slot_free(struct file_slot *s);
+void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
+bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
 void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slots_leave(weft_file *f); /* nobody waits for their answers, and the leases are left to the gateway */
 
@@ -69,13 +77,9 @@ int file_sync(weft_file *f, int64_t timeout_ns);
 
 /* --- file_read.c --- */
 int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline); /* between file_use() and file_unuse() */
-int file_slot_state(const struct file_slot *s);
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 uint32_t file_piece_bytes(const weft_file *f, uint64_t index);
-
-/* --- file_map.c --- */
-bool file_maps_leave(weft_file *f); /* gives back what is mapped ahead. False: nothing was */
 
 #endif

@@ -84,7 +84,6 @@ static void recheck_done(struct gateway_work *work)
     if (b->again && !b->stale)
         file_recheck(all, b);
     file_job_over(job);
-    (void)file_lease_again(all); /* requests for a file that has changed wait for nothing */
 }
 
 void file_recheck(struct files *all, struct file_body *b)

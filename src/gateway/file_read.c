@@ -30,11 +30,6 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
     atomic_store_explicit(&s->state, rc ? SLOT_FAILED : SLOT_READY, memory_order_release); /* release: pairs with file_slot_state() */
 }
 
-int file_slot_state(const struct file_slot *s)
-{
-    return atomic_load_explicit(&s->state, memory_order_acquire);
-}
-
 bool file_slot_settled(void *arg)
 {
     return file_slot_state(arg) != SLOT_ASKED;

@@ -63,8 +63,10 @@ static int large_read(weft_file *f, struct large_board *b, uint64_t from, uint64
     int rc = 0;
     size_t n;
     for (uint64_t at = from; !rc && at < large_bytes(); at += PIECE) {
-        if (b && at % STRIDE == 0)
-            meet(&b->turn, READERS);
+        if (b && at % STRIDE == 0) {
+            atomic_fetch_add(&b->turn, 1);
+            wait_for(&b->turn, (uint32_t)(at / STRIDE + 1) * READERS);
+        }
         rc = weft_file_read(f, piece, PIECE, at, &n, DEFAULT_TIME);
         CHECK(rc || (n == PIECE && large_right(piece, version, at / PIECE)));
         CHECK(!rc || (rc == -ESTALE && n == 0));
