@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls by which GPU kernels use services (weft/service.h): programs and names. Like weft/device.h, one source for C, C++ and CUDA.
+ * Calls by which GPU kernels use services (weft/service.h): programs and names. For sockets see weft/device_net.h, for files
+ * weft/device_file.h. The same source can be compiled as C, C++ and CUDA, as that of weft/device.h.
  *
  * Each call fills a record (weft/request.h) and submits it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in that
  * node's pool, or in an arena of the kernel's GPU, aligned to 8 bytes (better to 64: then the record shares no cache line). Kernels read
@@ -50,7 +51,7 @@ WEFT_DEVICE_CALL int weft_device_request_ask(const weft_device *d, uint64_t reco
     return weft_device_ask(d, WEFT_REQUEST_SERVICE, record, NULL);
 }
 
-/* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process: submits the
+/* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process. Submits the
  * record again and again until the answer is another one. */
 WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t record, weft_request *r)
 {

@@ -118,10 +118,10 @@ WEFT_API int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, in
 WEFT_API int weft_process_wait_start(weft_process *p, weft_op *op);
 
 /* Reads output of the process: `which` is 1 for standard output, 2 for standard error. Waits for at least one byte. `*got` is how many
- * bytes were read; 0: the output has ended. Only one thread at a time may read a stream. Errors: -EINVAL this output is not sent here
- * (WEFT_SPAWN_STDOUT, WEFT_SPAWN_STDERR); -ETIMEDOUT nothing came before the deadline; -ECONNRESET the server is gone, and all that had
- * arrived was read; -EPROTO the server sent invalid data; -EBUSY another read of this stream is under way; -EDEADLK it would wait in a
- * handler. */
+ * bytes were read; 0: the output has ended. Only one thread at a time may read a stream.
+ * Errors: -EINVAL this output is not sent here (WEFT_SPAWN_STDOUT, WEFT_SPAWN_STDERR); -ETIMEDOUT nothing came before the deadline;
+ * -ECONNRESET the server is gone, and all that had arrived was read; -EPROTO the server sent invalid data; -EBUSY another read of this
+ * stream is under way; -EDEADLK it would wait in a handler. */
 WEFT_API int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
 /* Like weft_process_read(), but does not wait: `buf` and `got` belong to weft until the op is complete.
@@ -201,10 +201,10 @@ WEFT_API int weft_name_lookup_start(weft_node *w, uint32_t node, const char *nam
 WEFT_API int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t timeout_ns);
 
 /* Lists names: fills `out` with up to `max` names; `*count` is how many. Set `*next` to 0 before the first call, and repeat the call until
- * `*next` is 0 again. Names that are published or removed between two calls may be missed, or listed twice. Errors: -EINVAL `max` is 0;
- * -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
- * -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the pool; -ENOBUFS in a handler,
- * too much is queued; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * `*next` is 0 again. Names that are published or removed between two calls may be missed, or listed twice.
+ * Errors: -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
+ * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the
+ * pool; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, uint32_t *count, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

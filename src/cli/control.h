@@ -18,6 +18,8 @@
  *   proxy or publish, detached: then DONE
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
+ * While an exec that is not detached or a logs goes on, the node also sends TEXT without bytes every few seconds, as a sign of life.
+ *
  * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed, and its proxy
  * or published port ends.
  */
@@ -98,6 +100,7 @@ bool control_frame_fits(const struct control_frame *f, bool from_node);
 
 /* A control node that takes and tells nothing for so long hangs. */
 #define CONTROL_SILENT_NS (20 * WEFT_SECOND)
+#define CONTROL_ALIVE_NS  (4 * WEFT_SECOND) /* time between two signs of life */
 #define CONTROL_SILENT                                                                                                           \
     "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: then another " \
     "node takes over"

@@ -17,6 +17,7 @@
 #include "cli/terminal.h"
 
 #define TAG_BYTES 80u
+#define LISTEN_MS 2000
 
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
@@ -62,7 +63,8 @@ struct exec_run {
     size_t outstanding;
     int status; /* exit status of the first process that failed; 0: none */
     bool done, signalled;
-    bool tty, raw; /* raw: the command has started, and the terminal is in raw mode */
+    bool tty, raw;     /* raw: the command has started, and the terminal is in raw mode */
+    int64_t silent_ns; /* for how long this command has waited for a frame since the last one; time in which it was stopped is left out */
     char *payload;
 };
 
@@ -252,16 +254,20 @@ static int exec_catch_signals(bool tty)
     return rc ? base_fail(rc, "cannot create the pipe for signals: %s", base_strerror(rc)) : 0;
 }
 
+static void exec_fail(struct exec_run *x, const char *text)
+{
+    if (x->tty)
+        terminal_restore();
+    cli_error("exec", "%s", text);
+    x->status = x->status ? x->status : JOBS_FAILED;
+    x->done = true;
+}
+
 /* Send a frame. When it fails since the control node has ended, reading tells so. */
 static void exec_send(struct exec_run *x, enum control_type type, uint32_t number, const void *payload, size_t bytes)
 {
-    if (x->done || control_send(x->fd, type, UINT32_MAX, number, payload, bytes) != -ETIMEDOUT)
-        return;
-    if (x->tty)
-        terminal_restore();
-    cli_error("exec", "%s", CONTROL_SILENT);
-    x->status = x->status ? x->status : JOBS_FAILED;
-    x->done = true;
+    if (!x->done && control_send(x->fd, type, UINT32_MAX, number, payload, bytes) == -ETIMEDOUT)
+        exec_fail(x, CONTROL_SILENT);
 }
 
 /* Only with --tty. After this command was stopped and continued, the terminal has the shell's settings and must be set again. */
@@ -318,28 +324,25 @@ static void failed(struct exec_run *x, int status)
 static void take_frame(struct exec_run *x)
 {
     struct control_frame f;
-    int rc = standing_answer(x->fd, &f, x->payload, INT64_MAX);
-    if (x->tty && (rc || f.type == CONTROL_ERROR))
-        terminal_restore(); /* the error message needs a terminal in its normal mode */
+    int rc = standing_answer(x->fd, &f, x->payload, base_deadline(CONTROL_SILENT_NS));
     if (rc) {
-        cli_error("exec",
-                  "the control node of the cluster has ended, and with it the command on all hosts: see `weft status`, and run it again");
-        failed(x, JOBS_FAILED);
-        x->done = true;
+        exec_fail(x, rc == -ETIMEDOUT ? CONTROL_SILENT
+                                      : "the control node of the cluster has ended, and with it the command on all hosts: see `weft "
+                                        "status`, and run it again");
         return;
     }
+    if (x->tty && f.type == CONTROL_ERROR)
+        terminal_restore(); /* the error message needs a terminal in its normal mode */
     switch (f.type) {
+    case CONTROL_TEXT: return;
     case CONTROL_TAKEN: x->outstanding -= f.number <= x->outstanding ? f.number : x->outstanding; return;
     case CONTROL_DONE: x->done = true; return;
     case CONTROL_STARTED:
         if (!x->tty)
             break;
         x->raw = true;
-        if (terminal_raw()) {
-            cli_error("exec", "%s", base_error());
-            failed(x, JOBS_FAILED);
-            x->done = true;
-        }
+        if (terminal_raw())
+            exec_fail(x, base_error());
         break;
     case CONTROL_ENDED: failed(x, (int)(f.number & 0xff)); break;
     case CONTROL_ERROR:
@@ -355,6 +358,15 @@ static void take_frame(struct exec_run *x)
     exec_print_frame(&x->print, &f, x->payload);
 }
 
+/* Count how long the control node is silent, which sends a sign of life every CONTROL_ALIVE_NS. */
+static void exec_listened(struct exec_run *x, bool heard, int64_t ns)
+{
+    int64_t most = 2 * LISTEN_MS * WEFT_MS; /* if it was more, this command was stopped meanwhile, and perhaps the whole host */
+    x->silent_ns = heard ? 0 : x->silent_ns + (ns < most ? ns : most);
+    if (x->silent_ns > CONTROL_SILENT_NS)
+        exec_fail(x, CONTROL_SILENT);
+}
+
 static void exec_loop(struct exec_run *x)
 {
     while (!x->done && !x->print.out.broken && !x->print.err.broken) {
@@ -365,8 +377,10 @@ static void exec_loop(struct exec_run *x)
                               {.fd = give ? x->input : -1, .events = POLLIN},
                               {.fd = relay_waiting(&x->print.out) ? STDOUT_FILENO : -1, .events = POLLOUT},
                               {.fd = relay_waiting(&x->print.err) ? STDERR_FILENO : -1, .events = POLLOUT}};
-        if (poll(p, 5, -1) < 0)
+        int64_t began = base_now_ns();
+        if (poll(p, 5, LISTEN_MS) < 0)
             continue;
+        exec_listened(x, !take || p[0].revents, base_now_ns() - began);
         if (p[1].revents)
             pass_signals(x);
         if (p[2].revents)
@@ -383,13 +397,16 @@ static int exec_detached(const char *cluster, struct control_request *r)
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
     int fd = payload ? standing_ask("exec", cluster, r) : -1, status = 0;
     for (f.type = 0; fd >= 0 && f.type != CONTROL_DONE;) {
-        int rc = standing_answer(fd, &f, payload, INT64_MAX);
+        int rc = standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
         if (!rc && f.type != CONTROL_ERROR)
             continue;
         status = JOBS_FAILED;
         if (!rc)
             status = f.number == ENOENT ? LAUNCH_NOT_FOUND : f.number == EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED;
-        cli_error("exec", "%s", rc ? "the control node of the cluster has ended: see `weft status`, and run the command again" : payload);
+        cli_error("exec", "%s",
+                  rc == -ETIMEDOUT ? CONTROL_SILENT
+                  : rc             ? "the control node of the cluster has ended: see `weft status`, and run the command again"
+                                   : payload);
         if (rc || f.node == UINT32_MAX)
             break;
     }

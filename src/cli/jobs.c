@@ -192,13 +192,16 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     fd = standing_ask("logs", cluster, r);
     status = fd < 0 ? CLI_FAILED : 0;
     while (!status) {
-        int rc = standing_answer(fd, &f, payload, INT64_MAX);
+        int rc = standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
         if (rc || f.type == CONTROL_ERROR)
             status = cli_error("logs", "%s",
-                               rc ? "the control node of the cluster has ended, and its jobs with it: see `weft status`" : payload);
+                               rc == -ETIMEDOUT ? CONTROL_SILENT
+                               : rc             ? "the control node of the cluster has ended, and its jobs with it: see `weft status`"
+                                                : payload);
         if (status || f.type == CONTROL_DONE)
             break;
-        exec_print_frame(&print, &f, payload);
+        if (f.type != CONTROL_TEXT) /* a sign of life */
+            exec_print_frame(&print, &f, payload);
         exec_print_wait(&print);
         if (print.out.broken || print.err.broken)
             break;

@@ -108,6 +108,7 @@ void jobs_end(struct jobs *all);   /* kill all processes, and refuse new jobs */
 void jobs_close(struct jobs *all); /* call it after jobs_end(), when no command uses the jobs: waits for the threads of detached jobs */
 /* Run a job for the command that is connected at `fd`, until all its processes have ended. Sends the whole answer. */
 void jobs_exec(struct jobs *all, int fd, const struct control_request *r);
+void jobs_alive(struct jobs *all); /* call it every CONTROL_ALIVE_NS: sends a sign of life to each command that waits for its job */
 void jobs_kill(struct jobs *all, int fd, const struct control_request *r);
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);

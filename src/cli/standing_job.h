@@ -31,9 +31,9 @@ struct job {
     struct job *next;
     uint32_t id, tasks, left; /* left: tasks that have not ended; under the jobs' lock */
     unsigned users;           /* number of threads that use the job; under the jobs' lock */
-    bool detached, listed;
-    int64_t began;           /* seconds since 1970 */
-    int fd;                  /* the socket to the command; -1: the job is detached */
+    bool detached, listed;    /* detached: false until its processes have been started, so that errors are sent to the command */
+    int64_t began;            /* seconds since 1970 */
+    int fd; /* the socket to the command; -1: the job is detached. It and `detached` change with `send` and the jobs' lock held */
     _Atomic bool stop;       /* end the job now: kill all its processes */
     _Atomic int64_t kill_at; /* when to kill the processes that are still running; INT64_MAX: never */
     /* held while a thread other than the task's own sends a signal to its process, and while the handle of a process is closed */

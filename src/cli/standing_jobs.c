@@ -182,8 +182,8 @@ static void describe_command(struct job *j, const struct control_request *r)
 }
 
 /* Settings that only concern the node itself: a program would use the node's files and join its cluster. */
-static const char *const not_theirs[] = {"WEFT_HOSTFILE",  "WEFT_SECRET_FILE", "WEFT_POOL",
-                                         "WEFT_NET_RULES", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE"};
+static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE", "WEFT_POOL",      "WEFT_NET_RULES",
+                                         "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
 /* Free the handle of a process. Under a lock, because a command may be sending the process a signal: the job is listed from its start
@@ -255,13 +255,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     struct job *j = *out = calloc(1, sizeof *j);
     if (!j)
         return base_fail(-ENOMEM, "no memory for a job");
-    *j = (struct job){.all = all,
-                      .fd = fd,
-                      .detached = r->head.flags & CONTROL_DETACHED,
-                      .began = (int64_t)time(NULL),
-                      .kill_at = INT64_MAX,
-                      .over = {-1, -1},
-                      .users = 1};
+    *j = (struct job){.all = all, .fd = fd, .began = (int64_t)time(NULL), .kill_at = INT64_MAX, .over = {-1, -1}, .users = 1};
     j->last = &j->first;
     pthread_mutex_init(&j->handles, NULL);
     pthread_mutex_init(&j->send, NULL);
@@ -415,13 +409,16 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
             job_free(j);
         return;
     }
-    bool detached = j->detached;
-    j->detached = false; /* until it runs, errors are sent to the command */
+    bool detached = r->head.flags & CONTROL_DETACHED;
     if ((rc = start_tasks(j, r)))
-        control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error(), strlen(base_error()));
-    j->detached = detached;
+        job_say(j, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error());
     if (detached) {
+        pthread_mutex_lock(&all->lock);
+        pthread_mutex_lock(&j->send);
+        j->detached = true;
         j->fd = -1;
+        pthread_mutex_unlock(&j->send);
+        pthread_mutex_unlock(&all->lock);
         start_threads(j);
         uint32_t id = j->id;
         if (pthread_create(&alone, NULL, job_alone, j)) {
@@ -513,6 +510,7 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
 {
     struct job *j = job_enter(all, r->head.job, fd);
     uint64_t next = 0;
+    int64_t told = base_now_ns();
     int rc = 0;
     if (!j)
         return;
@@ -530,6 +528,10 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
                 pthread_cond_timedwait(&all->changed, &all->lock, &until);
             pthread_mutex_unlock(&all->lock);
             rc = command_gone(fd) ? -ECONNRESET : 0;
+        }
+        if (!rc && base_now_ns() - told > CONTROL_ALIVE_NS) {
+            told = base_now_ns();
+            rc = control_send(fd, CONTROL_TEXT, UINT32_MAX, 0, NULL, 0);
         }
     }
     if (!rc)

@@ -306,14 +306,19 @@ static void *serve_metrics(void *arg)
     }
 }
 
-/* --- the members' addresses, for the launcher --- */
+/* --- the members' addresses, for the launcher; signs of life for commands that wait for a job --- */
 
 static void *keep_members(void *arg)
 {
     struct standing_server *s = arg;
     struct pollfd p = {.fd = s->wake[0], .events = POLLIN};
     uint64_t written = 0; /* the epoch at which the file was written */
+    int64_t told = base_now_ns();
     do {
+        if (base_now_ns() - told > CONTROL_ALIVE_NS) {
+            told = base_now_ns();
+            jobs_alive(s->jobs);
+        }
         uint64_t epoch = weft_epoch(s->w);
         if (epoch != written && members_write(s->w, s->jobs, &s->place))
             written = epoch;

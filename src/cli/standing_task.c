@@ -7,6 +7,7 @@
  * A task has ended when its process has, and its output has been read. A process that has left the group of its task (setsid) may hold the
  * output open: it is no longer read LATE_NS after the end of the task's process.
  */
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,6 +65,21 @@ void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t numb
     if (!j->detached && !j->stop && control_send(j->fd, type, node, number, text, strlen(text)))
         j->stop = true;
     pthread_mutex_unlock(&j->send);
+}
+
+/* Never waits: a command whose socket is full, or to which another thread sends, needs no sign of life. */
+void jobs_alive(struct jobs *all)
+{
+    pthread_mutex_lock(&all->lock);
+    for (struct job *j = all->first; j; j = j->next) {
+        if (pthread_mutex_trylock(&j->send))
+            continue;
+        struct pollfd p = {.fd = j->fd, .events = POLLOUT};
+        if (!j->detached && !j->stop && poll(&p, 1, 0) == 1 && p.revents == POLLOUT)
+            control_send(j->fd, CONTROL_TEXT, UINT32_MAX, 0, NULL, 0);
+        pthread_mutex_unlock(&j->send);
+    }
+    pthread_mutex_unlock(&all->lock);
 }
 
 /* --- tasks --- */

@@ -104,7 +104,7 @@ int join_pairs_late(struct join *j);
  * silent one does not delay the others. */
 struct join_caller {
     int fd, pid;
-    int64_t came; /* when it was accepted */
+    int64_t came; /* when the connection was accepted */
     size_t got;   /* bytes of `token` received */
     struct wire_token token;
 };
@@ -164,7 +164,7 @@ struct grow_message {
 };
 struct grow_ask {               /* payload of GROW_ASK: the notice of who joins */
     uint8_t ticket[WIRE_NONCE]; /* the session from which the tokens of the newcomer's side connections are made */
-    struct wire_card card;      /* with its number */
+    struct wire_card card;      /* the newcomer's card, with its number */
 };
 /* Whether the bytes are a valid message; only computes. */
 bool grow_message_ok(const struct grow_message *m, const void *payload, size_t payload_len);
@@ -212,9 +212,9 @@ struct grow {
 
 int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join *j); /* takes listeners and cards over from `j` */
 struct grow *grow_of(struct weft_node *w);
-/* None of these waits: a member may be stopped. grow_try(): an error means that the message was not sent. grow_send() then keeps it, and
- * grow_send_again(), which the thread of door.c calls, sends what is kept; true: there still is something. If too much is kept already, the
- * message is lost, and the attempt that it belongs to ends when its time has passed. */
+/* None of these waits, because a member may be stopped. If grow_try() returns an error, the message was not sent. grow_send() then keeps
+ * the message. grow_send_again(), which the thread of door.c calls, sends what is kept. It returns true if something is still kept. If too
+ * much is kept already, the message is lost, and the attempt that it belongs to ends when its time has passed. */
 int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
 void grow_send(struct grow *g, uint32_t to, const struct grow_message *m);
 bool grow_send_again(struct grow *g);

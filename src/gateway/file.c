@@ -9,7 +9,21 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gateway/record.h"
+
 #define WAIT_LOOK_NS (100 * WEFT_MS) /* between two looks whether there is room, while requests wait for it */
+
+static void job_drop(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct file_open *o = job->open;
+    if (o && --o->jobs == 0 && o->closed) { /* else it is in the table */
+        if (o->fd >= 0)
+            close(o->fd);
+        free(o);
+    }
+    file_job_free(job);
+}
 
 static int file_open(struct gateway_server *server, void **state)
 {
@@ -33,7 +47,8 @@ static int file_open(struct gateway_server *server, void **state)
     if (rc)
         return rc;
     file_watch_open(all);
-    rc = gateway_works_open(&all->works, gateway_server_watches(server), FILE_THREADS);
+    rc = gateway_works_open(&all->works, gateway_server_watches(server),
+                            &(struct gateway_works_how){.threads = FILE_THREADS, .drop = job_drop});
     return rc ? base_fail(rc, "cannot prepare to read files for other nodes: %s", base_strerror(rc)) : 0;
 }
 
@@ -291,23 +306,11 @@ static int64_t file_tick(void *state, int64_t now)
     return next;
 }
 
-static void job_drop(struct gateway_work *work)
-{
-    struct file_job *job = (struct file_job *)(void *)work;
-    struct file_open *o = job->open;
-    if (o && --o->jobs == 0 && o->closed) { /* else it is in the table */
-        if (o->fd >= 0)
-            close(o->fd);
-        free(o);
-    }
-    file_job_free(job);
-}
-
 static void file_close(void *state)
 {
     struct files *all = state;
     uint32_t at = 0;
-    gateway_works_close(all->works, job_drop);
+    gateway_works_close(all->works);
     file_watch_close(all);
     for (struct file_open *o; (o = gateway_table_next(&all->opens, &at));) {
         if (o->fd >= 0)
@@ -321,13 +324,6 @@ static void file_close(void *state)
     free(all);
 }
 
-/* Requests by record: not yet. */
-static int file_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
-{
-    (void)g, (void)r, (void)data, (void)arg;
-    return -EOPNOTSUPP;
-}
-
 const struct gateway_service gateway_file = {
     .name = "file",
     .number = WEFT_SERVICE_FILE,
@@ -337,5 +333,7 @@ const struct gateway_service gateway_file = {
     .cancel = file_cancel,
     .gone = file_gone,
     .tick = file_tick,
-    .submit = file_submit,
+    .submit = gateway_file_submit,
+    .told = gateway_file_told,
+    .late = gateway_file_late,
 };

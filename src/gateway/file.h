@@ -2,7 +2,6 @@
  *
  * The file service: files of the gateway, the node that offers the service, cached in its pool for all nodes. Its files, lowest first:
  *
- *   work.c          runs what blocks on a few threads
  *   file_path.c     opens a path, below the root if there is one; the files that the program offers
  *   file_disk.c     what blocks: opens, reads, writes files
  *   file_cache.c    files, their generations and pieces; who uses which piece
@@ -35,19 +34,6 @@
 #define FILE_LEASES_MAX 4096u       /* of one handle */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* what a small piece counts for: it also has a structure */
-
-/* --- work.c --- */
-struct gateway_work {
-    struct gateway_work *next;
-    void (*run)(struct gateway_work *job);  /* on a thread of its own; may block */
-    void (*done)(struct gateway_work *job); /* then, on the thread that waits for the watches */
-};
-struct gateway_works;
-int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, unsigned threads);
-/* Returns a negative errno, without base_fail(), if there is no thread for it. */
-int gateway_work(struct gateway_works *all, struct gateway_work *job);
-/* Waits for what is being run. `drop` gets all jobs whose done() was not called. */
-void gateway_works_close(struct gateway_works *all, void (*drop)(struct gateway_work *job));
 
 /* --- file_path.c --- */
 struct file_offers;
@@ -87,7 +73,7 @@ struct file_job {
     uint8_t *memory;         /* READ: where the piece goes; WRITE: what is written, freed with the job */
     struct mem_pool *pool;   /* READ: what has that memory, and where it is there; NULL: no pool */
     uint64_t place;
-    uint64_t offset, bytes;  /* after WRITE: bytes: how many were written */
+    uint64_t offset, bytes; /* after WRITE: bytes: how many were written */
     char path[WEFT_FILE_PATH_MAX + 1];
 };
 struct file_job *file_job_new(struct files *all, enum file_task task, void (*done)(struct gateway_work *work));

@@ -6,6 +6,7 @@
  *
  *   table.c     gives objects numbers by which other nodes name them; no number is used twice
  *   watch.c     waits for descriptors: epoll, or poll
+ *   work.c      runs what blocks on a few threads
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
  *   post.c      messages to other nodes, queued while there is no room to send them
  *   stream.c    byte streams between nodes, with flow control by credit
@@ -20,10 +21,11 @@
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
- *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
+ *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service (file.h)
  *   file_handle.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
+ *   record_object.c, record_copy.c, net_record.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
- *   record.c    requests by record, from programs and GPU kernels
+ *   record.c    takes records from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
  *
  * The asker is the node that sends a request. It enters the request in its table and sends a REQUEST message with the record and its data.
@@ -88,6 +90,36 @@ void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
 /* Takes the result of socket() or accept() for a connection of others. Returns the descriptor, or a negative errno: -EMFILE and closes it
  * if it is one of the last that this process may open, which are for its own files. */
 int gateway_connection(int fd);
+uint64_t gateway_connections_max(void); /* descriptors below this number are for connections of others */
+
+/* Whether one asker may have one more of `all` things of which `used` are in use, `own` of them by itself: it may have three times as many
+ * as it leaves to others. So one alone gets three quarters, several get less, and one that has none always gets some. */
+static inline bool gateway_share_allows(uint32_t own, uint32_t used, uint32_t all)
+{
+    return used < all && own / 3 < all - used;
+}
+
+/* --- work.c --- */
+struct gateway_work {
+    struct gateway_work *next;
+    uint32_t asker;                         /* the node for which it is done */
+    bool left;                              /* nobody waits for it any more */
+    void (*run)(struct gateway_work *job);  /* on a thread of its own; may block */
+    void (*done)(struct gateway_work *job); /* then, on the thread that waits for the watches */
+};
+struct gateway_works;
+struct gateway_works_how {
+    uint32_t threads;
+    uint32_t askers; /* more than the number of every asker, none of which takes all threads; 0: first come, first served */
+    uint32_t queued; /* jobs that may be queued or run, of which no asker takes all; 0: no limit */
+    bool leaves;     /* closing does not wait for what is being run */
+    void (*drop)(struct gateway_work *job); /* frees a job without done(): nobody waits for it, or the threads were closed. Any thread */
+};
+int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
+/* Returns a negative errno, without base_fail(): there is no thread for it; -EDQUOT: too many jobs are queued. */
+int gateway_work(struct gateway_works *all, struct gateway_work *job);
+void gateway_work_leave(struct gateway_works *all, struct gateway_work *job); /* the job will be dropped; called by the watches' thread */
+void gateway_works_close(struct gateway_works *all);
 
 /* --- groups.c --- */
 #define GATEWAY_PROCESSES 1024u
@@ -112,6 +144,8 @@ enum gateway_message_type {
     GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
     GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
     GATEWAY_CHANGED, /* to: the server's number of a handle of a file, which has changed */
+    GATEWAY_UNREAD, /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
+                       writing into the stream's ring, ends the stream; then the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -281,8 +315,9 @@ struct gateway_service {
     void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after its requests were cancelled */
     int64_t (*tick)(void *state, int64_t now);           /* may be NULL. Returns in how many ns it must be called again at the latest */
     /* The asker's side of requests by record, on any thread; each may be NULL. submit() handles a record that needs no server, and prepares
-     * others. It returns 1 if the record is to be sent to the server, else the status of the answer, with the result in r->result. `arg` is
-     * passed on to told(), which writes the server's answer to r->result with gateway.lock held. late(): see struct gateway_question. */
+     * others. It returns 1 if the record is to be sent to the server, GATEWAY_LATER (record.h) if the service answers it itself, else the
+     * status of the answer, with the result in r->result. `arg` is passed on to told(), which writes the server's answer to r->result with
+     * gateway.lock held. late(): see struct gateway_question. */
     int (*submit)(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
     void (*told)(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
     gateway_tell_fn late;
@@ -341,6 +376,7 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
+void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
 bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
 void gateway_handles_gone(struct gateway *g, uint32_t node);
 void gateway_handles_tick(struct gateway *g);
@@ -355,6 +391,15 @@ extern const struct gateway_service *const gateway_services[];
 /* Converts a list such as "process,name" to bits. -EINVAL (sets the error text). */
 int gateway_services_read(const char *text, uint64_t *out);
 
+/* --- record_object.c, record_copy.c --- */
+struct gateway_object;
+struct gateway_copies;
+void gateway_objects_tick(struct gateway *g);
+void gateway_objects_free(struct gateway *g);
+int gateway_copies_open(struct gateway *g);
+void gateway_copies_end(struct gateway *g); /* waits for the copies under way, at most until the node's deadline */
+void gateway_copies_free(struct gateway *g);
+
 /* --- record.c --- */
 void gateway_record_of_kernel(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
@@ -363,7 +408,7 @@ struct gateway {
     struct weft_node *w;
     const struct gateway_service *const *services; /* ends with NULL */
     base_spin lock;
-    struct gateway_table asks, streams, processes, sockets;
+    struct gateway_table asks, streams, processes, sockets, objects;
     int64_t next_deadline;
     uint32_t *outstanding;    /* [size]: this node's unanswered requests to each node; under the lock */
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
@@ -371,15 +416,18 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *unused; /* closed handles, to be freed; under the lock */
-    _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
-    struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
-    char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
-    char file_root[1024];        /* files below this folder are served; "": all; "-": only those in file_offers */
+    struct weft_process *unused;         /* closed handles, to be freed; under the lock */
+    _Atomic bool unclosed;               /* a socket could not be closed at its gateway yet */
+    struct gateway_object *dead_objects; /* closed objects of records, to be freed; under the lock */
+    struct gateway_copies *copies;
+    struct weft_socket *dead;        /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
+    char net_rules[1024];            /* whom this node reaches for others (net_rules.c) */
+    uint32_t net_sockets;            /* sockets that one other node may have here; 0: three times as many as are left */
+    char file_root[1024];            /* files below this folder are served; "": all; "-": only those in file_offers */
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
-    uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
-    struct weft_file *files;       /* open handles of files; under the lock */
-    struct file_async *file_async; /* calls for files that are under way (file_async.c) */
+    uint64_t file_cache;             /* bytes of the pool for files; 0: a quarter */
+    struct weft_file *files;         /* open handles of files; under the lock */
+    struct file_async *file_async;   /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;
 };
 /* --- file_handle.c --- */
@@ -401,6 +449,7 @@ void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is n
 struct gateway_settings {
     const char *serve, *net_rules, *file_root;
     uint64_t file_cache;
+    uint32_t net_sockets;
 };
 int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups);
 int gateway_start(struct weft_node *w);  /* called when the node has joined */

@@ -89,12 +89,24 @@ int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, st
     return 0;
 }
 
+/* Ends the stream to the input of a process that reads no more. Not while a thread writes into its ring: then that thread ends it
+ * (input_pause()). */
+static void input_moved(struct gateway_stream *s)
+{
+    if (!s->shut || s->busy || s->ended)
+        return;
+    s->ended = true;
+    s->due = (struct gateway_credit){s->node, {.type = GATEWAY_DATA, .to = s->peer, .word = {s->id, s->last, 0, 1}}};
+}
+
 void handle_moved(struct gateway_stream *s)
 {
     struct weft_process *p = s->arg;
     struct handle_read *read = &p->reads[s == p->out[1]];
     if (p->closed)
         handle_look(p);
+    if (s->sends)
+        input_moved(s);
     if (s->sends || !read->op)
         return;
     int rc = handle_read(s, read->buf, read->len, read->got, &s->due);
@@ -433,7 +445,9 @@ int weft_process_close(weft_process *p)
     struct gateway *g = p->g;
     base_spin_lock(&g->lock);
     bool busy = p->users != 0, starts = p->state == HANDLE_STARTING;
-    bool there = p->there && !(p->state == HANDLE_OVER && (!p->out[0] || p->out[0]->ended) && (!p->out[1] || p->out[1]->ended));
+    bool input_over = !p->wants_in || (p->in ? p->in->ended : p->unread);
+    bool there =
+        p->there && !(p->state == HANDLE_OVER && input_over && (!p->out[0] || p->out[0]->ended) && (!p->out[1] || p->out[1]->ended));
     if (!busy)
         cancel_ops(p);
     base_spin_unlock(&g->lock);

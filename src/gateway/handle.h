@@ -34,6 +34,7 @@ struct weft_process {
     char *text; /* the server's error text; NULL: it sent none */
     struct gateway_stream *out[2], *in;
     bool wants_in, ended_in, terminal;
+    bool unread;                          /* the process reads no more input */
     uint64_t in_there, in_ring, in_bytes; /* the stream and the ring of its input, as the server named them */
     weft_exit exit;
     struct handle_wait *waits;
@@ -56,10 +57,8 @@ int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, st
 void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
 
 /* --- handle_bytes.c --- */
-void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
-struct gateway_stream *
-handle_output(struct weft_process *p,
-              uint32_t which); /* which: 1 (standard output) or 2 (standard error); NULL: this output is not sent to this node */
+/* which: 1 (standard output) or 2 (standard error); NULL: this output is not sent to this node */
+struct gateway_stream *handle_output(struct weft_process *p, uint32_t which);
 /* Opens the stream to the process's input: 0, -EINVAL or -EPIPE; 1: the process has not started yet. */
 int handle_input(struct weft_process *p);
 /* Writes as many bytes as there is room for, and returns how many. */

@@ -116,8 +116,60 @@ int handle_input(struct weft_process *p)
     base_spin_unlock(&p->g->lock);
     if (over || !p->in_bytes)
         return -EPIPE;
-    int rc = gateway_stream_write(p->g, p->node, p->in_there, p->in_ring, p->in_bytes, handle_moved, p, &p->in);
-    return rc == -EINVAL ? -EPIPE : rc;
+    struct gateway_stream *in;
+    int rc = gateway_stream_write(p->g, p->node, p->in_there, p->in_ring, p->in_bytes, handle_moved, p, &in);
+    if (rc)
+        return rc == -EINVAL ? -EPIPE : rc;
+    base_spin_lock(&p->g->lock);
+    bool late = p->unread; /* the server knows that this node writes nothing */
+    if (late)
+        in->ended = true;
+    else
+        p->in = in;
+    base_spin_unlock(&p->g->lock);
+    if (late)
+        gateway_stream_close(in);
+    return late ? -EPIPE : 0;
+}
+
+void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m)
+{
+    struct gateway_credit due = {0};
+    base_spin_lock(&g->lock);
+    struct weft_process *p = gateway_table_find(&g->processes, m->to);
+    if (p && p->node == from) {
+        p->unread = true;
+        if (p->in) {
+            p->in->shut = true;
+            handle_moved(p->in);
+            due = p->in->due;
+            p->in->due.m.type = 0;
+        } else {
+            due = (struct gateway_credit){.node = from, .m = {.type = GATEWAY_DATA, .to = m->word[0], .word = {0, 0, 0, 1}}};
+        }
+    } /* if the handle is closed, the server is told so, and does not wait for the end of the stream */
+    base_spin_unlock(&g->lock);
+    gateway_credit_give(g, &due);
+}
+
+/* Between these two calls the stream to a process's input is not ended by other threads. False: it has ended. */
+static bool input_use(struct gateway_stream *s)
+{
+    base_spin_lock(&s->g->lock);
+    bool open = !s->ended;
+    s->busy = open;
+    base_spin_unlock(&s->g->lock);
+    return open;
+}
+
+static void input_pause(struct gateway_stream *s)
+{
+    base_spin_lock(&s->g->lock);
+    s->busy = false;
+    bool end = s->shut && !s->ended;
+    base_spin_unlock(&s->g->lock);
+    if (end)
+        (void)gateway_stream_send(s, NULL, 0, true, 0);
 }
 
 static int write_error(struct weft_process *p, int rc)
@@ -134,6 +186,8 @@ static int write_error(struct weft_process *p, int rc)
 size_t handle_write(struct gateway_stream *s, const uint8_t *buf, size_t len, int *rc)
 {
     struct iovec piece[2];
+    if (!input_use(s))
+        return 0;
     uint64_t room = gateway_stream_room(s, piece);
     size_t n = room < len ? (size_t)room : len;
     if (n && s->memory) {
@@ -144,6 +198,7 @@ size_t handle_write(struct gateway_stream *s, const uint8_t *buf, size_t len, in
     }
     if (n)
         *rc = gateway_stream_send(s, buf, n, false, 0);
+    input_pause(s);
     return *rc ? 0 : n;
 }
 
@@ -195,7 +250,10 @@ int weft_process_end_input(weft_process *p)
         return rc == -EPIPE ? 0 : rc; /* the process reads no more input, so its end needs no message */
     if (!rc && !p->ended_in) {
         p->ended_in = true;
-        rc = gateway_stream_send(p->in, NULL, 0, true, 0);
+        if (input_use(p->in)) {
+            rc = gateway_stream_send(p->in, NULL, 0, true, 0);
+            input_pause(p->in);
+        }
     }
     return rc == -ECONNRESET ? 0 : rc;
 }

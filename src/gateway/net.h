@@ -46,29 +46,36 @@ struct net_rules;
 /* Reads rules such as "allow=127.0.0.1:8000,deny=10.0.0.0/8". -EINVAL (sets the error text), -ENOMEM. */
 int net_rules_read(const char *text, struct net_rules **out);
 void net_rules_free(struct net_rules *all);
-/* Whether an asker may reach `to`, an address of `host`, which is the name that it asked for. If not, `why` tells the rule. `near`: it may
- * reach this node's loopback (WEFT_NET_LOOPBACK), so only the rules of the node's owner count. */
-bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len);
+bool net_rules_deny_names(const struct net_rules *all); /* whether a rule denies a name */
+/* What an asker wants to reach. */
+struct net_target {
+    const char *host; /* the name that it asked for */
+    const char
+        *canonical; /* the name for which that stands (an alias, a name of a search list), which is denied as well; NULL: not known */
+    const struct net_address *to; /* an address of the host */
+    bool near;                    /* it may reach this node's loopback (WEFT_NET_LOOPBACK), so only the rules of the node's owner count */
+};
+/* Whether it may. If not, `why` tells the rule. */
+bool net_rules_allow(const struct net_rules *all, const struct net_target *t, char *why, size_t len);
 
 /* --- net_names.c --- */
-struct net_names;
+#define NET_LOOKUPS_MAX 1024u /* names that are resolved at a time, or wait for that */
 struct net_lookup {
-    struct net_lookup *next;
+    struct gateway_work work; /* the first member */
     char host[NET_HOST_MAX + 1], port[8];
     int family, type;       /* AF_UNSPEC, AF_INET, AF_INET6; SOCK_STREAM, SOCK_DGRAM */
     bool passive;           /* for a socket that listens */
+    bool canonical;         /* ask for the name that the name stands for, too */
     int result;             /* 0 or a negative errno */
     struct addrinfo *found; /* freed with the lookup */
-    void *owner;            /* NULL: nobody waits for it any more */
+    void *owner;
+    void (*resolved)(struct net_lookup *l); /* on the thread that waits for the watches; takes ownership */
 };
-/* `done` gets the resolved lookups of owners, on the thread that waits for `watches`. It frees them by net_lookup_free(). */
-int net_names_open(struct net_names **out, struct gateway_watches *watches, void (*done)(struct net_lookup *l));
-/* Resolves a name without blocking: takes ownership of `l`. -EAGAIN: too many names are being resolved. */
-int net_names_ask(struct net_names *all, struct net_lookup *l);
-void net_names_leave(struct net_names *all, struct net_lookup *l); /* its owner waits no more */
-int net_names_numeric(struct net_lookup *l);                       /* resolves an address at once; else a negative errno */
+int net_names_open(struct gateway_works **out, struct gateway_watches *watches, uint32_t askers);
+/* Resolves a name without blocking: takes ownership of `l`. -EDQUOT: too many names are being resolved. */
+int net_names_ask(struct gateway_works *all, struct net_lookup *l);
+int net_names_numeric(struct net_lookup *l); /* resolves an address at once; else a negative errno */
 void net_lookup_free(struct net_lookup *l);
-void net_names_close(struct net_names *all); /* does not wait for names that are being resolved */
 
 /* --- net_udp.c --- */
 /* A datagram in a stream: this, then its bytes. What is sent lies together in the ring. So up to the ring's end there may be bytes to skip:
@@ -100,6 +107,7 @@ uint64_t net_udp_room(const struct gateway_stream *down); /* 0: none for any dat
 #define NET_PIECES      64u
 struct net_piece { /* bytes on their way from an asker's pool that is not mapped */
     struct net_piece *next;
+    uint32_t asker;
     weft_op op;
     bool getting;
     uint32_t have, used;
@@ -130,11 +138,15 @@ struct net_socket {
     int64_t deadline; /* INT64_MAX: none */
     struct net_socket *timed_next, **timed_at;
 };
+struct net_asker {
+    uint32_t sockets, pieces; /* that it has now */
+};
 struct net {
     struct gateway_server *server;
+    struct net_asker *asker; /* [room of the cluster] */
     struct gateway_table table;
     struct net_rules *rules;
-    struct net_names *names;
+    struct gateway_works *names;
     struct net_socket *timed;
     struct net_piece *spare, *orphans; /* orphans: their socket is gone, and the fabric may still write to them */
     uint32_t pieces, spares;           /* how many there are; of these, in the list `spare` */

@@ -9,8 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Reads "10.0.0.1:53" or "[fd00::1]:53". */
-static int read_address(const char *text, struct net_datagram *d)
+int socket_read_address(const char *text, struct net_datagram *d)
 {
     char host[64] = "";
     int64_t port = 0;
@@ -43,8 +42,7 @@ static void ring_read(const struct gateway_stream *s, uint64_t from, void *to, u
     memcpy((uint8_t *)to + first, s->memory, n - first);
 }
 
-/* The next datagram's head. -EAGAIN: there is none now. */
-static int next_datagram(struct weft_socket *s, struct net_datagram *d)
+int socket_next_datagram(struct weft_socket *s, struct net_datagram *d)
 {
     base_spin_lock(&s->g->lock);
     const struct gateway_stream *in = s->in;
@@ -61,21 +59,30 @@ static int next_datagram(struct weft_socket *s, struct net_datagram *d)
     return rc;
 }
 
+void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d)
+{
+    struct gateway_credit due = {0};
+    base_spin_lock(&s->g->lock);
+    gateway_stream_take(s->in, sizeof *d + d->bytes, &due);
+    base_spin_unlock(&s->g->lock);
+    gateway_credit_give(s->g, &due);
+}
+
 static bool has_datagram(void *arg)
 {
     struct net_datagram d;
-    return next_datagram(arg, &d) != -EAGAIN;
+    return socket_next_datagram(arg, &d) != -EAGAIN;
 }
 
 int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns)
 {
     struct net_datagram d;
-    int rc = next_datagram(s, &d);
+    int rc = socket_next_datagram(s, &d);
     if (rc == -EAGAIN) {
         rc = socket_wait(s, has_datagram, s, socket_until(s, timeout_ns));
         if (rc == -ETIMEDOUT) /* without a text if the caller did not wait */
             return timeout_ns ? base_fail(rc, "no datagram came from %s through node %u before the deadline", s->what, s->node) : rc;
-        rc = rc ? rc : next_datagram(s, &d);
+        rc = rc ? rc : socket_next_datagram(s, &d);
     }
     if (rc)
         return socket_bytes_error(s, rc);
@@ -85,12 +92,8 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
     if (d.bytes > len)
         return base_fail(-EMSGSIZE, "the next datagram from %s has %u bytes, and the buffer %zu: it waits for a larger one", s->what,
                          d.bytes, len);
-    struct gateway_credit due = {0};
     ring_read(s->in, s->in->first + sizeof d, buf, d.bytes); /* `first` is this thread's */
-    base_spin_lock(&s->g->lock);
-    gateway_stream_take(s->in, sizeof d + d.bytes, &due);
-    base_spin_unlock(&s->g->lock);
-    gateway_credit_give(s->g, &due);
+    socket_datagram_taken(s, &d);
     return 0;
 }
 
@@ -123,6 +126,24 @@ static bool has_record_room(void *arg)
     return record_room(arg) != -EAGAIN;
 }
 
+int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip)
+{
+    struct wanted want = {s, sizeof(struct net_datagram) + len, 0};
+    int rc = record_room(&want);
+    *skip = want.skip;
+    return rc;
+}
+
+int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip)
+{
+    struct gateway_stream *out = s->out;
+    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* `last` is this thread's */
+    if (skip >= sizeof *d)
+        memcpy(at, &(struct net_datagram){.bytes = NET_DATAGRAM_SKIP}, sizeof *d);
+    memcpy(skip ? out->memory : at, d, sizeof *d);
+    return gateway_stream_send(out, NULL, skip + sizeof *d + d->bytes, false, 0);
+}
+
 int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns)
 {
     struct net_datagram d = {.bytes = (uint32_t)len};
@@ -131,7 +152,7 @@ int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf,
     if (len > WEFT_NET_DATAGRAM_MAX)
         return base_fail(-EMSGSIZE, "a datagram of %zu bytes to %s: at most %u are possible", len, to ? to : s->what,
                          WEFT_NET_DATAGRAM_MAX);
-    int rc = to ? read_address(to, &d) : 0;
+    int rc = to ? socket_read_address(to, &d) : 0;
     if (!rc && (rc = record_room(&want)) == -EAGAIN) {
         rc = socket_wait(s, has_record_room, &want, deadline);
         if (rc == -ETIMEDOUT)
@@ -142,14 +163,10 @@ int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf,
     } else if (rc) {
         return to && rc == -EINVAL ? rc : socket_bytes_error(s, rc);
     }
-    struct gateway_stream *out = s->out;
-    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* `last` is this thread's */
-    if (want.skip >= sizeof d)
-        memcpy(at, &(struct net_datagram){.bytes = NET_DATAGRAM_SKIP}, sizeof d);
-    at = want.skip ? out->memory : at;
-    memcpy(at, &d, sizeof d);
+    const struct gateway_stream *out = s->out;
+    uint8_t *at = out->memory + (want.skip ? 0 : out->last & (out->bytes - 1));
     memcpy(at + sizeof d, buf, len);
-    return gateway_stream_send(out, NULL, want.skip + want.bytes, false, 0);
+    return socket_datagram_put(s, &d, want.skip);
 }
 
 static int no_datagrams(const struct weft_socket *s)

@@ -233,7 +233,7 @@ static int check_spec(const weft_net_spec *spec, uint32_t kind)
     return 0;
 }
 
-static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, weft_socket **out, weft_op *op)
+int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op)
 {
     weft_net_spec spec;
     struct weft_socket *s, like = {.g = gateway_in(w), .node = node};
@@ -264,7 +264,7 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
     weft_request r = {.kind = (uint16_t)kind,
                       .flags = spec.flags,
                       .data_bytes = strlen(host),
-                      .timeout_ns = op ? 0 : INT64_MAX, /* without an op this thread waits, with its own deadline */
+                      .timeout_ns = timeout_ns,
                       .arg = {[0] = spec.port, [7] = spec.receive_buffer, [8] = spec.send_buffer, [9] = spec.backlog}};
     rc = socket_ask(s, &r, host, op);
     if (!rc)
@@ -274,7 +274,7 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
 
 int weft_net_connect_start(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, weft_op *op)
 {
-    return socket_open(w, node, NET_CONNECT, spec, out, op);
+    return socket_open(w, node, NET_CONNECT, spec, 0, out, op);
 }
 
 /* --- waiting --- */
@@ -349,7 +349,7 @@ static int open_now(weft_node *w, uint32_t node, uint32_t kind, const weft_net_s
     if (fab_in_handler())
         return base_fail(-EDEADLK, "a handler must not wait for a socket; call weft_net_connect_start(), which does not wait");
     int64_t deadline = fab_timeout(w, timeout_ns), before = fab_limit(deadline);
-    int rc = socket_open(w, node, kind, spec, &s, NULL);
+    int rc = socket_open(w, node, kind, spec, INT64_MAX, &s, NULL); /* this thread waits, with its own deadline */
     fab_limit(before);
     return rc ? rc : settle(s, deadline, out);
 }

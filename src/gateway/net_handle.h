@@ -36,6 +36,9 @@ struct weft_socket {
     char local[NET_ADDRESS_TEXT], peer[NET_ADDRESS_TEXT];
 };
 
+/* Begins to open a socket of that kind, NET_CONNECT or NET_LISTEN. With an op it does not wait. `timeout_ns`: for the answer; 0: the node's
+ * deadline; INT64_MAX: none. */
+int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op);
 bool socket_is_settled(void *arg); /* arg: a socket that is open, or could not be opened */
 int socket_error(struct weft_socket *s);
 /* How a socket ended, for the calls whose -EAGAIN means that there is nothing now: nobody must wait for more. */
@@ -51,5 +54,15 @@ int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t de
 /* --- net_datagrams.c: of sockets with WEFT_NET_DATAGRAMS. `from`, `to`: NULL: its peer --- */
 int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
+/* For requests by record, without waiting. next: the head of the next datagram, which stays; its bytes follow in the ring from s->in->first
+ * + sizeof *d on. -EAGAIN: there is none. taken: it is not needed any more. */
+int socket_next_datagram(struct weft_socket *s, struct net_datagram *d);
+void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d);
+/* room: how far from s->out->last the head of one with `len` bytes begins. -EAGAIN: there is no room. put: sends it, when its bytes are
+ * behind the place of its head. */
+int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip);
+int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip);
+/* Reads an address such as "10.0.0.1:53" or "[fd00::1]:53". -EINVAL (sets the error text). */
+int socket_read_address(const char *text, struct net_datagram *d);
 
 #endif

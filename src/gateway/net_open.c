@@ -109,6 +109,13 @@ static int connect_refused(struct net_socket *s)
                      base_strerror(s->tried));
 }
 
+/* The name for which the host's name stands; NULL: not known. */
+static const char *canonical_of(const struct net_socket *s)
+{
+    const struct addrinfo *first = s->lookup->found;
+    return first && s->lookup->canonical ? first->ai_canonname : NULL;
+}
+
 static int deny(struct net_socket *s, const char *why)
 {
     char text[NET_ADDRESS_TEXT];
@@ -121,13 +128,15 @@ static int deny(struct net_socket *s, const char *why)
 /* Tries the next address that may be reached. 0: connected, 1: it will be known later; or the last failure. */
 static int connect_next(struct net_socket *s)
 {
-    char why[NET_HOST_MAX + 128];
+    char why[2 * NET_HOST_MAX + 128];
     while (s->next_address) {
         const struct addrinfo *a = s->next_address;
         s->next_address = a->ai_next;
         if (!net_address_take(&s->address, a->ai_addr, (socklen_t)a->ai_addrlen))
             continue;
-        if (!net_rules_allow(s->all->rules, s->lookup->host, &s->address, s->flags & WEFT_NET_LOOPBACK, why, sizeof why)) {
+        const struct net_target target = {
+            .host = s->lookup->host, .canonical = canonical_of(s), .to = &s->address, .near = s->flags & WEFT_NET_LOOPBACK};
+        if (!net_rules_allow(s->all->rules, &target, why, sizeof why)) {
             int rc = deny(s, why);
             s->tried = s->tried ? s->tried : rc;
             continue;
@@ -400,7 +409,10 @@ static struct net_lookup *lookup_of(struct net_socket *s, const struct gateway_c
     struct net_lookup *l = calloc(1, sizeof *l);
     if (!l)
         return NULL;
-    *l = (struct net_lookup){.family = r->flags & WEFT_NET_IPV4   ? AF_INET
+    *l = (struct net_lookup){.work.asker = c->node,
+                             .canonical = r->kind == NET_CONNECT && net_rules_deny_names(s->all->rules),
+                             .resolved = net_open_resolved,
+                             .family = r->flags & WEFT_NET_IPV4   ? AF_INET
                                        : r->flags & WEFT_NET_IPV6 ? AF_INET6
                                                                   : AF_UNSPEC,
                              .type = r->flags & WEFT_NET_DATAGRAMS ? SOCK_DGRAM : SOCK_STREAM,
@@ -451,7 +463,13 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     }
     rc = net_names_ask(all->names, s->lookup);
     if (rc) {
-        resolve_failed(s, rc);
+        if (rc == -EDQUOT)
+            open_failed(s, base_fail(-EAGAIN,
+                                     "node %u resolves at most %u names at a time, and those of one node are three times as many as it "
+                                     "leaves to others: no more for node %u until some are resolved",
+                                     own_rank(all), NET_LOOKUPS_MAX, c->node));
+        else
+            resolve_failed(s, rc);
         return;
     }
     s->state = NET_RESOLVES;

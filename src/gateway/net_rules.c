@@ -273,23 +273,52 @@ static const uint8_t *contained(const uint8_t *v6)
     return old || memcmp(v6, translated, 12) == 0 || memcmp(v6, own_translator, 6) == 0 || memcmp(v6, siit, 12) == 0 ? v6 + 12 : NULL;
 }
 
-bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len)
+bool net_rules_deny_names(const struct net_rules *all)
 {
-    bool v4 = to->any.sa_family == AF_INET, named = false;
-    const uint8_t *bytes = v4 ? (const uint8_t *)&to->v4.sin_addr : to->v6.sin6_addr.s6_addr, *inner = v4 ? NULL : contained(bytes);
-    uint16_t port = ntohs(v4 ? to->v4.sin_port : to->v6.sin6_port);
+    for (size_t i = 0; i < all->count; i++)
+        if (!all->rule[i].allow && all->rule[i].host == RULE_NAME)
+            return true;
+    return false;
+}
+
+/* Whether a rule fits, its ports aside. A name is allowed only if the asker has asked for it, since whoever owns a name decides what it
+ * stands for; it is denied also if another name stands for it. `*behind`: that was the reason. */
+static bool rule_fits(const struct rule *r, const struct net_target *t, bool *behind)
+{
+    bool v4 = t->to->any.sa_family == AF_INET;
+    const uint8_t *bytes = v4 ? (const uint8_t *)&t->to->v4.sin_addr : t->to->v6.sin6_addr.s6_addr, *inner = v4 ? NULL : contained(bytes);
+    *behind = false;
+    if (r->host == RULE_ANY)
+        return true;
+    if (r->host == RULE_NET)
+        return net_holds(r, v4 ? 4 : 6, bytes) || (inner && net_holds(r, 4, inner));
+    if (name_fits(r, t->host))
+        return true;
+    *behind = !r->allow && t->canonical && name_fits(r, t->canonical);
+    return *behind;
+}
+
+static void refuse(const struct rule *r, const char *behind, char *why, size_t len)
+{
+    if (r->preset)
+        snprintf(why, len, "%s cannot be reached by default (allow=ADDRESS at the gateway permits it)", r->text);
+    else if (behind)
+        snprintf(why, len, "rule %s of the gateway; the name stands for %s", r->text, behind);
+    else
+        snprintf(why, len, "rule %s of the gateway", r->text);
+}
+
+bool net_rules_allow(const struct net_rules *all, const struct net_target *t, char *why, size_t len)
+{
+    bool named = false, behind;
+    uint16_t port = ntohs(t->to->any.sa_family == AF_INET ? t->to->v4.sin_port : t->to->v6.sin6_port);
     why[0] = '\0';
     for (size_t i = 0; i < all->count; i++) {
         const struct rule *r = &all->rule[i];
-        bool fits = r->host == RULE_ANY    ? true
-                    : r->host == RULE_NAME ? name_fits(r, host)
-                                           : net_holds(r, v4 ? 4 : 6, bytes) || (inner && net_holds(r, 4, inner));
-        if (!fits || port < r->port || port > r->last_port || (r->preset ? near : named))
+        if (port < r->port || port > r->last_port || (r->preset ? t->near : named) || !rule_fits(r, t, &behind))
             continue;
-        if (!r->allow && r->preset)
-            snprintf(why, len, "%s cannot be reached by default (allow=ADDRESS at the gateway permits it)", r->text);
-        else if (!r->allow)
-            snprintf(why, len, "rule %s of the gateway", r->text);
+        if (!r->allow)
+            refuse(r, behind ? t->canonical : NULL, why, len);
         if (r->allow && r->host != RULE_NET)
             named = true; /* a name, or *, does not open what is denied by default: whoever owns a name decides where it leads */
         else

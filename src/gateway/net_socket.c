@@ -50,17 +50,30 @@ void net_socket_untime(struct net_socket *s)
 
 /* --- buffers for what is fetched --- */
 
-static struct net_piece *piece_take(struct net *all)
+/* Whether an asker may have `more` buffers. */
+static bool piece_allowed(const struct net *all, uint32_t asker, uint32_t more)
 {
-    struct net_piece *p = all->spare;
-    if (p) {
+    uint32_t used = all->pieces - all->spares, own = all->asker[asker].pieces;
+    return gateway_share_allows(own + more - 1, used + more - 1, NET_PIECES);
+}
+
+static struct net_piece *piece_take(struct net *all, uint32_t asker)
+{
+    struct net_piece *p = NULL;
+    if (!piece_allowed(all, asker, 1))
+        return NULL;
+    if (all->spare) {
+        p = all->spare;
         all->spare = p->next;
         all->spares--;
-    } else if (all->pieces < NET_PIECES && (p = malloc(sizeof *p))) {
+    } else if ((p = malloc(sizeof *p))) {
         all->pieces++;
     }
-    if (p)
-        p->have = p->used = p->getting = 0;
+    if (!p)
+        return NULL;
+    p->have = p->used = p->getting = 0;
+    p->asker = asker;
+    all->asker[asker].pieces++;
     return p;
 }
 
@@ -69,13 +82,16 @@ static void piece_give(struct net *all, struct net_piece *p)
     struct net_piece **list = p->getting ? &all->orphans : &all->spare;
     p->next = *list;
     *list = p;
-    all->spares += !p->getting;
+    if (p->getting)
+        return; /* it stays the asker's */
+    all->spares++;
+    all->asker[p->asker].pieces--;
 }
 
-/* Connections whose peers do not read keep at most three quarters of the buffers: the others need some, too. */
-static bool pieces_are_short(const struct net *all)
+/* Connections whose peers do not read leave some buffers to the asker's other ones. */
+static bool pieces_are_short(const struct net *all, uint32_t asker)
 {
-    return NET_PIECES - all->pieces + all->spares < NET_PIECES / 4;
+    return !piece_allowed(all, asker, NET_PIECES / 8);
 }
 
 int64_t net_pieces_tick(struct net *all)
@@ -107,11 +123,32 @@ void net_pieces_free(struct net *all)
 
 /* --- making and closing --- */
 
+/* How many sockets this process can have for others. */
+static uint32_t sockets_max(void)
+{
+    uint64_t files = gateway_connections_max();
+    return files < NET_SOCKETS_MAX ? (uint32_t)files : NET_SOCKETS_MAX;
+}
+
+/* Whether a node may have one more socket. */
+static int socket_allowed(const struct net *all, uint32_t node)
+{
+    const struct gateway *g = gateway_of(all->server);
+    uint32_t own = all->asker[node].sockets, most = sockets_max(), used = all->table.used;
+    if (used < most && (g->net_sockets ? own < g->net_sockets : gateway_share_allows(own, used, most)))
+        return 0;
+    return base_fail(
+        -EMFILE,
+        "node %u has %u sockets at node %u, which can have %u for all nodes (ulimit -n), and gives no more to this one%s: close "
+        "some, or set WEFT_NET_SOCKETS of node %u, which is %u",
+        node, own, g->w->rank, most, g->net_sockets ? "" : ", because the rest is for others", g->w->rank, g->net_sockets);
+}
+
 int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_socket **out)
 {
-    if (all->table.used >= NET_SOCKETS_MAX)
-        return base_fail(-EMFILE, "node %u has %u sockets for other nodes, and makes no more: close some", gateway_of(all->server)->w->rank,
-                         NET_SOCKETS_MAX);
+    int rc = socket_allowed(all, node);
+    if (rc)
+        return rc;
     struct net_socket *s = calloc(1, sizeof *s);
     if (!s)
         return base_fail(-ENOMEM, "no memory for a socket for node %u", node);
@@ -122,6 +159,7 @@ int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_so
         free(s);
         return base_fail(-ENOMEM, "no memory for a socket for node %u", node);
     }
+    all->asker[node].sockets++;
     *out = s;
     return 0;
 }
@@ -184,13 +222,14 @@ void net_socket_free(struct net_socket *s)
     drop_stream(s, &s->down);
     drop_stream(s, &s->up);
     if (s->lookup && s->state == NET_RESOLVES)
-        net_names_leave(all->names, s->lookup); /* the resolver frees it */
+        gateway_work_leave(all->names, &s->lookup->work); /* which frees it */
     else
         net_lookup_free(s->lookup);
     if (s->piece)
         piece_give(all, s->piece);
     net_socket_untime(s);
     gateway_table_remove(&all->table, s->id);
+    all->asker[s->node].sockets--;
     free(s);
 }
 
@@ -264,7 +303,7 @@ static int up_fetch(struct net_socket *s, uint64_t n)
 {
     struct gateway_stream *up = s->up;
     struct weft_node *w = up->g->w;
-    s->piece = s->piece ? s->piece : piece_take(s->all);
+    s->piece = s->piece ? s->piece : piece_take(s->all, s->node);
     struct net_piece *p = s->piece;
     s->wants_piece = true;
     if (!s->timed)
@@ -393,7 +432,7 @@ static bool up_move(struct net_socket *s, bool *full)
     if (put < 0 && errno == EINTR)
         return true;
     *full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    if (*full && s->piece && pieces_are_short(s->all)) { /* what it holds is still in the ring, and is fetched again */
+    if (*full && s->piece && pieces_are_short(s->all, s->node)) { /* what it holds is still in the ring, and is fetched again */
         piece_give(s->all, s->piece);
         s->piece = NULL;
     }

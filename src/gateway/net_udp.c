@@ -66,7 +66,7 @@ int64_t net_udp_send(struct net_socket *s, const uint8_t *at, uint64_t have, uin
     if (d.family) {
         address_of(&d, &to);
         net_address_text(&to, text, sizeof text);
-        if (!net_rules_allow(s->all->rules, "", &to, false, why, sizeof why)) {
+        if (!net_rules_allow(s->all->rules, &(struct net_target){.host = "", .to = &to}, why, sizeof why)) {
             datagram_dropped(s, text, d.bytes, why);
             return total;
         }

@@ -261,11 +261,24 @@ static int open_pipes(struct run *r, const weft_request *q, int fds[3])
     return rc ? base_fail(rc, "node %u: cannot create a pipe to a process: %s", gateway_of(r->server)->w->rank, base_strerror(rc)) : 0;
 }
 
+/* Bounds how many rings an asker can hold that answers no GATEWAY_UNREAD. */
+static int check_unread(const struct run *r)
+{
+    uint32_t count = 0;
+    for (const struct run *one = r->all->runs; one; one = one->next)
+        count += one->node == r->node && one->ended && one->in_stream;
+    return count < GATEWAY_PROCESSES
+               ? 0
+               : base_fail(-ENOBUFS,
+                           "node %u: %u processes of node %u have ended, but it has not ended their standard input: close their handles",
+                           gateway_of(r->server)->w->rank, count, r->node);
+}
+
 static int open_streams(struct run *r, const weft_request *q)
 {
     struct gateway *g = gateway_of(r->server);
-    int rc = 0;
-    if (q->flags & WEFT_SPAWN_STDIN)
+    int rc = q->flags & WEFT_SPAWN_STDIN ? check_unread(r) : 0;
+    if (!rc && q->flags & WEFT_SPAWN_STDIN)
         rc = gateway_stream_read(g, r->node, GATEWAY_RING, gateway_server_moved, &r->listener, &r->in_stream);
     for (unsigned i = 0; i < 2 && !rc; i++)
         if (q->flags & (i ? WEFT_SPAWN_STDERR : WEFT_SPAWN_STDOUT))

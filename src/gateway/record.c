@@ -1,44 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests by record, from programs and GPU kernels (weft/request.h). A record is in this node's pool, where every node can write; so it
- * is copied once, and only the copy is checked and used.
+ * Takes records from programs and GPU kernels (weft/request.h): checks what all services have in common, and hands them to their service.
  */
-#include "gateway/gateway.h"
+#include "gateway/record.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct record {
-    weft_request r;
-    weft_request *there; /* the record in the pool */
-    const struct gateway_service *service;
-    weft_gpu_call *call; /* the kernel's call; NULL: the record is a program's */
-    void *data;
-    uint64_t arg;
-};
-
-static void record_answer(const struct record *x, int status)
-{
-    weft_request *there = x->there;
-    memcpy(there->result, x->r.result, sizeof there->result);
-    there->status = status;
-    __atomic_store_n(&there->answered, x->r.id, __ATOMIC_RELEASE); /* release: an asker that sees this also sees the answer */
-    if (x->call)
-        (void)weft_gpu_answer(x->call, status, x->r.result[0]);
-}
-
 static void record_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *result)
 {
-    struct record *x = a->arg;
+    struct gateway_record *x = a->arg;
     if (x->service->told)
         x->service->told(g, &x->r, x->arg, result, x->data);
     else
         memcpy(x->r.result, result->word, sizeof x->r.result);
-    record_answer(x, result->status);
+    gateway_record_write(x, result->status);
     free(x);
 }
 
-static int record_check(struct gateway *g, struct record *x)
+static int record_check(struct gateway *g, struct gateway_record *x)
 {
     const weft_request *r = &x->r;
     if (r->version != WEFT_REQUEST_VERSION || r->id == 0 || r->timeout_ns < 0 || r->data_bytes > WEFT_REQUEST_DATA_MAX)
@@ -60,19 +40,24 @@ static int record_check(struct gateway *g, struct record *x)
 }
 
 /* Starts the request of a record. Takes ownership of `x`. If this fails, nothing is written to the record. */
-static int record_start(struct gateway *g, struct record *x, weft_op *op)
+static int record_start(struct gateway *g, struct gateway_record *x, weft_op *op)
 {
     int rc = record_check(g, x);
     if (rc) {
         if (x->call)
-            record_answer(x, rc);
+            gateway_record_write(x, rc);
         rc = x->call ? 0 : rc;
         free(x);
         return rc;
     }
+    x->op = op;
+    if (op)
+        fab_pending(op, g->w->rank);
     rc = x->service->submit ? x->service->submit(g, &x->r, x->data, &x->arg) : 1;
+    if (rc == GATEWAY_LATER) /* it may be answered, and freed, already */
+        return 0;
     if (rc != 1) { /* answered without a server */
-        record_answer(x, rc);
+        gateway_record_write(x, rc);
         if (op)
             fab_complete(op, rc);
         free(x);
@@ -91,7 +76,7 @@ static int record_start(struct gateway *g, struct record *x, weft_op *op)
     if (x->service->told)
         x->service->told(g, &x->r, x->arg, &failed, NULL);
     if (x->call)
-        record_answer(x, rc);
+        gateway_record_write(x, rc);
     base_spin_unlock(&g->lock);
     rc = x->call ? 0 : rc;
     free(x);
@@ -105,7 +90,7 @@ int weft_request_start(weft_node *w, weft_gaddr at, weft_op *op)
     if (!there || at % 8 || weft_gaddr_offset(at) < w->heap_offset)
         return base_fail(-EFAULT, "a request's record at %#llx is not in this node's pool, or not aligned to 8 bytes",
                          (unsigned long long)at);
-    struct record *x = calloc(1, sizeof *x);
+    struct gateway_record *x = calloc(1, sizeof *x);
     if (!x)
         return base_fail(-ENOMEM, "no memory for the record of a request");
     x->there = there;
@@ -117,7 +102,7 @@ void gateway_record_of_kernel(weft_node *w, void *record, weft_gpu_call *call, v
 {
     struct gateway *g = arg;
     (void)w;
-    struct record *x = calloc(1, sizeof *x);
+    struct gateway_record *x = calloc(1, sizeof *x);
     if (!x) {
         (void)weft_gpu_answer(call, -ENOMEM, 0);
         return;

@@ -28,6 +28,7 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     case GATEWAY_SHUT: gateway_stream_message(g, from, &m, payload, payload_len); break;
     case GATEWAY_END: gateway_handle_ended(g, from, &m, payload, payload_len); break;
     case GATEWAY_CHANGED: gateway_file_changed(g, from, &m); break;
+    case GATEWAY_UNREAD: gateway_handle_unread(g, from, &m); break;
     default: break;
     }
 }
@@ -60,6 +61,7 @@ static int64_t on_tick(struct weft_node *w, int64_t now, void *arg)
     int64_t next = gateway_asks_tick(g, now);
     gateway_handles_tick(g);
     gateway_sockets_tick(g);
+    gateway_objects_tick(g);
     if ((gateway_posts_flush(g) || g->unclosed) && next > WEFT_MS)
         next = WEFT_MS;
     return next < 0 ? 0 : next;
@@ -73,7 +75,9 @@ static void on_close(struct weft_node *w, void *arg)
     gateway_server_free(g);
     gateway_groups_close(g->groups);
     gateway_handles_free(g);
+    gateway_objects_free(g);
     gateway_sockets_free(g);
+    gateway_copies_free(g);
     for (struct gateway_stream *s; (s = gateway_table_next(&g->streams, &at));)
         free(s);
     gateway_table_free(&g->streams);
@@ -107,6 +111,7 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     snprintf(g->net_rules, sizeof g->net_rules, "%s", settings->net_rules);
     snprintf(g->file_root, sizeof g->file_root, "%s", settings->file_root);
     g->file_cache = settings->file_cache;
+    g->net_sockets = settings->net_sockets;
     g->next_deadline = INT64_MAX;
     w->gateway = g;
     g->offers = calloc(w->room, sizeof *g->offers);
@@ -114,6 +119,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     int rc = g->offers && g->outstanding ? 0 : base_fail(-ENOMEM, "no memory for the services of %u nodes", w->size);
     if (!rc)
         rc = gateway_posts_open(g);
+    if (!rc)
+        rc = gateway_copies_open(g);
     if (!rc)
         rc = file_async_open(g);
     if (!rc)
@@ -151,6 +158,7 @@ void gateway_leave(struct weft_node *w)
     atomic_store_explicit(&g->closing, true, memory_order_release);
     gateway_server_end(g);
     gateway_asks_end(g, -ECONNRESET);
+    gateway_copies_end(g);
     fab_wake_here(w);
     file_async_end(g);
 }

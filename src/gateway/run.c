@@ -91,11 +91,28 @@ void run_output(struct run *r, unsigned which)
         ;
 }
 
+/* The ring of the input cannot be freed yet if the asker may be writing into it: it is told, and ends the stream. */
+static void input_stream_end(struct run *r)
+{
+    struct gateway *g = r->in_stream->g;
+    base_spin_lock(&g->lock);
+    bool over = r->left || r->in_stream->ended;
+    base_spin_unlock(&g->lock);
+    if (over) {
+        drop_stream(r, &r->in_stream);
+    } else if (!r->unread) {
+        r->unread = true;
+        (void)gateway_post(g, r->node, &(struct gateway_message){.type = GATEWAY_UNREAD, .to = r->there, .word = {r->in_stream->id}}, NULL,
+                           0);
+    }
+}
+
 void run_input_end(struct run *r)
 {
     gateway_unwatch(gateway_server_watches(r->server), &r->in);
-    drop_stream(r, &r->in_stream);
     r->data_left = 0;
+    if (r->in_stream)
+        input_stream_end(r);
 }
 
 /* The next bytes of the process's input. 0: none now; `*last`: no more will come. */
@@ -166,6 +183,8 @@ static void input_taken(struct run *r, uint64_t n)
 void run_input(struct run *r)
 {
     struct gateway_watches *all = gateway_server_watches(r->server);
+    if (r->in.fd < 0 && r->in_stream)
+        input_stream_end(r);
     for (unsigned i = 0; r->in.fd >= 0; i++) {
         const uint8_t *at = NULL;
         bool last = false;
@@ -212,12 +231,13 @@ void run_leave(struct run *r)
 
 bool run_over(const struct run *r)
 {
-    return r->ended && !r->getting && r->in.fd < 0 && r->out[0].fd < 0 && r->out[1].fd < 0;
+    return r->ended && !r->getting && !r->in_stream && r->in.fd < 0 && r->out[0].fd < 0 && r->out[1].fd < 0;
 }
 
 void run_close(struct run *r)
 {
-    run_input_end(r);
+    gateway_unwatch(gateway_server_watches(r->server), &r->in);
+    drop_stream(r, &r->in_stream);
     output_done(r, 0);
     output_done(r, 1);
     gateway_unwatch(gateway_server_watches(r->server), &r->end);

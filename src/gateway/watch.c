@@ -13,15 +13,19 @@
 
 #define SPARE_FILES 64u
 
-int gateway_connection(int fd)
+uint64_t gateway_connections_max(void)
 {
     struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files))
+        return UINT64_MAX;
+    return files.rlim_cur - (files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES);
+}
+
+int gateway_connection(int fd)
+{
     if (fd < 0)
         return -errno;
-    if (getrlimit(RLIMIT_NOFILE, &files))
-        return fd;
-    rlim_t spare = files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES;
-    if ((rlim_t)fd < files.rlim_cur - spare) /* the system gives the lowest number that is free */
+    if ((uint64_t)fd < gateway_connections_max()) /* the system gives the lowest number that is free */
         return fd;
     close(fd);
     return -EMFILE;

@@ -25,7 +25,7 @@ struct map_apart {
     _Atomic uint64_t died;                    /* nodes that have died, one bit each */
     uint64_t said;                            /* the nodes of `died` that were reported to the user */
     uint64_t out_of_reach;                    /* nodes that are alive but given up because they had no route for too long, one bit each */
-    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* when the node was first seen without a route; 0: it has one */
+    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* cut_ns: when the node was first seen without a route; 0: there is a route */
     weft_gaddr given, order;
 };
 
@@ -111,7 +111,7 @@ static int give_order(struct map_job *job)
     size_t len = 0;
     rc = rc ? rc : map_order_write(&order, &bytes, &len);
     if (!rc && (rc = weft_alloc(job->w, len, &a->order)))
-        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: more --memory is needed", len,
+        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: raise --memory", len,
                   (unsigned long long)job->pool_bytes);
     if (!rc) {
         memcpy(weft_ptr(job->w, a->order, len), bytes, len);
@@ -137,7 +137,7 @@ int map_apart_start(struct map_job *job)
 {
     struct map_apart *a = job->with = calloc(1, sizeof *a);
     if (!a)
-        return base_fail(-ENOMEM, "no memory for the state of the job's nodes");
+        return base_fail(-ENOMEM, "no memory for the state of the job's nodes" BASE_MEMORY_HINT);
     int rc = map_guardian_start(job, (size_t)job->nodes * job->slots);
     if (rc)
         return rc;

@@ -148,7 +148,7 @@ int map_carry_start(struct map_job *job)
 {
     struct map_carry *c = calloc(1, sizeof *c);
     if (!c)
-        return base_fail(-ENOMEM, "no memory for requests of other nodes");
+        return base_fail(-ENOMEM, "no memory for requests of other nodes" BASE_MEMORY_HINT);
     c->job = job;
     c->last = &c->first;
     pthread_mutex_init(&c->lock, NULL);
@@ -156,7 +156,7 @@ int map_carry_start(struct map_job *job)
     job->carry = c;
     int rc = -pthread_create(&c->thread, NULL, carrier_main, c);
     if (rc)
-        return base_fail(rc, "cannot start the thread that answers other nodes: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that answers other nodes: %s" BASE_THREAD_HINT, base_strerror(rc));
     c->running = true;
     return weft_handle(job->w, MAP_HANDLER_ASK, on_ask, c);
 }
@@ -316,7 +316,9 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         map_slot_renew(slot, &next);
     }
     if (rc == -ENODATA)
-        return base_fail(rc, "the input ends before the end of the piece: it was truncated during the job");
+        return base_fail(
+            rc,
+            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
     if (rc)
         return base_fail(rc, "cannot fetch the piece from node %u: %s", home_of(job, piece), base_strerror(rc));
     map_brought(slot, piece->length, whole, to, in);

@@ -44,9 +44,10 @@ static int open_input(const struct map_job *job, struct map_input *in, const cha
     in->fd = standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(in->path, O_RDONLY | O_CLOEXEC);
     if (in->fd < 0)
         return base_fail(-errno, "cannot open %s: %s%s", in->name, base_strerror(errno),
-                         errno == EMFILE                          ? "; raise the limit on open files (ulimit -n)"
-                         : errno == ENOENT && strchr(name, ':') && !job->apart ? "; for a file of another host, HOST:PATH, give --cluster or --hostfile"
-                                                                  : "");
+                         errno == EMFILE ? "; raise the limit on open files (ulimit -n)"
+                         : errno == ENOENT && strchr(name, ':') && !job->apart
+                             ? "; for a file of another host, HOST:PATH, give --cluster or --hostfile"
+                             : "");
     if (fstat(in->fd, &st))
         return base_fail(-errno, "%s: %s", in->name, base_strerror(errno));
     if (S_ISDIR(st.st_mode))
@@ -88,7 +89,7 @@ int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *hel
                          errno == EMFILE || errno == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
     if (fstat(fd, &st) || (uint64_t)st.st_dev != in->device || (uint64_t)st.st_ino != in->inode) {
         close(fd);
-        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job", in->name);
+        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", in->name);
     }
     *held = (struct map_held){input, fd};
     return fd;
@@ -136,7 +137,7 @@ int map_inputs_open(struct map_job *job)
     }
     job->inputs = calloc(o->file_count, sizeof *job->inputs);
     if (!job->inputs)
-        return base_fail(-ENOMEM, "no memory for a list of %u files", o->file_count);
+        return base_fail(-ENOMEM, "no memory for a list of %u files" BASE_MEMORY_HINT, o->file_count);
     for (uint32_t i = 0; i < o->file_count; i++)
         job->inputs[i].fd = -1;
     job->input_count = o->file_count;
@@ -207,7 +208,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, map_read
     }
     uint8_t *window = malloc(MAP_STEP_BYTES + n);
     if (!window)
-        return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece", in->name);
+        return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece" BASE_MEMORY_HINT, in->name);
     /* Read little at first: most lines are short. */
     uint64_t at = start + block;
     size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;

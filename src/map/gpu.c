@@ -51,7 +51,7 @@ static int gpu_look(const char *option, struct looked *l)
     *l = (struct looked){.rc = -EIO};
     int rc = base_pipe(fd, 0);
     if (rc)
-        return base_fail(rc, "cannot make a pipe to the process that looks for GPUs: %s", base_strerror(rc));
+        return base_fail(rc, "cannot make a pipe to the process that looks for GPUs: %s" BASE_FILES_HINT, base_strerror(rc));
     pid_t pid = base_process_fork();
     if (pid == 0) {
         char name[16];
@@ -61,7 +61,7 @@ static int gpu_look(const char *option, struct looked *l)
     }
     close(fd[1]);
     if (pid < 0) {
-        rc = base_fail((int)pid, "cannot start the process that looks for GPUs: %s", base_strerror((int)pid));
+        rc = base_fail((int)pid, "cannot start the process that looks for GPUs: %s" BASE_THREAD_HINT, base_strerror((int)pid));
     } else {
         struct pollfd p = {.fd = fd[0], .events = POLLIN};
         int64_t deadline = base_deadline(GPU_LOOK_NS);
@@ -181,7 +181,7 @@ void map_gpu_leave(struct map_slot *slot)
         weft_free(job->w, slot->pass_memory);
 }
 
-/* Allocates the slot's buffers when it gets its first piece. False: there is no room for them. */
+/* Allocates the slot's buffers when the slot gets its first piece. False: there is no room for them. */
 static bool gpu_enter(struct map_slot *slot)
 {
     struct map_job *job = slot->job;

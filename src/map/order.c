@@ -38,7 +38,8 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
     for (uint32_t i = 0; i < o->served; i++)
         bytes += strlen(o->serve[i]) + 1;
     if (bytes > MAP_ORDER_MAX - sizeof(struct head))
-        return base_fail(-E2BIG, "the command and the names of the files have %llu bytes, too many for nodes on other hosts",
+        return base_fail(-E2BIG,
+                         "the command and the names of the files have %llu bytes, too many for nodes on other hosts: name fewer files",
                          (unsigned long long)bytes);
     struct head h = {.bytes = (uint32_t)bytes,
                      .slots = o->slots,
@@ -60,7 +61,7 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
     *len = sizeof h + bytes;
     char *at = *out = malloc(*len);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for the description of the job");
+        return base_fail(-ENOMEM, "no memory for the description of the job" BASE_MEMORY_HINT);
     memcpy(at, &h, sizeof h);
     at += sizeof h;
     if (o->kernel)
@@ -109,7 +110,7 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     o->serve = h.served ? calloc(h.served, sizeof *o->serve) : NULL;
     if (!o->argv || (h.names && !o->name) || (h.served && !o->serve)) {
         map_order_free(o);
-        return base_fail(-ENOMEM, "no memory for the description of the job from node 0");
+        return base_fail(-ENOMEM, "no memory for the description of the job from node 0" BASE_MEMORY_HINT);
     }
     char *kernel[2] = {NULL, NULL}, *gpu = NULL;
     text = order_take(text, kernel, h.kernel);

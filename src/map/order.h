@@ -19,7 +19,7 @@ struct map_order {
     uint32_t inputs, names, served, argc;
     const char *kernel;      /* NULL: a command */
     const char *kernel_file; /* as in map_options; NULL: a built-in kernel */
-    const char *gpu;         /* as there; only with a kernel */
+    const char *gpu;         /* as in map_options; NULL: no GPU. Only with a kernel */
     char **argv;             /* [argc], then NULL */
     char **name;             /* [names]: names of the inputs; none if no argument needs them */
     char **serve;            /* [served]: for each input that a node reads for all NODE:PATH, for others ""; none if there are none */

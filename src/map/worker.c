@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* If nodes die while running a piece, this many more times than it may be retried, the piece is assumed to be the cause and fails. */
+/* A piece whose nodes have died this many times more often than it may be retried is assumed to be the cause of the deaths, and fails. */
 #define DEATHS_MAX 3u
 
 /* How many times a piece is passed on to a node on which it has not failed yet. */
@@ -101,8 +101,8 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
-/* Bring a piece's bytes into memory: read them into the slot's buffer, which is reused, or map the file if the buffer cannot be as large.
- */
+/* Bring a piece's bytes into memory: read them into the slot's buffer, which is used for all pieces, or map the file if the buffer cannot
+ * be made that large. */
 static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;
@@ -122,7 +122,9 @@ static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *
                 return NULL;
             }
             if (n == 0) {
-                base_fail(-EIO, "the input ends %llu bytes before the end of the piece: it was truncated during the job",
+                base_fail(-EIO,
+                          "the input ends %llu bytes before the end of the piece: it was truncated during the job; run the job again when "
+                          "the file does not change",
                           (unsigned long long)(in->length - done));
                 return NULL;
             }
@@ -162,7 +164,9 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(-EIO, "the input ends before the end of the piece: it was truncated during the job");
+        base_fail(
+            -EIO,
+            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
     }
 }
 
@@ -418,7 +422,7 @@ static int start_slot(struct map_job *job)
     slot->text = slot->errors.bytes + MAP_STDERR_BYTES;
     rc = -pthread_create(&slot->thread, NULL, slot_main, slot);
     if (rc) {
-        base_fail(rc, "cannot start the thread of slot %u: %s", i, base_strerror(rc));
+        base_fail(rc, "cannot start the thread of slot %u: %s" BASE_THREAD_HINT, i, base_strerror(rc));
         goto fail;
     }
     job->slots_started++;

@@ -102,7 +102,9 @@ static int prefault(struct mem_pool *p)
     if (madvise(p->base, p->bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
     if (errno != EINVAL) /* EINVAL: a kernel before 5.14 */
-        return base_fail(-errno, "cannot touch the %llu bytes of the pool when the node opens (WEFT_POOL_PREFAULT): %s",
+        return base_fail(-errno,
+                         "cannot touch the %llu bytes of the pool when the node opens (WEFT_POOL_PREFAULT): %s; make the pool smaller "
+                         "(WEFT_POOL), or unset WEFT_POOL_PREFAULT",
                          (unsigned long long)p->bytes, base_strerror(errno));
 #endif
     long page = sysconf(_SC_PAGESIZE);
@@ -132,7 +134,7 @@ static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
     static _Atomic uint64_t next_id = 1;
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p) {
-        base_fail(-ENOMEM, "no memory for the allocator's records of the pool");
+        base_fail(-ENOMEM, "no memory for the allocator's records of the pool" BASE_MEMORY_HINT);
         return NULL;
     }
     memset(p, 0, sizeof *p);
@@ -154,7 +156,8 @@ static int pool_start(struct mem_pool *p)
             munmap(p->extent, p->extents * sizeof *p->extent);
         if (p->kind)
             munmap(p->kind, p->extents);
-        return base_fail(-ENOMEM, "no memory for the allocator's table of the pool's %llu extents", (unsigned long long)p->extents);
+        return base_fail(-ENOMEM, "no memory for the allocator's table of the pool's %llu extents" BASE_MEMORY_HINT,
+                         (unsigned long long)p->extents);
     }
     slab_init(p);
     run_init(p);
@@ -180,7 +183,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
 {
     uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
     uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
-    /* Check the size before it is rounded up: that could overflow. */
+    /* Check the size before rounding it up: the rounding could overflow. */
     int rc = pool_check_size(o->bytes, o->huge);
     if (rc)
         return rc;

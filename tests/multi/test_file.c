@@ -135,14 +135,14 @@ static void errors(weft_node *w, void *arg)
     CHECK(weft_file_write(f, "x", 1, 0, &n, DEFAULT_TIME) == -EBADF && n == 0);
     CHECK(weft_file_sync(f, DEFAULT_TIME) == -EBADF);
     OK(weft_file_close(f));
-    /* A record for the service. */
+    /* A record that names nothing. */
     weft_gaddr at;
     weft_op op;
     OK(weft_alloc(w, sizeof(weft_request), &at));
     *(weft_request *)weft_ptr(w, at, sizeof(weft_request)) =
         (weft_request){.version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = 1, .id = 1};
     OK(weft_request_start(w, at, &op));
-    CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EOPNOTSUPP);
+    CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EINVAL);
     OK(weft_free(w, at));
     OK(weft_barrier(w, DEFAULT_TIME));
 }

@@ -235,13 +235,13 @@ static void errors(weft_node *w, void *arg)
     must_fail(w, SPEC(.host = "x", .port = 80, .flags = WEFT_NET_IPV4 | WEFT_NET_IPV6), -EINVAL, "flags");
     must_fail(w, SPEC(.host = "x", .port = 80, .send_ring = 5000), -EINVAL, "powers of two");
     CHECK(weft_net_connect(w, 7, SPEC(.host = "x", .port = 80), &s, DEFAULT_TIME) == -EFAULT && !s);
-    /* A record for the service. */
+    /* A record that names nothing. */
     weft_gaddr at;
     OK(weft_alloc(w, sizeof(weft_request), &at));
     *(weft_request *)weft_ptr(w, at, sizeof(weft_request)) =
         (weft_request){.version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_NET, .kind = 1, .id = 1};
     OK(weft_request_start(w, at, &op));
-    CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EOPNOTSUPP);
+    CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EINVAL);
     OK(weft_free(w, at));
     /* The peer resets the connection. */
     OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &s, DEFAULT_TIME));

@@ -743,7 +743,7 @@ class Ends(Proxy):
         p, at = self.proxy("--via", "1")
         pid = self.pid_of(1)
         with self.socks(at) as s:
-            os.kill(pid, signal.SIGSTOP)
+            processes.stop(pid)
             s.sendall(b"x" * 50_000)
             time.sleep(0.2)
             os.kill(pid, signal.SIGCONT)

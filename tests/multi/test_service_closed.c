@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * A handle of a process that is closed while its server still writes into the ring of its output: the ring's memory is not used again
- * before the server has answered that it writes there no more. The server is stopped meanwhile, so that it is in the middle of something.
+ * The ring of a process's output or input, whose reader needs it no more while its writer may still write into it: the ring's memory is not
+ * used again before the writer has said that it writes there no more. The writer is stopped meanwhile, so that it is in the middle of
+ * something. For the output the writer is the server, and the reader closes the handle; for the input the writer is the asker, and the
+ * process ends.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -23,6 +25,8 @@ static const char *const environment[] = {"WEFT_SERVE=process", "WEFT_LIVENESS=1
 
 struct meeting {
     _Atomic int server, over;
+    _Atomic int asker, pid;
+    _Atomic uint32_t killed;
 };
 
 static uint64_t live(weft_node *w)
@@ -125,8 +129,105 @@ static void test_closed(void **state)
     assert_int_equal(nodes_failed_with(2, closed, shared_words(sizeof(struct meeting)), environment), 0);
 }
 
+static void wait_live(weft_node *w, uint64_t bytes)
+{
+    for (int i = 0; live(w) != bytes; i++) {
+        CHECK(i < 60000);
+        usleep(1000);
+    }
+}
+
+/* The server ends the process while the asker is stopped. */
+static void end_while_stopped(weft_node *w, struct meeting *m, uint64_t before)
+{
+    while (!atomic_load(&m->pid))
+        usleep(1000);
+    const pid_t asker = atomic_load(&m->asker), pid = atomic_exchange(&m->pid, 0);
+    CHECK(live(w) == before + RING);
+    stop(asker);
+    CHECK(kill(pid, SIGKILL) == 0);
+    for (int i = 0; kill(pid, 0) == 0; i++) {
+        CHECK(i < 60000);
+        usleep(1000);
+    }
+    for (int i = 0; i < 5; i++) {
+        CHECK(live(w) == before + RING);
+        usleep(10000);
+    }
+    CHECK(kill(asker, SIGCONT) == 0);
+    wait_live(w, before); /* although the asker keeps the handle */
+    atomic_fetch_add(&m->killed, 1);
+}
+
+static void ask_for_input(weft_node *w, struct meeting *m, uint32_t writes, uint32_t number)
+{
+    static const char zeros[3 * RING];
+    const weft_spawn_spec spec = {
+        .bytes = sizeof spec, .program = "sleep", .argv = (const char *const[]){"sleep", "1000", NULL}, .flags = WEFT_SPAWN_STDIN};
+    weft_process *p;
+    OK(weft_spawn(w, 0, &spec, &p, WEFT_TIMEOUT_DEFAULT));
+    for (uint32_t i = 0; i < writes; i++)
+        CHECK(weft_process_write(p, zeros, sizeof zeros, NULL, 0) == -ETIMEDOUT);
+    atomic_store(&m->pid, (int)weft_process_pid(p));
+    wait_for(&m->killed, number);
+    CHECK(weft_process_write(p, "x", 1, NULL, WEFT_TIMEOUT_DEFAULT) == -EPIPE);
+    OK(weft_process_end_input(p));
+    OK(weft_process_close(p));
+}
+
+static void input_unread(weft_node *w, void *arg)
+{
+    struct meeting *m = arg;
+    const weft_spawn_spec closes = {.bytes = sizeof closes,
+                                    .program = "sh",
+                                    .argv = (const char *const[]){"sh", "-c", "exec <&-; sleep 1000", NULL},
+                                    .flags = WEFT_SPAWN_STDIN};
+    const weft_spawn_spec shortly = {.bytes = sizeof shortly, .program = "true", .flags = WEFT_SPAWN_STDIN};
+    uint64_t before = live(w);
+    if (weft_rank(w) == 0) {
+        atomic_store(&m->server, 1);
+        end_while_stopped(w, m, before);
+        end_while_stopped(w, m, before);
+        while (!atomic_load(&m->over))
+            usleep(1000);
+        wait_live(w, before);
+        OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+        return;
+    }
+    while (!atomic_load(&m->server))
+        usleep(1000);
+    atomic_store(&m->asker, (int)getpid());
+    ask_for_input(w, m, 0, 1); /* nothing was written yet, so the server does not know the asker's end */
+    ask_for_input(w, m, 1, 2);
+    weft_process *p;
+    int rc;
+    OK(weft_spawn(w, 0, &closes, &p, WEFT_TIMEOUT_DEFAULT)); /* the process goes on */
+    do
+        rc = weft_process_write(p, "some", 4, NULL, WEFT_TIMEOUT_DEFAULT);
+    while (rc == 0);
+    CHECK(rc == -EPIPE && weft_process_wait(p, NULL, 0, 0) == -ETIMEDOUT);
+    OK(weft_process_close(p));
+    for (int i = 0; i < 30; i++) { /* ended, closed and written to in any order */
+        OK(weft_spawn(w, 0, &shortly, &p, WEFT_TIMEOUT_DEFAULT));
+        if (i % 3)
+            rc = weft_process_write(p, "some", 4, NULL, 0);
+        CHECK(rc == 0 || rc == -EPIPE);
+        if (i % 2)
+            OK(weft_process_wait(p, NULL, 0, WEFT_TIMEOUT_DEFAULT));
+        OK(weft_process_close(p));
+    }
+    atomic_store(&m->over, 1);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_input_unread(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, input_unread, shared_words(sizeof(struct meeting)), environment), 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_closed)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_closed), cmocka_unit_test(test_input_unread)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

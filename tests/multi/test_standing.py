@@ -304,6 +304,16 @@ class Exec(Standing):
         self.exec("--on", "0,2", "--", "sh", "-c", script, code=3)
         os.rmdir(mark)
 
+    def test_quiet_for_long(self):
+        """Longer than a control node may be silent: it gives signs of life."""
+        job = self.exec("-d", "--on", "0", "--", "sleep", "22").stdout.strip()
+        waits = [self.start("exec", "--on", "1", *form, "--", "sh", "-c", "sleep 22; echo end") for form in ((), ("--json",))]
+        waits.append(self.start("logs", "--follow", job))
+        said = [p.communicate(timeout=LIMIT) for p in waits]
+        self.assertEqual([p.returncode for p in waits], [0, 0, 0], said)
+        self.assertEqual((said[0], said[2]), ((b"end\n", b""), (b"", b"")))
+        self.assertEqual([json.loads(line)["event"] for line in said[1][0].splitlines()], ["started", "output", "ended"])
+
     def test_cannot_be_started(self):
         p = self.exec("--on", "0", "--", "/nonexistent/program", code=127)
         self.assertIn("node 0: '/nonexistent/program' cannot be executed: No such file", p.stderr)

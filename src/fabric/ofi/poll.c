@@ -28,7 +28,7 @@ static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t byt
     memcpy(&f, frame, sizeof f);
     struct ofi_link *l = f.magic == TB_MAGIC && f.to == o->w->rank ? ofi_link_of(o, f.from) : NULL;
     if (!l)
-        return false; /* not from a node of this cluster */
+        return false; /* the frame is not from a node of this cluster */
     base_spin_lock(&l->r.lock);
     int rc = l->r.closed ? -EBADMSG : tb_endpoint_frame(&l->r.endpoint, frame, (uint32_t)bytes, now);
     bool answered = rc == 0 && alone;

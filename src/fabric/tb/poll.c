@@ -61,7 +61,7 @@ static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
 {
     struct tb_cable *from = cable < tb->cable_count ? tb->cables[cable] : NULL;
     if (!from || !from->open || slot >= from->receives || !from->held[slot])
-        return; /* that cable was closed */
+        return; /* the cable over which the frame arrived was closed */
     from->held[slot] = 0;
     from->held_count--;
     poll_receive_again(tb, from, slot);
