@@ -357,7 +357,7 @@ TEST(datagrams)
 
 struct wrong {
     struct call call;
-    uint32_t closed, silent; /* ports: nobody listens; nobody speaks */
+    uint32_t closed, silent, full; /* ports: nobody listens; nobody speaks; connections are not answered */
     uint64_t denied, nobody;
     uint32_t denied_bytes, nobody_bytes;
     int fd; /* of the silent peer, when it is connected */
@@ -389,6 +389,17 @@ static void wrong_kernel(const weft_device *d, void *arg)
     MUST(rc == -WEFT_DEVICE_EFAULT);
     rc = weft_device_net_receive(d, c->record, 12345, c->to, 1, &n);
     MUST(rc == -WEFT_DEVICE_EBADF);
+    rc = weft_device_net_connect(d, c->record, 0, c->host, c->host_bytes, x->full, 0, &s);
+    MUST(rc == -WEFT_DEVICE_ETIMEDOUT);
+    /* One that is not waited for, and stays until the node closes. */
+    weft_request *r = weft_device_record(d, c->record, WEFT_SERVICE_NET, WEFT_NET_CONNECT, 0);
+    r->data = c->host;
+    r->data_bytes = c->host_bytes;
+    r->arg[0] = x->full;
+    rc = weft_device_request_ask(d, c->record);
+    MUST(rc == 0);
+    rc = weft_device_net_send(d, c->record, weft_device_request_result(r, 0), c->to, 1, &n);
+    MUST(rc == -WEFT_DEVICE_ETIMEDOUT && n == 0);
 
     rc = weft_device_net_connect(d, c->record, 0, c->host, c->host_bytes, x->silent, 0, &s);
     MUST(rc == 0);
@@ -415,6 +426,19 @@ static void wrong_kernel(const weft_device *d, void *arg)
     MUST(rc == 0);
 }
 
+/* A port whose queue of connections is full. */
+static void fill_port(uint32_t *port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int listener = listen_at("127.0.0.1", port);
+    CHECK(listen(listener, 0) == 0);
+    a.sin_port = htons((uint16_t)*port);
+    for (unsigned i = 0; i < 3; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
+    }
+}
+
 static void wrong(weft_node *w, void *arg)
 {
     (void)arg;
@@ -424,6 +448,7 @@ static void wrong(weft_node *w, void *arg)
         static struct wrong x;
         close(listen_at("127.0.0.1", &x.closed));
         x.listener = listen_at("127.0.0.1", &x.silent);
+        fill_port(&x.full);
         x.call.record = new_record(w, g, space, false);
         x.call.host = at_host(w, "127.0.0.1", &x.call.host_bytes);
         x.denied = at_host(w, "169.254.169.254", &x.denied_bytes);
