@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -434,7 +435,8 @@ static void fill_port(uint32_t *port)
     CHECK(listen(listener, 0) == 0);
     a.sin_port = htons((uint16_t)*port);
     for (unsigned i = 0; i < 3; i++) {
-        int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
         CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
     }
 }
