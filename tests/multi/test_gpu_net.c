@@ -165,6 +165,42 @@ static void streams(weft_node *w, void *arg)
 }
 TEST(streams)
 
+/* All blocks at once, each with a connection of its own. */
+static void blocks(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        static uint8_t right[BYTES], got[BYTES];
+        uint32_t space = 0, port;
+        weft_gpu *g = gpu_with_arena(w, &space);
+        int listener = listen_at("127.0.0.1", &port);
+        struct calls calls;
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, echo_all, &listener) == 0);
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            struct call *c = &calls.of[b];
+            *c = (struct call){.record = new_record(w, g, space, b % 2), .port = port};
+            c->host = at_host(w, "127.0.0.1", &c->host_bytes);
+            OK(weft_alloc(w, BYTES, b / 2 ? &c->to : &c->from));
+            OK(weft_gpu_alloc(g, space, BYTES, b / 2 ? &c->from : &c->to));
+            fill(right, b, 0, BYTES);
+            OK(weft_put_blocking(w, c->from, right, BYTES));
+        }
+        OK(weft_gpu_run(g, echo_kernel, BLOCKS, &calls));
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            CHECK(!calls.of[b].failed);
+            fill(right, b, 0, BYTES);
+            OK(weft_get_blocking(w, got, calls.of[b].to, BYTES));
+            CHECK(memcmp(got, right, BYTES) == 0);
+        }
+        pthread_join(thread, NULL);
+        close(listener);
+        OK(weft_gpu_close(g));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+TEST(blocks)
+
 /* --- listening; bytes that are read in the ring --- */
 
 struct words { /* in shared memory */
@@ -600,9 +636,9 @@ static void test_asker_dies(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_streams),    cmocka_unit_test(test_listening),   cmocka_unit_test(test_datagrams),
-        cmocka_unit_test(test_wrong),      cmocka_unit_test(test_none_offers), cmocka_unit_test(test_gateway_dies),
-        cmocka_unit_test(test_asker_dies),
+        cmocka_unit_test(test_streams),      cmocka_unit_test(test_blocks),     cmocka_unit_test(test_listening),
+        cmocka_unit_test(test_datagrams),    cmocka_unit_test(test_wrong),      cmocka_unit_test(test_none_offers),
+        cmocka_unit_test(test_gateway_dies), cmocka_unit_test(test_asker_dies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
