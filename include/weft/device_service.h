@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls by which GPU kernels use services (weft/service.h): programs and names; weft/device_net.h has sockets, weft/device_file.h files.
- * Like weft/device.h, one source for C, C++ and CUDA.
+ * Calls by which GPU kernels use services (weft/service.h): programs and names. For sockets see weft/device_net.h, for files
+ * weft/device_file.h. The same source can be compiled as C, C++ and CUDA, as that of weft/device.h.
  *
  * Each call fills a record (weft/request.h) and submits it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in that
  * node's pool, or in an arena of the kernel's GPU, aligned to 8 bytes (better to 64: then the record shares no cache line). Kernels read

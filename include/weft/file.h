@@ -17,7 +17,7 @@
  * While a file is read from the cache, the gateway looks at the disk once a second.
  *
  * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
- * link and no `..` leads out of it. With WEFT_FILE_ROOT=- only files that the gateway's program has named by weft_file_offer() can be
+ * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has named by weft_file_offer() can be
  * opened. Only regular files can be opened. Every node of the cluster may use the service: set WEFT_SECRET to control who can join.
  *
  * Death. When the asker, which is the node that has opened a file, leaves or dies, the gateway closes its files and unmaps its pieces;
@@ -55,14 +55,14 @@ typedef struct weft_file_info {
 /* Opens a file. `path` is a path at the gateway. A relative path begins at the gateway's working directory or, with WEFT_FILE_ROOT, at that
  * folder.
  * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EISDIR
- * it is a folder; -EACCES it may not be opened, or is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is -, and the gateway has not
- * offered the file for this; -ENOENT there is none; -EMFILE too many files are open; -EOPNOTSUPP the node does not offer `file`; -EAGAIN
- * too many requests are outstanding; -ENOMEM no memory here or there; -EFAULT there is no such node; -ECONNRESET the gateway is gone;
- * -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no
- * route (tb); -EDEADLK it would wait in a handler. Other errors of open(2) may be returned, too. */
+ * it is a folder; -EACCES it may not be opened, or is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is `-`, and the gateway has not
+ * offered the file for these flags; -ENOENT there is none; -EMFILE too many files are open; -EOPNOTSUPP the node does not offer `file`;
+ * -EAGAIN too many requests are outstanding; -ENOMEM no memory here or there; -EFAULT there is no such node; -ECONNRESET the gateway is
+ * gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENOBUFS in a handler, too much is queued;
+ * -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. Other errors of open(2) may be returned, too. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
-/* At the gateway: lets other nodes open the file `path` for reading, by this path, wherever it is. The file need not exist yet.
+/* At the gateway: lets other nodes open the file `path` for reading, by this path, wherever the file is. The file need not exist yet.
  * Errors: -EINVAL the path is empty; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EOPNOTSUPP this node does not offer `file`;
  * -ENOMEM no memory. */
 WEFT_API int weft_file_offer(weft_node *w, const char *path);
@@ -155,7 +155,7 @@ WEFT_API int weft_file_cache_stat(weft_node *w, uint32_t node, weft_file_cache *
 
 /* A file that is open or cached. */
 typedef struct weft_file_cached {
-    char path[WEFT_FILE_PATH_MAX + 1]; /* as it was opened first */
+    char path[WEFT_FILE_PATH_MAX + 1]; /* the path by which the file was opened first */
     weft_file_info info;
     uint64_t cached_bytes, hits, disk_reads;
     uint32_t readers; /* handles that nodes have open */

@@ -104,7 +104,7 @@ int join_pairs_late(struct join *j);
  * silent one does not delay the others. */
 struct join_caller {
     int fd, pid;
-    int64_t came; /* when it was accepted */
+    int64_t came; /* when the connection was accepted */
     size_t got;   /* bytes of `token` received */
     struct wire_token token;
 };
@@ -164,7 +164,7 @@ struct grow_message {
 };
 struct grow_ask {               /* payload of GROW_ASK: the notice of who joins */
     uint8_t ticket[WIRE_NONCE]; /* the session from which the tokens of the newcomer's side connections are made */
-    struct wire_card card;      /* with its number */
+    struct wire_card card;      /* the newcomer's card, with its number */
 };
 /* Whether the bytes are a valid message; only computes. */
 bool grow_message_ok(const struct grow_message *m, const void *payload, size_t payload_len);

@@ -38,7 +38,7 @@ static bool node_may_use(const struct weft_node *w, const struct fab_transport *
     const char *only = w->options.transport;
     bool names_device = w->options.device[0] || w->options.rail_names[0][0];
     if (!only[0] && names_device && !t->rdma && !t->at_once)
-        return false; /* the user has named a device, so an ordinary network must not replace it */
+        return false; /* the user has named a device, so no ordinary network may be used instead */
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 

@@ -272,7 +272,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "the GPU can be given at most %u pieces of memory", REGIONS);
+        return base_fail(-ENOSPC, "the GPU can be given access to at most %u ranges of memory", REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)

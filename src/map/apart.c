@@ -25,7 +25,7 @@ struct map_apart {
     _Atomic uint64_t died;                    /* nodes that have died, one bit each */
     uint64_t said;                            /* the nodes of `died` that were reported to the user */
     uint64_t out_of_reach;                    /* nodes that are alive but given up because they had no route for too long, one bit each */
-    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* when the node was first seen without a route; 0: it has one */
+    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* cut_ns: when the node was first seen without a route; 0: there is a route */
     weft_gaddr given, order;
 };
 

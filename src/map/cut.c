@@ -44,9 +44,10 @@ static int open_input(const struct map_job *job, struct map_input *in, const cha
     in->fd = standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(in->path, O_RDONLY | O_CLOEXEC);
     if (in->fd < 0)
         return base_fail(-errno, "cannot open %s: %s%s", in->name, base_strerror(errno),
-                         errno == EMFILE                          ? "; raise the limit on open files (ulimit -n)"
-                         : errno == ENOENT && strchr(name, ':') && !job->apart ? "; for a file of another host, HOST:PATH, give --cluster or --hostfile"
-                                                                  : "");
+                         errno == EMFILE ? "; raise the limit on open files (ulimit -n)"
+                         : errno == ENOENT && strchr(name, ':') && !job->apart
+                             ? "; for a file of another host, HOST:PATH, give --cluster or --hostfile"
+                             : "");
     if (fstat(in->fd, &st))
         return base_fail(-errno, "%s: %s", in->name, base_strerror(errno));
     if (S_ISDIR(st.st_mode))
@@ -88,7 +89,7 @@ int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *hel
                          errno == EMFILE || errno == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
     if (fstat(fd, &st) || (uint64_t)st.st_dev != in->device || (uint64_t)st.st_ino != in->inode) {
         close(fd);
-        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job", in->name);
+        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", in->name);
     }
     *held = (struct map_held){input, fd};
     return fd;

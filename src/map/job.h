@@ -119,7 +119,7 @@ size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len,
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
 struct map_scratch {
-    int fd; /* -1: it could not be created, for the reason in `error`. Shared by all nodes, unless they are apart */
+    int fd; /* the scratch file; -1: it could not be created, for the reason in `error`. Shared by all nodes, unless they are apart */
     int error;
     char directory[256];
 };
@@ -161,7 +161,7 @@ int map_board_create(struct map_job *job, size_t lines);
 void map_board_destroy(struct map_job *job);
 /* Owner only: install the handlers of signals that end the job, and do other one-time setup. */
 void map_nodes_prepare_owner(struct map_job *job);
-void map_nodes_forget(void); /* the job is over: signal handlers must no longer use it */
+void map_nodes_forget(void); /* the job is over: signal handlers must no longer use `job` */
 void map_on_signal(int sig, void (*handler)(int));
 /* Called at the end of such a handler: pass the signal to the handler that was installed before. The earlier handler is that of the fabric,
  * which releases devices, or the default action. */
@@ -181,16 +181,16 @@ void map_forks_check(struct map_job *job); /* kill the commands of nodes that ha
 void map_forks_wait(struct map_job *job);  /* at the end of the job: wait for the nodes, which leave by themselves */
 
 /* --- guardian.c: the process that kills the commands of a node that is apart when the node has ended --- */
-/* Call it before opening descriptors whose other ends must see this process end. `lines`: number of lines on the board. */
+/* Call this before opening descriptors whose other ends must see this process end. `lines`: number of lines on the board. */
 int map_guardian_start(struct map_job *job, size_t lines);
 void map_guardian_end(struct map_job *job);
 
 /* --- tally.c: what a node that is apart has done --- */
-struct map_tally { /* lies in the owner's pool; the node writes it */
+struct map_tally { /* counts that the node writes, in the owner's pool */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
     uint64_t gpu_failed; /* 0 or 1 */
 };
-struct map_telling { /* the node's side: the copy that it sends */
+struct map_telling { /* the node's side: the copy that the node sends */
     pthread_mutex_t lock;
     struct map_tally tally;
     weft_op op;
@@ -233,7 +233,7 @@ void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr 
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
 /* Make sure that the slot's buffer in the pool, which is reused for each piece, has `bytes`. False: there is no such memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
-/* Renew the claim on the slot's piece, if it is time to (`*next`). */
+/* Renew the claim on the slot's piece, once `*next` has come. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
 
 /* --- cached.c: inputs that their home reads once for all --- */
@@ -269,7 +269,7 @@ int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int
 /* --- capture.c: the output of one piece, and its storage until it is printed --- */
 enum map_kind {
     MAP_OK,
-    MAP_EXITED,    /* code: its exit status */
+    MAP_EXITED,    /* code: the exit status of the command */
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
     MAP_NO_START,  /* code: errno; the command cannot be started on any node */
@@ -368,7 +368,7 @@ struct map_slot {
     weft_gaddr window, words;     /* for fetching pieces from other nodes: MAP_BRING_DEPTH chunks, and an answer word for each */
     uint64_t brought_at, brought; /* offset and length in the spill file of a fetched piece that is too large for memory */
     struct gpu_pass *pass;        /* buffers of the GPU; allocated with the first piece; NULL: none */
-    weft_gaddr pass_memory;       /* pool memory for them */
+    weft_gaddr pass_memory;       /* pool memory for the GPU's buffers */
     bool entered;                 /* the buffers were requested already */
     struct map_held held;         /* the input of the last piece */
     pthread_t thread;

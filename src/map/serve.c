@@ -206,7 +206,7 @@ static int serve_run(struct map_job *job)
         return rc;
     map_signals_save();
     serving = job;
-    /* Ignore these: the owner decides what they do. */
+    /* Ignore these signals: the owner decides what happens. */
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);

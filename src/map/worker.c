@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* If nodes that run a piece die so many more times than the piece may be retried, the piece is assumed to be the cause, and fails. */
+/* A piece whose nodes have died this many times more often than it may be retried is assumed to be the cause of the deaths, and fails. */
 #define DEATHS_MAX 3u
 
 /* How many times a piece is passed on to a node on which it has not failed yet. */
@@ -101,8 +101,8 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
-/* Bring a piece's bytes into memory: read them into the slot's buffer, which is reused, or map the file if the buffer cannot be as large.
- */
+/* Bring a piece's bytes into memory: read them into the slot's buffer, which is used for all pieces, or map the file if the buffer cannot
+ * be made that large. */
 static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;

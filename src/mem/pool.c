@@ -183,7 +183,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
 {
     uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
     uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
-    /* Check the size before it is rounded up: that could overflow. */
+    /* Check the size before rounding it up: the rounding could overflow. */
     int rc = pool_check_size(o->bytes, o->huge);
     if (rc)
         return rc;

@@ -33,14 +33,14 @@ struct tb_stream_env {
 
 struct tb_slot {
     uint16_t bytes;     /* size, header included */
-    uint16_t posted;    /* how many of its sends have not completed */
-    bool arrived;       /* the peer has received it, perhaps before earlier ones */
-    bool lost;          /* it must be sent again */
+    uint16_t posted;    /* how many sends of this frame have not completed */
+    bool arrived;       /* the peer has received this frame, perhaps before earlier ones */
+    bool lost;          /* the frame must be sent again */
     bool retransmitted; /* the frame was sent again, so its acknowledgement does not tell the round-trip time */
-    bool asks;          /* it asks for an acknowledgement at once */
+    bool asks;          /* the frame asks for an acknowledgement at once */
     uint32_t order; /* when the frame was sent, counted in sends. If a frame has not arrived, but a frame that was sent after it has, the
                        first one is lost */
-    int64_t at;     /* when it was sent last */
+    int64_t at;     /* when the frame was sent last */
     weft_op *ops;   /* ops that complete when the frame is acknowledged */
 };
 
