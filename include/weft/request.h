@@ -22,11 +22,11 @@
  *   244 - 247  reserved    nobody
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
- * Numbers are little-endian. Records name memory by address (weft/types.h), not by pointer. A record is aligned to 8 bytes; if it is
- * aligned to 64, the asker and its node never write to the same cache line. The record belongs to weft until the request is answered. weft
- * reads the asker's fields and `data` while the request is submitted; it may read `data` of more than WEFT_REQUEST_INLINE bytes until the
- * request is answered. Then the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered`
- * also sees `result` and `status`.
+ * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Records name memory by address (weft/types.h),
+ * not by pointer. A record is aligned to 8 bytes; if it is aligned to 64, the asker and its node never write to the same cache line. The
+ * record belongs to weft until the request is answered. weft reads the asker's fields and `data` while the request is submitted; it may
+ * read `data` of more than WEFT_REQUEST_INLINE bytes until the request is answered. Then the asker's node writes `result` and `status`, and
+ * after them `answered`: a reader that sees the new `answered` also sees `result` and `status`.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H

@@ -45,11 +45,22 @@ static int copy_between(struct gateway_copy *c, void **at)
     return rc;
 }
 
+/* A record may name memory that it should not, such as the ring itself. */
+static bool copy_overlaps(const struct gateway_copy *c)
+{
+    bool one = weft_gaddr_node(c->to) == weft_gaddr_node(c->from) && weft_gaddr_space(c->to) == weft_gaddr_space(c->from);
+    uint64_t to = weft_gaddr_offset(c->to), from = weft_gaddr_offset(c->from);
+    return one && to < from + c->bytes && from < to + c->bytes;
+}
+
 static int copy_begin(struct gateway_copy *c)
 {
     struct weft_node *w = c->g->w;
     struct gpu_arena *held;
     int rc = 0;
+    if (copy_overlaps(c))
+        return base_fail(-EFAULT, "a record names address %#llx, %llu bytes, which overlap what is to be copied there",
+                         (unsigned long long)c->to, (unsigned long long)c->bytes);
     void *at = own_memory(w, c->from, c->bytes, &held);
     if (!at && weft_gaddr_space(c->from) == 0)
         at = weft_ptr(w, c->from, c->bytes); /* of another node of this host */

@@ -216,7 +216,7 @@ static void reading(weft_node *w, void *arg)
         weft_file_cache c;
         do
             OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
-        while (c.readers); /* closing does not wait */
+        while (c.readers);            /* closing does not wait */
         CHECK(c.disk_bytes == BYTES); /* once for all */
     }
     OK(weft_barrier(w, DEFAULT_TIME));

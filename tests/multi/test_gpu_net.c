@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sockets of kernels, on the GPU `host`: kernels of node 1 connect, listen, send and receive through node 0, from and to pools and arenas of
- * both nodes. The other ends are ordinary sockets of node 1's process, on loopback, which a rule allows.
+ * Sockets of kernels, on the GPU `host`: kernels of node 1 connect, listen, send and receive through node 0, from and to pools and arenas
+ * of both nodes. The other ends are ordinary sockets of node 1's process, on loopback, which a rule allows.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,13 +19,13 @@
 #define BYTES  300000u /* more than a ring holds */
 #define BLOCKS 4u
 
-#define MUST(is)                                                                                            \
-    do {                                                                                                    \
-        if (!(is)) {                                                                                        \
+#define MUST(is)                                                                                                 \
+    do {                                                                                                         \
+        if (!(is)) {                                                                                             \
             fprintf(stderr, "%s:%d: block %u: %s (rc %d)\n", __FILE__, __LINE__, weft_device_block(d), #is, rc); \
-            c->failed = true;                                                                               \
-            return;                                                                                         \
-        }                                                                                                   \
+            c->failed = true;                                                                                    \
+            return;                                                                                              \
+        }                                                                                                        \
     } while (0)
 
 /* What one block works with: addresses. */
@@ -573,8 +573,9 @@ static void test_asker_dies(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_streams), cmocka_unit_test(test_listening),    cmocka_unit_test(test_datagrams),
-        cmocka_unit_test(test_wrong),   cmocka_unit_test(test_none_offers), cmocka_unit_test(test_gateway_dies), cmocka_unit_test(test_asker_dies),
+        cmocka_unit_test(test_streams),    cmocka_unit_test(test_listening),   cmocka_unit_test(test_datagrams),
+        cmocka_unit_test(test_wrong),      cmocka_unit_test(test_none_offers), cmocka_unit_test(test_gateway_dies),
+        cmocka_unit_test(test_asker_dies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -613,6 +613,64 @@ static void test_greed(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
+/* A node sends messages for streams that do not exist, and reads none of the replies: it ends as dead, before they have filled the memory,
+ * and the others go on. */
+static uint64_t memory_kib(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "RssAnon: %llu", &kib) != 1)
+        ;
+    if (f)
+        fclose(f);
+    return kib;
+}
+
+static void flood(weft_node *w, void *arg)
+{
+    struct greed *g = arg;
+    uint32_t port;
+    weft_socket *s;
+    if (weft_rank(w) == 1) {
+        const struct gateway_message m = {.type = GATEWAY_DATA, .to = 1, .word = {77, 0, 1, 0}};
+        weft_handler_fn fn = w->handlers[GATEWAY_HANDLER].fn;
+        atomic_store(&w->handlers[GATEWAY_HANDLER].fn, NULL); /* then what comes is left in the ring */
+        (void)fab_nowait(true);
+        for (int rc = 0; !g->ends && rc != -ECONNRESET;)
+            rc = fab_send(w, 0, GATEWAY_HANDLER, &m, sizeof m, NULL, 0, NULL);
+        (void)fab_nowait(false);
+        atomic_store(&w->handlers[GATEWAY_HANDLER].fn, fn);
+        return;
+    }
+    if (weft_rank(w) == 0) {
+        uint64_t before = memory_kib(), most = before;
+        for (int64_t deadline = now_ns() + patience_ns(40); weft_alive(w, 1); usleep(10000)) {
+            uint64_t now = memory_kib();
+            most = now > most ? now : most;
+            CHECK(now_ns() < deadline);
+        }
+        g->ends = 1;
+        if (!getenv("TEST_DIVIDE")) /* a sanitizer needs much memory of its own */
+            CHECK(most - before < 300 << 10);
+        wait_for(&g->full, 1);
+        return;
+    }
+    wait_for(&g->ends, 1);
+    int listener = listen_at("127.0.0.1", &port);
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &s, DEFAULT_TIME));
+    OK(weft_net_close(s));
+    close(listener);
+    g->full = 1;
+}
+
+static void test_flood(void **state)
+{
+    (void)state;
+    struct greed *g = shared_words(sizeof *g);
+    assert_int_equal(nodes_failed_with(3, flood, g, OPEN), 0);
+}
+
 TEST(slow)
 TEST(stalled)
 TEST(lies)
@@ -648,7 +706,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slow), cmocka_unit_test(test_many),  cmocka_unit_test(test_deaths), cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_lies), cmocka_unit_test(test_files), cmocka_unit_test(test_greed),
+        cmocka_unit_test(test_lies), cmocka_unit_test(test_files), cmocka_unit_test(test_greed),  cmocka_unit_test(test_flood),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(__linux__)
