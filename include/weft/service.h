@@ -48,7 +48,8 @@ WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
 /* Cancels the operation that was started with `op`: the operation ends with the negative ECANCELED, unless it has ended before. The server
  * may already have carried out the request. If the request was to start a process and the process runs already, the server kills it.
- * Errors: -ENOENT no request or wait was started with this op, or the operation has ended. */
+ * Errors: -ENOENT no request or wait was started with this op, or it has ended, or it is a record that sends, receives, reads or writes
+ * bytes. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 
 /* --- processes --- */

@@ -7,11 +7,13 @@
  *   file_disk.c     the blocking work: opens, reads, checks, writes and syncs files
  *   file_cache.c    the cache: generations of files, pieces, and leases of pieces
  *   file_job.c      jobs for the threads, and the answers that end them
+ *   file_watch.c    notices of the system (inotify) that a file has changed
  *   file_lease.c    requests for pieces
  *   file_write.c    requests to write and to sync
  *   file.c          all other requests
  *   file_handle.c   asker: handles, and calls that need one request
- *   file_read.c, file_map.c, file_record.c   asker: reads, maps, and requests by record
+ *   file_read.c, file_map.c, file_record.c   asker: reads, maps, and requests by record;
+ *                   file_async.c: calls that do not wait
  *
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the
  * disk into the pool once, however many askers want it. Each asker gets the address of the piece and a lease. The asker copies the bytes,
@@ -72,7 +74,7 @@ struct file_job {
     bool outside;
     struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the one that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ: the pool that contains this memory, and its offset there */
+    struct mem_pool *pool;   /* READ: the pool that contains this memory, and its offset there; NULL: no pool */
     uint64_t place;
     uint64_t offset, bytes; /* the range to read or write; after WRITE, `bytes` is how many were written */
     char path[WEFT_FILE_PATH_MAX + 1];
@@ -100,7 +102,9 @@ struct file_body {
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
     bool stale, pinned;
-    int64_t checked; /* when the last comparison with the disk began */
+    bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
+    int wd;               /* inotify's number; -1: none */
+    int64_t checked;      /* when the last comparison with the disk began */
     uint64_t cached, hits, reads;
     struct file_piece *pieces;
 };
@@ -127,8 +131,10 @@ struct files {
     uint64_t limit, cached, leased, mapped, pinned, generations, bodies, hits, reads, read_bytes, dropped;
     struct file_body *body[FILE_BUCKETS];
     struct file_piece *piece[FILE_BUCKETS];
-    struct file_piece *oldest, *newest; /* the list of idle pieces */
+    struct file_piece *oldest, *newest;                     /* the list of idle pieces */
+    void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(): a body ends, or becomes stale */
     struct file_job *jobs;
+    struct gateway_watch notices;                 /* inotify */
     int64_t over;                                 /* the earliest end of all leases, or before that */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
 };
@@ -169,6 +175,13 @@ void file_job_over(struct file_job *job);
 struct gateway_call *file_job_call(struct file_job *job);
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word);
 void file_answer_failed(struct gateway_call *c, int rc, const char *path);
+
+void file_recheck(struct files *all, struct file_body *b); /* compares it with the disk; if it has changed, it becomes stale */
+
+/* --- file_watch.c --- */
+void file_watch_open(struct files *all);
+void file_watch_close(struct files *all);
+void file_watch(struct files *all, struct file_body *b); /* it has a descriptor */
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);

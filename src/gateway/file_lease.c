@@ -58,30 +58,12 @@ static void read_done(struct gateway_work *work)
     (void)file_lease_again(all);
 }
 
-static void recheck_done(struct gateway_work *work)
-{
-    struct file_job *job = (struct file_job *)(void *)work;
-    if (job->result == -ESTALE)
-        file_body_stale(job->all, job->body);
-    file_job_over(job);
-}
-
 /* While a file is read from the cache, compares it with the disk once per FILE_CHECK_NS, so that readers learn of a change. Even without
  * this check, readers never get bytes of two generations. */
 static void recheck(struct files *all, struct file_body *b)
 {
-    int64_t now = base_now_ns();
-    if (now - b->checked < FILE_CHECK_NS)
-        return;
-    b->checked = now;
-    struct file_job *job = file_job_new(all, FILE_TASK_CHECK, recheck_done);
-    if (!job)
-        return;
-    b->jobs++;
-    job->body = b;
-    job->fd = b->fd;
-    job->is = b->is;
-    file_job_start(all, job);
+    if (base_now_ns() - b->checked >= FILE_CHECK_NS)
+        file_recheck(all, b);
 }
 
 static int piece_read(struct files *all, struct file_open *o, struct gateway_call *c)
@@ -158,7 +140,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
     }
     bool ahead = r->flags & FILE_AHEAD;
     bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* requests that wait already come first */
-    if (ahead && r->flags & FILE_MAPS)                                       /* what is mapped ahead must leave room for what is mapped */
+    if (ahead && r->flags & FILE_MAPS) /* pieces that are mapped in advance must leave room for pieces that are mapped now */
         full = full || all->mapped + all->pinned + WEFT_FILE_PIECE > all->limit / 4;
     int rc = full ? -EAGAIN : lease_try(all, c);
     if (rc == -EAGAIN && ahead) {

@@ -121,7 +121,8 @@ int file_root_open(struct file_root *out, const char *path, struct file_offers *
     else if ((out->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
         rc = -errno;
     if (rc)
-        return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path, rc == -EINVAL ? "give the whole path of a folder, or -" : base_strerror(rc));
+        return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path,
+                         rc == -EINVAL ? "the path is not absolute; set it to the absolute path of a folder, or to -" : base_strerror(rc));
     return 0;
 }
 
@@ -206,7 +207,7 @@ int file_path_open(const struct file_root *root, const char *path, int flags, bo
     *outside = false;
     /* a terminal must not become this process's controlling terminal, and a FIFO must not block it */
     flags |= O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
-    bool named = root->path && !(flags & (O_RDWR | O_CREAT)) && offered(root->offers, path);
+    bool named = root->path && root->offers && !(flags & (O_RDWR | O_CREAT)) && offered(root->offers, path);
     if (only_offered(root) && !named) {
         *outside = true;
         return -EPERM;

@@ -417,7 +417,8 @@ static void without_peer(weft_node *w)
     char to[2][WEFT_NET_ADDRESS], from[WEFT_NET_ADDRESS], text[64], wrong[WEFT_NET_ADDRESS];
     struct sockaddr_in a = {.sin_family = AF_INET};
     size_t n;
-    OK(weft_net_listen(w, 0, SPEC(.flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME)); /* an IPv6 socket, which receives datagrams over IPv4, too */
+    /* an IPv6 socket, which receives datagrams over IPv4, too */
+    OK(weft_net_listen(w, 0, SPEC(.flags = WEFT_NET_DATAGRAMS), &s, DEFAULT_TIME));
     CHECK(weft_net_peer(s)[0] == '\0' && strncmp(weft_net_local(s), "[::]:", 5) == 0);
     inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
     a.sin_port = htons((uint16_t)atoi(weft_net_local(s) + 5));

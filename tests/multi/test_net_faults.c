@@ -317,7 +317,8 @@ static void aliases(weft_node *w, void *arg)
         int listener = listen_at("127.0.0.1", &port);
         must_fail(w, SPEC(.host = "alias.example", .port = port), -EACCES,
                   "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
-        must_fail(w, SPEC(.host = "short", .port = port), -EACCES, "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
+        must_fail(w, SPEC(.host = "short", .port = port), -EACCES,
+                  "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
         OK(weft_net_connect(w, 0, SPEC(.host = "one.example", .port = port), &s, DEFAULT_TIME));
         OK(weft_net_close(s));
         close(listener);
