@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. ready() may stop watching any descriptor, even one that is
- * also ready and whose ready() was not called yet: then it is not called.
+ * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. A call of ready() may stop watching any descriptor. If
+ * that descriptor is ready as well, its ready() is then not called.
  */
 #include "gateway/gateway.h"
 
@@ -25,7 +25,8 @@ int gateway_connection(int fd)
 {
     if (fd < 0)
         return -errno;
-    if ((uint64_t)fd < gateway_connections_max()) /* the system gives the lowest number that is free */
+    /* a new descriptor always has the lowest free number, so a high number means that few are left */
+    if ((uint64_t)fd < gateway_connections_max())
         return fd;
     close(fd);
     return -EMFILE;

@@ -32,8 +32,8 @@ enum record {           /* the record with the wrong value, and the node that wr
               REFUSED,  /* node 1: an outcome whose completion is refused: its slot drops it, and the piece runs again */
               TASK,     /* node 0: weft_task */
               ASK,      /* either node: struct map_ask */
-              ANSWER,   /* node 0: the value that it adds to the word of an ask */
-              SPILL,    /* node 1: the same, in answers about the spill file */
+              ANSWER,   /* node 0: the value that its answer adds to the word of the asking node */
+              SPILL,    /* node 1: such a value, in answers about the spill file */
               ORDER_AT, /* node 0: address and length of the job's description */
               ORDER,    /* node 0: the head of the job's description (order.c) */
               RELEASE,  /* node 0: addresses that node 1 may free */
@@ -288,7 +288,7 @@ int __wrap_weft_send(weft_node *w, uint32_t node, uint32_t id, const void *heade
 static char directory[] = "/tmp/weft-map-lies-XXXXXX";
 static char input[64], errors[64];
 
-/* Its outputs are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
+/* The outputs of this command are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
 static char *const command[] = {"sh", "-c", "cat; head -c 6060000 /dev/zero; echo this is said >&2", NULL};
 
 static int node_main(unsigned jobs, int rank, const char *coord)
