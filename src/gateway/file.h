@@ -32,6 +32,7 @@
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
 #define FILE_CHECK_NS   WEFT_SECOND /* a file that is read from the cache is compared with the disk so often */
 #define FILE_LEASES_MAX 4096u       /* of one handle */
+#define FILE_HOT        4u         /* a piece that was found in the cache so often is put into huge pages */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* what a small piece counts for: it also has a structure */
 
@@ -55,7 +56,7 @@ struct file_identity {
     uint64_t device, inode, bytes;
     int64_t modified_ns;
 };
-enum file_task { FILE_TASK_OPEN, FILE_TASK_READ, FILE_TASK_CHECK, FILE_TASK_WRITE, FILE_TASK_SYNC };
+enum file_task { FILE_TASK_OPEN, FILE_TASK_READ, FILE_TASK_CHECK, FILE_TASK_WRITE, FILE_TASK_SYNC, FILE_TASK_ENLARGE };
 struct file_job {
     struct gateway_work work;
     struct file_job *next, **at_next; /* of all jobs */
@@ -71,7 +72,7 @@ struct file_job {
     bool outside;
     struct file_identity is; /* what the file is expected to be; after OPEN and WRITE: what it is */
     uint8_t *memory;         /* READ: where the piece goes; WRITE: what is written, freed with the job */
-    struct mem_pool *pool;   /* READ: what has that memory, and where it is there; NULL: no pool */
+    struct mem_pool *pool;   /* READ, ENLARGE: what has that memory, and where it is there; NULL: no pool */
     uint64_t place;
     uint64_t offset, bytes; /* after WRITE: bytes: how many were written */
     char path[WEFT_FILE_PATH_MAX + 1];
@@ -87,7 +88,7 @@ struct file_piece {
     uint64_t index;
     weft_gaddr at;
     uint32_t bytes;
-    uint32_t leases;
+    uint32_t leases, hits;
     bool ready, idle;             /* ready: it is read; idle: in the list of pieces that may be dropped */
     struct gateway_call *waiting; /* requests, until it is read */
 };
@@ -132,6 +133,7 @@ struct files {
     void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(): a body ends, or becomes stale */
     struct file_job *jobs;
     struct gateway_watch notices; /* inotify */
+    bool enlarging;               /* a job asks for huge pages */
     int64_t over;                                 /* no lease is over before */
     struct gateway_call *waiting, **waiting_last; /* requests for which there is no room in the cache now */
 };
