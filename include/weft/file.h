@@ -14,9 +14,9 @@
  * before and after each read from the disk. Before a read it waits until any later change must show in the time: until 20 ms after the last
  * change, or 2 s on a file system that counts whole seconds. It does not notice a change that leaves the time as it was: if a program sets
  * the time back, or writes to a mapping (mmap(2)) and the system has not updated the time yet. Opening a file always looks at the disk.
- * On Linux the system tells the gateway of changes (inotify), and the gateway tells the nodes that have the file open. On other systems, for
- * changes by other machines on a network's file system, and past the user's limit of watches, the gateway looks at the disk once a second
- * while a file is read from the cache.
+ * On Linux the system tells the gateway of changes (inotify), and the gateway tells the nodes that have the file open. On other systems,
+ * for changes by other machines on a network's file system, and past the user's limit of watches, the gateway looks at the disk once a
+ * second while a file is read from the cache.
  *
  * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
  * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has named by weft_file_offer() can be
@@ -64,11 +64,10 @@ typedef struct weft_file_info {
  * -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. Other errors of open(2) may be returned, too. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
-/* Like weft_file_open(), but does not wait: the op is complete when the file is open, and `*out` is set, or could not be opened. There is no
- * answer after the node's deadline. Do not call weft_close() before it is complete.
- * Errors: -EINVAL the path is empty, or unknown flags; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EFAULT there is no such
- * node; -ENOMEM no memory; -EAGAIN the system gives no thread; -ECONNRESET this node is being closed. The other errors of weft_file_open()
- * are results of the op. */
+/* Like weft_file_open(), but does not wait: the op is complete when the file is open, and `*out` is set, or could not be opened. There is
+ * no answer after the node's deadline. Do not call weft_close() before it is complete. Errors: -EINVAL the path is empty, or unknown flags;
+ * -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EFAULT there is no such node; -ENOMEM no memory; -EAGAIN the system gives no
+ * thread; -ECONNRESET this node is being closed. The other errors of weft_file_open() are results of the op. */
 WEFT_API int weft_file_open_start(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, weft_op *op);
 
 /* At the gateway: lets other nodes open the file `path` for reading, by this path, wherever the file is. The file need not exist yet.
@@ -94,11 +93,10 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
  * used before weft_flush() returns; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
 
-/* Like weft_file_read(), but does not wait: the op is complete when the bytes are at `buf`, or there was an error; then `*got` is set. `buf`
- * and `got` must stay until then. A handle has one such call at a time; open the file once for each that is to be under way. At most four
- * are worked on at a time, the others wait.
- * Errors: -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN the system gives no thread; -ECONNRESET this
- * node is being closed. The other errors of weft_file_read() are results of the op. */
+/* Like weft_file_read(), but does not wait: the op is complete when the bytes are at `buf`, or there was an error; then `*got` is set.
+ * `buf` and `got` must stay until then. A handle has one such call at a time; open the file once for each that is to be under way. At most
+ * four are worked on at a time, the others wait. Errors: -EBUSY another call reads or writes through this handle; -ENOMEM no memory;
+ * -EAGAIN the system gives no thread; -ECONNRESET this node is being closed. The other errors of weft_file_read() are results of the op. */
 WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op);
 
 /* Bytes of a file in memory, from an offset to the end of its piece. Do not write to them. */

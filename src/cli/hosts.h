@@ -17,8 +17,8 @@ struct hosts {
     struct hosts_named {  /* [nodes] what users call the node: its host, and the number of the standing node that starts it or its own */
         char *host;       /* NULL: it has no name */
         uint32_t number;
-    } *named;             /* NULL: all have only their own numbers */
-    bool emulated;        /* hosts_apply_cluster(): the cluster has emulated hosts */
+    } * named;     /* NULL: all have only their own numbers */
+    bool emulated; /* hosts_apply_cluster(): the cluster has emulated hosts */
     char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];
     unsigned count; /* entries of `told` */

@@ -276,7 +276,8 @@ static bool reads_input(const struct map_options *o)
     return any;
 }
 
-/* Which files are of other nodes: HOST:PATH, unless there is a file of that name here. `*out`, which the caller frees: for --homes, or NULL. */
+/* Which files are of other nodes: HOST:PATH, unless there is a file of that name here. `*out`, which the caller frees: for --homes, or
+ * NULL. */
 static int find_homes(const struct map_options *o, const struct hosts *hosts, uint32_t nodes, char **out)
 {
     size_t room = 0, len = 0;
@@ -286,8 +287,8 @@ static int find_homes(const struct map_options *o, const struct hosts *hosts, ui
             continue;
         int64_t node = hosts_find(hosts, nodes, name, (size_t)(colon - name));
         if (node < 0)
-            return cli_usage("map", "%s: there is no such file here, and '%.*s' is neither a host nor the number of a node of this job", name,
-                             (int)(colon - name), name);
+            return cli_usage("map", "%s: there is no such file here, and '%.*s' is neither a host nor the number of a node of this job",
+                             name, (int)(colon - name), name);
         if (len + 32 > HOMES_MAX)
             return cli_usage("map", "too many files of other hosts: their list has more than %zu bytes; run a job on that host", HOMES_MAX);
         if (len + 32 > room) {

@@ -97,8 +97,9 @@ static void open_done(struct gateway_work *work)
     if (c && !rc)
         rc = open_make(all, job, c->node, &o);
     if (c && rc && job->outside) {
-        base_fail(rc, rc == -EPERM ? "%.300s at node %u is not offered by its program, and WEFT_FILE_ROOT is %s"
-                                   : "%.300s at node %u is outside of WEFT_FILE_ROOT, %s",
+        base_fail(rc,
+                  rc == -EPERM ? "%.300s at node %u is not offered by its program, and WEFT_FILE_ROOT is %s"
+                               : "%.300s at node %u is outside of WEFT_FILE_ROOT, %s",
                   job->path, gateway_of(all->server)->w->rank, all->root.path);
         gateway_answer_error(c, rc);
     } else if (c && rc) {

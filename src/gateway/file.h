@@ -32,7 +32,7 @@
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
 #define FILE_CHECK_NS   WEFT_SECOND /* a file that is read from the cache is compared with the disk so often */
 #define FILE_LEASES_MAX 4096u       /* of one handle */
-#define FILE_HOT        4u         /* a piece that was found in the cache so often is put into huge pages */
+#define FILE_HOT        4u          /* a piece that was found in the cache so often is put into huge pages */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* what a small piece counts for: it also has a structure */
 
@@ -102,7 +102,7 @@ struct file_body {
     bool stale, pinned;
     bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */
-    int64_t checked; /* when it was last compared with the disk, or that began */
+    int64_t checked;      /* when it was last compared with the disk, or that began */
     uint64_t cached, hits, reads;
     struct file_piece *pieces;
 };
@@ -129,11 +129,11 @@ struct files {
     uint64_t limit, cached, leased, mapped, pinned, generations, bodies, hits, reads, read_bytes, dropped;
     struct file_body *body[FILE_BUCKETS];
     struct file_piece *piece[FILE_BUCKETS];
-    struct file_piece *oldest, *newest; /* idle pieces */
+    struct file_piece *oldest, *newest;                     /* idle pieces */
     void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(): a body ends, or becomes stale */
     struct file_job *jobs;
-    struct gateway_watch notices; /* inotify */
-    bool enlarging;               /* a job asks for huge pages */
+    struct gateway_watch notices;                 /* inotify */
+    bool enlarging;                               /* a job asks for huge pages */
     int64_t over;                                 /* no lease is over before */
     struct gateway_call *waiting, **waiting_last; /* requests for which there is no room in the cache now */
 };

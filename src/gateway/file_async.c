@@ -123,7 +123,8 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
     c->op = op;
     fab_pending(op, c->node);
     pthread_mutex_lock(&all->lock);
-    if (all->queued >= all->idle && all->threads < ASYNC_THREADS && !all->stop && base_thread(&all->thread[all->threads], async_run, all) == 0)
+    if (all->queued >= all->idle && all->threads < ASYNC_THREADS && !all->stop &&
+        base_thread(&all->thread[all->threads], async_run, all) == 0)
         all->threads++;
     int rc = all->stop ? -ECONNRESET : all->threads ? 0 : -EAGAIN;
     if (!rc) {

@@ -44,9 +44,9 @@ struct weft_file {
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
     char *path;
     struct file_slot slot[FILE_SLOTS];
-    struct file_copy *copies; /* mapped pieces of another host, under gateway.lock */
-    pthread_mutex_t maps;     /* guards the next two: several threads may map */
-    uint64_t mapped;          /* the piece that was mapped last; UINT64_MAX: none */
+    struct file_copy *copies;                  /* mapped pieces of another host, under gateway.lock */
+    pthread_mutex_t maps;                      /* guards the next two: several threads may map */
+    uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };
 
@@ -76,7 +76,8 @@ int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_
 int file_sync(weft_file *f, int64_t timeout_ns);
 
 /* --- file_read.c --- */
-int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline); /* between file_use() and file_unuse() */
+int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
+              int64_t deadline); /* between file_use() and file_unuse() */
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);

@@ -164,7 +164,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
     }
     bool ahead = r->flags & FILE_AHEAD;
     bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* those that wait come first */
-    if (ahead && r->flags & FILE_MAPS) /* what is mapped ahead must leave room for what is mapped */
+    if (ahead && r->flags & FILE_MAPS)                                       /* what is mapped ahead must leave room for what is mapped */
         full = full || all->mapped + all->pinned + WEFT_FILE_PIECE > all->limit / 4;
     int rc = full ? -EAGAIN : lease_try(all, c);
     if (rc == -EAGAIN && ahead) {

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 /* The answer to a request that was given up here. */
 static void mapped_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {

@@ -140,12 +140,12 @@ enum gateway_message_type {
     GATEWAY_CANCEL,     /* word 0: the request's number at the sender */
     GATEWAY_DATA, /* to: the stream; word 0: the sender's number of the stream; 1: position; 2: count of bytes; 3: 1 if these are the last;
                      payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
-    GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
-    GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
-    GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_CREDIT,  /* to: the stream; word 0: how many bytes the reader has taken so far */
+    GATEWAY_SHUT,    /* to: the stream, whose reader reads no more */
+    GATEWAY_END,     /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
     GATEWAY_CHANGED, /* to: the server's number of a handle of a file, which has changed */
-    GATEWAY_UNREAD, /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
-                       writing into the stream's ring, ends the stream; then the ring is freed */
+    GATEWAY_UNREAD,  /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
+                        writing into the stream's ring, ends the stream; then the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {

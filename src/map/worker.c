@@ -410,7 +410,7 @@ static int start_slot(struct map_job *job)
     *slot = (struct map_slot){.job = job, .index = i, .line = map_line(job, job->rank, i), .capture.job = job, .held.fd = -1};
     int rc = -ENOMEM;
     if ((map_is_apart(job) || job->look) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
-                              weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
+                                             weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
         base_fail(rc, "no memory in the pool for the buffers of slot %u: raise --memory, or use fewer slots (--slots)", i);
         goto fail;
     }

@@ -47,9 +47,9 @@ uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
 /* A live buffer will be written as a whole soon: gives it its pages at once, in place of a fault for each. Any thread may call. */
 void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* A live buffer is read often: asks the system once for huge pages in place of its own, with which a processor reads it up to twice as fast.
- * The system copies what is in use, and may take long while its processors are busy. Any thread may call; other buffers may be in use.
- * mem_small(): whether that was not asked for yet, and may succeed. */
+/* A live buffer is read often: asks the system once for huge pages in place of its own, with which a processor reads it up to twice as
+ * fast. The system copies what is in use, and may take long while its processors are busy. Any thread may call; other buffers may be in
+ * use. mem_small(): whether that was not asked for yet, and may succeed. */
 void mem_enlarge(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
 bool mem_small(const struct mem_pool *pool, uint64_t offset, uint64_t bytes);
 /* Maps the memory of a pool, of this process or another, at an address aligned to 2 MiB: else huge pages are mapped as small ones. NULL

@@ -74,7 +74,8 @@ bool mem_small(const struct mem_pool *p, uint64_t offset, uint64_t bytes)
 {
 #if defined(MADV_COLLAPSE)
     uint64_t i = offset / HUGE_PAGE;
-    return p->asked && bytes >= HUGE_PAGE / 4 && (i + 1) * HUGE_PAGE <= p->bytes && !atomic_load_explicit(&p->asked[i], memory_order_relaxed);
+    return p->asked && bytes >= HUGE_PAGE / 4 && (i + 1) * HUGE_PAGE <= p->bytes &&
+           !atomic_load_explicit(&p->asked[i], memory_order_relaxed);
 #else
     (void)p, (void)offset, (void)bytes;
     return false;
@@ -215,9 +216,10 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
         goto fail_fd;
     p->base = mem_map(p->fd, bytes);
     if (!p->base) {
-        rc = base_fail(-errno,
-                       "the pool: mapping its memory of %llu bytes: %s; a limit may be too low (ulimit -v), or make the pool smaller (WEFT_POOL)",
-                       (unsigned long long)bytes, base_strerror(errno));
+        rc = base_fail(
+            -errno,
+            "the pool: mapping its memory of %llu bytes: %s; a limit may be too low (ulimit -v), or make the pool smaller (WEFT_POOL)",
+            (unsigned long long)bytes, base_strerror(errno));
         goto fail_map;
     }
     if (!o->huge && bytes >= 16 * HUGE_PAGE) {

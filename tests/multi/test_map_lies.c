@@ -300,7 +300,7 @@ static bool asks_for_input(void)
 
 static int node_main(unsigned jobs, int rank, const char *coord)
 {
-    char *files[] = {asks_for_input() ? (char *)(uintptr_t)"-" : input};
+    char *files[] = {asks_for_input() ? (char *)(uintptr_t) "-" : input};
     struct map_options o = {.files = files,
                             .file_count = 1,
                             .command = jobs & KERNEL ? NULL : command,
