@@ -56,12 +56,14 @@ WEFT_DEVICE_CALL int weft_device_request_ask(const weft_device *d, uint64_t reco
 WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t record, weft_request *r)
 {
     weft_device_patience p = {0, 0};
-    for (;;) {
+    for (uint32_t pauses = 1;; pauses = pauses < 32 ? 2 * pauses : pauses) { /* a wait of many blocks must not keep the node busy */
         int rc = weft_device_request_ask(d, record);
         if (rc != -WEFT_DEVICE_EAGAIN)
             return rc;
         if (weft_device_late(d, &p))
             return -WEFT_DEVICE_ETIMEDOUT;
+        for (uint32_t i = 1; i < pauses; i++)
+            weft_device_pause();
         r->id += r->id + 1 == 0 ? 2 : 1;
     }
 }

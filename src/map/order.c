@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Serializes and parses the order: a head, followed by zero-terminated strings. These are the kernel (and its file, and the GPU, if there
- * are any) or the words of the command, the names of the inputs, and which node reads them for all.
+ * are any) or the words of the command, the names of the inputs, and NODE:PATH for each input that one node reads for all.
  */
 #include "map/order.h"
 

@@ -243,7 +243,7 @@ static bool possible(const struct map_job *job, const struct map_piece *piece)
     return piece->offset >= in->start && piece->offset + piece->length <= in->size;
 }
 
-/* Whether this node has the file with the piece's bytes. */
+/* Whether this node is the home of the piece's file. */
 static bool is_here(const struct map_job *job, const struct map_piece *piece)
 {
     if (piece->place == MAP_IN_CACHE)

@@ -224,7 +224,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     }
     if (!o->huge && bytes >= 16 * HUGE_PAGE) {
 #if defined(MADV_HUGEPAGE)
-        /* If the system supports huge pages for shared memory on advice, large pools are faster. Errors do not matter. */
+        /* Huge pages make large pools faster, if the system supports them on advice for shared memory. Errors do not matter. */
         (void)madvise(p->base, bytes, MADV_HUGEPAGE);
 #endif
         p->asked = reserve(bytes / HUGE_PAGE);
