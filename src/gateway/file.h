@@ -35,6 +35,7 @@
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
 #define FILE_CHECK_NS   WEFT_SECOND /* while a file is read from the cache, it is compared with the disk this often */
 #define FILE_LEASES_MAX 4096u       /* leases of one handle */
+#define FILE_HOT        4u          /* a piece that was found in the cache this often gets huge pages */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
 
@@ -58,7 +59,7 @@ struct file_identity {
     uint64_t device, inode, bytes;
     int64_t modified_ns;
 };
-enum file_task { FILE_TASK_OPEN, FILE_TASK_READ, FILE_TASK_CHECK, FILE_TASK_WRITE, FILE_TASK_SYNC };
+enum file_task { FILE_TASK_OPEN, FILE_TASK_READ, FILE_TASK_CHECK, FILE_TASK_WRITE, FILE_TASK_SYNC, FILE_TASK_ENLARGE };
 struct file_job {
     struct gateway_work work;
     struct file_job *next, **at_next; /* the list of all jobs */
@@ -74,7 +75,7 @@ struct file_job {
     bool outside;
     struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the one that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ: the pool that contains this memory, and its offset there; NULL: no pool */
+    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory, and its offset there; NULL: no pool */
     uint64_t place;
     uint64_t offset, bytes; /* the range to read or write; after WRITE, `bytes` is how many were written */
     char path[WEFT_FILE_PATH_MAX + 1];
@@ -90,7 +91,7 @@ struct file_piece {
     uint64_t index;
     weft_gaddr at;
     uint32_t bytes;
-    uint32_t leases;
+    uint32_t leases, hits;
     bool ready, idle;             /* ready: the bytes are there; idle: in the list of pieces that may be dropped */
     struct gateway_call *waiting; /* requests that wait until it is ready */
 };
@@ -135,6 +136,7 @@ struct files {
     void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(): a body ends, or becomes stale */
     struct file_job *jobs;
     struct gateway_watch notices;                 /* inotify */
+    bool enlarging;                               /* a job asks for huge pages */
     int64_t over;                                 /* the earliest end of all leases, or before that */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
 };

@@ -66,6 +66,29 @@ static void recheck(struct files *all, struct file_body *b)
         file_recheck(all, b);
 }
 
+static void enlarge_done(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    job->all->enlarging = false;
+    file_job_over(job);
+}
+
+/* Puts a piece that is read often into huge pages, one at a time. The piece may be dropped meanwhile: its memory stays as it is. */
+static void enlarge(struct files *all, struct file_piece *p)
+{
+    struct mem_pool *pool = gateway_of(all->server)->w->pool;
+    if (++p->hits < FILE_HOT || all->enlarging || !mem_small(pool, weft_gaddr_offset(p->at), p->bytes))
+        return;
+    struct file_job *job = file_job_new(all, FILE_TASK_ENLARGE, enlarge_done);
+    if (!job)
+        return;
+    all->enlarging = true;
+    job->pool = pool;
+    job->place = weft_gaddr_offset(p->at);
+    job->bytes = p->bytes;
+    file_job_start(all, job);
+}
+
 static int piece_read(struct files *all, struct file_open *o, struct gateway_call *c)
 {
     struct file_piece *p;
@@ -108,8 +131,10 @@ static int lease_try(struct files *all, struct gateway_call *c)
         o->body->hits++;
     }
     if (p && p->ready) {
+        struct file_body *b = p->body;
+        enlarge(all, p);
         lease_answer(all, c, p);
-        recheck(all, p->body);
+        recheck(all, b);
         return 0;
     }
     if (p) {

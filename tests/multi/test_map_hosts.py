@@ -276,7 +276,8 @@ class Hosts(Map):
             code, out, err = test_map.run(*hosts["args"], file, "--", "cat", env=hosts["env"])
             self.assertNotEqual(code, 0)
             self.assertIn(says, err)
-        self.assertIn("give --cluster or --hostfile", test_map.run(f"1:{name}", "--", "cat")[2])
+        _, err = start_here(f"1:{name}", "--", "cat").communicate(timeout=LIMIT)
+        self.assertIn(b"give --cluster or --hostfile", err)
 
     def test_file_names_with_colons(self):
         """A file of this host goes before one of another host with the same name."""

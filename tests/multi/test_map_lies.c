@@ -122,6 +122,7 @@ static const struct lie lies[] = {
     SET(TASK, ALL, ARG(1), UINT32_MAX),
     SET(TASK, ALL, ARG(1), (uint64_t)MAP_IN_POOL << 32),
     SET(TASK, ALL, ARG(1), (uint64_t)MAP_IN_SPOOL << 32),
+    SET(TASK, ALL, ARG(1), (uint64_t)MAP_IN_CACHE << 32),
     SET(TASK, ALL, ARG(1), UINT64_C(77) << 32),
     SET(TASK, ALL, ARG(2), UINT64_C(1) << 40),
     SET(TASK, ALL, ARG(2), UINT64_MAX),
@@ -291,9 +292,15 @@ static char input[64], errors[64];
 /* The outputs of this command are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
 static char *const command[] = {"sh", "-c", "cat; head -c 6060000 /dev/zero; echo this is said >&2", NULL};
 
+/* Pieces of standard input are asked for; those of a file come by the file service. */
+static bool asks_for_input(void)
+{
+    return lie && (lie->record == ASK || lie->record == ANSWER);
+}
+
 static int node_main(unsigned jobs, int rank, const char *coord)
 {
-    char *files[] = {input};
+    char *files[] = {asks_for_input() ? (char *)(uintptr_t) "-" : input};
     struct map_options o = {.files = files,
                             .file_count = 1,
                             .command = jobs & KERNEL ? NULL : command,
@@ -367,7 +374,9 @@ static bool job(unsigned jobs)
                 signal(faults[i], SIG_DFL);
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             int err = open(errors, O_WRONLY | O_CREAT | O_APPEND, 0600), null = open("/dev/null", O_RDWR);
-            dup2(null, STDIN_FILENO);
+            int in = asks_for_input() ? open(input, O_RDONLY) : dup(null);
+            dup2(in, STDIN_FILENO);
+            close(in);
             dup2(null, STDOUT_FILENO);
             dup2(err, STDERR_FILENO);
             close(err);
