@@ -14,6 +14,19 @@
  *   join.c     connects every node to node 0 and exchanges the cards
  *   newcomer.c a member connects to the node that joins
  *   door.c     the thread of a member that lets nodes join
+ *
+ * Words:
+ *
+ *   card      what a node tells the others about itself: its number, host and addresses
+ *   guest     a connection to node 0 that has not proved yet that it knows the secret
+ *   hub       the connections of all nodes to node 0, until all pairs have connected
+ *   notice    what a node publishes through a launcher before it joins
+ *   caller    a connection to this node's listeners for side connections, until its token has arrived
+ *   token     what the caller of a side connection sends first: it names the two nodes, and proves that the caller has joined
+ *   member    a node of a running cluster
+ *   newcomer  a node that joins a running cluster
+ *   door      the thread of a member at which newcomers connect
+ *   ticket    the random session number of one newcomer
  */
 #ifndef WEFT_JOIN_H
 #define WEFT_JOIN_H

@@ -104,7 +104,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (theirs.index != i || theirs.can > 1)
             return base_fail(-EPROTO, "node %u has other transports than this node: run the same version of weft on both", l->node);
         if (mine.can && theirs.can) {
-            if (fast) /* the warning explains why the pair is slow */
+            if (fast) /* one of the two nodes has RDMA devices: warn, because the pair is slower than the user may expect */
                 base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
                          here || !why[0] ? "`weft doctor` on the other's host says why it has none that it can use" : why);
             return t->connect(w, l, side_fd, deadline);

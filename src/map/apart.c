@@ -58,7 +58,8 @@ static void served_free(struct map_job *job, char **served)
     free(served);
 }
 
-/* [inputs]: NODE:PATH of those that a node reads for all, "" for others. `*out` is NULL if there are none. */
+/* Makes the list of the orders' `serve`: [inputs]: NODE:PATH for each input that one node reads for all, "" for the others. `*out` is NULL
+ * if no input is read in this way. */
 static int served_inputs(struct map_job *job, char ***out)
 {
     bool any = false;
@@ -73,7 +74,7 @@ static int served_inputs(struct map_job *job, char ***out)
         if (made && in->cached)
             snprintf((*out)[i], room, "%u:%s", in->home, in->path);
     }
-    return made ? 0 : base_fail(-ENOMEM, "no memory for the names of %u files", job->input_count);
+    return made ? 0 : base_fail(-ENOMEM, "no memory for the names of %u files" BASE_MEMORY_HINT, job->input_count);
 }
 
 static int give_order(struct map_job *job)

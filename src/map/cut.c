@@ -64,7 +64,7 @@ static int open_input(const struct map_job *job, struct map_input *in, const cha
     }
     in->device = (uint64_t)st.st_dev;
     in->inode = (uint64_t)st.st_ino;
-    /* A file that is one piece is read once in any case. */
+    /* A file that is a single piece is read only once anyway. */
     in->cached = job->apart && !standard && !in->stream && S_ISREG(st.st_mode) && !in->start && in->size > job->options->block_bytes &&
                  strlen(in->path) <= WEFT_FILE_PATH_MAX;
     if (!keep && !standard && S_ISREG(st.st_mode)) {
@@ -102,7 +102,7 @@ void map_held_close(struct map_held *held)
     held->fd = -1;
 }
 
-/* Takes the homes of files that other nodes have. */
+/* Parses the launcher's list of files that other nodes have, and sets the home of each. */
 static int take_homes(struct map_job *job, const char *text)
 {
     for (const char *p = text; p && *p;) {
@@ -147,7 +147,7 @@ int map_inputs_open(struct map_job *job)
         return taken;
     for (uint32_t i = 0; i < o->file_count; i++) {
         struct map_input *in = &job->inputs[i];
-        int rc = in->home ? 0 : open_input(job, in, o->files[i], i < kept); /* the others: map_homes_open() */
+        int rc = in->home ? 0 : open_input(job, in, o->files[i], i < kept); /* inputs of other homes are opened by map_homes_open() */
         if (rc)
             return rc;
         known = known && !in->stream;

@@ -150,7 +150,7 @@ static int follow_inputs(struct map_job *job, const struct map_order *o)
         in->home = (uint32_t)home;
         in->cached = true;
         if (in->home == job->rank)
-            (void)map_input_look(in); /* if it is not there, its open says so */
+            (void)map_input_look(in); /* if the file is missing, opening it for a piece reports that */
     }
     return 0;
 }

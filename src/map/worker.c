@@ -243,7 +243,7 @@ static bool possible(const struct map_job *job, const struct map_piece *piece)
     return piece->offset >= in->start && piece->offset + piece->length <= in->size;
 }
 
-/* Whether this node has the file with the piece's bytes. */
+/* Whether this node is the home of the piece's file. */
 static bool is_here(const struct map_job *job, const struct map_piece *piece)
 {
     if (piece->place == MAP_IN_CACHE)
@@ -410,7 +410,7 @@ static int start_slot(struct map_job *job)
     *slot = (struct map_slot){.job = job, .index = i, .line = map_line(job, job->rank, i), .capture.job = job, .held.fd = -1};
     int rc = -ENOMEM;
     if ((map_is_apart(job) || job->look) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
-                              weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
+                                             weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
         base_fail(rc, "no memory in the pool for the buffers of slot %u: raise --memory, or use fewer slots (--slots)", i);
         goto fail;
     }

@@ -221,8 +221,8 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
     /* The call that waited has just timed out: release the lock. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
         base_log(BASE_LOG_WARN,
-                 "lock %#llx: it was granted after the call for it had timed out, and cannot be released for lack of memory: other nodes "
-                 "wait for it",
+                 "lock %#llx: other nodes may wait for it for ever: it was granted to a call that had timed out, and there is no memory to "
+                 "release it" BASE_MEMORY_HINT,
                  (unsigned long long)m->word);
 }
 

@@ -110,9 +110,9 @@ uint32_t tb_stream_fits(const struct tb_stream *s);
 void tb_stream_op(struct tb_stream *s, weft_op *op);
 /* Ends all waiting ops with `status`. Their records are still delivered. */
 void tb_stream_fail(struct tb_stream *s, int status);
-/* tb_stream_end_of_records(): the number of the frame after the last one that holds a committed record. The other two: whether the peer has
- * executed all records before frame `frame`. If it has not, tb_stream_flushed() also makes the next pump ask the peer for an
- * acknowledgement. */
+/* tb_stream_end_of_records(): the number of the frame after the last one that holds a committed record. tb_stream_executed() and
+ * tb_stream_flushed(): whether the peer has executed all records before frame `frame`. If not, tb_stream_flushed() also makes the next pump
+ * ask the peer for an acknowledgement. */
 uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
