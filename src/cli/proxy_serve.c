@@ -7,7 +7,6 @@
 #include "cli/forward.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -22,6 +21,7 @@
 #include "weft/pool.h"
 
 #define TURNS     16u                /* pieces that one client moves before the next one gets its turn */
+#define BRIEF     65536u             /* bytes of a piece, of which there are two, if the progress thread moves them */
 #define READY_MAX 256u               /* connections to go on with, before clients are looked at */
 #define TALK_NS   (30 * WEFT_SECOND) /* a client that has not said what it wants by then is closed */
 #define LOOK_NS   WEFT_SECOND        /* between two looks at clients that talk */
@@ -101,10 +101,15 @@ static void client_reset(struct client *c)
 static void notice(void *arg)
 {
     struct client *c = arg;
-    forward_list_add(&c->p->loop.changed, &c->changed);
+    forward_notice(&c->p->loop, &c->changed);
 }
 
 /* --- moving bytes --- */
+
+static size_t piece_of(const struct client *c, size_t bytes)
+{
+    return c->p->loop.brief && bytes > BRIEF ? BRIEF : bytes;
+}
 
 /* Drops what the client sends behind its request of plain HTTP, which the server must not get. Its answer is still passed on. If all of
  * that has been, but the server stays, the client must connect again: then it is reset. Returns how many bytes belong to the request. */
@@ -128,7 +133,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         c->up_over = true; /* the server takes no more; what it has sent is still passed on */
         return false;
     }
-    ssize_t n = read(c->watch.fd, at, room);
+    ssize_t n = read(c->watch.fd, at, piece_of(c, room));
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
@@ -163,7 +168,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
         shutdown(c->watch.fd, SHUT_WR);
         return false;
     }
-    ssize_t n = send(c->watch.fd, at, bytes, MSG_NOSIGNAL);
+    ssize_t n = send(c->watch.fd, at, piece_of(c, bytes), MSG_NOSIGNAL);
     if (n > 0) {
         forward_count(&c->p->f->down_bytes, (uint64_t)n);
         c->answered = true;
@@ -180,13 +185,14 @@ static bool move_down(struct client *c, bool *full, bool *broken)
 static void client_move(struct client *c, bool readable)
 {
     bool wants = !readable, full = false, broken = false;
+    const unsigned turns = c->p->loop.brief ? 2 : TURNS;
     unsigned i = 0;
-    while (readable && !c->up_over && i < TURNS && move_up(c, &wants, &broken))
+    while (readable && !c->up_over && i < turns && move_up(c, &wants, &broken))
         i++;
-    wants = wants || (i == TURNS && !c->up_over);
-    for (i = 0; !broken && !c->down_over && i < TURNS && move_down(c, &full, &broken); i++)
+    wants = wants || (i == turns && !c->up_over);
+    for (i = 0; !broken && !c->down_over && i < turns && move_down(c, &full, &broken); i++)
         ;
-    full = full || (i == TURNS && !c->down_over);
+    full = full || (i == turns && !c->down_over);
     if (broken)
         client_reset(c);
     else if (c->up_over && c->down_over)
@@ -395,8 +401,6 @@ static bool client_new(struct proxy *p, int fd)
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
     *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* a client whose host has vanished must not stay for ever */
 #if defined(SO_NOSIGPIPE)
@@ -422,7 +426,7 @@ static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
     for (unsigned i = 0; i < TURNS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
-        int fd = gateway_connection(accept(watch->fd, NULL, NULL));
+        int fd = gateway_accept(watch->fd);
         if (fd >= 0 && client_new(p, fd))
             continue;
         if (fd == -EINTR || fd == -ECONNABORTED)
@@ -434,18 +438,24 @@ static void on_listener(struct gateway_watch *watch)
         gateway_watch_events(p->loop.watches, watch, 0);
 }
 
-/* Goes on with clients whose connections have changed. False: some are left. */
+/* Goes on with a client whose connection has changed. False: there is none. */
+static bool client_go_on(void *arg)
+{
+    struct proxy *p = arg;
+    struct client *c = (struct client *)forward_list_take(&p->loop.changed);
+    if (c && c->state == CLIENT_WAITS)
+        client_opened(c);
+    else if (c && c->state == CLIENT_MOVES)
+        client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* else epoll tells when it is */
+    return c;
+}
+
+/* False: some are left. */
 static bool look_at_ready(struct proxy *p)
 {
-    for (unsigned i = 0; i < READY_MAX; i++) {
-        struct client *c = (struct client *)forward_list_take(&p->loop.changed);
-        if (!c)
+    for (unsigned i = 0; i < READY_MAX; i++)
+        if (!client_go_on(p))
             return true;
-        if (c->state == CLIENT_WAITS)
-            client_opened(c);
-        else if (c->state == CLIENT_MOVES)
-            client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* else epoll tells when it is */
-    }
     return false;
 }
 
@@ -462,7 +472,7 @@ static void look_at_talking(struct proxy *p)
 
 static int proxy_open(struct proxy *p)
 {
-    int rc = forward_loop_open(&p->loop, p->f->control);
+    int rc = forward_loop_open(&p->loop, p->w, p->f->control, client_go_on, p);
     if (!rc)
         rc = forward_loop_watch(&p->loop, &p->listener, p->f->listener, on_listener, p);
     if (!rc)
