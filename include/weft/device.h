@@ -118,7 +118,8 @@ WEFT_DEVICE_CALL int weft_device_ask_start(WEFT_NEAR const weft_device *d, uint3
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* The same, but waits for the answer. Returns the answer's status; `*value` (may be NULL) receives its value. */
+/* Like weft_device_ask_start(), but waits for the answer. Returns the answer's status; `*value` (may be NULL) receives the answer's
+ * value. */
 WEFT_DEVICE_CALL int weft_device_ask(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR uint64_t *value)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};

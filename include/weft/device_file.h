@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls by which GPU kernels read and write files of a node, the gateway (weft/file.h). Like weft/device_service.h, which tells about records
- * and errors, one source for C, C++ and CUDA. The same rules and limits hold as for programs.
+ * Calls by which GPU kernels read and write files of a node, the gateway (weft/file.h). The rules and limits are those of weft/file.h.
+ * weft/device_service.h explains records and errors. The same source can be compiled as C, C++ and CUDA.
  *
- * A file is a number, which all kernels of this node may use until it is closed, any number of threads at the same time. A kernel that ends
- * leaves its files open for the next one.
+ * An open file has a number as its handle. All kernels of this node may use it, in any number of threads at the same time, until it is
+ * closed. The end of a kernel does not close its files.
  *
- * The gateway reads a piece of a file from its disk once, whoever asks for it. weft_device_file_read() copies from the gateway's memory straight
- * to `dst`, which is in any pool or arena, of any node. Who reads pieces one after the other, or more than one piece in a call, has the next
- * four of them read ahead.
+ * The gateway reads a piece of a file from its disk once, however many nodes and kernels read it. weft_device_file_read() copies from the
+ * gateway's memory straight to `dst`, in any pool or arena of any node. If a call reads more than one piece, or calls read one piece after
+ * the other, the next four pieces are read ahead.
  *
- * Waiting. A read never waits for the disk at the node, which would delay the requests behind it in the ring. Instead the call asks again and
- * again, at most until weft_device.deadline_ns. Opening, writing and weft_device_file_sync() wait for their answer.
+ * Waiting. A request to read never waits for the disk, because that would delay the requests behind it in the ring. Instead the call sends
+ * the request again and again, at most until weft_device.deadline_ns. Requests to open, write and sync are answered when they are done.
  */
 #ifndef WEFT_DEVICE_FILE_H
 #define WEFT_DEVICE_FILE_H
@@ -23,7 +23,8 @@
 extern "C" {
 #endif
 
-/* An open file. The fields but the first are those of weft_file_info: what the file was when it was opened, looked at or written last. */
+/* An open file. `handle` names it in requests. The other fields are those of weft_file_info, as they were when the file was last opened,
+ * written, or looked at by weft_device_file_stat(). */
 typedef struct weft_device_file {
     uint64_t handle;
     uint64_t bytes;
@@ -50,8 +51,8 @@ WEFT_DEVICE_CALL void weft_device_file_tell(const weft_request *r, weft_device_f
     f->generation = weft_device_request_result(r, 5);
 }
 
-/* Opens a file of `node`. `path` is the address of its path, of `path_bytes` without a zero byte, in this node's pool. `flags`: WEFT_FILE_WRITE
- * and others. */
+/* Opens a file of `node`. `path`: address, in this node's pool, of the file's path, which has `path_bytes` bytes and no zero byte. `flags`:
+ * WEFT_FILE_WRITE and others of weft/file.h. */
 WEFT_DEVICE_CALL int weft_device_file_open(const weft_device *d, uint64_t record, uint32_t node, uint64_t path, uint64_t path_bytes,
                                            uint32_t flags, weft_device_file *f)
 {
@@ -69,8 +70,8 @@ WEFT_DEVICE_CALL int weft_device_file_open(const weft_device *d, uint64_t record
     return 0;
 }
 
-/* Reads `len` bytes from `offset` on, or those up to the end of the file, to `dst`. `*got` is how many, also after an error.
- * -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
+/* Reads `len` bytes from `offset` on, or those up to the end of the file, to `dst`. `*got` is how many bytes were read, also after an
+ * error. -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
 WEFT_DEVICE_CALL int weft_device_file_read(const weft_device *d, uint64_t record, const weft_device_file *f, uint64_t dst, uint64_t len,
                                            uint64_t offset, uint64_t *got)
 {
@@ -92,8 +93,8 @@ WEFT_DEVICE_CALL int weft_device_file_read(const weft_device *d, uint64_t record
     return rc;
 }
 
-/* Writes `len` bytes from `src`, in any pool or arena, to the file at `offset`. They are in the file when this returns 0. `*put` (may be NULL)
- * is how many, also after an error. The file's new generation is what this file reads from then on. */
+/* Writes `len` bytes from `src`, in any pool or arena, to the file at `offset`. When this returns 0 they are in the file. `*put` (may be
+ * NULL) is how many bytes were written, also after an error. From then on `f` reads the file's new generation. */
 WEFT_DEVICE_CALL int weft_device_file_write(const weft_device *d, uint64_t record, weft_device_file *f, uint64_t src, uint64_t len,
                                             uint64_t offset, uint64_t *put)
 {
@@ -119,7 +120,7 @@ WEFT_DEVICE_CALL int weft_device_file_write(const weft_device *d, uint64_t recor
     return rc;
 }
 
-/* Looks at the disk, and fills the fields of `*f`. -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
+/* Reads the file's size and times from the disk into `*f`. -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
 WEFT_DEVICE_CALL int weft_device_file_stat(const weft_device *d, uint64_t record, weft_device_file *f)
 {
     weft_request *r = weft_device_file_record(d, record, WEFT_FILE_STAT, f);
@@ -129,7 +130,7 @@ WEFT_DEVICE_CALL int weft_device_file_stat(const weft_device *d, uint64_t record
     return rc;
 }
 
-/* Waits until what was written is on the disk. */
+/* Waits until all bytes that were written before are on the disk. */
 WEFT_DEVICE_CALL int weft_device_file_sync(const weft_device *d, uint64_t record, const weft_device_file *f)
 {
     return weft_device_file_record(d, record, WEFT_FILE_SYNC, f) ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EFAULT;

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls by which GPU kernels use the network of a node, the gateway (weft/net.h): TCP and UDP. Like weft/device_service.h, which tells about
- * records and errors, one source for C, C++ and CUDA. The same rules and limits hold as for programs.
+ * Calls by which GPU kernels use the network of a node, the gateway (weft/net.h): TCP and UDP. The rules and limits are those of
+ * weft/net.h. weft/device_service.h explains records and errors. The same source can be compiled as C, C++ and CUDA.
  *
- * A socket is a number, which all kernels of this node may use until it is closed. One thread at a time may receive from it, and one may
- * send. A kernel that ends leaves its sockets open for the next one.
+ * A socket has a number as its handle. All kernels of this node may use it until it is closed: one thread at a time may receive, and one
+ * may send. The end of a kernel does not close its sockets.
  *
- * Waiting. A request never waits for the network at the node, which would delay the requests behind it in the ring. Instead the calls here
- * ask again and again, at most until weft_device.deadline_ns. After -WEFT_DEVICE_ETIMEDOUT a call may be repeated, and nothing is lost.
+ * Waiting. A request never waits for the network, because that would delay the requests behind it in the ring. Instead the calls send the
+ * request again and again, at most until weft_device.deadline_ns. After -WEFT_DEVICE_ETIMEDOUT a call may be repeated: nothing is lost.
  *
- * Memory. The gateway receives into a ring in this node's pool, and sends from another one. weft_device_net_receive() copies from the ring
- * straight to `dst`, which is in any pool or arena, of any node. weft_device_net_received() copies nothing: kernels can read the ring.
+ * Memory. The gateway receives into a ring in this node's pool, and sends from another ring there. weft_device_net_receive() copies from
+ * the ring straight to `dst`, in any pool or arena of any node. weft_device_net_received() copies nothing: the kernel reads the bytes in
+ * the ring.
  */
 #ifndef WEFT_DEVICE_NET_H
 #define WEFT_DEVICE_NET_H
@@ -22,14 +23,15 @@
 extern "C" {
 #endif
 
-/* An address of the network, as in records (weft/request.h). */
+/* A network address, as in records (weft/request.h). */
 typedef struct weft_device_net_address {
     uint16_t port;
-    uint8_t family; /* 4, 6; 0: none */
+    uint8_t family; /* 4 or 6; 0: no address */
     uint8_t zero[5];
-    uint8_t bytes[16]; /* in network order; of IPv4 the first four */
+    uint8_t bytes[16]; /* in network order; an IPv4 address has the first four */
 } weft_device_net_address;
-WEFT_LAYOUT(sizeof(weft_device_net_address) == 24 && offsetof(weft_device_net_address, family) == 2 && offsetof(weft_device_net_address, bytes) == 8);
+WEFT_LAYOUT(sizeof(weft_device_net_address) == 24 && offsetof(weft_device_net_address, family) == 2 &&
+            offsetof(weft_device_net_address, bytes) == 8);
 
 /* Fills a record about a socket. NULL: the record is invalid. */
 WEFT_DEVICE_CALL weft_request *weft_device_net_record(const weft_device *d, uint64_t record, uint32_t kind, uint64_t socket)
@@ -40,7 +42,7 @@ WEFT_DEVICE_CALL weft_request *weft_device_net_record(const weft_device *d, uint
     return r;
 }
 
-/* Reads an address from words of an answer, from result[i] on. */
+/* Reads a network address from an answer, beginning at result[i]. */
 WEFT_DEVICE_CALL void weft_device_net_tell(const weft_request *r, uint32_t i, weft_device_net_address *out)
 {
     uint64_t first = weft_device_request_result(r, i);
@@ -52,12 +54,12 @@ WEFT_DEVICE_CALL void weft_device_net_tell(const weft_request *r, uint32_t i, we
         out->bytes[k] = (uint8_t)(weft_device_request_result(r, i + 1 + k / 8) >> 8 * (k % 8));
 }
 
-/* Closes a socket, and does not wait: what is in the ring is still sent. */
+/* Closes a socket. Does not wait: bytes in the ring are still sent. */
 WEFT_DEVICE_CALL int weft_device_net_close(const weft_device *d, uint64_t record, uint64_t socket)
 {
     return weft_device_net_record(d, record, WEFT_NET_CLOSE, socket) ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EFAULT;
 }
-/* The same, but drops what is not sent yet, and resets the connection. */
+/* Closes a socket, drops the bytes that are not sent yet, and resets the connection. */
 WEFT_DEVICE_CALL int weft_device_net_abort(const weft_device *d, uint64_t record, uint64_t socket)
 {
     weft_request *r = weft_device_net_record(d, record, WEFT_NET_CLOSE, socket);
@@ -67,7 +69,7 @@ WEFT_DEVICE_CALL int weft_device_net_abort(const weft_device *d, uint64_t record
     return weft_device_request_ask(d, record);
 }
 
-/* Waits until a socket is open, and tells its addresses; both may be NULL. */
+/* Waits until a socket is open, and stores its own address and its peer's. `own` and `peer` may be NULL. */
 WEFT_DEVICE_CALL int weft_device_net_opened(const weft_device *d, uint64_t record, uint64_t socket, weft_device_net_address *own,
                                             weft_device_net_address *peer)
 {
@@ -95,26 +97,26 @@ WEFT_DEVICE_CALL int weft_device_net_begin(const weft_device *d, uint64_t record
         return rc;
     *socket = weft_device_request_result(r, 0);
     rc = weft_device_net_opened(d, record, *socket, NULL, NULL);
-    if (rc && weft_device_load(&r->answered) == r->id) /* else the node still uses the record */
+    if (rc && weft_device_load(&r->answered) == r->id) /* otherwise the node still uses the record */
         (void)weft_device_net_abort(d, record, *socket);
     return rc;
 }
-/* Connects to a host through `node`, and returns when the connection is open. `host` is the address of its name, or of an address as text, of
- * `host_bytes` without a zero byte, in this node's pool. `flags`: WEFT_NET_.... */
+/* Connects to a host through `node`, and returns when the connection is open. `host`: address, in this node's pool, of the host's name or
+ * of its network address as text, which has `host_bytes` bytes and no zero byte. `flags`: WEFT_NET_... of weft/net.h. */
 WEFT_DEVICE_CALL int weft_device_net_connect(const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
                                              uint32_t port, uint32_t flags, uint64_t *socket)
 {
     return weft_device_net_begin(d, record, WEFT_NET_CONNECT, node, host, host_bytes, port, flags, socket);
 }
-/* Listens at `node`, or with WEFT_NET_DATAGRAMS opens a socket for datagrams. `host` and `host_bytes`: the address where; 0 and 0: at all
- * addresses of the node. Port 0 means any free one, which weft_device_net_opened() tells. */
+/* Listens at `node`, or with WEFT_NET_DATAGRAMS opens a socket for datagrams. `host` and `host_bytes`: the node's address to listen at, as
+ * text; 0 and 0: all its addresses. Port 0: any free port; weft_device_net_opened() tells which. */
 WEFT_DEVICE_CALL int weft_device_net_listen(const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
                                             uint32_t port, uint32_t flags, uint64_t *socket)
 {
     return weft_device_net_begin(d, record, WEFT_NET_LISTEN, node, host, host_bytes, port, flags, socket);
 }
 
-/* Waits for a connection. */
+/* Waits for a connection of a listener. */
 WEFT_DEVICE_CALL int weft_device_net_accept(const weft_device *d, uint64_t record, uint64_t listener, uint64_t *socket)
 {
     weft_request *r = weft_device_net_record(d, record, WEFT_NET_ACCEPT, listener);
@@ -124,8 +126,8 @@ WEFT_DEVICE_CALL int weft_device_net_accept(const weft_device *d, uint64_t recor
     return rc;
 }
 
-/* Receives bytes to `dst`, at most `len`: waits for at least one. `*got` is how many; 0: the peer has ended its side. With datagrams: one,
- * which may have 0 bytes. */
+/* Waits for bytes, and receives at most `len` of them to `dst`. `*got` is how many; 0: the peer has ended its side. With datagrams:
+ * receives one, which may have 0 bytes. */
 WEFT_DEVICE_CALL int weft_device_net_receive(const weft_device *d, uint64_t record, uint64_t socket, uint64_t dst, uint64_t len,
                                              uint64_t *got)
 {
@@ -140,7 +142,7 @@ WEFT_DEVICE_CALL int weft_device_net_receive(const weft_device *d, uint64_t reco
         *got = weft_device_request_result(r, 0);
     return rc;
 }
-/* The same for a datagram, and tells where it came from. */
+/* Like weft_device_net_receive(), for a datagram; `*from` becomes its sender's address. */
 WEFT_DEVICE_CALL int weft_device_net_receive_from(const weft_device *d, uint64_t record, uint64_t socket, weft_device_net_address *from,
                                                   uint64_t dst, uint64_t len, uint64_t *got)
 {
@@ -150,8 +152,8 @@ WEFT_DEVICE_CALL int weft_device_net_receive_from(const weft_device *d, uint64_t
     return rc;
 }
 
-/* Sends `len` bytes from `src`, in any pool or arena: waits until all are in the ring, from which the gateway sends them. `*put` (may be
- * NULL) is how many, also after an error. With datagrams: all as one. `src` may be used again when this returns 0. */
+/* Sends `len` bytes from `src`, in any pool or arena. Waits until all are in the ring, from which the gateway sends them; then `src` may be
+ * used again. `*put` (may be NULL) is how many bytes are in the ring, also after an error. With datagrams: sends all bytes as one. */
 WEFT_DEVICE_CALL int weft_device_net_send(const weft_device *d, uint64_t record, uint64_t socket, uint64_t src, uint64_t len, uint64_t *put)
 {
     uint64_t done = 0;
@@ -187,15 +189,15 @@ WEFT_DEVICE_CALL int weft_device_net_send_to(const weft_device *d, uint64_t reco
     return weft_device_request_poll(d, record, r);
 }
 
-/* Ends this side: the peer sees the end after all bytes. Receiving goes on. */
+/* Ends the sending side: after all bytes the peer sees the end. Receiving goes on. */
 WEFT_DEVICE_CALL int weft_device_net_shutdown(const weft_device *d, uint64_t record, uint64_t socket)
 {
     weft_request *r = weft_device_net_record(d, record, WEFT_NET_SHUTDOWN, socket);
     return r ? weft_device_request_poll(d, record, r) : -WEFT_DEVICE_EFAULT;
 }
 
-/* Receives in place: waits for bytes, and tells where they lie together in this node's pool. They stay there until weft_device_net_taken().
- * `*bytes` 0: the peer has ended its side. Not with datagrams. */
+/* Waits for bytes, and leaves them in the ring: `*at` is their address in this node's pool, `*bytes` how many lie together there; 0: the
+ * peer has ended its side. They stay there until weft_device_net_taken(). Not for datagrams. */
 WEFT_DEVICE_CALL int weft_device_net_received(const weft_device *d, uint64_t record, uint64_t socket, uint64_t *at, uint64_t *bytes)
 {
     weft_request *r = weft_device_net_record(d, record, WEFT_NET_RECEIVED, socket);
@@ -207,7 +209,7 @@ WEFT_DEVICE_CALL int weft_device_net_received(const weft_device *d, uint64_t rec
     }
     return rc;
 }
-/* The first `bytes` bytes of what has arrived are not needed any more. */
+/* Frees the first `bytes` received bytes in the ring. */
 WEFT_DEVICE_CALL int weft_device_net_taken(const weft_device *d, uint64_t record, uint64_t socket, uint64_t bytes)
 {
     weft_request *r = weft_device_net_record(d, record, WEFT_NET_TAKEN, socket);

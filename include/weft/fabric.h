@@ -6,10 +6,9 @@
  * operation is complete, as weft_test() or weft_wait() reports. Without an op (NULL) the operation is complete after the next weft_flush()
  * to its node. Until then the source and destination buffers belong to weft.
  *
- * Errors. An operation fails either in the call that starts it or later, as the result of its op; `
- * Errors: ` below lists both. A call that returns an error has started nothing, unless its comment says otherwise: the op is not pending
- * and may be used again at once. A call with an address that does not exist (no such node, space or range) returns -EFAULT before anything
- * happens.
+ * Errors. An operation fails either in the call that starts it or later, as the result of its op; the lists of errors below contain both. A
+ * call that returns an error has started nothing, unless its comment says otherwise: the op is not pending and may be used again at once. A
+ * call with an address that does not exist (no such node, space or range) returns -EFAULT before anything happens.
  *
  * Backpressure. If too much is queued for the target node, a call waits for room, up to the default deadline of this node; then it returns
  * -ETIMEDOUT. While a call waits, it delivers messages. The limits for each target node are:

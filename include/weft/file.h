@@ -14,10 +14,12 @@
  * before and after each read from the disk. Before a read it waits until any later change must show in the time: until 20 ms after the last
  * change, or 2 s on a file system that counts whole seconds. It does not notice a change that leaves the time as it was: if a program sets
  * the time back, or writes to a mapping (mmap(2)) and the system has not updated the time yet. Opening a file always looks at the disk.
- * While a file is read from the cache, the gateway looks at the disk once a second.
+ * On Linux the system tells the gateway of changes (inotify), and the gateway tells the nodes that have the file open. On other systems, for
+ * changes by other machines on a network's file system, and past the user's limit of watches, the gateway looks at the disk once a second
+ * while a file is read from the cache.
  *
  * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
- * link and no `..` leads out of it. With WEFT_FILE_ROOT=- only files that the gateway's program has named by weft_file_offer() can be
+ * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has named by weft_file_offer() can be
  * opened. Only regular files can be opened. Every node of the cluster may use the service: set WEFT_SECRET to control who can join.
  *
  * Death. When the asker, which is the node that has opened a file, leaves or dies, the gateway closes its files and unmaps its pieces;
@@ -55,14 +57,21 @@ typedef struct weft_file_info {
 /* Opens a file. `path` is a path at the gateway. A relative path begins at the gateway's working directory or, with WEFT_FILE_ROOT, at that
  * folder.
  * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EISDIR
- * it is a folder; -EACCES it may not be opened, or is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is -, and the gateway has not
- * offered the file for this; -ENOENT there is none; -EMFILE too many files are open; -EOPNOTSUPP the node does not offer `file`; -EAGAIN
- * too many requests are outstanding; -ENOMEM no memory here or there; -EFAULT there is no such node; -ECONNRESET the gateway is gone;
- * -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no
- * route (tb); -EDEADLK it would wait in a handler. Other errors of open(2) may be returned, too. */
+ * it is a folder; -EACCES it may not be opened, or is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is `-`, and the gateway has not
+ * offered the file for these flags; -ENOENT there is none; -EMFILE too many files are open; -EOPNOTSUPP the node does not offer `file`;
+ * -EAGAIN too many requests are outstanding; -ENOMEM no memory here or there; -EFAULT there is no such node; -ECONNRESET the gateway is
+ * gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENOBUFS in a handler, too much is queued;
+ * -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. Other errors of open(2) may be returned, too. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
-/* At the gateway: lets other nodes open the file `path` for reading, by this path, wherever it is. The file need not exist yet.
+/* Like weft_file_open(), but does not wait: the op is complete when the file is open, and `*out` is set, or could not be opened. There is no
+ * answer after the node's deadline. Do not call weft_close() before it is complete.
+ * Errors: -EINVAL the path is empty, or unknown flags; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EFAULT there is no such
+ * node; -ENOMEM no memory; -EAGAIN the system gives no thread; -ECONNRESET this node is being closed. The other errors of weft_file_open()
+ * are results of the op. */
+WEFT_API int weft_file_open_start(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, weft_op *op);
+
+/* At the gateway: lets other nodes open the file `path` for reading, by this path, wherever the file is. The file need not exist yet.
  * Errors: -EINVAL the path is empty; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes; -EOPNOTSUPP this node does not offer `file`;
  * -ENOMEM no memory. */
 WEFT_API int weft_file_offer(weft_node *w, const char *path);
@@ -79,11 +88,18 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
 
 /* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many bytes were read, also after an error. If a call
  * reads more than one piece, or calls read one after the other, the next 4 pieces are requested ahead.
- * Errors: -ESTALE the file has changed since it was opened; -EIO and others: the gateway could not read it; -EBUSY another thread reads or
+ * Errors: -ESTALE the file has changed since it was opened; -EIO and others: the gateway could not read it; -EBUSY another call reads or
  * writes through this handle; -ENOMEM no memory here or there; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone;
  * -EPROTO it has sent an invalid answer; -ETIMEDOUT not all bytes were there before the deadline, and over rc, tb and ofi `buf` must not be
  * used before weft_flush() returns; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
+
+/* Like weft_file_read(), but does not wait: the op is complete when the bytes are at `buf`, or there was an error; then `*got` is set. `buf`
+ * and `got` must stay until then. A handle has one such call at a time; open the file once for each that is to be under way. At most four
+ * are worked on at a time, the others wait.
+ * Errors: -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN the system gives no thread; -ECONNRESET this
+ * node is being closed. The other errors of weft_file_read() are results of the op. */
+WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op);
 
 /* Bytes of a file in memory, from an offset to the end of its piece. Do not write to them. */
 typedef struct weft_file_view {
@@ -94,7 +110,8 @@ typedef struct weft_file_view {
 } weft_file_view;
 
 /* Maps the piece that contains the byte at `offset`. On the gateway's host `at` is the gateway's own memory, elsewhere a copy in this
- * node's pool. The mapping stays until weft_file_unmap(), even if the file changes or gets shorter.
+ * node's pool. The mapping stays until weft_file_unmap(), even if the file changes or gets shorter. If pieces are mapped one after
+ * the other on the gateway's host, the next two are mapped ahead, if then at most a quarter of the cache is mapped or pinned.
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
  * cache is mapped or pinned; -EIO and others: the gateway could not read it; -ENOMEM no memory here or there, or no room in the pool;
  * -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT not there
@@ -119,6 +136,13 @@ WEFT_API int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t
  */
 WEFT_API int weft_file_sync(weft_file *f, int64_t timeout_ns);
 
+/* Like weft_file_write() and weft_file_sync(), but do not wait, as weft_file_read_start(). `*put` is set when the op is complete.
+ * Errors: -EBADF not opened with WEFT_FILE_WRITE; -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN the
+ * system gives no thread; -ECONNRESET this node is being closed. The other errors of weft_file_write() and weft_file_sync() are results of
+ * the op. */
+WEFT_API int weft_file_write_start(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, weft_op *op);
+WEFT_API int weft_file_sync_start(weft_file *f, weft_op *op);
+
 /* Pins the file: its pieces that have been read stay in the gateway's cache until weft_file_unpin(), or until the file changes. They stay
  * also when this handle is closed and this node is gone.
  * Errors: -ENOBUFS more than half of the gateway's cache would be mapped or pinned; -ESTALE the file has changed since it was opened;
@@ -133,7 +157,7 @@ WEFT_API int weft_file_pin(weft_file *f, int64_t timeout_ns);
 WEFT_API int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeout_ns);
 
 /* Closes a file, and unmaps its pieces: their views must not be used any more. Does not wait. NULL is allowed.
- * Errors: -EBUSY a thread waits in another call with this handle. */
+ * Errors: -EBUSY a thread waits in another call with this handle, or one that was started is not complete. */
 WEFT_API int weft_file_close(weft_file *f);
 
 /* --- what a gateway's cache holds --- */
@@ -155,7 +179,7 @@ WEFT_API int weft_file_cache_stat(weft_node *w, uint32_t node, weft_file_cache *
 
 /* A file that is open or cached. */
 typedef struct weft_file_cached {
-    char path[WEFT_FILE_PATH_MAX + 1]; /* as it was opened first */
+    char path[WEFT_FILE_PATH_MAX + 1]; /* the path by which the file was opened first */
     weft_file_info info;
     uint64_t cached_bytes, hits, disk_reads;
     uint32_t readers; /* handles that nodes have open */

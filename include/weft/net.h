@@ -11,7 +11,7 @@
  * at most 16,384 sockets, or as many as its limit of open files allows, and resolves at most 1,024 names at a time, on eight threads.
  *
  * Shares. One asker never gets all sockets, names, threads or buffers of a gateway. Of each kind it may use three times as many as are
- * still free: a single asker gets at most three quarters, and an asker that has none always gets some. The gateway's setting
+ * still free. So a single asker gets at most three quarters, and an asker that has none always gets some. The gateway's setting
  * WEFT_NET_SOCKETS also limits the sockets of each asker.
  *
  * Flow control. A full ring stops only its own connection. If the asker does not read, the gateway stops reading that socket, and the peer
@@ -20,8 +20,8 @@
  * Rules. The gateway's setting WEFT_NET_RULES says to which addresses it connects for askers. The first rule that matches decides, for
  * example `allow=127.0.0.1:8000` or `deny=10.0.0.0/8`. If no rule matches, every address is allowed except link-local and multicast
  * addresses, the metadata service of cloud machines, and the gateway's own loopback. A rule for a name or for `*` does not allow these. The
- * gateway checks each address just before it connects, after it has resolved the name. A denied name is also not reached by
- * an alias (a DNS name whose canonical name is the denied one), or by a short form that the gateway's search list completes. The rules
+ * gateway checks each address just before it connects, after it has resolved the name. A rule that denies a name also denies its aliases
+ * (DNS names whose canonical name is the denied one), and short forms that the gateway's search list completes to the name. The rules
  * restrict neither where the gateway listens nor who connects there. Every node of the cluster may use the service: set WEFT_SECRET to
  * control who can join.
  *

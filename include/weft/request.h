@@ -22,11 +22,11 @@
  *   244 - 247  reserved    nobody
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
- * Numbers are little-endian. Records name memory by address (weft/types.h), not by pointer. A record is aligned to 8 bytes; if it is
- * aligned to 64, the asker and its node never write to the same cache line. The record belongs to weft until the request is answered. weft
- * reads the asker's fields and `data` while the request is submitted; it may read `data` of more than WEFT_REQUEST_INLINE bytes until the
- * request is answered. Then the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered`
- * also sees `result` and `status`.
+ * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Records name memory by address (weft/types.h),
+ * not by pointer. A record is aligned to 8 bytes; if it is aligned to 64, the asker and its node never write to the same cache line. The
+ * record belongs to weft until the request is answered. weft reads the asker's fields and `data` while the request is submitted; it may
+ * read `data` of more than WEFT_REQUEST_INLINE bytes until the request is answered. Then the asker's node writes `result` and `status`, and
+ * after them `answered`: a reader that sees the new `answered` also sees `result` and `status`.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H
@@ -154,75 +154,81 @@ typedef struct weft_name {
 
 /* --- net --- */
 
-/* Sockets at a node with a network, the gateway. Rules, limits and errors are those of weft/net.h. CONNECT, LISTEN and ACCEPT give a handle,
- * which is valid only on the asker's node; the other requests take it in `handle`. No request waits for the network: it is answered with
- * -EAGAIN if it is not possible now, and the asker asks again. Requests that copy bytes are answered when the bytes are there.
+/* The network of a node, the gateway: sockets. Rules, limits and errors are those of weft/net.h. CONNECT, LISTEN and ACCEPT return a
+ * handle, which is valid only on the asker's node; the other requests name it in `handle`. A request never waits for the network: if the
+ * gateway cannot carry it out now, the answer is -EAGAIN, and the asker sends it again later. A request that copies bytes is answered after
+ * the copy.
  *
- * Bytes go from and to any address: in a pool or an arena, of any node. What the gateway receives it writes into a ring in the asker's pool,
- * from where it is copied to that address, by the GPU or the RDMA device if there is one. A kernel may also read it in the ring (RECEIVED).
+ * Bytes are sent from, and received to, any address in a pool or an arena of any node. The gateway writes received bytes into a ring in the
+ * asker's pool. From the ring they are copied to the address in the request, by the GPU or the RDMA device if there is one. A kernel may
+ * also read them in the ring (RECEIVED).
  *
- * An address of the network takes three words: the first one has the port in bits 0 to 15, and in bits 16 to 23 the family, which is 4 or 6,
- * or 0 for no address. The bytes of the other two are the address in network order, followed by zeros. */
+ * A network address takes three words. The first has the port in bits 0 to 15, and in bits 16 to 23 the family, which is 4 or 6, or 0 for
+ * no address. The other two have the bytes of the address in network order, followed by zeros. */
 
 /* Begins to connect to a host. `data`: its name or address, of 1 to 255 bytes, without a zero byte.
  *   flags   WEFT_NET_... of weft/net.h
- *   timeout_ns   until the connection is open; 0: WEFT_DEADLINE
+ *   timeout_ns   how long opening the connection may take; 0: WEFT_DEADLINE
  *   arg[0]  the port
- *   arg[1]  bytes of the ring for what is received: a power of two from 4 KiB to 16 MiB; 0: 64 KiB, or 128 KiB with datagrams
- *   arg[2]  the same for what is sent
- *   arg[3]  bytes of the system's own buffer for what is received; 0: the system's choice
- *   arg[4]  the same for what is sent
- * Answered at once. result[0]: a handle. Bytes may be asked for at once, too; OPENED tells when the connection is open. */
+ *   arg[1]  size of the ring for received bytes: a power of two from 4 KiB to 16 MiB; 0: 64 KiB, or 128 KiB with datagrams
+ *   arg[2]  size of the ring for bytes to send, as arg[1]
+ *   arg[3]  size of the system's own buffer for received bytes; 0: the system's choice
+ *   arg[4]  size of the system's own buffer for bytes to send, as arg[3]
+ * Answered at once. result[0]: a handle. Requests to receive may follow at once; OPENED tells when the connection is open. */
 #define WEFT_NET_CONNECT 1u
-/* Listens at the gateway, or with WEFT_NET_DATAGRAMS opens a socket for datagrams from and to everybody. The same as CONNECT, but `data` is
- * the gateway's own address, or empty for all; port 0: any free one. arg[1] to arg[4] are for the connections that it accepts.
+/* Listens at the gateway, or with WEFT_NET_DATAGRAMS opens a socket for datagrams from and to any address. The fields are those of
+ * CONNECT, with these differences: `data` is the gateway's own address to listen at, or empty for all its addresses; port 0 is any free
+ * port; arg[1] to arg[4] are for the connections that are accepted.
  *   arg[5]  connections that wait to be accepted; 0: 128 */
 #define WEFT_NET_LISTEN 2u
-/* Accepts a connection at a listener. -EAGAIN: there is none now. result[0]: a handle. */
+/* Accepts a connection of a listener. -EAGAIN: no connection waits now. result[0]: a handle. */
 #define WEFT_NET_ACCEPT 3u
-/* Closes a socket, whose handle is not valid any more. What is in the ring is still sent. arg[0]: 1: drop that, and reset the connection. */
+/* Closes a socket; the handle is invalid from then on. Bytes in the ring are still sent, except if arg[0] is 1: then they are dropped, and
+ * the connection is reset. */
 #define WEFT_NET_CLOSE 4u
 /* Checks once whether the socket is open. -EAGAIN: not yet; other errors: why it could not be opened. result[0] to result[2]: the socket's
- * own address at the gateway. result[3] to result[5]: its peer's. */
+ * own address at the gateway. result[3] to result[5]: the peer's address. */
 #define WEFT_NET_OPENED 5u
-/* Receives bytes to the address arg[0], at most arg[1], which is not 0. -EAGAIN: there are none now. result[0]: how many; 0: the peer has
- * ended its side. With datagrams: one datagram, which may have 0 bytes; result[1] to result[3]: where it came from. -EMSGSIZE: it is larger
- * than arg[1] and stays; result[0]: its size. -EBUSY: another record receives. */
+/* Receives at most arg[1] bytes, which is not 0, to the address arg[0]. -EAGAIN: no bytes have arrived. result[0]: how many bytes; 0: the
+ * peer has ended its side. With datagrams: receives one, which may have 0 bytes; result[1] to result[3]: the address of its sender.
+ * -EMSGSIZE: the datagram is larger than arg[1], and can be received by another request; result[0]: its size. -EBUSY: another request is
+ * receiving from this socket. */
 #define WEFT_NET_RECEIVE 6u
-/* Sends at most arg[1] bytes, which is not 0, from the address arg[0]. -EAGAIN: no room now. result[0]: how many. With datagrams: all bytes,
- * as one; arg[2] to arg[4]: where to, for a socket without a peer. -EBUSY: another record sends. */
+/* Sends at most arg[1] bytes, which is not 0, from the address arg[0]. -EAGAIN: the ring has no room now. result[0]: how many bytes. With
+ * datagrams: sends all bytes as one; arg[2] to arg[4]: the receiver's address, for a socket without a peer. -EBUSY: another request is
+ * sending on this socket. */
 #define WEFT_NET_SEND 7u
-/* Ends this side: the peer sees the end after all bytes. -EAGAIN: the connection is not open yet. */
+/* Ends the sending side: after all bytes the peer sees the end. Receiving goes on. -EAGAIN: the connection is not open yet. */
 #define WEFT_NET_SHUTDOWN 8u
-/* What has arrived and lies together in the ring; not with datagrams. -EAGAIN: nothing now. result[0]: its address, in the asker's own pool;
- * result[1]: its length; 0: the peer has ended its side. It stays there until TAKEN. */
+/* Finds received bytes that lie together in the ring; not for datagrams. -EAGAIN: nothing has arrived. result[0]: their address, in the
+ * asker's own pool; result[1]: how many bytes; 0: the peer has ended its side. The bytes stay there until TAKEN. */
 #define WEFT_NET_RECEIVED 9u
-/* The first arg[0] bytes of what has arrived are not needed any more. */
+/* Frees the first arg[0] received bytes in the ring. */
 #define WEFT_NET_TAKEN 10u
 
 /* --- file --- */
 
-/* Files of a node, the gateway. Rules, limits and errors are those of weft/file.h. OPEN gives a handle, which is valid only on the asker's
- * node; the other requests take it in `handle`. Any number of records may use one handle at the same time. */
+/* Files of a node, the gateway. Rules, limits and errors are those of weft/file.h. OPEN returns a handle, which is valid only on the
+ * asker's node; the other requests name it in `handle`. Any number of requests may use one handle at the same time. */
 
 /* Opens a file. `data`: its path, of 1 to WEFT_FILE_PATH_MAX bytes, without a zero byte.
  *   flags   WEFT_FILE_WRITE and others of weft/file.h
  * result[0]: a handle; result[1]: the file's size; result[2], result[3]: device and inode; result[4]: modification time, in ns since 1970;
  * result[5]: the number of its generation at the gateway. */
 #define WEFT_FILE_OPEN 1u
-/* Reads at most arg[1] bytes, which is not 0, from the offset arg[2] on, to the address arg[0]: in a pool or an arena, of any node. It reads
- * to the end of a piece (WEFT_FILE_PIECE) at most, so ask again for the rest. The bytes are copied straight from the gateway's cache.
- * -EAGAIN: the gateway is reading the piece; ask again. result[0]: how many bytes; 0: the offset is at the end of the file or behind it.
- * -ESTALE: the file has changed since it was opened. */
+/* Reads at most arg[1] bytes, which is not 0, from the file's offset arg[2] to the address arg[0], in a pool or an arena of any node. A
+ * request reads at most to the end of a piece (WEFT_FILE_PIECE): send another for the rest. The bytes are copied straight from the
+ * gateway's cache. -EAGAIN: the gateway is reading the piece from the disk; send the request again. result[0]: how many bytes; 0: the
+ * offset is at the end of the file or behind it. -ESTALE: the file has changed since it was opened. */
 #define WEFT_FILE_READ_RANGE 2u
-/* Writes arg[1] bytes, from 1 to WEFT_FILE_PIECE, from the address arg[0] to the offset arg[2]. Answered when they are in the file.
- * result[0]: how many were written; result[1] to result[5]: as for OPEN. */
+/* Writes arg[1] bytes, from 1 to WEFT_FILE_PIECE, from the address arg[0] to the file's offset arg[2]. Answered when the bytes are in the
+ * file. result[0]: how many bytes were written; result[1] to result[5]: as for OPEN. */
 #define WEFT_FILE_WRITE_RANGE 3u
-/* Looks at the disk. result[1] to result[5]: as for OPEN. -ESTALE: the file has changed since it was opened. */
+/* Reads the file's size and times from the disk. result[1] to result[5]: as for OPEN. -ESTALE: the file has changed since it was opened. */
 #define WEFT_FILE_STAT 4u
-/* Answered when what was written is on the disk. */
+/* Answered when all bytes that were written before are on the disk. */
 #define WEFT_FILE_SYNC 5u
-/* Closes the file, whose handle is not valid any more. */
+/* Closes the file; the handle is invalid from then on. */
 #define WEFT_FILE_CLOSE 6u
 
 #if defined(__cplusplus)

@@ -47,7 +47,8 @@ WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
 /* Cancels the operation that was started with `op`: its result is the negative ECANCELED, unless it has ended before. The server may
  * already have done what was requested. If the server has started a process, it kills the process.
- * Errors: -ENOENT no request or wait was started with this op, or it has ended. */
+ * Errors: -ENOENT no request or wait was started with this op, or it has ended, or it is a record that sends, receives, reads or writes
+ * bytes. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 
 /* --- processes --- */

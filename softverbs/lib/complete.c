@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* Advance the work queue of a request although there was no room for its completion. */
+/* Advance the work queue of a request although there was no room for the request's completion. */
 static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 {
     struct sf_fabric *f = sv_lib.fabric;

@@ -96,8 +96,9 @@ static int check_names(const struct sv_topology *t, const char *origin, struct s
                     return sv_fail(why, EEXIST, "%s: host \"%s\" has interface \"%s\" twice; give each interface of a host its own name",
                                    origin, host->name, a->interface);
                 if (strcmp(a->name, b->name) == 0)
-                    return sv_fail(why, EEXIST, "%s: host \"%s\" has two devices named \"%s\", of %s and of %s", origin, host->name,
-                                   a->name, a->interface, b->interface);
+                    return sv_fail(why, EEXIST,
+                                   "%s: host \"%s\" has two devices named \"%s\", of %s and of %s; give each device its own name", origin,
+                                   host->name, a->name, a->interface, b->interface);
             }
     }
     return 0;

@@ -99,7 +99,7 @@ void base_dispositions_restore(const struct base_dispositions *d)
 
 /* --- start --- */
 
-/* What failed in the child. A child of vfork() writes it into this process's memory, any other child writes it into a pipe. */
+/* What failed in the child. A child of vfork() writes this into the parent's memory, any other child into a pipe. */
 struct report {
     int32_t step, error;
 };
@@ -148,7 +148,8 @@ static int process_prepare(struct prepared *p, const struct base_process *s, vol
             return -errno;
         p->fds[i] = fd;
     }
-    /* A vfork() child of the intermediate process would write into that process's memory, not into this one's, so it needs the pipe. */
+    /* A vfork() child of the intermediate process would write into the intermediate process's memory, not into this process's, so it needs
+     * the pipe. */
     return STANDS_STILL && !s->orphan ? 0 : process_open_pipe(p);
 }
 
@@ -239,7 +240,7 @@ static pid_t make_orphan(const struct prepared *p)
     return pid;
 }
 
-/* What failed in the child. Nothing, if the child has executed its program. */
+/* Returns what failed in the child; nothing, if the child has executed its program. */
 static struct report process_hear(struct prepared *p)
 {
     if (p->pipe[0] < 0) /* vfork() returned after the child had ended or executed its program */

@@ -219,7 +219,7 @@ void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS])
         if (i >= BASE_CPU_WORDS * 64u || !(set[i / 64] >> (i % 64) & 1))
             CPU_CLR(i, &cpus);
     if (CPU_COUNT(&cpus) > 0)
-        sched_setaffinity(0, sizeof cpus, &cpus); /* it only makes the thread faster: an error changes nothing */
+        sched_setaffinity(0, sizeof cpus, &cpus); /* running on these processors only makes the thread faster: an error is ignored */
 }
 
 /* Read a number from a file; `otherwise` if there is none. */

@@ -372,7 +372,7 @@ void cast_disk_close(struct cast_disk *d);
  * written. */
 int cast_disk_compare(struct cast_disk *d);
 void cast_disk_verify(struct cast_disk *d); /* mark all files that are right to be compared again */
-/* Handle a record about a file. `payload`: of CAST_DATA. */
+/* Handle a record about a file. `payload`: the bytes of a CAST_DATA record. */
 void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const uint8_t *payload);
 void cast_disk_settle(struct cast_disk *d); /* at the end of a round: give complete files their names; close the open file */
 /* The descriptor of the folder that an entry lies in; the caller must not close it. -1: it could not be opened, and the reason was

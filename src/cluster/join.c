@@ -59,7 +59,7 @@ enum stage { WAIT_HELLO, WAIT_PROOF, SEATED /* authenticated, and its card is in
 struct guest {
     int fd, pid;
     enum stage stage;
-    int64_t came; /* when it was accepted */
+    int64_t came; /* when the connection was accepted */
     size_t got;   /* received bytes of the current message */
     struct wire_hello hello;
     struct wire_challenge challenge;
@@ -238,7 +238,7 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
             return turn_away(j, &g[i + 1], guests - i - 1, ETIMEDOUT, text);
         }
         rc = join_hub_add(j, g[i].fd, g[i].hello.rank);
-        g[i].fd = -1; /* the hub owns it now */
+        g[i].fd = -1; /* the hub now owns the descriptor */
     }
     return rc;
 }

@@ -14,6 +14,19 @@
  *   join.c     connects every node to node 0 and exchanges the cards
  *   newcomer.c a member connects to the node that joins
  *   door.c     the thread of a member that lets nodes join
+ *
+ * Words:
+ *
+ *   card      what a node tells the others about itself: its number, host and addresses
+ *   guest     a connection to node 0 that has not proved yet that it knows the secret
+ *   hub       the connections of all nodes to node 0, until all pairs have connected
+ *   notice    what a node publishes through a launcher before it joins
+ *   caller    a connection to this node's listeners for side connections, until its token has arrived
+ *   token     what the caller of a side connection sends first: it names the two nodes, and proves that the caller has joined
+ *   member    a node of a running cluster
+ *   newcomer  a node that joins a running cluster
+ *   door      the thread of a member at which newcomers connect
+ *   ticket    the random session number of one newcomer
  */
 #ifndef WEFT_JOIN_H
 #define WEFT_JOIN_H
@@ -104,7 +117,7 @@ int join_pairs_late(struct join *j);
  * silent one does not delay the others. */
 struct join_caller {
     int fd, pid;
-    int64_t came; /* when it was accepted */
+    int64_t came; /* when the connection was accepted */
     size_t got;   /* bytes of `token` received */
     struct wire_token token;
 };
@@ -164,7 +177,7 @@ struct grow_message {
 };
 struct grow_ask {               /* payload of GROW_ASK: the notice of who joins */
     uint8_t ticket[WIRE_NONCE]; /* the session from which the tokens of the newcomer's side connections are made */
-    struct wire_card card;      /* with its number */
+    struct wire_card card;      /* the newcomer's card, with its number */
 };
 /* Whether the bytes are a valid message; only computes. */
 bool grow_message_ok(const struct grow_message *m, const void *payload, size_t payload_len);

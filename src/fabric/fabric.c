@@ -264,10 +264,11 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
     if (!flushed(&f)) {
         int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc,
-                             "flush of node %u: not complete before the deadline; the node is not accepting work (stopped?); flush again, "
-                             "or allow more time",
-                             node);
+            return base_fail(
+                rc,
+                "flush of node %u: not complete before the deadline; the node accepts no more work (is its process stopped?); flush again, "
+                "or allow more time",
+                node);
         if (rc)
             return rc;
     }

@@ -73,8 +73,9 @@ struct fab_options {
     char transport[16];   /* the transport for peers; "rdma": any that uses devices; "": the best */
     char device[64];      /* the verbs device to use; "": the best */
     int gid_index;        /* index into the device's GID table; -1: choose (verbs_choose_gid()) */
-    uint32_t rails;       /* rc: number of devices to use together; 0: only `device` if it is set, else all that are as good as the best */
-    char rail_names[FAB_RAILS_MAX][64]; /* rc: their names; "": choose */
+    uint32_t
+        rails; /* rc: number of devices to use together; 0: only `device` if that is set, else all devices that are as good as the best */
+    char rail_names[FAB_RAILS_MAX][64]; /* rc: names of the devices; "": choose */
     uint64_t stripe_bytes;              /* rc: puts and gets of at least this size are spread over several rails */
     bool gpu_rdma;                      /* arenas of GPUs are registered with the RDMA device, where that is possible */
     /* shm: threads that copy a large buffer together, the caller included; 0: depends on the processors */
@@ -131,13 +132,13 @@ struct fab_transport {
     int (*send)(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
                 size_t payload_len, weft_op *op);
     bool (*flushed)(struct weft_node *w, struct fab_link *l,
-                    struct fab_flush *f); /* weft_flush() calls it again and again while it waits; `f` is all zeros at first */
+                    struct fab_flush *f); /* weft_flush() calls this again and again while it waits; `f` is all zeros at first */
     void (*fence)(struct weft_node *w, struct fab_link *l);
-    /* may be NULL; does the work that needs no handler. Any thread calls it, also while a handler runs. */
+    /* may be NULL; does the transport's work that needs no handler. Any thread calls this, also while a handler runs. */
     int (*service)(struct weft_node *w);
-    int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events it handled */
-    bool (*idle)(
-        struct weft_node *w); /* whether there is nothing to do. Called after the progress thread has announced that it will sleep */
+    int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events the transport handled */
+    bool (*idle)(struct weft_node
+                     *w); /* whether the transport has nothing to do. Called after the progress thread has announced that it will sleep */
     /* NULL: the peer's pool cannot be accessed by loads and stores */
     void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset);
     /* Wakes the threads of the peer that wait for its memory to change (weft_wait_until). */
@@ -191,9 +192,9 @@ struct fab_link {
         given_up;        /* the reason for which a room above wants to treat the peer as dead (fab_give_up()); NULL: no room does */
     _Atomic bool unsure; /* an operation without an op may not have happened; the next flush reports it */
     /* The following fields are only for peers on other hosts (peer.c): */
-    int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: on this host, the kernel reports its death */
+    int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
-    int64_t unanswered_ns; /* the same for the peer's host */
+    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted in the same way */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
     /* bytes written to the side connection, and how many of them the peer's host has acknowledged, as far as known; under side_lock */
@@ -234,7 +235,7 @@ struct fab_arenas {
     int (*atomic)(struct weft_node *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old, weft_op *op);
     int (*put_signal)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
     int (*free)(struct weft_node *w, weft_gaddr addr);
-    bool (*owns)(struct weft_node *w, const void *p); /* is it memory of a GPU of this process? */
+    bool (*owns)(struct weft_node *w, const void *p); /* whether the address is in memory of a GPU of this process */
     /* Whether all operations to the node that had begun when `f` was first passed (flush.h) are complete. */
     bool (*flushed)(struct weft_node *w, uint32_t node, struct fab_flush *f);
     int (*service)(struct weft_node *w);
@@ -258,14 +259,14 @@ struct weft_node {
     uint32_t founders;          /* the nodes 0 to founders - 1 started together: barriers and exchanges are for them */
     uint32_t room;              /* size of the tables of nodes: `size` if no node can join later, else WEFT_MAX_NUMBERS */
     _Atomic uint32_t size_here; /* nodes on this host */
-    uint32_t prepared;          /* entries of `links` that are written: below it. Only used by the thread that connects nodes */
+    uint32_t prepared;          /* the first `prepared` entries of `links` are written. Used only by the thread that connects nodes */
     _Atomic uint32_t newcomer;  /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
     struct fab_options options;
     struct mem_pool *pool;
     _Atomic uint64_t used[FAB_USES]; /* bytes of the pool */
     uint8_t *pool_base;
     uint64_t pool_bytes;
-    uint64_t heap_offset; /* of every pool: the system words are below it, and no program may address them */
+    uint64_t heap_offset; /* offset of the heap in every pool: the system words are below it, and no program may address them */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
     /* A GPU of this process has memory, so a local pointer may be one of its addresses. Placed beside what every put and get reads. */
@@ -281,7 +282,7 @@ struct weft_node {
     struct fab_link *links; /* [room] */
     struct fab_bell *bell;  /* this node's */
 
-    base_spin progress; /* the thread that holds it delivers messages */
+    base_spin progress; /* the thread that holds this lock delivers messages */
     struct fab_handler handlers[FAB_HANDLERS];
 
     _Atomic uint64_t epoch;
@@ -306,7 +307,7 @@ struct weft_node {
     _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */
     struct weft_node *next_open; /* node/open.c */
     int wake_fd[2];              /* a pipe that wakes the progress thread */
-    struct pollfd *poll_fds;     /* the progress thread's poll set, and the links it belongs to */
+    struct pollfd *poll_fds;     /* the progress thread's poll set, and the link of each entry */
     uint32_t *poll_nodes;
 
     const struct fab_arenas *arenas; /* set before the node joins */
@@ -327,9 +328,10 @@ uint32_t fab_count_dead(const struct weft_node *w, uint32_t below); /* how many 
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
 /* --- wake.c --- */
-void fab_wake_here(struct weft_node *w);           /* wakes this node's own waiting threads; call it after changing what they wait for */
-void fab_wake(struct weft_node *w, uint32_t node); /* wakes the waiting threads of another node; call it after putting to its memory */
-void fab_kick(struct weft_node *w);                /* wakes the progress thread of this node */
+void fab_wake_here(struct weft_node *w); /* wakes this node's own waiting threads; call this after changing what they wait for */
+void fab_wake(struct weft_node *w,
+              uint32_t node);       /* wakes the waiting threads of another node; call this after putting to that node's memory */
+void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
@@ -362,7 +364,7 @@ bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *he
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
-int64_t fab_run_ticks(struct weft_node *w); /* returns after how many ns to call it again */
+int64_t fab_run_ticks(struct weft_node *w); /* returns after how many ns to call this again */
 
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with base_fail(). */
@@ -408,7 +410,7 @@ int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, stru
 void fab_memory_remove(struct weft_node *w, struct fab_memory *m); /* before the transports are closed; NULL allowed */
 /* Whether operations between this memory and the node's pool can be direct. `m` may be NULL. */
 bool fab_memory_leads(const struct weft_node *w, const struct fab_memory *m, uint32_t node);
-/* weft_put() and weft_get() whose local memory is in `m`, to a node that it leads to. */
+/* weft_put() and weft_get() whose local memory is in `m`, to a node that can be reached with `m` */
 int fab_memory_put(struct weft_node *w, struct fab_memory *m, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
@@ -447,7 +449,7 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
    ones. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
 bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: the socket is full and the byte was dropped */
-void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket accepts it */
+void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
 /* whether bytes wait for the socket: call fab_side_read() when the socket is writable */
 bool fab_side_pending(struct fab_link *l);
 /* Reads at most `most` kilobytes. NULL: the peer goes on; else why it is gone, and whether it died. */
@@ -484,7 +486,7 @@ int64_t fab_limit(int64_t deadline);
 enum fab_whom {
     FAB_KNOWN, /* a node that the caller knows, and whose death the caller checks for */
     FAB_ANY,   /* unknown: a node that dies during the wait may be the one */
-    FAB_LAST,  /* any living node can end it: the wait fails only when no other node is left */
+    FAB_LAST,  /* any living node can end the wait: it fails only when no other node is left */
 };
 struct fab_patience {
     struct weft_node *w;
@@ -561,10 +563,10 @@ const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_
 /* Both nodes of a pair call it with their side connection: agrees on the best transport that both can use for this pair, and connects. */
 int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline);
 
-/* The result of looking for devices. They are looked for once, when a peer first needs them. */
+/* The result of the search for devices. The search runs once, when a peer first needs a device. */
 struct fab_look {
     bool done;
-    int failed;    /* the errno with which the search failed; 0: it did not */
+    int failed;    /* the errno with which the search failed; 0: the search has not failed */
     char why[960]; /* the error text of that failure */
 };
 /* Returns false when the search failed; base_error() then says why. */

@@ -64,7 +64,7 @@ int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline)
 void fab_abandon(struct weft_node *w, uint32_t node)
 {
     struct fab_link *l = &w->links[node];
-    base_spin_lock(&l->side_lock); /* the transport may be sending over it, on the progress thread */
+    base_spin_lock(&l->side_lock); /* the transport may be sending over the side connection, on the progress thread */
     if (l->side_fd >= 0)
         close(l->side_fd);
     l->side_fd = -1;

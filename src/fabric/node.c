@@ -38,7 +38,7 @@ static bool node_may_use(const struct weft_node *w, const struct fab_transport *
     const char *only = w->options.transport;
     bool names_device = w->options.device[0] || w->options.rail_names[0][0];
     if (!only[0] && names_device && !t->rdma && !t->at_once)
-        return false; /* the user has named a device, so an ordinary network must not replace it */
+        return false; /* the user has named a device, so no ordinary network may be used instead */
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 
@@ -104,7 +104,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (theirs.index != i || theirs.can > 1)
             return base_fail(-EPROTO, "node %u has other transports than this node: run the same version of weft on both", l->node);
         if (mine.can && theirs.can) {
-            if (fast) /* the warning explains why the pair is slow */
+            if (fast) /* one of the two nodes has RDMA devices: warn, because the pair is slower than the user may expect */
                 base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
                          here || !why[0] ? "`weft doctor` on the other's host says why it has none that it can use" : why);
             return t->connect(w, l, side_fd, deadline);

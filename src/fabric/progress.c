@@ -21,9 +21,10 @@
 #define NAP_MS     1000 /* the longest sleep: for peers whose death no descriptor reports */
 #define READS      64   /* kilobytes read from one side connection before the next one is read */
 #define LAST_READS 4096 /* kilobytes to read when the process has ended: more than a socket holds */
-#define GOODBYE_WAIT \
-    (2 * WEFT_SECOND)   /* how long to wait at most, for all peers together, until they read the goodbye: a peer may be stopped or busy */
-#define TICK_NS WEFT_MS /* how often upkeep runs while messages keep coming */
+#define GOODBYE_WAIT                                                                                                                       \
+    (2 * WEFT_SECOND) /* how long to wait at most, for all peers together, until the peers have read the goodbye: a peer may be stopped or \
+                         busy */
+#define TICK_NS WEFT_MS        /* how often upkeep runs while messages keep coming */
 #define LOOK_NS (20 * WEFT_MS) /* how often the peers are checked, however many messages come */
 
 static BASE_THREAD_LOCAL bool is_progress_thread;
@@ -169,7 +170,7 @@ static void *progress_thread(void *arg)
         if (polled || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             polls_before = polls;
             atomic_store_explicit(&w->lazy, true, memory_order_seq_cst);
-            /* seq_cst pairs with fab_wait(), where it goes to sleep */
+            /* seq_cst: pairs with fab_wait(), at the place where it goes to sleep */
             bool rested = atomic_load_explicit(&w->polls, memory_order_seq_cst) == atomic_load_explicit(&w->rested, memory_order_seq_cst);
             look_at_peers(w, fds, nodes, rested ? 0 : timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
             atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);

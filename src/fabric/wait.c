@@ -112,7 +112,7 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
 /* This thread stops polling: the progress thread takes over. */
 static void rest(struct weft_node *w)
 {
-    /* Handle what has come meanwhile, instead of leaving it to the progress thread. */
+    /* Handle what has arrived meanwhile, instead of leaving it to the progress thread. */
     fab_progress(w);
     /* seq_cst pairs with the progress thread's load: either it sees this store, or this thread sees that it has become lazy. */
     atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);

@@ -33,7 +33,7 @@ static int file_open(struct gateway_server *server, void **state)
         return base_fail(-ENOMEM, "no memory for the service 'file'");
     *state = all;
     all->server = server;
-    all->root.fd = -1;
+    all->root.fd = all->notices.fd = -1;
     all->waiting_last = &all->waiting;
     all->over = INT64_MAX;
     all->limit = g->file_cache ? g->file_cache : g->w->pool_bytes / 4;
@@ -46,6 +46,7 @@ static int file_open(struct gateway_server *server, void **state)
     int rc = file_root_open(&all->root, g->file_root, g->file_offers);
     if (rc)
         return rc;
+    file_watch_open(all);
     rc = gateway_works_open(&all->works, gateway_server_watches(server),
                             &(struct gateway_works_how){.threads = FILE_THREADS, .drop = job_drop});
     return rc ? base_fail(rc, "cannot prepare to read files for other nodes: %s", base_strerror(rc)) : 0;
@@ -67,6 +68,8 @@ static int open_make(struct files *all, struct file_job *job, uint32_t node, str
     }
     o->body = file_body_get(all, &job->is, job->path, job->fd);
     job->fd = -1;
+    if (o->body)
+        file_watch(all, o->body);
     o->id = o->body ? gateway_table_add(&all->opens, o) : 0;
     if (o->body)
         o->body->opens++;
@@ -308,6 +311,7 @@ static void file_close(void *state)
     struct files *all = state;
     uint32_t at = 0;
     gateway_works_close(all->works);
+    file_watch_close(all);
     for (struct file_open *o; (o = gateway_table_next(&all->opens, &at));) {
         if (o->fd >= 0)
             close(o->fd);

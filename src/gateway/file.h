@@ -6,10 +6,12 @@
  *   file_disk.c     what blocks: opens, reads, writes files
  *   file_cache.c    files, their generations and pieces; who uses which piece
  *   file_job.c      work for the threads, and answers
+ *   file_watch.c    notices of the system that a file has changed
  *   file_lease.c    requests for pieces
  *   file_write.c    requests that change files
  *   file.c          the service: its other requests
- *   file_handle.c   the asker's handles; file_read.c, file_map.c: what the asker reads and maps
+ *   file_handle.c   the asker's handles; file_read.c, file_map.c: what the asker reads and maps;
+ *                   file_async.c: calls that do not wait
  *
  * All but the blocking work runs on the server thread, which alone uses the structures here. A piece is read from the disk into the pool
  * once, however many ask for it, and every reader gets its address and a lease. A reader copies from the piece, by get or from mapped
@@ -69,7 +71,7 @@ struct file_job {
     bool outside;
     struct file_identity is; /* what the file is expected to be; after OPEN and WRITE: what it is */
     uint8_t *memory;         /* READ: where the piece goes; WRITE: what is written, freed with the job */
-    struct mem_pool *pool;   /* READ: what has that memory, and where it is there */
+    struct mem_pool *pool;   /* READ: what has that memory, and where it is there; NULL: no pool */
     uint64_t place;
     uint64_t offset, bytes; /* after WRITE: bytes: how many were written */
     char path[WEFT_FILE_PATH_MAX + 1];
@@ -97,6 +99,8 @@ struct file_body {
     int fd; /* -1: no handle and no job uses it */
     uint32_t opens, jobs;
     bool stale, pinned;
+    bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
+    int wd;               /* inotify's number; -1: none */
     int64_t checked; /* when it was last compared with the disk, or that began */
     uint64_t cached, hits, reads;
     struct file_piece *pieces;
@@ -125,7 +129,9 @@ struct files {
     struct file_body *body[FILE_BUCKETS];
     struct file_piece *piece[FILE_BUCKETS];
     struct file_piece *oldest, *newest; /* idle pieces */
+    void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(): a body ends, or becomes stale */
     struct file_job *jobs;
+    struct gateway_watch notices; /* inotify */
     int64_t over;                                 /* no lease is over before */
     struct gateway_call *waiting, **waiting_last; /* requests for which there is no room in the cache now */
 };
@@ -163,6 +169,13 @@ void file_job_over(struct file_job *job); /* at the end of done(): gives back wh
 struct gateway_call *file_job_call(struct file_job *job);
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word);
 void file_answer_failed(struct gateway_call *c, int rc, const char *path);
+
+void file_recheck(struct files *all, struct file_body *b); /* compares it with the disk; if it has changed, it becomes stale */
+
+/* --- file_watch.c --- */
+void file_watch_open(struct files *all);
+void file_watch_close(struct files *all);
+void file_watch(struct files *all, struct file_body *b); /* it has a descriptor */
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);

@@ -71,7 +71,7 @@ struct file_body *file_body_get(struct files *all, const struct file_identity *i
     while (b && (b->stale || !file_same(&b->is, is)))
         b = b->hashed;
     if (!b && (b = calloc(1, sizeof *b))) {
-        *b = (struct file_body){.hashed = *bucket, .generation = ++all->generations, .is = *is, .path = strdup(path), .fd = -1};
+        *b = (struct file_body){.hashed = *bucket, .generation = ++all->generations, .is = *is, .path = strdup(path), .fd = -1, .wd = -1};
         if (!b->path) {
             free(b);
             b = NULL;
@@ -95,6 +95,8 @@ void file_body_leave(struct files *all, struct file_body *b)
     }
     if (b->opens || b->jobs || b->pieces || b->pinned)
         return;
+    if (all->forget)
+        all->forget(all, b);
     struct file_body **at = body_bucket(all, &b->is);
     while (*at != b)
         at = &(*at)->hashed;
@@ -135,12 +137,24 @@ uint32_t file_body_unpin(struct files *all, const char *path, const struct file_
     return n;
 }
 
+/* Who has it open need not wait until its leases are over. If a message is lost because the other node is gone, nobody is there to tell. */
+static void tell_readers(struct files *all, const struct file_body *b)
+{
+    uint32_t at = 0;
+    for (const struct file_open *o; (o = gateway_table_next(&all->opens, &at));)
+        if (o->body == b && !o->closed)
+            (void)gateway_post(gateway_of(all->server), o->node, &(struct gateway_message){.type = GATEWAY_CHANGED, .to = o->id}, NULL, 0);
+}
+
 void file_body_stale(struct files *all, struct file_body *b)
 {
     if (b->stale)
         return;
     b->opens++; /* it must not be freed with its last piece, in the loop */
     b->stale = true;
+    if (all->forget)
+        all->forget(all, b);
+    tell_readers(all, b);
     file_body_pin(all, b, false);
     for (struct file_piece *p = b->pieces, *next; p; p = next) {
         next = p->of_body;

@@ -51,7 +51,11 @@ static int look(int fd, struct file_identity *out)
 static int check(const struct file_job *job)
 {
     struct file_identity is = {0};
-    int rc = look(job->fd, &is);
+    bool outside;
+    int fd = job->fd >= 0 ? job->fd : file_path_open(job->root, job->path, O_RDONLY, &outside);
+    int rc = fd < 0 ? -ESTALE : look(fd, &is);
+    if (fd >= 0 && job->fd < 0)
+        close(fd);
     return rc ? rc : file_same(&is, &job->is) ? 0 : -ESTALE;
 }
 
@@ -80,7 +84,8 @@ static int job_open(struct file_job *job)
 
 static int job_read(struct file_job *job)
 {
-    mem_prepare(job->pool, job->place, job->bytes);
+    if (job->pool)
+        mem_prepare(job->pool, job->place, job->bytes);
     settle(job->is.modified_ns);
     int rc = check(job);
     for (uint64_t got = 0; !rc && got < job->bytes;) {

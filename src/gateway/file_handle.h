@@ -11,6 +11,7 @@
 #define FILE_AHEAD_PIECES 4u
 #define FILE_SLOTS        (FILE_AHEAD_PIECES + 2u)
 _Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
+enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
 #define FILE_MAP_AHEAD 2u
 #define FILE_MAP_SLOTS (FILE_MAP_AHEAD + 2u)
 #define FILE_TEXT      512u
@@ -33,9 +34,11 @@ struct file_copy { /* of a mapped piece, in this node's pool */
 };
 struct weft_file {
     struct gateway *g;
+    struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
     uint64_t there; /* its number at the gateway */
     weft_file_info info;
+    _Atomic bool changed[2]; /* the file has changed: what was asked for is not used by reads, and maps, any more */
     _Atomic bool busy;
     _Atomic uint32_t users; /* threads in calls */
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
@@ -53,18 +56,30 @@ int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct 
 weft_request file_request(const weft_file *f, enum file_kind kind);
 /* Begin and end a call that only one thread may be in. -EBUSY, -EDEADLK. */
 int file_use(weft_file *f, bool alone);
+int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);
+static inline int file_slot_state(const struct file_slot *s)
+{
+    return atomic_load_explicit(&s->state, memory_order_acquire);
+}
+void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* gives a piece back that was mapped */
+void file_map_slot_free(struct file_slot *s);
+void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
+bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
 void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slots_leave(weft_file *f); /* nobody waits for their answers, and the leases are left to the gateway */
 
+int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags);
+int file_write_check(const weft_file *f);
+/* Like weft_file_write() and weft_file_sync(), between file_use() and file_unuse(). */
+int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline);
+int file_sync(weft_file *f, int64_t timeout_ns);
+
 /* --- file_read.c --- */
-int file_slot_state(const struct file_slot *s);
+int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline); /* between file_use() and file_unuse() */
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 uint32_t file_piece_bytes(const weft_file *f, uint64_t index);
-
-/* --- file_map.c --- */
-bool file_maps_leave(weft_file *f); /* gives back what is mapped ahead. False: nothing was */
 
 #endif

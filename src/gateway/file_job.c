@@ -4,6 +4,7 @@
  */
 #include "gateway/file.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -68,6 +69,40 @@ void file_open_free(struct files *all, struct file_open *o)
     if (o->fd >= 0)
         close(o->fd);
     free(o);
+}
+
+/* --- comparing a file with the disk --- */
+
+static void recheck_done(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct files *all = job->all;
+    struct file_body *b = job->body;
+    b->checking = false;
+    if (job->result == -ESTALE)
+        file_body_stale(all, b);
+    if (b->again && !b->stale)
+        file_recheck(all, b);
+    file_job_over(job);
+}
+
+void file_recheck(struct files *all, struct file_body *b)
+{
+    b->again = b->checking;
+    if (b->checking)
+        return;
+    struct file_job *job = file_job_new(all, FILE_TASK_CHECK, recheck_done);
+    if (!job)
+        return;
+    b->checked = base_now_ns();
+    b->checking = true;
+    b->jobs++;
+    job->body = b;
+    job->fd = b->fd;
+    job->is = b->is;
+    if (b->fd < 0) /* cached only */
+        snprintf(job->path, sizeof job->path, "%s", b->path);
+    file_job_start(all, job);
 }
 
 /* --- answers --- */

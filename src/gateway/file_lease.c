@@ -58,30 +58,12 @@ static void read_done(struct gateway_work *work)
     (void)file_lease_again(all);
 }
 
-static void recheck_done(struct gateway_work *work)
-{
-    struct file_job *job = (struct file_job *)(void *)work;
-    if (job->result == -ESTALE)
-        file_body_stale(job->all, job->body);
-    file_job_over(job);
-}
-
 /* Compares a file with the disk now and then, while it is read from the cache. Its bytes are those of its generation in any case: this is
  * for readers to learn of a change. */
 static void recheck(struct files *all, struct file_body *b)
 {
-    int64_t now = base_now_ns();
-    if (now - b->checked < FILE_CHECK_NS)
-        return;
-    b->checked = now;
-    struct file_job *job = file_job_new(all, FILE_TASK_CHECK, recheck_done);
-    if (!job)
-        return;
-    b->jobs++;
-    job->body = b;
-    job->fd = b->fd;
-    job->is = b->is;
-    file_job_start(all, job);
+    if (base_now_ns() - b->checked >= FILE_CHECK_NS)
+        file_recheck(all, b);
 }
 
 static int piece_read(struct files *all, struct file_open *o, struct gateway_call *c)

@@ -9,18 +9,11 @@
 #include <string.h>
 
 
-static void post_return(struct gateway *g, uint32_t node, uint64_t lease)
-{
-    const weft_request r = {
-        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = FILE_RETURN, .node = node, .arg = {lease}};
-    (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
-}
-
 /* The answer to a request that was given up here. */
 static void mapped_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0)
-        post_return(g, a->node, r->word[2]);
+        file_post_return(g, a->node, r->word[2]);
 }
 
 /* Copies the piece to this node's pool. -EAGAIN: the lease was over. */
@@ -53,36 +46,6 @@ static int map_copy(weft_file *f, weft_gaddr at, uint32_t bytes, int64_t until, 
 }
 
 /* --- mapping ahead --- */
-
-static void map_slot_free(struct file_slot *s)
-{
-    s->claimed = false;
-    atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
-}
-
-/* Gives a slot up that no thread waits for. With `maps` locked. */
-static void map_slot_leave(weft_file *f, struct file_slot *s)
-{
-    /* If it was not answered yet, mapped_late() gives the piece back. */
-    if (file_slot_state(s) == SLOT_ASKED)
-        (void)gateway_ask_leave(f->g, s->ask, 0);
-    if (file_slot_state(s) == SLOT_READY)
-        post_return(f->g, f->node, s->lease);
-    map_slot_free(s);
-}
-
-bool file_maps_leave(weft_file *f)
-{
-    bool any = false;
-    pthread_mutex_lock(&f->maps);
-    for (unsigned i = 0; i < FILE_MAP_SLOTS; i++)
-        if (file_slot_state(&f->map_slot[i]) != SLOT_FREE && !f->map_slot[i].claimed) {
-            map_slot_leave(f, &f->map_slot[i]);
-            any = true;
-        }
-    pthread_mutex_unlock(&f->maps);
-    return any;
-}
 
 /* The slot with a piece, which no other thread gets then; NULL: the piece was not asked for ahead. */
 static struct file_slot *map_claim(weft_file *f, uint64_t index)
@@ -124,7 +87,7 @@ static void map_ahead(weft_file *f, uint64_t index)
     for (unsigned i = 0; i < FILE_MAP_SLOTS; i++) { /* what is not next any more */
         struct file_slot *s = &f->map_slot[i];
         if (file_slot_state(s) != SLOT_FREE && !s->claimed && s->index - index - 1 >= FILE_MAP_AHEAD)
-            map_slot_leave(f, s);
+            file_map_slot_leave(f, s);
     }
     for (uint64_t i = index + 1; next && i <= index + FILE_MAP_AHEAD && i < pieces; i++) {
         struct file_slot *s = map_slot_for(f, i);
@@ -139,7 +102,7 @@ static void map_ahead(weft_file *f, uint64_t index)
         atomic_store_explicit(&s->state, SLOT_ASKED, memory_order_relaxed);
         if (gateway_ask(f->g, &(struct gateway_question){.record = &r, .tell = file_slot_told, .late = mapped_late, .arg = s, .post = true},
                         &s->ask))
-            map_slot_free(s);
+            file_map_slot_free(s);
     }
     pthread_mutex_unlock(&f->maps);
 }
@@ -158,7 +121,7 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
         rc = s->error == -ENOBUFS ? -EAGAIN : s->error == -EAGAIN ? -EAGAIN : file_slot_error(f, s);
     *at = s->at;
     *lease = s->lease;
-    map_slot_free(s);
+    file_map_slot_free(s);
     pthread_mutex_unlock(&f->maps);
     return rc == -ETIMEDOUT ? base_fail(rc, "%s at node %u: no answer before the deadline", f->path, f->node) : rc;
 }
@@ -181,7 +144,7 @@ static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, we
     *at = rc ? WEFT_NULL : result.word[0];
     *lease = rc ? 0 : result.word[2];
     if (!rc && (weft_gaddr_node(*at) != f->node || weft_gaddr_space(*at) || result.word[1] != file_piece_bytes(f, index))) {
-        post_return(f->g, f->node, *lease);
+        file_post_return(f->g, f->node, *lease);
         rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
     }
     return rc;
@@ -196,6 +159,8 @@ static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t 
     int64_t until = base_deadline(FILE_LEASE_NS);
     weft_gaddr at, copy = WEFT_NULL;
     const uint8_t *p = NULL;
+    if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
+        (void)file_maps_leave(f);
     int rc = here ? map_take(f, index, deadline, &at, &lease) : -EAGAIN;
     if (rc == -EAGAIN)
         rc = map_ask(f, index, here, deadline, &at, &lease);
@@ -214,7 +179,7 @@ static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t 
         p = rc ? NULL : weft_ptr(w, copy, bytes);
     }
     if (rc || !here)
-        post_return(f->g, f->node, lease);
+        file_post_return(f->g, f->node, lease);
     if (!rc)
         *out = (weft_file_view){.at = p + within, .bytes = bytes - within, .addr = at + within, .own = {here ? lease : 0, copy}};
     return rc;
@@ -240,7 +205,7 @@ int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t ti
 void weft_file_unmap(weft_file *f, weft_file_view *view)
 {
     if (view->own[0])
-        post_return(f->g, f->node, view->own[0]);
+        file_post_return(f->g, f->node, view->own[0]);
     base_spin_lock(&f->g->lock);
     struct file_copy **at = &f->copies, *c = NULL;
     while (*at && (*at)->at != view->own[1])

@@ -203,7 +203,7 @@ int file_path_open(const struct file_root *root, const char *path, int flags, bo
     int fd;
     *outside = false;
     flags |= O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* neither a terminal nor a FIFO must have an effect on this process */
-    bool named = root->path && !(flags & (O_RDWR | O_CREAT)) && offered(root->offers, path);
+    bool named = root->path && root->offers && !(flags & (O_RDWR | O_CREAT)) && offered(root->offers, path);
     if (only_offered(root) && !named) {
         *outside = true;
         return -EPERM;

@@ -30,11 +30,6 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
     atomic_store_explicit(&s->state, rc ? SLOT_FAILED : SLOT_READY, memory_order_release); /* release: pairs with file_slot_state() */
 }
 
-int file_slot_state(const struct file_slot *s)
-{
-    return atomic_load_explicit(&s->state, memory_order_acquire);
-}
-
 bool file_slot_settled(void *arg)
 {
     return file_slot_state(arg) != SLOT_ASKED;
@@ -142,18 +137,24 @@ static int slot_get(weft_file *f, uint64_t index, int64_t deadline, struct file_
 
 /* --- reading --- */
 
-int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns)
+/* The file has changed: the pieces are given back with the next request, whose answer is -ESTALE. */
+static void slots_expire(weft_file *f)
+{
+    for (unsigned i = 0; i < FILE_SLOTS; i++)
+        f->slot[i].until = INT64_MIN;
+}
+
+int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline)
 {
     weft_node *w = f->g->w;
-    int64_t deadline = fab_timeout(w, timeout_ns);
     uint8_t *to = buf;
+    int rc = 0;
     *got = 0;
-    int rc = file_use(f, true);
-    if (rc)
-        return rc;
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
     while (!rc && left) {
+        if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_READ], false, memory_order_relaxed))
+            slots_expire(f);
         uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE;
         struct file_slot *s = NULL;
         rc = slot_get(f, index, deadline, &s);
@@ -171,6 +172,17 @@ int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t 
         left -= n;
         *got += (size_t)n;
     }
+    return rc;
+}
+
+int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns)
+{
+    int64_t deadline = fab_timeout(f->g->w, timeout_ns);
+    *got = 0;
+    int rc = file_use(f, true);
+    if (rc)
+        return rc;
+    rc = file_read(f, buf, len, offset, got, deadline);
     file_unuse(f, true);
     return rc;
 }

@@ -3,9 +3,9 @@
  * Requests by record about files (weft/request.h), at the asker. A record can name only files that a record has opened.
  *
  * A read needs a lease of one piece of the file. The first record that wants a piece asks the gateway for it, and gets the answer -EAGAIN;
- * when its kernel asks again, the piece may be there, and is copied. The slots of a file are the pieces that are asked for or there, at most
- * FILE_RECORD_SLOTS. A slot that nobody has used yet is kept for a while, so that many blocks of a kernel that read different pieces do not
- * take them from each other for ever.
+ * when its kernel asks again, the piece may be there, and is copied. The slots of a file are the pieces that are asked for or there, at
+ * most FILE_RECORD_SLOTS. A slot that nobody has used yet is kept for a while, so that many blocks of a kernel that read different pieces
+ * do not take them from each other for ever.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -36,8 +36,8 @@ struct file_record_slot {
 struct file_record {
     struct gateway_object object;
     uint32_t node;
-    uint64_t there; /* its number at the gateway; 0: it is not open */
-    int broken;     /* the gateway has sent an invalid answer; 0: not */
+    uint64_t there;  /* its number at the gateway; 0: it is not open */
+    int broken;      /* the gateway has sent an invalid answer; 0: not */
     uint64_t writes; /* counts when writes begin and end: pieces that were asked for before are of an old generation */
     weft_file_info info;
     struct file_record_slot slot[FILE_RECORD_SLOTS];
@@ -56,11 +56,8 @@ struct file_write {
 
 static weft_request file_request(const struct file_record *f, enum file_kind kind)
 {
-    return (weft_request){.version = WEFT_REQUEST_VERSION,
-                          .service = WEFT_SERVICE_FILE,
-                          .kind = (uint16_t)kind,
-                          .node = f->node,
-                          .handle = f->there};
+    return (weft_request){
+        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = (uint16_t)kind, .node = f->node, .handle = f->there};
 }
 
 /* Sends a request of which the answer does not matter. */
@@ -121,8 +118,8 @@ static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
     return oldest;
 }
 
-/* A record has waited long for a piece. The cache may be small, and full of pieces that this file has leases of: gives back those that it has
- * used. Returns how many leases there are in `leases`. */
+/* A record has waited long for a piece. The cache may be small, and full of pieces that this file has leases of: gives back those that it
+ * has used. Returns how many leases there are in `leases`. */
 static unsigned slots_give_back(struct file_record *f, const struct file_record_slot *wanted, uint64_t leases[FILE_RECORD_SLOTS])
 {
     unsigned n = 0;
@@ -233,8 +230,8 @@ static void read_copied(struct gateway_copy *c, int rc)
     gateway_object_leave(g, &s->f->object);
 }
 
-/* Finds a piece to copy from. GATEWAY_LATER: it is there, and `*out` is used until read_copied(). -EAGAIN: not yet; `*out`: it must be asked
- * for, or NULL. With the lock held. */
+/* Finds a piece to copy from. GATEWAY_LATER: it is there, and `*out` is used until read_copied(). -EAGAIN: not yet; `*out`: it must be
+ * asked for, or NULL. With the lock held. */
 static int slot_use(struct file_record *f, const weft_request *r, uint64_t index, struct file_record_slot **out, weft_request *ask)
 {
     struct file_record_slot *s = slot_find(f, index);
@@ -257,8 +254,8 @@ static int slot_use(struct file_record *f, const weft_request *r, uint64_t index
     return -EAGAIN;
 }
 
-/* Whether the pieces behind this one are likely to be read: the first use of this one, which is read to its end or follows another one. With
- * the lock held. */
+/* Whether the pieces behind this one are likely to be read: the first use of this one, which is read to its end or follows another one.
+ * With the lock held. */
 static bool slot_leads_on(struct file_record *f, struct file_record_slot *s, bool to_end)
 {
     const struct file_record_slot *before = s->index ? slot_find(f, s->index - 1) : NULL;
@@ -278,7 +275,7 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
         return base_fail(-ENOMEM, "no memory for a record that reads a file");
     base_spin_lock(&g->lock);
     int rc = slot_use(f, r, index, &s, &ask);
-    bool ahead = rc == GATEWAY_LATER && slot_leads_on(f, s, bytes < r->arg[1]);
+    bool there = s && rc == GATEWAY_LATER, ahead = there && slot_leads_on(f, s, bytes < r->arg[1]);
     waits = rc == -EAGAIN && !s ? slot_find(f, index) : NULL;
     unsigned back = waits && waits->state == PIECE_ASKED ? slots_give_back(f, waits, leases) : 0;
     base_spin_unlock(&g->lock);
@@ -287,13 +284,12 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
         give.arg[0] = leases[--back];
         ask_nothing(g, &give);
     }
-    if (rc != GATEWAY_LATER) {
+    if (!there) {
         free(j);
         int failed = s ? slot_ask(g, s, &ask) : 0;
         return failed ? failed : rc;
     }
-    *j = (struct file_read){
-        .copy = {.to = r->arg[0], .from = s->at + within, .bytes = bytes, .done = read_copied}, .slot = s, .r = r};
+    *j = (struct file_read){.copy = {.to = r->arg[0], .from = s->at + within, .bytes = bytes, .done = read_copied}, .slot = s, .r = r};
     if (ahead)
         ask_ahead(g, f, index);
     gateway_copy(g, &j->copy);
@@ -398,8 +394,8 @@ static int file_write(struct gateway *g, struct file_record *f, weft_request *r)
 {
     bool here = weft_gaddr_node(r->arg[0]) == g->w->rank && weft_gaddr_space(r->arg[0]) == 0;
     if (!r->arg[1] || r->arg[1] > WEFT_FILE_PIECE)
-        return base_fail(-EINVAL, "a record that writes to a file has %llu bytes: from 1 to %u are possible",
-                         (unsigned long long)r->arg[1], WEFT_FILE_PIECE);
+        return base_fail(-EINVAL, "a record that writes to a file has %llu bytes: from 1 to %u are possible", (unsigned long long)r->arg[1],
+                         WEFT_FILE_PIECE);
     if (here && !weft_ptr(g->w, r->arg[0], (size_t)r->arg[1]))
         return base_fail(-EFAULT, "a record names address %#llx, %llu bytes, which are not in this node's pool",
                          (unsigned long long)r->arg[0], (unsigned long long)r->arg[1]);

@@ -18,6 +18,7 @@ static bool move_on(struct files *all, struct file_open *o, const struct file_id
     struct file_body *new = fd < 0 ? NULL : file_body_get(all, is, old->path, fd);
     if (!new)
         return false;
+    file_watch(all, new);
     new->opens++;
     o->body = new;
     old->opens--;

@@ -22,8 +22,8 @@
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
- *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
- *   file_handle.c, file_read.c, file_map.c   asker's side of the file service
+ *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service (file.h)
+ *   file_handle.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
  *   record_object.c, record_copy.c, net_record.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
  *   record.c    takes records from programs and GPU kernels
@@ -172,6 +172,7 @@ enum gateway_message_type {
     GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
     GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
     GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_CHANGED, /* to: the server's number of a handle of a file, which has changed */
     GATEWAY_UNREAD, /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
                        writing into the stream's ring, ends the stream; then the ring is freed */
 };
@@ -459,8 +460,17 @@ struct gateway {
     char file_root[1024];            /* files below this folder are served; "": all; "-": only those in file_offers */
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;             /* bytes of the pool for files; 0: a quarter */
+    struct weft_file *files;         /* open handles of files; under the lock */
+    struct file_async *file_async;   /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;
 };
+/* --- file_handle.c --- */
+void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
+
+/* --- file_async.c --- */
+int file_async_open(struct gateway *g);
+void file_async_end(struct gateway *g); /* what was not begun ends with -ECONNRESET */
+void file_async_free(struct gateway *g);
 static inline struct gateway *gateway_in(weft_node *w)
 {
     return w->gateway;

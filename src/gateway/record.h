@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What services use for requests by record (weft/request.h): objects that records name by a handle, such as a socket; copies from and to the
- * memory that a record names; and answers that come later than submit() returns. Lowest first:
+ * What services use for requests by record (weft/request.h): objects that records name by a handle, such as a socket; copies from and to
+ * the memory that a record names; and answers that come later than submit() returns. Lowest first:
  *
  *   record_object.c   objects, and answers
  *   record_copy.c     copies

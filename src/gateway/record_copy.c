@@ -21,7 +21,9 @@ struct gateway_copies {
     pthread_mutex_t lock;
     pthread_cond_t some;
     pthread_t thread;
-    bool started, stop;
+    bool started; /* the thread is to be joined */
+    bool runs;    /* it takes copies */
+    bool stop;
     int64_t until; /* with `stop`: when to give up what is under way */
     struct gateway_copy *arrived;
 };
@@ -45,11 +47,22 @@ static int copy_between(struct gateway_copy *c, void **at)
     return rc;
 }
 
+/* A record may name memory that it should not, such as the ring itself. */
+static bool copy_overlaps(const struct gateway_copy *c)
+{
+    bool one = weft_gaddr_node(c->to) == weft_gaddr_node(c->from) && weft_gaddr_space(c->to) == weft_gaddr_space(c->from);
+    uint64_t to = weft_gaddr_offset(c->to), from = weft_gaddr_offset(c->from);
+    return one && to < from + c->bytes && from < to + c->bytes;
+}
+
 static int copy_begin(struct gateway_copy *c)
 {
     struct weft_node *w = c->g->w;
     struct gpu_arena *held;
     int rc = 0;
+    if (copy_overlaps(c))
+        return base_fail(-EFAULT, "a record names address %#llx, %llu bytes, which overlap what is to be copied there",
+                         (unsigned long long)c->to, (unsigned long long)c->bytes);
     void *at = own_memory(w, c->from, c->bytes, &held);
     if (!at && weft_gaddr_space(c->from) == 0)
         at = weft_ptr(w, c->from, c->bytes); /* of another node of this host */
@@ -147,6 +160,7 @@ static void *copies_run(void *arg)
             list = c;
         }
         bool over = all->stop && (!list || base_now_ns() >= all->until);
+        all->runs = !over;
         pthread_mutex_unlock(&all->lock);
         if (over)
             return NULL; /* what is left is never freed, because operations may still write to it */
@@ -168,8 +182,8 @@ static bool copies_hand_over(struct gateway_copies *all, struct gateway_copy *c)
 {
     pthread_mutex_lock(&all->lock);
     if (!all->started && !all->stop)
-        all->started = base_thread(&all->thread, copies_run, all) == 0;
-    bool taken = all->started && !all->stop;
+        all->started = all->runs = base_thread(&all->thread, copies_run, all) == 0;
+    bool taken = all->runs;
     if (taken) {
         c->next = all->arrived;
         all->arrived = c;
@@ -184,10 +198,15 @@ void gateway_copy(struct gateway *g, struct gateway_copy *c)
     c->g = g;
     c->step = COPY_BEGINS;
     c->between = WEFT_NULL;
+    if (atomic_load_explicit(&g->closing, memory_order_acquire)) {
+        c->done(c, -ECONNRESET);
+        return;
+    }
     if (copy_looked(c) || copies_hand_over(g->copies, c))
         return;
-    while (!copy_looked(c)) /* there is no thread: the node is being closed, or the system has none to give */
-        weft_progress(g->w);
+    /* There is no thread: the node has just begun to close, or the system has none to give. */
+    for (int64_t end = fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT); !copy_looked(c) && base_now_ns() < end;)
+        weft_progress(g->w); /* at the end it is left alone, because the operation may still write to it */
 }
 
 int gateway_copies_open(struct gateway *g)

@@ -29,6 +29,7 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     case GATEWAY_CREDIT:
     case GATEWAY_SHUT: gateway_stream_message(g, from, &m, payload, payload_len); break;
     case GATEWAY_END: gateway_handle_ended(g, from, &m, payload, payload_len); break;
+    case GATEWAY_CHANGED: gateway_file_changed(g, from, &m); break;
     case GATEWAY_UNREAD: gateway_handle_unread(g, from, &m); break;
     default: break;
     }
@@ -85,6 +86,7 @@ static void on_close(struct weft_node *w, void *arg)
     gateway_table_free(&g->streams);
     gateway_table_free(&g->asks);
     gateway_posts_free(g);
+    file_async_free(g);
     free((void *)g->offers);
     free(g->outstanding);
     free(g);
@@ -123,6 +125,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     if (!rc)
         rc = gateway_copies_open(g);
     if (!rc)
+        rc = file_async_open(g);
+    if (!rc)
         rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .close = on_close, .arg = g});
     if (rc) {
         on_close(w, g);
@@ -159,4 +163,5 @@ void gateway_leave(struct weft_node *w)
     gateway_asks_end(g, -ECONNRESET);
     gateway_copies_end(g);
     fab_wake_here(w);
+    file_async_end(g);
 }

@@ -124,7 +124,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     return 0;
 }
 
-/* The own arena in this space; NULL: none, or it is being closed. The caller holds table_lock. */
+/* Returns this node's arena in the space; NULL: there is none, or it is being closed. The caller holds table_lock. */
 static struct gpu_arena *own_open(struct arenas *c, uint32_t space)
 {
     struct gpu_arena *a = space < ARENA_SPACES ? c->own[space] : NULL;

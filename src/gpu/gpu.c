@@ -31,7 +31,7 @@ struct weft_gpu {
     size_t notice_bytes;
     bool notice_attached;
     void **pool_attached;     /* [nodes]: pools that the device can access, or NULL */
-    uint64_t *pool_at;        /* [nodes]: the addresses of those pools for the device */
+    uint64_t *pool_at;        /* [nodes]: the addresses of these pools for the device */
     _Atomic uint32_t running; /* number of running kernels of weft_gpu_run(); increased only under open_lock */
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */

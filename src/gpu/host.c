@@ -100,8 +100,8 @@ static int host_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     (void)device;
     uint64_t available = base_memory_available();
     if (bytes > available)
-        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU `host` has %llu bytes free", (unsigned long long)bytes,
-                         (unsigned long long)available);
+        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU `host` has %llu bytes free; open a smaller arena",
+                         (unsigned long long)bytes, (unsigned long long)available);
     int fd = base_memory_fd("weft-arena", bytes, false);
     int rc = fd < 0 ? fd : host_map(fd, bytes, out);
     if (rc && fd >= 0)

@@ -541,14 +541,11 @@ static int job_wait(struct arenas *c, uint32_t node)
     if (has_room(&r))
         return fab_refuse_node(c->w, node);
     if (fab_in_handler())
-        return base_fail(
-            -ENOBUFS,
-            "%u operations on GPUs' memory to node %u are under way, and a handler does not wait for room: start fewer in handlers",
-            ARENA_JOBS, node);
+        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory are under way; start fewer of them in a handler", node,
+                         ARENA_JOBS);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "%u operations on GPUs' memory to node %u were not complete before the deadline (is the node stopped?)",
-                         ARENA_JOBS, node);
+        return base_fail(rc, "node %u: %u operations on GPUs' memory missed the deadline (is the node stopped?)", node, ARENA_JOBS);
     return rc ? rc : fab_refuse_node(c->w, node);
 }
 

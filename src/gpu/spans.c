@@ -272,7 +272,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "the GPU can be given at most %u pieces of memory", REGIONS);
+        return base_fail(-ENOSPC, "the GPU can be given access to at most %u ranges of memory", REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)
@@ -431,10 +431,10 @@ static int chunk_wait(struct gpu_pass *p, const struct gpu_input *in, const stru
         if (!deadline)
             deadline = base_deadline(GPU_WAIT);
         else if (base_now_ns() > deadline)
-            return pass_failed(
-                p, base_fail(-ETIMEDOUT,
-                             "the GPU has not finished a chunk of a few megabytes within %lld s: it hangs, or other programs use it",
-                             (long long)(GPU_WAIT / WEFT_SECOND)));
+            return pass_failed(p, base_fail(-ETIMEDOUT,
+                                            "the GPU has not finished a chunk of a few megabytes within %lld s: it hangs, or other "
+                                            "programs use it; end these, or run without --gpu",
+                                            (long long)(GPU_WAIT / WEFT_SECOND)));
         if (in->waiting)
             in->waiting(in->arg);
         base_sleep_ns(NAP);

@@ -34,7 +34,8 @@
 
 /* A task in the ring. Only the worker's thread uses it, except `held` and `result`. */
 struct work_task {
-    _Atomic uint64_t held; /* number + 1 while no block has done it; the thread that sets it to 0 decides how the task ends */
+    _Atomic uint64_t
+        held; /* the task's number + 1 while no block has done the task; the thread that sets this to 0 decides how the task ends */
     uint64_t number;
     bool used;
     bool taken;    /* a block is known to have taken the task */
@@ -110,7 +111,7 @@ static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
     t->since = now;
     t->lease = *lease;
     k->used++;
-    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take it */
+    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take the task */
     fill_slot(&k->slots[k->next & k->mask], k->next, &lease->task);
     k->next++;
 }
@@ -137,7 +138,7 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     return 0;
 }
 
-/* --- its thread --- */
+/* --- the worker's thread --- */
 
 /* Completes the tasks that blocks have done. Returns how many. */
 static uint32_t finish(weft_gpu_worker *k, int64_t now)

@@ -25,7 +25,7 @@ struct map_apart {
     _Atomic uint64_t died;                    /* nodes that have died, one bit each */
     uint64_t said;                            /* the nodes of `died` that were reported to the user */
     uint64_t out_of_reach;                    /* nodes that are alive but given up because they had no route for too long, one bit each */
-    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* when the node was first seen without a route; 0: it has one */
+    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* cut_ns: when the node was first seen without a route; 0: there is a route */
     weft_gaddr given, order;
 };
 
@@ -58,7 +58,8 @@ static void served_free(struct map_job *job, char **served)
     free(served);
 }
 
-/* [inputs]: NODE:PATH of those that a node reads for all, "" for others. `*out` is NULL if there are none. */
+/* Makes the list of the orders' `serve`: [inputs]: NODE:PATH for each input that one node reads for all, "" for the others. `*out` is NULL
+ * if no input is read in this way. */
 static int served_inputs(struct map_job *job, char ***out)
 {
     bool any = false;
@@ -73,7 +74,7 @@ static int served_inputs(struct map_job *job, char ***out)
         if (made && in->cached)
             snprintf((*out)[i], room, "%u:%s", in->home, in->path);
     }
-    return made ? 0 : base_fail(-ENOMEM, "no memory for the names of %u files", job->input_count);
+    return made ? 0 : base_fail(-ENOMEM, "no memory for the names of %u files" BASE_MEMORY_HINT, job->input_count);
 }
 
 static int give_order(struct map_job *job)

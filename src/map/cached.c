@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Inputs that one node, their home, reads once for all. If the nodes are apart, the home offers its file service for these inputs only. A
- * piece that another node works on is read through the service, so that bytes in which two pieces meet, and pieces that are tried again, do
- * not come from the disk a second time.
+ * Inputs that only one node can read, their home. If the nodes are apart, the home offers its file service for these inputs only. Pieces
+ * for other nodes are read through the service. Its cache is useful where two pieces share bytes, and when a piece is tried again: these
+ * bytes do not come from the disk a second time.
  *
- * The service needs room in the home's pool, which may be full of outputs, and ends a reader's handle when the file's time changes, while a
- * job reads a file as it is. So when the service fails, the piece is fetched by the home's carrier (carry.c), which reads the file itself.
+ * The service has two limits: it needs room in the home's pool, which may be full of outputs; and it ends a reader's handle when the file's
+ * time changes, although a job goes on with a file that changes. So when the service fails, the piece is fetched from the home's carrier
+ * (carry.c), which reads the file itself.
  */
 #include "map/job.h"
 
@@ -25,9 +26,9 @@ uint64_t map_identity(uint64_t device, uint64_t inode)
 
 int map_homes_serve(void)
 {
-    /* Commands do not see this: their environment has been saved. */
+    /* Commands do not get these variables: their environment has been saved before. */
     if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1))
-        return base_fail(-ENOMEM, "no memory for the environment");
+        return base_fail(-ENOMEM, "no memory for the environment" BASE_MEMORY_HINT);
     return 0;
 }
 
@@ -42,7 +43,7 @@ int map_homes_offer(struct map_job *job)
 
 /* --- the owner --- */
 
-/* Until the home knows of its inputs, it answers -EPERM. */
+/* Opens an input at its home. The home answers -EPERM until it knows which inputs to offer, so this tries again for a while. */
 static int open_known(struct map_job *job, const struct map_input *in, weft_file **f)
 {
     int64_t deadline = base_deadline(KNOWN_WAIT);
@@ -64,7 +65,7 @@ int map_homes_open(struct map_job *job)
         if (!in->home)
             continue;
         if (!job->look && (rc = weft_alloc(job->w, LOOK_BYTES + sizeof(uint64_t), &job->look)))
-            return base_context(rc, "more --memory is needed");
+            return base_context(rc, "no room in the pool to read inputs of other hosts (raise --memory)");
         if ((rc = open_known(job, in, &f)))
             return rc;
         if (!(rc = weft_file_stat(f, &info, sizeof info, WEFT_TIMEOUT_DEFAULT))) {
@@ -98,23 +99,20 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
     left = left < len ? left : len;
     while (done < left) {
         uint64_t n = left - done < LOOK_BYTES ? left - done : LOOK_BYTES;
-        const struct map_ask ask = {.what = MAP_ASK_FILE,
-                                    .input = r->input,
-                                    .offset = offset + done,
-                                    .len = n,
-                                    .to = job->look,
-                                    .word = job->look + LOOK_BYTES};
+        const struct map_ask ask = {
+            .what = MAP_ASK_FILE, .input = r->input, .offset = offset + done, .len = n, .to = job->look, .word = job->look + LOOK_BYTES};
         int rc = map_ask(job, r->in->home, &ask);
         if (!rc)
             rc = map_asked(job, r->in->home, ask.word);
-        if (rc == -ENETDOWN && weft_alive(job->w, r->in->home)) { /* there is no route now; if there is none for long, the node is given up */
+        if (rc == -ENETDOWN &&
+            weft_alive(job->w, r->in->home)) { /* there is no route now; if there is none for long, the node is given up */
             base_sleep_ns(KNOWN_LOOK);
             continue;
         }
-        if (rc == -ENODATA) /* it is shorter now: the read of the piece reports that */
+        if (rc == -ENODATA) /* the file is shorter now: the read of the piece reports that */
             return (int64_t)done;
         if (rc)
-            return base_fail(rc, "node %u cannot read it: %s", r->in->home, base_strerror(rc));
+            return base_fail(rc, "node %u cannot read %s: %s", r->in->home, r->in->name, base_strerror(rc));
         memcpy((uint8_t *)to + done, weft_ptr(job->w, job->look, n), n);
         done += n;
     }
@@ -123,7 +121,7 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
 
 /* --- the pieces --- */
 
-/* Reads some bytes, however long it takes while the home is there. */
+/* Reads these bytes. Waits for as long as the home is alive. */
 static int read_some(struct map_slot *slot, weft_file *f, uint8_t *to, size_t len, uint64_t offset, int64_t *next)
 {
     struct map_job *job = slot->job;
@@ -132,7 +130,8 @@ static int read_some(struct map_slot *slot, weft_file *f, uint8_t *to, size_t le
         map_slot_renew(slot, next);
         if (!rc && !got)
             return -ENODATA;
-        while (rc == -ETIMEDOUT && weft_flush(job->w, weft_file_node(f), job->renew_ns) == -ETIMEDOUT) /* a late get writes to `to` */
+        while (rc == -ETIMEDOUT &&
+               weft_flush(job->w, weft_file_node(f), job->renew_ns) == -ETIMEDOUT) /* the timed-out get may still write to `to` */
             map_slot_renew(slot, next);
         if (rc && rc != -ETIMEDOUT)
             return rc;
@@ -148,13 +147,13 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
     int64_t next = base_now_ns() + job->renew_ns;
     weft_file *f;
     weft_file_info info;
-    /* A handle for one piece: what it holds in the cache is given back before a command runs. */
+    /* Open the file for this piece only, so that the gateway can drop the piece before a command runs. */
     int rc = weft_file_open(job->w, input->home, input->path, 0, &f, WEFT_TIMEOUT_DEFAULT);
     if (rc)
         return rc;
     rc = weft_file_stat(f, &info, sizeof info, WEFT_TIMEOUT_DEFAULT);
     if (!rc && map_identity(info.device, info.inode) != piece->at)
-        rc = base_fail(-ESTALE, "%s: the file was replaced by another one during the job", input->name);
+        rc = base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", input->name);
     weft_gaddr to = WEFT_NULL;
     bool whole = !rc && map_bring_room(slot, piece, &to);
     for (uint64_t done = 0, n; !rc && done < piece->length; done += n) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Bytes that only another node can read, because the nodes are on different hosts: the owner has the spool and input files, other nodes
- * may have input files, too, and each node has its own spill file. A node that needs such bytes sends a request (struct map_ask) with an address in its own pool. A thread of
- * the other node, its carrier, reads the bytes into private memory, puts them at the address, and then adds to a word of the asking node.
- * Answering needs no pool memory, so a full pool cannot block an answer.
+ * may have input files, too, and each node has its own spill file. A node that needs such bytes sends a request (struct map_ask) with an
+ * address in its own pool. A thread of the other node, its carrier, reads the bytes into private memory, puts them at the address, and then
+ * adds to a word of the asking node. Answering needs no pool memory, so a full pool cannot block an answer.
  */
 #include "map/job.h"
 

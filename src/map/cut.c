@@ -44,9 +44,10 @@ static int open_input(const struct map_job *job, struct map_input *in, const cha
     in->fd = standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(in->path, O_RDONLY | O_CLOEXEC);
     if (in->fd < 0)
         return base_fail(-errno, "cannot open %s: %s%s", in->name, base_strerror(errno),
-                         errno == EMFILE                          ? "; raise the limit on open files (ulimit -n)"
-                         : errno == ENOENT && strchr(name, ':') && !job->apart ? "; for a file of another host, HOST:PATH, give --cluster or --hostfile"
-                                                                  : "");
+                         errno == EMFILE ? "; raise the limit on open files (ulimit -n)"
+                         : errno == ENOENT && strchr(name, ':') && !job->apart
+                             ? "; for a file of another host, HOST:PATH, give --cluster or --hostfile"
+                             : "");
     if (fstat(in->fd, &st))
         return base_fail(-errno, "%s: %s", in->name, base_strerror(errno));
     if (S_ISDIR(st.st_mode))
@@ -63,7 +64,7 @@ static int open_input(const struct map_job *job, struct map_input *in, const cha
     }
     in->device = (uint64_t)st.st_dev;
     in->inode = (uint64_t)st.st_ino;
-    /* A file that is one piece is read once in any case. */
+    /* A file that is a single piece is read only once anyway. */
     in->cached = job->apart && !standard && !in->stream && S_ISREG(st.st_mode) && !in->start && in->size > job->options->block_bytes &&
                  strlen(in->path) <= WEFT_FILE_PATH_MAX;
     if (!keep && !standard && S_ISREG(st.st_mode)) {
@@ -88,7 +89,7 @@ int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *hel
                          errno == EMFILE || errno == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
     if (fstat(fd, &st) || (uint64_t)st.st_dev != in->device || (uint64_t)st.st_ino != in->inode) {
         close(fd);
-        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job", in->name);
+        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", in->name);
     }
     *held = (struct map_held){input, fd};
     return fd;
@@ -101,7 +102,7 @@ void map_held_close(struct map_held *held)
     held->fd = -1;
 }
 
-/* Takes the homes of files that other nodes have. */
+/* Parses the launcher's list of files that other nodes have, and sets the home of each. */
 static int take_homes(struct map_job *job, const char *text)
 {
     for (const char *p = text; p && *p;) {
@@ -146,7 +147,7 @@ int map_inputs_open(struct map_job *job)
         return taken;
     for (uint32_t i = 0; i < o->file_count; i++) {
         struct map_input *in = &job->inputs[i];
-        int rc = in->home ? 0 : open_input(job, in, o->files[i], i < kept); /* the others: map_homes_open() */
+        int rc = in->home ? 0 : open_input(job, in, o->files[i], i < kept); /* inputs of other homes are opened by map_homes_open() */
         if (rc)
             return rc;
         known = known && !in->stream;

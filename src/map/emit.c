@@ -52,7 +52,7 @@ static int open_nameless(struct map_emit *e)
     return 0;
 }
 
-/* Follow a dangling symbolic link, and further ones behind it, to the path where the file is to be created. NULL with errno. */
+/* Follow a dangling symbolic link, and the links that it leads to, up to the path where the file is to be created. NULL with errno. */
 static char *behind_links(const char *path)
 {
     char *at = strdup(path), target[4096];
@@ -97,13 +97,13 @@ int map_emit_open(struct map_emit *e, const char *path)
     if (exists && access(path, W_OK))
         return emit_refused(e, errno, "write to");
     e->exists = exists;
-    e->final_path =
-        exists ? realpath(path, NULL) : behind_links(path); /* resolves links, so that a link stays and its target is replaced */
+    e->final_path = exists ? realpath(path, NULL)
+                           : behind_links(path); /* resolves symbolic links, so that a link stays and the file it leads to is replaced */
     if (!e->final_path)
         return emit_refused(e, errno, "open");
     int rc = open_nameless(e);
-    if (!rc && exists) { /* change the owner before the mode, since it clears bits of the mode; a user who may not change the owner keeps
-                            the file */
+    if (!rc && exists) { /* change the owner before the mode, because a change of the owner clears bits of the mode; a user who may not
+                            change the owner keeps the file */
         (void)!fchown(e->fd, st.st_uid, st.st_gid);
         fchmod(e->fd, st.st_mode & 07777);
     }

@@ -43,7 +43,7 @@ struct move {
     size_t len;
     uint32_t part;      /* the part of `home` that these bytes belong to; NO_PART: the outcome itself */
     weft_gaddr release; /* the node's memory to release when the move is done; WEFT_NULL: none */
-    int bounce;         /* index of its bounce buffer; -1: none */
+    int bounce;         /* index of the record's bounce buffer; -1: none */
 };
 
 struct home {
@@ -125,7 +125,7 @@ static void drop_part(struct map_owner *o, const struct map_part *part)
 
 /* --- one move --- */
 
-/* Whether a piece is the next to print, and so may take all the memory it needs. */
+/* Whether a piece is the next to be printed. If so, it may take all the memory that it needs. */
 static bool has_turn(const struct map_owner *o, const struct record *r)
 {
     return r->piece.number == o->job->low || o->job->options->unordered;

@@ -73,9 +73,9 @@
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
     const char *name;
-    const char *path;     /* at the node that has the file: `name`, without HOST: */
-    uint32_t home;        /* the node that has the file; others than the owner only if the nodes are apart */
-    bool cached;          /* nodes that are apart read it through the file service of its home */
+    const char *path;     /* path of the file at its home: `name` without HOST: */
+    uint32_t home;        /* the node that has the file; not the owner only if the nodes are apart */
+    bool cached;          /* nodes that are apart read the file through the file service of its home */
     int fd;               /* -1: map_input_fd() opens it when it is needed */
     bool stream;          /* can only be read from front to back */
     uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
@@ -89,7 +89,12 @@ struct map_held {
     int fd; /* -1: none */
 };
 
-enum map_place { MAP_IN_FILE, MAP_IN_POOL, MAP_IN_SPOOL, MAP_IN_CACHE }; /* in the cache: of the home of the input, or in its file */
+enum map_place {
+    MAP_IN_FILE,
+    MAP_IN_POOL,
+    MAP_IN_SPOOL,
+    MAP_IN_CACHE
+}; /* MAP_IN_CACHE: in the file service's cache at the input's home, or in the file there */
 
 struct map_piece {
     uint64_t number; /* from 0 */
@@ -104,7 +109,7 @@ struct map_job;
 
 int map_inputs_open(struct map_job *job);
 void map_inputs_close(struct map_job *job);
-int map_input_look(struct map_input *in); /* what file it is now, at the node that has it */
+int map_input_look(struct map_input *in); /* read the file's size and identity again, at its home */
 /* A descriptor of an input. The job or `held` owns it; it is valid until the next call. */
 int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
 void map_held_close(struct map_held *held);
@@ -112,14 +117,14 @@ void map_held_close(struct map_held *held);
  * errno, with an error text. */
 typedef int64_t (*map_read_fn)(void *arg, void *to, size_t len, uint64_t offset);
 int map_cut_file(const struct map_job *job, const struct map_input *in, map_read_fn read, void *arg, uint64_t start, uint64_t *end);
-int64_t map_read_fd(void *fd, void *to, size_t len, uint64_t offset); /* `fd`: an int */
+int64_t map_read_fd(void *fd, void *to, size_t len, uint64_t offset); /* a map_read_fn; `fd` points to an int */
 /* The end (behind the separator) of the first separator in bytes [0, len) that begins at `nominal` or later. The search begins at `*scan`.
  * Returns 0 if there is none; `*scan` is then where the next search begins. GNU parallel cuts in the same way. */
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan);
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
 struct map_scratch {
-    int fd; /* -1: it could not be created, for the reason in `error`. Shared by all nodes, unless they are apart */
+    int fd; /* the scratch file; -1: it could not be created, for the reason in `error`. Shared by all nodes, unless they are apart */
     int error;
     char directory[256];
 };
@@ -161,7 +166,7 @@ int map_board_create(struct map_job *job, size_t lines);
 void map_board_destroy(struct map_job *job);
 /* Owner only: install the handlers of signals that end the job, and do other one-time setup. */
 void map_nodes_prepare_owner(struct map_job *job);
-void map_nodes_forget(void); /* the job is over: signal handlers must no longer use it */
+void map_nodes_forget(void); /* the job is over: signal handlers must no longer use `job` */
 void map_on_signal(int sig, void (*handler)(int));
 /* Called at the end of such a handler: pass the signal to the handler that was installed before. The earlier handler is that of the fabric,
  * which releases devices, or the default action. */
@@ -181,16 +186,16 @@ void map_forks_check(struct map_job *job); /* kill the commands of nodes that ha
 void map_forks_wait(struct map_job *job);  /* at the end of the job: wait for the nodes, which leave by themselves */
 
 /* --- guardian.c: the process that kills the commands of a node that is apart when the node has ended --- */
-/* Call it before opening descriptors whose other ends must see this process end. `lines`: number of lines on the board. */
+/* Call this before opening descriptors whose other ends must see this process end. `lines`: number of lines on the board. */
 int map_guardian_start(struct map_job *job, size_t lines);
 void map_guardian_end(struct map_job *job);
 
 /* --- tally.c: what a node that is apart has done --- */
-struct map_tally { /* lies in the owner's pool; the node writes it */
+struct map_tally { /* counts that the node writes, in the owner's pool */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
     uint64_t gpu_failed; /* 0 or 1 */
 };
-struct map_telling { /* the node's side: the copy that it sends */
+struct map_telling { /* the node's side: the copy that the node sends */
     pthread_mutex_t lock;
     struct map_tally tally;
     weft_op op;
@@ -226,22 +231,24 @@ struct map_span;
 struct map_slot;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
-/* Where a piece that is fetched goes: `*to` has room for all of it (true), or for its next MAP_BRING_DEPTH chunks, which then go to the
- * spill file. */
+/* Finds room for a piece that is fetched. True: `*to` has room for the whole piece. False: `*to` has room for MAP_BRING_DEPTH chunks at a
+ * time, which then go to the spill file. */
 bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_gaddr *to);
-void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to, struct map_span *in); /* it is there */
+void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to,
+                 struct map_span *in);        /* called when all bytes have arrived */
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
 /* Make sure that the slot's buffer in the pool, which is reused for each piece, has `bytes`. False: there is no such memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
-/* Renew the claim on the slot's piece, if it is time to (`*next`). */
+/* Renew the claim on the slot's piece, once `*next` has come. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
 
 /* --- cached.c: inputs that their home reads once for all --- */
-/* A number for the file that has this device and inode. */
+/* A number that identifies the file with this device and inode. */
 uint64_t map_identity(uint64_t device, uint64_t inode);
-int map_homes_serve(void);                 /* before the node is opened: it offers its file service, for the inputs that are here */
-int map_homes_offer(struct map_job *job);  /* when it is open, and the inputs are known */
-int map_homes_open(struct map_job *job);   /* owner only: looks at the inputs that other nodes have, when these know of them */
+int map_homes_serve(void); /* before the node is opened: have it offer the file service, for the inputs whose home is this node */
+int map_homes_offer(struct map_job *job); /* once the node is open and the inputs are known: offer these inputs */
+int map_homes_open(
+    struct map_job *job); /* owner only: reads size and identity of the inputs of other homes; waits until these homes know of them */
 void map_homes_close(struct map_job *job); /* owner only */
 /* For map_cut_file(): reads an input that another node has. `arg`: struct map_remote */
 struct map_remote {
@@ -269,7 +276,7 @@ int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int
 /* --- capture.c: the output of one piece, and its storage until it is printed --- */
 enum map_kind {
     MAP_OK,
-    MAP_EXITED,    /* code: its exit status */
+    MAP_EXITED,    /* code: the exit status of the command */
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
     MAP_NO_START,  /* code: errno; the command cannot be started on any node */
@@ -368,7 +375,7 @@ struct map_slot {
     weft_gaddr window, words;     /* for fetching pieces from other nodes: MAP_BRING_DEPTH chunks, and an answer word for each */
     uint64_t brought_at, brought; /* offset and length in the spill file of a fetched piece that is too large for memory */
     struct gpu_pass *pass;        /* buffers of the GPU; allocated with the first piece; NULL: none */
-    weft_gaddr pass_memory;       /* pool memory for them */
+    weft_gaddr pass_memory;       /* pool memory for the GPU's buffers */
     bool entered;                 /* the buffers were requested already */
     struct map_held held;         /* the input of the last piece */
     pthread_t thread;
@@ -463,7 +470,7 @@ struct map_job {
     pid_t guardian;     /* 0: none */
     int guardian_fd;
     struct map_carry *carry; /* carry.c */
-    weft_gaddr look;         /* owner only: for map_read_remote(); WEFT_NULL: no input is elsewhere */
+    weft_gaddr look;         /* owner only: pool memory for map_read_remote(); WEFT_NULL: this node is the home of all inputs */
     char coord[64];
     pid_t owner_pid;
 

@@ -29,7 +29,9 @@ enum map_when { MAP_AUTO, MAP_ALWAYS, MAP_NEVER };
 struct map_options {
     char *const *files;
     uint32_t file_count;
-    const char *homes;       /* for files of other nodes, HOST:PATH: "FILE=NODE,...", the file's index and its node; NULL: none. Only with `apart` */
+    /* for files that other nodes have (HOST:PATH): "INDEX=NODE,...", each file's index and its node; NULL: there are none. Only with
+       `apart` */
+    const char *homes;
     char *const *command;    /* NULL-terminated; NULL: a kernel */
     const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */
     const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Serializes and parses the order: a head, followed by zero-terminated strings. These are the kernel (and its file, and the GPU, if there
- * are any) or the words of the command, the names of the inputs, and which node reads them for all.
+ * are any) or the words of the command, the names of the inputs, and NODE:PATH for each input that one node reads for all.
  */
 #include "map/order.h"
 
@@ -101,9 +101,10 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     char *text = bytes + sizeof h;
     for (size_t i = 0; i < len - sizeof h; i++)
         strings += text[i] == '\0';
-    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.gpu + h.argc + h.names + h.served || (h.bytes && text[h.bytes - 1] != '\0') ||
-        h.kernel > 2 || h.gpu > (h.kernel != 0) || (h.served && h.served != h.inputs) || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) ||
-        h.slots > MAP_SLOTS_MAX || h.inputs == 0 || (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
+    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.gpu + h.argc + h.names + h.served ||
+        (h.bytes && text[h.bytes - 1] != '\0') || h.kernel > 2 || h.gpu > (h.kernel != 0) || (h.served && h.served != h.inputs) ||
+        h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) || h.slots > MAP_SLOTS_MAX || h.inputs == 0 ||
+        (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
         return base_fail(-EPROTO, "the description of the job from node 0 is invalid: use the same weft on all hosts");
     o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
     o->name = h.names ? calloc(h.names, sizeof *o->name) : NULL;

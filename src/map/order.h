@@ -22,7 +22,7 @@ struct map_order {
     const char *gpu;         /* as in map_options; NULL: no GPU. Only with a kernel */
     char **argv;             /* [argc], then NULL */
     char **name;             /* [names]: names of the inputs; none if no argument needs them */
-    char **serve;            /* [served]: for each input that a node reads for all NODE:PATH, for others ""; none if there are none */
+    char **serve; /* [served]: for each input NODE:PATH if one node reads it for all, else ""; NULL: no input is read in this way */
 };
 
 /* Serialize an order. The caller frees `*out`. */

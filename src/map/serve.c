@@ -150,7 +150,7 @@ static int follow_inputs(struct map_job *job, const struct map_order *o)
         in->home = (uint32_t)home;
         in->cached = true;
         if (in->home == job->rank)
-            (void)map_input_look(in); /* if it is not there, its open says so */
+            (void)map_input_look(in); /* if the file is missing, opening it for a piece reports that */
     }
     return 0;
 }
@@ -206,7 +206,7 @@ static int serve_run(struct map_job *job)
         return rc;
     map_signals_save();
     serving = job;
-    /* Ignore these: the owner decides what they do. */
+    /* Ignore these signals: the owner decides what happens. */
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);

@@ -9,7 +9,8 @@
 
 extern char **environ;
 
-/* The signal dispositions that this program was started with. The program changes its own; the commands that it starts get these. */
+/* The signal dispositions that this program was started with. The program changes its own dispositions; the commands that it starts get
+ * these. */
 static struct base_dispositions original;
 static sigset_t original_mask;
 

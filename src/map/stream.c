@@ -68,7 +68,7 @@ static void give_memory(struct map_job *job, weft_gaddr at, uint64_t bytes)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* The pool memory that a stream piece counts as, computed from its length alone, so that no record of it is needed. */
+/* How much pool memory is counted for a stream piece. It depends on the piece's length alone, so that no record of it is needed. */
 static uint64_t piece_memory(uint64_t length)
 {
     return base_round_up(length + 1, MAP_STEP_BYTES);

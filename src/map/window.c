@@ -131,7 +131,7 @@ void owner_finish_piece(struct map_owner *o, struct record *r)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* An outcome after which the job cannot go on: print the error, and return it. */
+/* Handle an outcome after which the job cannot go on: print the error, and return it. */
 static int fatal(struct map_owner *o, const struct record *r, const struct map_outcome *oc, const char *error)
 {
     const char *name = o->job->options->command ? o->job->options->command[0] : "";

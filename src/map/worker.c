@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* If nodes that run a piece die so many more times than the piece may be retried, the piece is assumed to be the cause, and fails. */
+/* A piece whose nodes have died this many times more often than it may be retried is assumed to be the cause of the deaths, and fails. */
 #define DEATHS_MAX 3u
 
 /* How many times a piece is passed on to a node on which it has not failed yet. */
@@ -101,8 +101,8 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
-/* Bring a piece's bytes into memory: read them into the slot's buffer, which is reused, or map the file if the buffer cannot be as large.
- */
+/* Bring a piece's bytes into memory: read them into the slot's buffer, which is used for all pieces, or map the file if the buffer cannot
+ * be made that large. */
 static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;
@@ -243,7 +243,7 @@ static bool possible(const struct map_job *job, const struct map_piece *piece)
     return piece->offset >= in->start && piece->offset + piece->length <= in->size;
 }
 
-/* Whether this node has the file with the piece's bytes. */
+/* Whether this node is the home of the piece's file. */
 static bool is_here(const struct map_job *job, const struct map_piece *piece)
 {
     if (piece->place == MAP_IN_CACHE)
@@ -410,7 +410,7 @@ static int start_slot(struct map_job *job)
     *slot = (struct map_slot){.job = job, .index = i, .line = map_line(job, job->rank, i), .capture.job = job, .held.fd = -1};
     int rc = -ENOMEM;
     if ((map_is_apart(job) || job->look) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
-                              weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
+                                             weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
         base_fail(rc, "no memory in the pool for the buffers of slot %u: raise --memory, or use fewer slots (--slots)", i);
         goto fail;
     }

@@ -56,7 +56,7 @@ struct mem_slab {
     uint32_t blocks, unused;  /* number of blocks, and of free ones */
     uint32_t words, hint;     /* words of the map; all words before `hint` are 0 */
     uint32_t class;
-    struct mem_slab *all; /* list of all records: they are reused, and freed with the pool */
+    struct mem_slab *all; /* list of all slab records: a record is used again after its slab is freed, and is freed with the pool */
 };
 
 struct mem_class {
@@ -85,7 +85,8 @@ struct mem_pool {
     int fd;
     uint32_t heap; /* first extent of the heap, at least 1 */
     uint8_t *kind; /* enum run_kind of each extent */
-    _Atomic uint8_t *asked; /* [bytes / 2 MiB]: a huge page was asked for there (mem_prepare()); NULL: none ever is */
+    _Atomic uint8_t
+        *asked; /* [bytes / 2 MiB]: whether a huge page was requested there (mem_prepare()); NULL: huge pages are never requested */
 
     _Alignas(BASE_CACHE_LINE) base_spin lock; /* guards all fields below */
     uint64_t run_bits[(RUN_BINS + 63) / 64];  /* bit set: the bin has free runs */
@@ -133,7 +134,7 @@ static inline uint32_t class_of(uint64_t bytes)
     return 11 + (log - 9) * 8 + (last >> (log - 3)) - 8;
 }
 
-/* The granule that starts at an offset, counted in its extent; a huge number if none starts there. */
+/* Returns the granule that starts at an offset, counted within its extent; a huge number if no granule starts there. */
 static inline uint32_t granule_of(uint64_t tag, uint64_t offset)
 {
     /* Rotates instead of shifting: if the offset is not a multiple of the granule, high bits of the result are set. */

@@ -45,11 +45,11 @@ int mem_free(struct mem_pool *pool, uint64_t offset);
 /* Usable bytes of the live buffer that starts at `offset`; 0: none starts there. Only tests use it. */
 uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
-/* A live buffer will be written as a whole soon, and read often: gives it its pages now, huge ones if the system can. May take some
- * milliseconds. Any thread may call; other buffers may be in use. */
+/* Allocates the pages of a live buffer that will soon be written as a whole and read often: huge pages, if the system has them. May take
+ * some milliseconds. Any thread may call this, while other buffers are in use. */
 void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* Maps the memory of a pool, of this process or another, at an address aligned to 2 MiB: else huge pages are mapped as small ones. NULL
- * with errno. */
+/* Maps the memory of a pool, this process's or another's, at an address aligned to 2 MiB. At other addresses huge pages would be mapped as
+ * small ones. NULL with errno. */
 void *mem_map(int fd, uint64_t bytes);
 
 void *mem_base(const struct mem_pool *pool);

@@ -70,7 +70,8 @@ void *mem_map(int fd, uint64_t bytes)
 #define MADV_COLLAPSE 25 /* Linux 6.1; older headers lack it */
 #endif
 
-/* Asks once for a huge page in place of what there is. The system copies what is in use; it refuses if a device has the pages registered. */
+/* Asks once for a huge page in place of what there is. The system copies what is in use; it refuses if a device has the pages registered.
+ */
 static void collapse(struct mem_pool *p, uint64_t offset, uint64_t bytes)
 {
 #if defined(MADV_COLLAPSE)
@@ -87,7 +88,8 @@ void mem_prepare(struct mem_pool *p, uint64_t offset, uint64_t bytes)
 #if defined(MADV_POPULATE_WRITE)
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
     int error = errno;
-    if (p->asked && bytes >= HUGE_PAGE / 4 && madvise(p->base + first, page, MADV_POPULATE_WRITE) == 0) /* it refuses where nothing is */
+    if (p->asked && bytes >= HUGE_PAGE / 4 &&
+        madvise(p->base + first, page, MADV_POPULATE_WRITE) == 0) /* allocate one page first: MADV_COLLAPSE fails where there is none */
         collapse(p, offset, bytes);
     (void)madvise(p->base + first, offset + bytes - first, MADV_POPULATE_WRITE);
     errno = error;
@@ -183,7 +185,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
 {
     uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
     uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
-    /* Check the size before it is rounded up: that could overflow. */
+    /* Check the size before rounding it up: the rounding could overflow. */
     int rc = pool_check_size(o->bytes, o->huge);
     if (rc)
         return rc;
@@ -205,14 +207,15 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
         goto fail_fd;
     p->base = mem_map(p->fd, bytes);
     if (!p->base) {
-        rc = base_fail(-errno,
-                       "the pool: mapping its memory of %llu bytes: %s; a limit may be too low (ulimit -v), or make the pool smaller (WEFT_POOL)",
-                       (unsigned long long)bytes, base_strerror(errno));
+        rc = base_fail(
+            -errno,
+            "the pool: mapping its memory of %llu bytes: %s; a limit may be too low (ulimit -v), or make the pool smaller (WEFT_POOL)",
+            (unsigned long long)bytes, base_strerror(errno));
         goto fail_map;
     }
     if (!o->huge && bytes >= 16 * HUGE_PAGE) {
 #if defined(MADV_HUGEPAGE)
-        /* If the system supports huge pages for shared memory on advice, large pools are faster. Errors do not matter. */
+        /* Huge pages make large pools faster, if the system supports them on advice for shared memory. Errors do not matter. */
         (void)madvise(p->base, bytes, MADV_HUGEPAGE);
 #endif
         p->asked = reserve(bytes / HUGE_PAGE);

@@ -216,7 +216,7 @@ static inline weft_gaddr queue_slot_address(const struct queue_view *v, uint32_t
 }
 /* After work was made ready at `v`: wake an idle node, preferably the shard's own. */
 void queue_wake(struct weft_queue *q, struct queue_view *v);
-/* How slots name this node as user: by its number and the incarnation of this queue. */
+/* How slots name this node as their owner: by its number and the incarnation of this queue. */
 static inline uint64_t queue_user(const struct weft_queue *q)
 {
     return slot_user(q->w->rank, q->incarnation);

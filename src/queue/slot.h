@@ -57,7 +57,7 @@
 #define SLOT_TASK_WORDS 8u
 #define SLOT_COUNT_MAX  (UINT32_C(1) << 20)
 
-/* Words of the header. Those with different writers are two cache lines apart: processors fetch lines in pairs. */
+/* Words of the header. Words with different writers are two cache lines apart: processors fetch lines in pairs. */
 enum slot_header {
     SLOT_TAIL = 0,  /* a position; written by submitters */
     SLOT_HEAD = 16, /* version(32) . low 32 bits of a position; written by claimers */
@@ -100,7 +100,7 @@ static inline enum slot_status slot_status(uint64_t word)
     return (enum slot_status)(word & 7);
 }
 
-/* The low bits of the owner's incarnation, as far as the word holds them. */
+/* The low bits of the owner's incarnation, as many as the word holds. */
 static inline uint32_t slot_incarnation(uint64_t word)
 {
     return (uint32_t)(word >> 3) & SLOT_INCARNATION_MASK;

@@ -49,7 +49,7 @@ struct table {
 int table_init(struct table *t);
 void table_clear(struct table *t);
 
-/* Add entries for `count` tasks at `home`, and store their ids in ids[]. Returns how many were added: fewer than `count` only if memory is
+/* Add entries for `count` tasks at `home`, and store their ids in ids[]. Returns how many were added: less than `count` only if memory is
  * short. */
 uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint32_t count, uint64_t *ids);
 /* Undo table_add() for a task that found no room. False if the entry is no longer OUT at `home`: the home has died meanwhile, and the task

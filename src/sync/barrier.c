@@ -27,8 +27,8 @@
 
 /* A signal word: size of the set (12 bits) . hash of the set (20) . generation (32). Sets only shrink, so the smaller set is the newer. */
 #define SIGNAL_WORDS  6u /* signal words in a line; the size of a set selects one */
-#define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last; it enters no later barrier of that set */
-#define NEWEST_WORD   7u /* the newest set that the writer has begun with; its generation is 0 */
+#define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last; the writer enters no later barrier of that set */
+#define NEWEST_WORD   7u /* the newest set of which the writer has begun a barrier; the word's generation is 0 */
 #define COME_WORD     0u /* in a node's own line: the barrier at which it arrived last */
 
 #define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, depending on the processor's pause instruction */

@@ -299,7 +299,7 @@ int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gi
         one = malloc(sizeof *one);
     if (one) {
         *one = *found;
-        memset(found, 0, sizeof *found); /* the caller owns it now: it is not closed with the others */
+        memset(found, 0, sizeof *found); /* the caller now owns the device: it is not closed with the others */
         *out = one;
     } else if (!found) {
         rc = none(all, count, name);
@@ -329,7 +329,7 @@ int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out
         struct verbs_device *own = malloc(sizeof *own);
         if (own) {
             *own = *d;
-            memset(d, 0, sizeof *d); /* the caller owns it now: it is not closed with the others */
+            memset(d, 0, sizeof *d); /* the caller now owns the device: it is not closed with the others */
             out[(*count)++] = own;
         } else {
             rc = base_fail(-ENOMEM, "no memory for one of the devices" BASE_MEMORY_HINT);

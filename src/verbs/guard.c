@@ -103,9 +103,10 @@ static int list_devices(struct verbs_guard *g)
     return 0;
 }
 
-/* --- finding or starting it --- */
+/* --- finding or starting a guard --- */
 
-/* Starts a guard, whose first program this is. `path`: where it listens for other programs; NULL: it is for this one alone. */
+/* Starts a guard for this program as its first one. `path`: where the guard listens for other programs; NULL: it is for this program
+ * alone. */
 static int start_and_greet(struct verbs_guard *g, const char *command, const char *path)
 {
     int ends[2] = {-1, -1}, rc = base_socketpair(ends);

@@ -81,10 +81,10 @@ struct verbs_traits {
     uint64_t region_bytes;                /* the largest region that works; weft asks for at most 1 GiB in one region */
     uint64_t message_bytes;
     uint32_t depth, depth_unit_bytes; /* the depth of a work queue, in frames of depth_unit_bytes; unit 0: in requests */
-    uint32_t srq_depth;               /* requests of a shared receive queue; 0: it has none */
+    uint32_t srq_depth;               /* requests of a shared receive queue; 0: the device has no shared receive queues */
     uint32_t sge, inline_bytes, rd_atomic;
     uint32_t pkeys, gids;
-    int access, access_else; /* flags to register with; access_else is tried when the device refuses them (0: nothing is) */
+    int access, access_else; /* flags to register with; access_else is tried when the device refuses `access` (0: nothing else is tried) */
     bool heap;               /* memory from malloc() can be registered */
     enum ibv_mtu mtu;
 };
@@ -122,12 +122,12 @@ struct verbs_device {
     struct ibv_context *context;
     struct ibv_pd *pd; /* NULL until verbs_device_use() */
     char name[64];
-    char interface[32]; /* its IP interface, where it is known: "en5"; else "" */
+    char interface[32]; /* the IP interface of the device, where it is known: "en5"; else "" */
     uint8_t port;
     struct ibv_device_attr attr;
     struct ibv_port_attr port_attr;
     struct verbs_traits traits;
-    struct verbs_gid *gids; /* the GID table as read, with its zero entries */
+    struct verbs_gid *gids; /* the GID table as read from the device; includes entries that are zero */
     uint32_t gid_count;
     struct verbs_choice chosen; /* valid when usable */
     int usable;                 /* 0, or the negative errno why weft does not use it ... */
@@ -147,7 +147,7 @@ int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gi
 int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out, uint32_t max, uint32_t *count, int wanted_gid);
 /* queries a device again that is not in use; sets d->usable and returns it */
 int verbs_device_again(struct verbs_device *d, int wanted_gid);
-/* Allocates the protection domain. Everything that can be checked without it has been checked before. */
+/* Allocates the protection domain. The caller has made all checks that need no protection domain. */
 int verbs_device_use(struct verbs_device *d);
 bool verbs_port_up(struct verbs_device *d); /* asks the device now; a device that has vanished is not up */
 /* Closes the device: frees its protection domain and context. The caller has destroyed queue pairs, regions and completion queues before.
@@ -185,12 +185,12 @@ struct verbs_regions {
     struct verbs_device *device;
     uint8_t *base;
     uint64_t bytes, segment_bytes; /* segment_bytes is a power of two ... */
-    uint32_t segment_shift;        /* ... and this is its logarithm */
+    uint32_t segment_shift;        /* ... and this is its logarithm to base 2 */
     uint32_t count;
     int access; /* the access flags that the device accepted */
     struct ibv_mr **mr;
 };
-/* -ENOSPC if it needs more regions than `budget` (0: the limit in the traits); the error says how many, and what to do. */
+/* -ENOSPC if the memory needs more regions than `budget` (0: the limit in the traits); the error says how many, and what to do. */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
 /* The same for `bytes` at `offset` of a dmabuf, for example the memory of a GPU. Requests name this memory by addresses from `base` on.
  * `base` may be any address with the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP: the library,

@@ -82,7 +82,7 @@ static void open_node(void)
     weft_config c = {.bytes = sizeof c, .pool_bytes = 32 << 20, .size = 1};
     weft_gpu_config config = {.bytes = sizeof config, .name = "host"};
     weft_gpu *gpu;
-    uint32_t space;
+    uint32_t space = 0;
     must(mkdtemp(folder) && atexit(folder_remove) == 0);
     snprintf(path, sizeof path, "%s/file", folder);
     FILE *f = fopen(path, "w");

@@ -20,6 +20,7 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
+import processes  # noqa: E402
 from cast_test import LIMIT, WEFT, Cast, tree, until  # noqa: E402
 
 ODD = [b"two words", b"new\nline", b"\xff\xfe", b"-x", b"*", "häuser".encode(), b"'quoted\" $HOME `id` \\", b"x" * 255, b"..x", b" "]
@@ -275,6 +276,40 @@ class Chain(Cast):
             self.same(node)
         p = self.cast("--verbose", self.src, "all:" + self.dest)
         self.assertRegex(p.stderr, r"(?m)^weft cast: chain: \S+:0, \S+:2 \(tb\), \S+:1 \(tb\), \S+:3 \(tb\)$")
+
+
+class Slow(Cast):
+    def test_receiver(self):
+        """A receiver that stands still holds the others and the source, which reads on only as far as the rings of all nodes reach."""
+        rings = 4 * 8 * (17 << 16)  # bytes: CAST_SLOTS blocks of CAST_BLOCK bytes at each of four nodes
+        size = 100_000_000
+        self.file("src/big", random.Random(6).randbytes(size))
+        p = subprocess.Popen([WEFT, "cast", "--json", "--bwlimit", "20M", self.src, "all:" + self.dest], env=self.env, stderr=subprocess.PIPE,
+                             stdout=subprocess.PIPE)
+        self.addCleanup(p.kill)
+        until("it is under way", lambda: len(self.nodes_of_cast()) == 4 and self.bytes_read(0) > 2_000_000)
+        nodes = self.nodes_of_cast()
+        os.kill(nodes[3], signal.SIGSTOP)
+        self.addCleanup(processes.go_on, nodes[3])
+        at_stop = now = self.bytes_read(0)
+        before = 0
+        while now - before > 100_000:  # it also reads its pipes
+            time.sleep(1)
+            before, now = now, self.bytes_read(0)
+        self.assertGreater(now, at_stop)
+        self.assertLess(now - at_stop, rings + (2 << 20))
+        self.assertLess(now, size)
+        os.kill(nodes[3], signal.SIGCONT)
+        said, err = p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 0, err)
+        got = json.loads(said)
+        self.assertEqual((got["ok"], got["sent_bytes"], got["messages"]), (True, size, []))
+        for node in (1, 2, 3):
+            self.same(node)
+
+    def bytes_read(self, rank):
+        with open(f"/proc/{self.nodes_of_cast()[rank]}/io", encoding="ascii") as f:
+            return int(f.readline().split()[1])
 
 
 class Refused(Cast):

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 
 #include "cluster_test.h"
+#include "gpu/arena.h"
 #include "weft/device_file.h"
 
 static const char *const OPEN[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_LOG=error", NULL};
@@ -206,9 +207,12 @@ static void reading(weft_node *w, void *arg)
         OK(weft_gpu_run(g, open_kernel, 1, &job));
         const weft_gaddr to[] = {on_node(pool, 1), arena, on_node(pool, 0), all[0], on_node(pool, 2), all[2]};
         for (uint32_t i = 0; i < 6 && none_failed(&job); i++) {
+            const uint64_t direct = gpu_arenas_of(w)->direct;
             job.to[0] = to[i];
             OK(weft_gpu_run(g, read_kernel, 1, &job));
             CHECK(none_failed(&job));
+            if (to[i] == arena && strcmp(stats(w, 0).transport, "rc") == 0) /* the RDMA device has moved the pieces, without a stage */
+                CHECK(gpu_arenas_of(w)->direct >= direct + BYTES / PIECE);
             must_hold(w, to[i]);
         }
         OK(weft_gpu_run(g, close_kernel, 1, &job));
@@ -216,7 +220,7 @@ static void reading(weft_node *w, void *arg)
         weft_file_cache c;
         do
             OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
-        while (c.readers); /* closing does not wait */
+        while (c.readers);            /* closing does not wait */
         CHECK(c.disk_bytes == BYTES); /* once for all */
     }
     OK(weft_barrier(w, DEFAULT_TIME));

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sockets of kernels, on the GPU `host`: kernels of node 1 connect, listen, send and receive through node 0, from and to pools and arenas of
- * both nodes. The other ends are ordinary sockets of node 1's process, on loopback, which a rule allows.
+ * Sockets of kernels, on the GPU `host`: kernels of node 1 connect, listen, send and receive through node 0, from and to pools and arenas
+ * of both nodes. The other ends are ordinary sockets of node 1's process, on loopback, which a rule allows.
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -19,13 +20,13 @@
 #define BYTES  300000u /* more than a ring holds */
 #define BLOCKS 4u
 
-#define MUST(is)                                                                                            \
-    do {                                                                                                    \
-        if (!(is)) {                                                                                        \
+#define MUST(is)                                                                                                 \
+    do {                                                                                                         \
+        if (!(is)) {                                                                                             \
             fprintf(stderr, "%s:%d: block %u: %s (rc %d)\n", __FILE__, __LINE__, weft_device_block(d), #is, rc); \
-            c->failed = true;                                                                               \
-            return;                                                                                         \
-        }                                                                                                   \
+            c->failed = true;                                                                                    \
+            return;                                                                                              \
+        }                                                                                                        \
     } while (0)
 
 /* What one block works with: addresses. */
@@ -163,6 +164,42 @@ static void streams(weft_node *w, void *arg)
     OK(weft_gpu_close(g));
 }
 TEST(streams)
+
+/* All blocks at once, each with a connection of its own. */
+static void blocks(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        static uint8_t right[BYTES], got[BYTES];
+        uint32_t space = 0, port;
+        weft_gpu *g = gpu_with_arena(w, &space);
+        int listener = listen_at("127.0.0.1", &port);
+        struct calls calls;
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, echo_all, &listener) == 0);
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            struct call *c = &calls.of[b];
+            *c = (struct call){.record = new_record(w, g, space, b % 2), .port = port};
+            c->host = at_host(w, "127.0.0.1", &c->host_bytes);
+            OK(weft_alloc(w, BYTES, b / 2 ? &c->to : &c->from));
+            OK(weft_gpu_alloc(g, space, BYTES, b / 2 ? &c->from : &c->to));
+            fill(right, b, 0, BYTES);
+            OK(weft_put_blocking(w, c->from, right, BYTES));
+        }
+        OK(weft_gpu_run(g, echo_kernel, BLOCKS, &calls));
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            CHECK(!calls.of[b].failed);
+            fill(right, b, 0, BYTES);
+            OK(weft_get_blocking(w, got, calls.of[b].to, BYTES));
+            CHECK(memcmp(got, right, BYTES) == 0);
+        }
+        pthread_join(thread, NULL);
+        close(listener);
+        OK(weft_gpu_close(g));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+TEST(blocks)
 
 /* --- listening; bytes that are read in the ring --- */
 
@@ -357,7 +394,7 @@ TEST(datagrams)
 
 struct wrong {
     struct call call;
-    uint32_t closed, silent; /* ports: nobody listens; nobody speaks */
+    uint32_t closed, silent, full; /* ports: nobody listens; nobody speaks; connections are not answered */
     uint64_t denied, nobody;
     uint32_t denied_bytes, nobody_bytes;
     int fd; /* of the silent peer, when it is connected */
@@ -389,6 +426,17 @@ static void wrong_kernel(const weft_device *d, void *arg)
     MUST(rc == -WEFT_DEVICE_EFAULT);
     rc = weft_device_net_receive(d, c->record, 12345, c->to, 1, &n);
     MUST(rc == -WEFT_DEVICE_EBADF);
+    rc = weft_device_net_connect(d, c->record, 0, c->host, c->host_bytes, x->full, 0, &s);
+    MUST(rc == -WEFT_DEVICE_ETIMEDOUT);
+    /* One that is not waited for, and stays until the node closes. */
+    weft_request *r = weft_device_record(d, c->record, WEFT_SERVICE_NET, WEFT_NET_CONNECT, 0);
+    r->data = c->host;
+    r->data_bytes = c->host_bytes;
+    r->arg[0] = x->full;
+    rc = weft_device_request_ask(d, c->record);
+    MUST(rc == 0);
+    rc = weft_device_net_send(d, c->record, weft_device_request_result(r, 0), c->to, 1, &n);
+    MUST(rc == -WEFT_DEVICE_ETIMEDOUT && n == 0);
 
     rc = weft_device_net_connect(d, c->record, 0, c->host, c->host_bytes, x->silent, 0, &s);
     MUST(rc == 0);
@@ -415,6 +463,20 @@ static void wrong_kernel(const weft_device *d, void *arg)
     MUST(rc == 0);
 }
 
+/* A port whose queue of connections is full. */
+static void fill_port(uint32_t *port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int listener = listen_at("127.0.0.1", port);
+    CHECK(listen(listener, 0) == 0);
+    a.sin_port = htons((uint16_t)*port);
+    for (unsigned i = 0; i < 3; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+        CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
+    }
+}
+
 static void wrong(weft_node *w, void *arg)
 {
     (void)arg;
@@ -424,6 +486,7 @@ static void wrong(weft_node *w, void *arg)
         static struct wrong x;
         close(listen_at("127.0.0.1", &x.closed));
         x.listener = listen_at("127.0.0.1", &x.silent);
+        fill_port(&x.full);
         x.call.record = new_record(w, g, space, false);
         x.call.host = at_host(w, "127.0.0.1", &x.call.host_bytes);
         x.denied = at_host(w, "169.254.169.254", &x.denied_bytes);
@@ -573,8 +636,9 @@ static void test_asker_dies(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_streams), cmocka_unit_test(test_listening),    cmocka_unit_test(test_datagrams),
-        cmocka_unit_test(test_wrong),   cmocka_unit_test(test_none_offers), cmocka_unit_test(test_gateway_dies), cmocka_unit_test(test_asker_dies),
+        cmocka_unit_test(test_streams),      cmocka_unit_test(test_blocks),     cmocka_unit_test(test_listening),
+        cmocka_unit_test(test_datagrams),    cmocka_unit_test(test_wrong),      cmocka_unit_test(test_none_offers),
+        cmocka_unit_test(test_gateway_dies), cmocka_unit_test(test_asker_dies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -219,7 +219,7 @@ bool ofi_idle(struct weft_node *w)
  * thread. */
 static int poll_armed(struct ofi *o)
 {
-    base_spin_lock(&o->calls); /* another thread may be taking a new queue */
+    base_spin_lock(&o->calls); /* another thread may be replacing the completion queue, and with it the descriptor */
     int fd = o->armed ? o->fd : -1;
     o->armed = false;
     base_spin_unlock(&o->calls);

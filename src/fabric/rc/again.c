@@ -21,7 +21,7 @@ static void rc_again_end(struct rc_link *l, struct rc_slot *s, int status)
 {
     bool told = s->op || (s->work && s->work->op);
     rc_finish(l, s, status);
-    if (status && !told) /* the next flush reports it */
+    if (status && !told) /* the next flush reports the error */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
 }
 

@@ -91,7 +91,7 @@ static bool push_lane(struct rc_link *l, enum rc_lane lane)
         any = true;
         if (k->posted == k->len) {
             k->whole = true;
-            rc_take_from_backlog(q); /* the completion of its last piece frees it */
+            rc_take_from_backlog(q); /* the completion of the work's last piece frees the work */
         }
     }
     return any;
@@ -166,11 +166,11 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     if (fab_in_handler())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u is not accepting work: %u MiB are queued for it; send less in handlers", l->link->node,
+                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
                                RC_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->w, backlog_has_room, &r);
     return err == -EAGAIN ? err
-           : err          ? base_fail(err, "node %u is not accepting work (stopped?): %llu bytes are queued for it", l->link->node,
-                                      (unsigned long long)__atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED))
-                          : 0;
+           : err ? base_fail(err, "node %u accepts no more work (is its process stopped?): %llu bytes are queued for it", l->link->node,
+                             (unsigned long long)__atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED))
+                 : 0;
 }

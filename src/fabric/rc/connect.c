@@ -338,7 +338,7 @@ static void called(struct rc_link *l, const struct rc_call *m)
     if (err) {
         char why[512];
         snprintf(why, sizeof why, "%s", base_error());
-        (void)connect_say(l, RC_FAILED, why); /* if it cannot be sent, the peer waits for another call or for this node's end */
+        (void)connect_say(l, RC_FAILED, why); /* if this cannot be sent, the peer waits for another call or for this node's end */
         connect_failed(l, why);
     } else if (m->connected) {
         connect_up(l);
@@ -376,8 +376,9 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        (void)connect_say(l, RC_REPLY,
-                          NULL); /* if this fails, the peer does not read its side connection now, so it does not declare this node dead */
+        (void)connect_say(
+            l, RC_REPLY,
+            NULL); /* if this fails, the peer does not read its side connection now, so it does not declare this node dead either */
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {

@@ -92,7 +92,8 @@ static int lock_for(struct rc_link *l, bool ask)
             return base_fail(-ENOBUFS, "node %u has not answered %u operations yet: send fewer in a handler", l->link->node, RC_ASKS);
         int err = fab_wait(l->w, can_ask, l, fab_timeout(l->w, WEFT_TIMEOUT_DEFAULT));
         if (err)
-            return base_fail(err, "node %u is not accepting work (stopped?): %u operations wait for it", l->link->node, RC_ASKS);
+            return base_fail(err, "node %u accepts no more work (is its process stopped?): %u operations wait for it", l->link->node,
+                             RC_ASKS);
     }
 }
 

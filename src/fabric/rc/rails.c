@@ -15,7 +15,7 @@
 
 /* --- the devices --- */
 
-static uint32_t name_length(const char *name) /* without the port, because limits are those of the device */
+static uint32_t name_length(const char *name) /* length of the name without the port, because limits are those of the device */
 {
     return (uint32_t)strcspn(name, ":");
 }
@@ -133,7 +133,7 @@ void rc_rails_close(struct rc *rc)
 
 /* --- completions --- */
 
-/* Handles a completion, and posts what it makes room for. */
+/* Handles a completion, and posts pieces for which it makes room. */
 static void done(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;
@@ -144,7 +144,7 @@ static void done(struct rc *rc, const struct ibv_wc *wc)
     base_spin_lock(&l->lock);
     uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
     if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) &&
-        position < t->posted) { /* otherwise it belongs to a queue pair that was destroyed */
+        position < t->posted) { /* otherwise the completion belongs to a queue pair that was destroyed */
         rc_stripe_done_locked(l, t, position, wc->status);
         if (!t->lost)
             rc_push_locked(l);
@@ -196,7 +196,7 @@ void rc_rails_woken(struct rc *rc)
 
 /* --- joining --- */
 
-struct rail_hello { /* followed by its keys */
+struct rail_hello { /* followed by the keys of the rail */
     uint8_t gid[16];
     uint64_t segment_bytes;
     uint32_t segments, reserved;

@@ -54,7 +54,7 @@ static void stripe_finish(struct rc_link *l, struct rc_piece *p, int status)
     struct rc_slot s = {.work = p->work};
     if (!p->work)
         return;
-    if (status && !p->work->op) /* the next flush reports it */
+    if (status && !p->work->op) /* no op reports the error: the next flush does */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
     p->work = NULL;
     rc_finish(l, &s, status);
@@ -67,8 +67,8 @@ static bool stripe_has_room(const struct rc_track *t)
     return t->posted - t->done < RC_TRACK_DEPTH;
 }
 
-/* Posts a piece to a track, and behind a write a read that proves its arrival. A piece of no bytes is only that read. If posting fails, the
-   piece stays in `pieces`, and is repeated over the first rail. */
+/* Posts a piece to a track. After a write it also posts a read, whose completion proves that the write has arrived. A piece of no bytes is
+ * only that read. If posting fails, the piece stays in `pieces`, and is posted again over the first rail. */
 static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
 {
     struct rc_rail *r = &l->rc->rails->rail[t->rail];

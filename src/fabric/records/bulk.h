@@ -57,8 +57,9 @@ struct tb_transfer {     /* an incoming transfer */
     uint64_t from;                     /* for a get of this node: the offset in the peer's pool */
     uint32_t repairs_without_progress; /* lane repairs that this transfer caused since its last correct piece */
     bool use_records;                  /* repairs have failed too often: the remaining pieces are requested as records */
-    uint32_t fetching, asked, asks; /* the piece that is requested as records; how many of its bytes were requested; requests under way */
-    uint64_t word, add;             /* the word and the operand from TB_OPEN */
+    uint32_t fetching, asked,
+        asks; /* fetching: the piece that is requested as records; asked: how many of its bytes were requested; asks: requests under way */
+    uint64_t word, add; /* the word and the operand from TB_OPEN */
     uint32_t what;
     void *cookie;
 };

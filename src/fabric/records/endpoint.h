@@ -66,7 +66,7 @@ struct tb_ask {
     uint8_t *to;          /* for a get: where to store the bytes */
     uint32_t left;
     bool used, get, bulk; /* bulk: the ask belongs to a bulk transfer */
-    uint8_t turn;         /* the turn of flushes in which it began, as in struct tb_work */
+    uint8_t turn;         /* the turn of flushes in which the ask began, as in struct tb_work */
     uint16_t transfer, generation;
     uint16_t next_free; /* 1 + the index of the next free ask; 0: this ask was never used, and the next free ask is the one behind it */
 };
@@ -100,7 +100,7 @@ struct tb_endpoint {
     uint16_t free_ask; /* the first free ask; TB_ASKS: none is free */
     int64_t now;
     struct tb_endpoint_counts counts;
-    char broken[96]; /* how the peer has violated the protocol; empty if it has not */
+    char broken[96]; /* how the peer has violated the protocol; empty if the peer has not */
 };
 
 /* `e` is large; its address must not change. */

@@ -53,7 +53,7 @@ enum tb_record_kind {
     TB_SUM,     /* lane, token: number, a: checksum of the piece that was sent for it */
     TB_QUIESCE, /* lane: asks the receiver of this record to answer with TB_QUIET when all that it has sent on the lane has left */
     TB_QUIET,   /* lane, a: how many sends have not left (0: all have) */
-    TB_RESEND,  /* lane, token: number of the first, a: how many: send their pieces again */
+    TB_RESEND,  /* lane, token: number of the first receive, a: how many: send the pieces for these receives again */
     TB_DONE,    /* detail: transfer: all of the transfer has arrived and is verified */
     TB_DROP,    /* detail: transfer; token 1: a get, 0: a put, which the sender of this record had begun and has given up */
     TB_DROPPED, /* detail: transfer; the answer to TB_DROP for a put. If the put was complete by then, TB_DONE came before */

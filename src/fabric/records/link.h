@@ -48,7 +48,7 @@ struct records_link {
     char why[320]; /* written before `broken` is set */
 };
 
-/* Lets the endpoint send what it can; under its lock. */
+/* Lets the endpoint send what it can. Called under the endpoint's lock. */
 static inline void records_pump_locked(struct records_link *l, int64_t now)
 {
     atomic_store_explicit(&l->no_room, false, memory_order_relaxed);

@@ -33,14 +33,14 @@ struct tb_stream_env {
 
 struct tb_slot {
     uint16_t bytes;     /* size, header included */
-    uint16_t posted;    /* how many of its sends have not completed */
-    bool arrived;       /* the peer has received it, perhaps before earlier ones */
-    bool lost;          /* it must be sent again */
+    uint16_t posted;    /* how many sends of this frame have not completed */
+    bool arrived;       /* the peer has received this frame, perhaps before earlier ones */
+    bool lost;          /* the frame must be sent again */
     bool retransmitted; /* the frame was sent again, so its acknowledgement does not tell the round-trip time */
-    bool asks;          /* it asks for an acknowledgement at once */
+    bool asks;          /* the frame asks for an acknowledgement at once */
     uint32_t order; /* when the frame was sent, counted in sends. If a frame has not arrived, but a frame that was sent after it has, the
                        first one is lost */
-    int64_t at;     /* when it was sent last */
+    int64_t at;     /* when the frame was sent last */
     weft_op *ops;   /* ops that complete when the frame is acknowledged */
 };
 
@@ -110,9 +110,9 @@ uint32_t tb_stream_fits(const struct tb_stream *s);
 void tb_stream_op(struct tb_stream *s, weft_op *op);
 /* Ends all waiting ops with `status`. Their records are still delivered. */
 void tb_stream_fail(struct tb_stream *s, int status);
-/* tb_stream_end_of_records(): the number of the frame after the last one that holds a committed record. The other two: whether the peer has
- * executed all records before frame `frame`. If it has not, tb_stream_flushed() also makes the next pump ask the peer for an
- * acknowledgement. */
+/* tb_stream_end_of_records(): the number of the frame after the last one that holds a committed record. tb_stream_executed() and
+ * tb_stream_flushed(): whether the peer has executed all records before frame `frame`. If not, tb_stream_flushed() also makes the next pump
+ * ask the peer for an acknowledgement. */
 uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);

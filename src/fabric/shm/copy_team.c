@@ -32,7 +32,8 @@ struct copy_team {
     base_spin lock; /* held by the one copy that has the helpers; also protects `started`; threads only try it, so nobody spins */
     uint32_t started;
     pthread_t threads[COPY_TEAM_MAX];
-    /* The copy. Relaxed order is enough: they are read before a piece is taken, and used only if taking it succeeds. */
+    /* The members from here to `pieces` describe the copy. Relaxed order is enough: they are read before a piece is taken, and used only if
+     * taking it succeeds. */
     _Atomic(uint8_t *) dst;
     _Atomic(const uint8_t *) src;
     _Atomic(const struct copy_way *) way;

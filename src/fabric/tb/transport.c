@@ -61,7 +61,7 @@ static void tb_close(struct weft_node *w)
     base_spin_lock(&tb->receiving); /* never released if a signal has begun to give the devices back (ending.c) */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
-    tb_ending_forget(tb); /* call it last: a signal that arrives before must still find its handler */
+    tb_ending_forget(tb); /* the last step: a signal that arrives before must still find its handler */
     tb_routes_close(tb);
     tb_leave_close(tb);
     free(tb->links);
