@@ -336,6 +336,7 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
+bool fab_on_progress_thread(void); /* whether this is the progress thread of a node: work of a few microseconds disturbs no program there */
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
 /* Records that the program polls, so that the progress thread leaves the work to it for a while. It is only a hint: a lost increment does
