@@ -540,7 +540,8 @@ void fab_announce(struct weft_node *w); /* for the progress thread: does what fa
 void fab_abandon(struct weft_node *w, uint32_t node);
 
 /* --- node.c --- */
-/* Make the node's handle and open the transports; free it. `w->links` has entries for `size` nodes, all FAB_UNKNOWN. */
+/* What fab_create() needs to make the node's handle and open the transports. The new w->links has entries for `size` nodes, all
+ * FAB_UNKNOWN. */
 struct fab_config {
     uint32_t rank, size;
     uint32_t founders; /* see struct weft_node; 0: as `size` */
