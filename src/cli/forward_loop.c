@@ -16,7 +16,7 @@ void forward_list_init(struct forward_list *l, int wake_fd)
     *l = (struct forward_list){.last = &l->first, .wake_fd = wake_fd};
 }
 
-void forward_list_add(struct forward_list *l, struct forward_changed *c)
+bool forward_list_put(struct forward_list *l, struct forward_changed *c)
 {
     base_spin_lock(&l->lock);
     bool empty = !l->first;
@@ -27,7 +27,12 @@ void forward_list_add(struct forward_list *l, struct forward_changed *c)
         l->last = &c->next;
     }
     base_spin_unlock(&l->lock);
-    if (empty)
+    return empty;
+}
+
+void forward_list_add(struct forward_list *l, struct forward_changed *c)
+{
+    if (forward_list_put(l, c))
         forward_wake(l->wake_fd);
 }
 
@@ -89,10 +94,47 @@ int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int 
     return rc;
 }
 
-int forward_loop_open(struct forward_loop *l, int control)
+#define BRIEF_MAX 4u /* connections that the progress thread goes on with */
+
+static void loop_wake(struct gateway_turn *t)
+{
+    const struct forward_loop *l = t->arg;
+    forward_wake(l->changed.wake_fd);
+}
+
+/* On the progress thread: goes on with a few connections, if the thread of the loop sleeps. */
+static void loop_turn(struct gateway_turn *t)
+{
+    struct forward_loop *l = t->arg;
+    unsigned n = 0;
+    if (!gateway_watches_try(l->watches)) {
+        loop_wake(t);
+        return;
+    }
+    l->brief = true;
+    while (n < BRIEF_MAX && l->go_on(l->arg))
+        n++;
+    l->brief = false;
+    gateway_watches_leave(l->watches);
+    if (n == BRIEF_MAX) /* there may be more */
+        loop_wake(t);
+}
+
+void forward_notice(struct forward_loop *l, struct forward_changed *c)
+{
+    if (forward_list_put(&l->changed, c))
+        gateway_turn(&l->turn);
+}
+
+int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg)
 {
     int wake[2];
-    *l = (struct forward_loop){.control = {.fd = -1}, .wake = {.fd = -1}};
+    *l = (struct forward_loop){.gateway = w ? gateway_in(w) : NULL,
+                               .control = {.fd = -1},
+                               .wake = {.fd = -1},
+                               .turn = {.run = loop_turn, .wake = loop_wake, .arg = l},
+                               .go_on = go_on,
+                               .arg = arg};
     forward_list_init(&l->changed, -1);
     int rc = base_pipe(wake, O_NONBLOCK);
     if (rc)
@@ -107,6 +149,8 @@ int forward_loop_open(struct forward_loop *l, int control)
 
 void forward_loop_close(struct forward_loop *l)
 {
+    if (l->gateway)
+        gateway_turn_close(l->gateway, &l->turn);
     if (l->watches) {
         gateway_unwatch(l->watches, &l->control);
         gateway_unwatch(l->watches, &l->wake);

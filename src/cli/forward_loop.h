@@ -21,20 +21,30 @@ struct forward_list {
     int wake_fd; /* a byte is written here when a connection is added to an empty list */
 };
 void forward_list_init(struct forward_list *l, int wake_fd);
+/* Adds a connection without waking the thread of the loop. Returns whether the list was empty. */
+bool forward_list_put(struct forward_list *l, struct forward_changed *c);
 void forward_list_add(struct forward_list *l, struct forward_changed *c); /* does nothing if the connection is in the list already */
 struct forward_changed *forward_list_take(struct forward_list *l);        /* NULL: the list is empty */
 void forward_list_remove(struct forward_list *l, struct forward_changed *c);
 void forward_wake(int wake_fd);
 
 struct forward_loop {
+    struct gateway *gateway;
     struct gateway_watches *watches;
     struct gateway_watch control, wake;
     struct forward_list changed;
-    bool over; /* the other end of `control` was closed, so the forward must end */
+    struct gateway_turn turn;
+    bool (*go_on)(void *arg); /* serves one connection that has changed. False: there is none */
+    void *arg;
+    bool brief; /* the progress thread calls go_on(): move little, and leave the rest to the thread of the loop */
+    bool over;  /* the other end of `control` was closed, so the forward must end */
 };
-/* Starts watching a copy of `control`. Returns 0 or a negative errno; call forward_loop_close() in both cases. */
-int forward_loop_open(struct forward_loop *l, int control);
+/* Starts watching a copy of `control`. Without `w`, nothing calls forward_notice(). Returns 0 or a negative errno. Call
+ * forward_loop_close() in both cases, on the thread of the loop, when no connection calls forward_notice() any more. */
+int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg);
 void forward_loop_close(struct forward_loop *l);
+/* A connection has changed, as weft reports: the thread of the loop serves it. If that thread sleeps, the progress thread does. */
+void forward_notice(struct forward_loop *l, struct forward_changed *c);
 /* Watches a copy of a descriptor for bytes to read; gateway_unwatch() closes the copy. */
 int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *), void *arg);
 

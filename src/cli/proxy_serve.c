@@ -8,7 +8,6 @@
 #include "cli/forward.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -23,6 +22,7 @@
 #include "weft/pool.h"
 
 #define TURNS     16u                /* how many pieces one client moves before other clients get a turn */
+#define BRIEF     65536u             /* largest piece when the progress thread moves bytes; it moves at most two */
 #define READY_MAX 256u               /* how many changed connections are served before sockets are polled again */
 #define TALK_NS   (30 * WEFT_SECOND) /* a client that has not sent a whole request after this time is closed */
 #define LOOK_NS   WEFT_SECOND        /* how often the clients that are sending a request are checked */
@@ -103,10 +103,15 @@ static void client_reset(struct client *c)
 static void notice(void *arg)
 {
     struct client *c = arg;
-    forward_list_add(&c->p->loop.changed, &c->changed);
+    forward_notice(&c->p->loop, &c->changed);
 }
 
 /* --- moving bytes --- */
+
+static size_t piece_of(const struct client *c, size_t bytes)
+{
+    return c->p->loop.brief && bytes > BRIEF ? BRIEF : bytes;
+}
 
 /* Returns how many of the client's bytes belong to its request of plain HTTP. Bytes after the request are dropped, because they may be a
  * request for another server. The answer is still passed on. If the client has received all of the answer that has come so far and sends
@@ -132,7 +137,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         c->up_over = true; /* the server reads no more; the bytes that it has sent are still passed on */
         return false;
     }
-    ssize_t n = read(c->watch.fd, at, room);
+    ssize_t n = read(c->watch.fd, at, piece_of(c, room));
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
@@ -168,7 +173,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
         shutdown(c->watch.fd, SHUT_WR);
         return false;
     }
-    ssize_t n = send(c->watch.fd, at, bytes, MSG_NOSIGNAL);
+    ssize_t n = send(c->watch.fd, at, piece_of(c, bytes), MSG_NOSIGNAL);
     if (n > 0) {
         forward_count(&c->p->f->down_bytes, (uint64_t)n);
         c->answered = true;
@@ -185,13 +190,14 @@ static bool move_down(struct client *c, bool *full, bool *broken)
 static void client_move(struct client *c, bool readable)
 {
     bool wants = !readable, full = false, broken = false;
+    const unsigned turns = c->p->loop.brief ? 2 : TURNS;
     unsigned i = 0;
-    while (readable && !c->up_over && i < TURNS && move_up(c, &wants, &broken))
+    while (readable && !c->up_over && i < turns && move_up(c, &wants, &broken))
         i++;
-    wants = wants || (i == TURNS && !c->up_over);
-    for (i = 0; !broken && !c->down_over && i < TURNS && move_down(c, &full, &broken); i++)
+    wants = wants || (i == turns && !c->up_over);
+    for (i = 0; !broken && !c->down_over && i < turns && move_down(c, &full, &broken); i++)
         ;
-    full = full || (i == TURNS && !c->down_over);
+    full = full || (i == turns && !c->down_over);
     if (broken)
         client_reset(c);
     else if (c->up_over && c->down_over)
@@ -401,8 +407,6 @@ static bool client_new(struct proxy *p, int fd)
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
     *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* finds out if the client's host no longer answers */
 #if defined(SO_NOSIGPIPE)
@@ -428,7 +432,7 @@ static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
     for (unsigned i = 0; i < TURNS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
-        int fd = gateway_connection(accept(watch->fd, NULL, NULL));
+        int fd = gateway_accept(watch->fd);
         if (fd >= 0 && client_new(p, fd))
             continue;
         if (fd == -EINTR || fd == -ECONNABORTED)
@@ -440,18 +444,24 @@ static void on_listener(struct gateway_watch *watch)
         gateway_watch_events(p->loop.watches, watch, 0);
 }
 
+/* Serves one client whose connection has changed. False: there is none. */
+static bool client_go_on(void *arg)
+{
+    struct proxy *p = arg;
+    struct client *c = (struct client *)forward_list_take(&p->loop.changed);
+    if (c && c->state == CLIENT_WAITS)
+        client_opened(c);
+    else if (c && c->state == CLIENT_MOVES)
+        client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* if the client is being polled for bytes, epoll reports them */
+    return c;
+}
+
 /* Serves clients whose connections have changed. False: some are left for later. */
 static bool look_at_ready(struct proxy *p)
 {
-    for (unsigned i = 0; i < READY_MAX; i++) {
-        struct client *c = (struct client *)forward_list_take(&p->loop.changed);
-        if (!c)
+    for (unsigned i = 0; i < READY_MAX; i++)
+        if (!client_go_on(p))
             return true;
-        if (c->state == CLIENT_WAITS)
-            client_opened(c);
-        else if (c->state == CLIENT_MOVES)
-            client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* if the client is being polled for bytes, epoll reports them */
-    }
     return false;
 }
 
@@ -468,7 +478,7 @@ static void look_at_talking(struct proxy *p)
 
 static int proxy_open(struct proxy *p)
 {
-    int rc = forward_loop_open(&p->loop, p->f->control);
+    int rc = forward_loop_open(&p->loop, p->w, p->f->control, client_go_on, p);
     if (!rc)
         rc = forward_loop_watch(&p->loop, &p->listener, p->f->listener, on_listener, p);
     if (!rc)

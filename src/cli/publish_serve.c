@@ -13,6 +13,7 @@
 #include "weft/net.h"
 
 #define TURNS     16u                /* how many pieces one pair moves before others get a turn */
+#define BRIEF     65536u             /* largest piece when the progress thread moves bytes; it moves at most two */
 #define ACCEPTS   16u                /* how many accepts wait at the gateway at the same time */
 #define READY_MAX 256u               /* how many changed pairs are served before anything else */
 #define PAUSE_NS  (20 * WEFT_MS)     /* how long to wait when there is no memory or no descriptor */
@@ -44,6 +45,12 @@ struct publish {
 static void notice(void *arg)
 {
     struct pair *c = arg;
+    forward_notice(&c->p->loop, &c->changed);
+}
+
+/* It must be looked at again. */
+static void pair_again(struct pair *c)
+{
     forward_list_add(&c->p->loop.changed, &c->changed);
 }
 
@@ -109,6 +116,7 @@ static bool move_one(struct pair *c, int from, bool *broken)
         return false;
     }
     size_t n = have < room ? have : room;
+    n = c->p->loop.brief && n > BRIEF ? BRIEF : n;
     memcpy(to, at, n);
     *broken = weft_net_put(c->side[!from], n) != 0 || weft_net_taken(c->side[from], n) != 0;
     forward_count(from == CLIENT ? &c->p->f->up_bytes : &c->p->f->down_bytes, n);
@@ -118,18 +126,19 @@ static bool move_one(struct pair *c, int from, bool *broken)
 static void pair_move(struct pair *c)
 {
     bool broken = false, more = false;
+    const unsigned turns = c->p->loop.brief ? 2 : TURNS;
     for (int from = CLIENT; from <= SERVER && !broken; from++) {
         unsigned i = 0;
-        while (!c->over[from] && i < TURNS && move_one(c, from, &broken))
+        while (!c->over[from] && i < turns && move_one(c, from, &broken))
             i++;
-        more = more || i == TURNS;
+        more = more || i == turns;
     }
     if (broken)
         pair_reset(c);
     else if (c->over[CLIENT] && c->over[SERVER])
         pair_free(c, false);
     else if (more)
-        notice(c); /* continue after other pairs had their turn */
+        pair_again(c); /* continue after other pairs had their turn */
 }
 
 /* --- opening --- */
@@ -146,7 +155,7 @@ static void pair_connect(struct pair *c)
         return;
     }
     weft_net_notify(c->side[SERVER], notice, c);
-    notice(c); /* the connection may be open already, and then notice() was not called */
+    pair_again(c); /* the connection may be open already, and then notice() was not called */
 }
 
 static void say_refused(struct publish *p)
@@ -218,26 +227,34 @@ static bool pair_new(struct publish *p)
     p->count++;
     p->accepting++;
     weft_net_notify(c->side[CLIENT], notice, c);
-    notice(c); /* a connection may have come already, and then notice() was not called */
+    pair_again(c); /* a connection may have come already, and then notice() was not called */
     return true;
 }
 
 /* --- the published port --- */
 
+/* Serves one pair that has changed. False: there is none. */
+static bool pair_go_on(void *arg)
+{
+    struct publish *p = arg;
+    struct pair *c = (struct pair *)forward_list_take(&p->loop.changed);
+    switch (c ? c->state : PAIR_AGAIN) {
+    case PAIR_ACCEPTS: pair_accepted(c); break;
+    case PAIR_CONNECTS: pair_connected(c); break;
+    case PAIR_MOVES: pair_move(c); break;
+    default: break;
+    }
+    if (p->loop.brief && (p->paused || p->accepting < ACCEPTS)) /* only the thread of the loop makes new pairs */
+        forward_wake(p->loop.changed.wake_fd);
+    return c;
+}
+
 /* Serves pairs that have changed. False: some are left for later. */
 static bool look_at_ready(struct publish *p)
 {
-    for (unsigned i = 0; i < READY_MAX; i++) {
-        struct pair *c = (struct pair *)forward_list_take(&p->loop.changed);
-        if (!c)
+    for (unsigned i = 0; i < READY_MAX; i++)
+        if (!pair_go_on(p))
             return true;
-        switch (c->state) {
-        case PAIR_ACCEPTS: pair_accepted(c); break;
-        case PAIR_CONNECTS: pair_connected(c); break;
-        case PAIR_MOVES: pair_move(c); break;
-        default: break;
-        }
-    }
     return false;
 }
 
@@ -275,7 +292,7 @@ static int publish_loop(struct publish *p)
 int publish_serve(struct forward *f)
 {
     struct publish p = {.f = f};
-    int rc = forward_loop_open(&p.loop, f->control);
+    int rc = forward_loop_open(&p.loop, f->w, f->control, pair_go_on, &p);
     if (rc)
         base_fail(rc, "the published port cannot wait for connections: %s", base_strerror(rc));
     else {

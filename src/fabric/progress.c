@@ -27,6 +27,13 @@
 #define TICK_NS WEFT_MS        /* how often upkeep runs while messages keep coming */
 #define LOOK_NS (20 * WEFT_MS) /* how often the peers are checked, however many messages come */
 
+static BASE_THREAD_LOCAL bool is_progress_thread;
+
+bool fab_on_progress_thread(void)
+{
+    return is_progress_thread;
+}
+
 /* Whether there is nothing to do, so that the thread may sleep. */
 static bool idle(struct weft_node *w)
 {
@@ -130,6 +137,7 @@ static void *progress_thread(void *arg)
     uint64_t polls_before = 0;
     int64_t looked = 0, judge = 0, ticked = 0, next = 0;
     bool busy = false, again = false;
+    is_progress_thread = true;
     while (!atomic_load_explicit(&w->stopping, memory_order_acquire)) {
         int64_t now = base_now_ns();
         if (BASE_UNLIKELY(atomic_load_explicit(&w->newcomer, memory_order_acquire)))

@@ -7,6 +7,7 @@
  *
  *   table.c     gives objects numbers by which other nodes name them; no number is used twice
  *   watch.c     waits for descriptors: epoll, or poll
+ *   turn.c      lets the progress thread serve in place of a thread that sleeps
  *   work.c      runs blocking work on a few threads
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
  *   post.c      messages to other nodes, queued while there is no room to send them
@@ -69,7 +70,7 @@ void gateway_table_remove(struct gateway_table *t, uint64_t id);
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
 void gateway_table_free(struct gateway_table *t);
 
-/* --- watch.c: all calls come from one thread --- */
+/* --- watch.c: all calls come from one thread, or from one that has taken its turn --- */
 enum { GATEWAY_READABLE = 1, GATEWAY_WRITABLE = 2 };
 struct gateway_watch {
     int fd; /* -1: not watched */
@@ -87,10 +88,39 @@ void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *wat
                           unsigned events);                                     /* 0: stop waiting for events, but keep the descriptor */
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
 void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
+/* Takes the turn of the thread that waits, which goes on sleeping, or is held up until leave(). False: that thread is awake, or another one
+ * has its turn. */
+bool gateway_watches_try(struct gateway_watches *all);
+void gateway_watches_leave(struct gateway_watches *all);
 
-/* Takes the result of socket() or accept() for a connection that serves other nodes. Returns the descriptor or a negative errno. If only
- * few descriptors are left below the process's limit, closes it and returns -EMFILE: the last ones are reserved for the process itself. */
-int gateway_connection(int fd);
+/* --- turn.c --- */
+/* The work of a thread that waits for `watches`, after a message has come for it. If that thread sleeps, the progress thread, which handled
+ * the message, does a little of the work itself. So the other thread need not be woken. */
+struct gateway_turn {
+    struct gateway_turn *next;
+    bool listed;                          /* the thread that handles a message will call run() */
+    uint32_t runs;                        /* threads in run() */
+    void (*run)(struct gateway_turn *t);  /* without gateway.lock; must do little, and never wait. Calls wake() for the rest */
+    void (*wake)(struct gateway_turn *t); /* wakes the thread; with or without gateway.lock */
+    void *arg;
+};
+/* There is something to do: calls run() soon, on this thread, or wake() now. With gateway.lock held. */
+void gateway_turn(struct gateway_turn *t);
+/* After this, run() is not called because of earlier gateway_turn(). Waits while it runs; not from a handler. */
+void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
+/* Around the handling of a message; both without the lock. */
+struct gateway_turns {
+    struct gateway_turn *first;
+    bool collects;
+};
+void gateway_turns_begin(struct gateway_turns *t);
+void gateway_turns_end(struct gateway *g, struct gateway_turns *t);
+
+/* socket() and accept() for a connection that serves other nodes: nonblocking, and closed by exec. Return the descriptor or a negative
+ * errno. If only few descriptors are left below the process's limit, they return -EMFILE: the last ones are reserved for the process
+ * itself. */
+int gateway_socket(int family, int type);
+int gateway_accept(int listener);
 uint64_t gateway_connections_max(void); /* descriptors below this number are for connections of others */
 
 /* Shares a number of things (`all`) between askers. Returns whether an asker may have one more, if `used` of them are in use and `own` of
@@ -318,7 +348,10 @@ struct gateway_service {
     void (*begin)(void *state, struct gateway_call *c);
     void (*cancel)(void *state, struct gateway_call *c); /* the service must answer the request now */
     void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after its requests were cancelled */
-    int64_t (*tick)(void *state, int64_t now);           /* may be NULL. Returns in how many ns it must be called again at the latest */
+    /* The progress thread may call begin(), tick(), and on_moved() of streams whose ring is mapped, while the server thread sleeps: none of
+     * them takes longer than a few system calls. See gateway_server_brief(). */
+    bool quick;
+    int64_t (*tick)(void *state, int64_t now); /* may be NULL. Returns in how many ns it must be called again at the latest */
     /* The asker's side of requests by record, on any thread; each may be NULL. submit() handles a record that needs no server, and prepares
      * others. It returns 1 if the record is to be sent to the server, GATEWAY_LATER (record.h) if the service answers it itself, else the
      * status of the answer, with the result in r->result. `arg` is passed on to told(), which writes the server's answer to r->result with
@@ -342,11 +375,14 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
+bool gateway_server_brief(
+    const struct gateway_server *s); /* true on the progress thread: move little, and leave the rest to the server thread */
 /* tells the server thread to look for the next request for a moment before it sleeps */
 void gateway_server_linger(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
+    bool quick; /* as of a service */
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
 };
 void gateway_server_moved(struct gateway_stream *s);                                 /* s->arg is a gateway_listener */

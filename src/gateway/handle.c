@@ -291,7 +291,7 @@ int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_pr
     fab_limit(before);
     if (rc)
         return rc;
-    rc = fab_wait(w, handle_has_started, p, deadline);
+    rc = fab_wait_asleep(w, handle_has_started, p, deadline);
     if (rc == -ETIMEDOUT)
         rc = base_fail(rc, "node %u has not started '%s' before the deadline; the request is cancelled", node, spec->program);
     else if (!rc)
@@ -352,7 +352,9 @@ static bool is_over(void *arg)
 
 int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t timeout_ns)
 {
-    int rc = handle_wait(p, is_over, p, handle_until(p, timeout_ns));
+    handle_use(p, 1);
+    int rc = fab_wait_asleep(p->g->w, is_over, p, handle_until(p, timeout_ns));
+    handle_use(p, -1);
     if (rc == -ETIMEDOUT)
         return base_fail(rc, "process %u on node %u has not ended before the deadline", p->pid, p->node);
     if (!rc)

@@ -136,6 +136,7 @@ static void net_close(void *state)
 const struct gateway_service gateway_net = {
     .name = "net",
     .number = WEFT_SERVICE_NET,
+    .quick = true,
     .open = net_open,
     .close = net_close,
     .begin = net_begin,

@@ -5,7 +5,6 @@
  */
 #include "gateway/net.h"
 
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -49,6 +48,11 @@ static void open_done(struct net_socket *s, struct gateway_call *c, enum net_sta
         struct sockaddr_storage a;
         struct net_address own;
         socklen_t len = sizeof a;
+        if (far && c->record.kind == NET_CONNECT && s->address.len) {
+            net_address_text(&s->address, text + n, NET_ADDRESS_TEXT);
+            n += strlen(text + n) + 1;
+            continue;
+        }
         int rc = far ? getpeername(s->watch.fd, (struct sockaddr *)&a, &len) : getsockname(s->watch.fd, (struct sockaddr *)&a, &len);
         if (rc == 0 && net_address_take(&own, (struct sockaddr *)&a, len))
             net_address_text(&own, text + n, NET_ADDRESS_TEXT);
@@ -85,11 +89,9 @@ static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
 static int open_socket(const struct net_socket *s)
 {
     const weft_request *r = &s->call->record;
-    int fd = gateway_connection(socket(s->address.any.sa_family, s->lookup->type, 0));
+    int fd = gateway_socket(s->address.any.sa_family, s->lookup->type);
     if (fd < 0)
         return fd;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
     set_options(fd, s->flags, r->arg[7], r->arg[8]);
     return fd;
 }
@@ -125,6 +127,13 @@ static int deny(struct net_socket *s, const char *why)
     return base_fail(-EACCES, "node %u may not connect to %s port %s (%s): %s", own_rank(s->all), host_of(s), s->lookup->port, text, why);
 }
 
+static bool is_connected(int fd)
+{
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a;
+    return getpeername(fd, (struct sockaddr *)&a, &len) == 0;
+}
+
 /* Tries the next address that the rules allow. 0: connected; 1: connecting; otherwise the errno of the last address that failed. */
 static int connect_next(struct net_socket *s)
 {
@@ -142,13 +151,15 @@ static int connect_next(struct net_socket *s)
             continue;
         }
         int fd = open_socket(s), rc = fd < 0 ? fd : connect(fd, &s->address.any, s->address.len) ? -errno : 0;
+        if (rc == -EINPROGRESS && is_connected(fd)) /* a host nearby answers while connect() runs */
+            rc = 0;
         if (rc && rc != -EINPROGRESS) {
             if (fd >= 0)
                 close(fd);
             s->tried = rc;
             continue;
         }
-        s->tried = net_socket_watch(s, fd, GATEWAY_WRITABLE);
+        s->tried = net_socket_watch(s, fd, rc ? GATEWAY_WRITABLE : GATEWAY_READABLE);
         if (!s->tried) {
             net_socket_time(s, s->next_address ? base_deadline(TRY_NS) : INT64_MAX);
             return rc ? 1 : 0;
@@ -179,12 +190,10 @@ static void connect_path(struct net_socket *s)
     s->lookup->port[0] = '\0';
     if (len >= sizeof a.sun_path)
         rc = -ENAMETOOLONG;
-    else if ((fd = gateway_connection(socket(AF_UNIX, SOCK_STREAM, 0))) < 0)
+    else if ((fd = gateway_socket(AF_UNIX, SOCK_STREAM)) < 0)
         rc = fd;
     if (!rc) {
         memcpy(a.sun_path, s->lookup->host, len + 1);
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-        fcntl(fd, F_SETFL, O_NONBLOCK);
         set_options(fd, 0, r->arg[7], r->arg[8]);
         rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* never waits: -EAGAIN means that the listener's backlog is full */
         if (!rc)
@@ -262,7 +271,7 @@ static void accept_ready(struct net_socket *s)
 {
     for (struct gateway_call *c; (c = s->accepts);) {
         struct net_socket *new;
-        int fd = gateway_connection(accept(s->watch.fd, NULL, NULL));
+        int fd = gateway_accept(s->watch.fd);
         int rc = fd < 0 ? fd : 0;
         if (rc == -EINTR || rc == -ECONNABORTED)
             continue;
@@ -278,8 +287,6 @@ static void accept_ready(struct net_socket *s)
             gateway_answer_error(c, rc);
             continue;
         }
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-        fcntl(fd, F_SETFL, O_NONBLOCK);
         set_options(fd, s->flags, 0, 0);
         new->call = c;
         new->state = NET_CONNECTS;

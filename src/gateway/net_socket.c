@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define TURNS     16u             /* how many pieces one connection moves before others get a turn */
+#define BRIEF     65536u          /* largest piece when the server is brief (gateway_server_brief()); it moves at most two */
 #define GET_TRIES 64u             /* how often a get is tested right after its start; later net_tick() tests it */
 #define GET_NS    (100 * WEFT_US) /* time between two tests of gets */
 #define LINGER_NS (10 * WEFT_SECOND)
@@ -184,6 +185,7 @@ int net_socket_streams(struct net_socket *s, const weft_request *r)
 {
     struct gateway *g = gateway_of(s->all->server);
     s->listener.on_moved = on_moved;
+    s->listener.quick = true;
     int rc = gateway_stream_write(g, s->node, r->arg[1], r->arg[2], r->arg[3], gateway_server_moved, &s->listener, &s->down);
     if (!rc)
         rc = gateway_stream_fetch(g, s->node, r->arg[4], r->arg[5], r->arg[6], gateway_server_moved, &s->listener, &s->up);
@@ -283,6 +285,11 @@ static bool down_move(struct net_socket *s)
         s->down_over = is_shut(s->down);
     if (!room)
         return false;
+    if (s->down->memory && room > BRIEF && gateway_server_brief(s->all->server)) {
+        piece[0].iov_len = piece[0].iov_len < BRIEF ? piece[0].iov_len : BRIEF;
+        piece[1].iov_len = 0;
+        room = piece[0].iov_len;
+    }
     ssize_t n = s->down->memory ? readv(s->watch.fd, piece, piece[1].iov_len ? 2 : 1) : read(s->watch.fd, some, (size_t)room);
     if (n > 0)
         return gateway_stream_send(s->down, some, (uint64_t)n, false, 0) == 0 && (uint64_t)n == room;
@@ -428,6 +435,8 @@ static bool up_move(struct net_socket *s, bool *full)
         }
         return false;
     }
+    if (n > (int64_t)BRIEF && gateway_server_brief(s->all->server))
+        n = BRIEF;
     ssize_t put = send(s->watch.fd, at, (size_t)n, MSG_NOSIGNAL);
     if (put > 0) {
         up_taken(s, (uint64_t)put);
@@ -467,13 +476,14 @@ static void socket_closed(struct net_socket *s)
 static void socket_move(struct net_socket *s, bool down, bool up)
 {
     bool full = !up && s->watch.events & GATEWAY_WRITABLE, more = false;
+    const unsigned turns = gateway_server_brief(s->all->server) ? 2 : TURNS;
     if (s->state != NET_OPEN)
         return;
-    for (unsigned i = 0; down && i < TURNS && !s->down_over; i++)
+    for (unsigned i = 0; down && i < turns && !s->down_over; i++)
         if (!(more = down_move(s)))
             break;
     for (unsigned i = 0; up && !s->up_over; i++) {
-        if (i == TURNS) {
+        if (i == turns) {
             /* watch for GATEWAY_WRITABLE: the socket has room, so this is called again after other connections had their turn */
             full = true;
             break;

@@ -368,7 +368,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
         gateway_block_clear(&b);
         return base_fail(-ENOMEM, "no memory to start a process for node %u", c->node);
     }
-    *r = (struct run){.listener = {run_listen},
+    *r = (struct run){.listener = {.on_moved = run_listen},
                       .all = all,
                       .server = all->server,
                       .there = q->arg[11],

@@ -15,9 +15,11 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
 {
     struct gateway *g = arg;
     struct gateway_message m;
+    struct gateway_turns turns;
     if (header_len != sizeof m || from >= w->size)
         return;
     memcpy(&m, header, sizeof m);
+    gateway_turns_begin(&turns);
     switch (m.type) {
     case GATEWAY_OFFERS: atomic_store_explicit(&g->offers[from], m.word[0], memory_order_release); break;
     case GATEWAY_REQUEST: gateway_server_request(g, from, &m, payload, payload_len); break;
@@ -31,6 +33,7 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     case GATEWAY_UNREAD: gateway_handle_unread(g, from, &m); break;
     default: break;
     }
+    gateway_turns_end(g, &turns);
 }
 
 static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)

@@ -51,7 +51,7 @@ static void test_end(void **state)
     int pair[2];
     struct forward_loop l;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-    assert_int_equal(forward_loop_open(&l, pair[0]), 0);
+    assert_int_equal(forward_loop_open(&l, NULL, pair[0], NULL, NULL), 0);
     close(pair[0]); /* the loop has a copy */
     forward_wake(l.changed.wake_fd);
     gateway_watches_wait(l.watches, 5 * WEFT_SECOND);
@@ -67,7 +67,7 @@ static void test_bad_descriptor(void **state)
 {
     (void)state;
     struct forward_loop l;
-    assert_int_equal(forward_loop_open(&l, -1), -EBADF);
+    assert_int_equal(forward_loop_open(&l, NULL, -1, NULL, NULL), -EBADF);
     forward_loop_close(&l);
 }
 

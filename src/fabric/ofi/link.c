@@ -23,6 +23,7 @@ struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
     if (l == MAP_FAILED)
         return NULL;
     l->ofi = o;
+    atomic_store_explicit(&o->used, true, memory_order_relaxed); /* before the link is published: from then on the device is polled */
     l->r.w = o->w;
     l->r.link = link;
     l->r.earliest = &o->due;

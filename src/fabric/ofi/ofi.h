@@ -131,6 +131,7 @@ struct ofi {
     base_spin receiving, calls;
     _Atomic int64_t due; /* when the earliest timer of all links expires; the value may be too early, never too late */
     uint32_t looks;
+    _Atomic bool used;   /* a peer has, or had, a link of this device: until then nothing can come, so nothing is polled */
     uint32_t generation; /* counts the endpoints that this node has had */
     bool renew;          /* the endpoint should be replaced; under `receiving` */
 };

@@ -154,7 +154,7 @@ int ofi_service(struct weft_node *w)
     struct ofi *o;
     int n = 0;
     for (uint32_t i = 0; (o = ofi_device_at(w, i)); i++) {
-        if (!base_spin_try(&o->receiving))
+        if (!atomic_load_explicit(&o->used, memory_order_relaxed) || !base_spin_try(&o->receiving))
             continue;
         n += ofi_poll(o);
         base_spin_unlock(&o->receiving);
@@ -194,6 +194,8 @@ static bool poll_no_messages(const struct ofi *o)
 /* Whether the progress thread may sleep on the queue's descriptor. If the queue has none, the thread polls every millisecond (watch.c). */
 static bool poll_idle(struct ofi *o)
 {
+    if (!atomic_load_explicit(&o->used, memory_order_relaxed))
+        return true;
     if (!base_spin_try(&o->receiving))
         return false;
     base_spin_lock(&o->calls);
