@@ -133,11 +133,13 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         c->up_over = true; /* the server takes no more; what it has sent is still passed on */
         return false;
     }
-    ssize_t n = read(c->watch.fd, at, piece_of(c, room));
+    size_t most = piece_of(c, room);
+    ssize_t n = read(c->watch.fd, at, most);
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
-        return !*broken && weft_net_put(c->net, right) == 0;
+        *wants = (size_t)n < most; /* there was no more */
+        return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
     }
     if (n < 0 && errno == EINTR)
         return true;
@@ -267,7 +269,7 @@ static void client_opened(struct client *c)
     free(s);
     c->speech = NULL;
     c->state = CLIENT_MOVES;
-    client_move(c, true);
+    client_move(c, false); /* it has been waiting for the reply; epoll tells when it sends more */
 }
 
 /* Bytes of each of the two rings of a new connection, when so many are open: the first ones are fast, and 10,000 take 175 MiB of the usual
