@@ -177,7 +177,8 @@ int main(int argc, char **argv)
     struct spec s;
     const char *folder = getenv("TMPDIR");
     if (argc < 2 || spec_parse(&s, argv[1]) || s.bytes % PIECE || !s.bytes) {
-        fprintf(stderr, "usage: %s read|map|get|cold|pread|mmap|mounted:BYTES:ITERATIONS:WARMUP, with BYTES a multiple of 1 MiB\n", argv[0]);
+        fprintf(stderr, "usage: %s read|map|get|cold|pread|mmap|mounted:BYTES:ITERATIONS:WARMUP, with BYTES a multiple of 1 MiB\n",
+                argv[0]);
         return 2;
     }
     buffer = malloc(PIECE);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernel_fetch: a kernel fetches a page over HTTP, through the gateway, node 0. Node 1, where the kernel runs, needs no network. The page
- * lands in an arena, which is memory of the GPU, and the kernel reads it there.
+ * kernel_fetch: a kernel fetches a page over HTTP, through the gateway, node 0. Node 1, where the kernel runs, needs no network. The bytes
+ * of the page are copied into an arena, which is memory of the GPU, and the kernel reads them there.
  *
- * Shown: weft_device_net_connect(), _send(), _receive() and _close() (weft/device_net.h). The kernel runs on the GPU `host`; one for CUDA
- * makes the same calls (tests/gpu/fetch.cu). Without a URL the page is that of a small server which this program starts on node 0.
+ * Shown: weft_device_net_connect(), _send(), _receive() and _close() (weft/device_net.h). The kernel runs on the GPU `host`; a kernel for
+ * CUDA makes the same calls (tests/gpu/fetch.cu). Without a URL, the kernel fetches a page of a small server that this program starts on
+ * node 0.
  *
  * Run:
  *     weft run -n 2 -- ./kernel_fetch

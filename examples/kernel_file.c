@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * kernel_file: the blocks of a kernel read a file of another node, piece by piece, and count its lines. Node 0 has the file and reads each
- * piece from its disk once; the pieces land in an arena, which is memory of the GPU of the node that counts.
+ * piece from its disk once; the pieces are copied into an arena, which is memory of the GPU of the node that counts.
  *
- * Shown: weft_device_file_open(), _read() and _close() (weft/device_file.h). The kernels run on the GPU `host`; one for CUDA makes the same
- * calls (tests/gpu/files.cu). Without a name the file is one that this program makes.
+ * Shown: weft_device_file_open(), _read() and _close() (weft/device_file.h). The kernels run on the GPU `host`; a kernel for CUDA makes the
+ * same calls (tests/gpu/files.cu). Without a file name, the program makes a file itself.
  *
  * Run:
  *     weft run -n 3 -- ./kernel_file

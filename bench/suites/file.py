@@ -4,14 +4,16 @@ import getpass
 import os
 import shutil
 import subprocess
+import time
 
-from rig import Ours, Row, nodes, run, scaled, values
+from rig import Missing, Ours, Row, end, nodes, run, scaled, start, values
 from suites import ssh
 
 NAME = "file"
 TITLE = "files of a node, cached for others"
 
 MIB = 1 << 20
+MOUNT_S = 20
 # group: (test, nodes, bytes, iterations, warm-up)
 TESTS = {"read": ("read", 2, 64 * MIB, 20, 1), "map": ("map", 2, 64 * MIB, 20, 1), "cold": ("cold", 5, 256 * MIB, 1, 0)}
 
@@ -78,13 +80,20 @@ class Sshfs(ssh.Server):
         os.makedirs(mount, exist_ok=True)
         options = ["BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", f"IdentityFile={self.folder}/user",
                    "cache=yes", "kernel_cache", "max_conns=4"]
-        run(["sshfs", "-F", "/dev/null", "-p", str(self.port), *(w for o in options for w in ("-o", o)),
+        server = start(["sshfs", "-f", "-F", "/dev/null", "-p", str(self.port), *(w for o in options for w in ("-o", o)),
              f"{getpass.getuser()}@127.0.0.1:{from_}", mount])
         try:
+            deadline = time.monotonic() + MOUNT_S
+            while not os.path.ismount(mount):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise Missing("sshfs does not mount")
+                time.sleep(0.02)
             env = {"BENCH_UNDER": os.path.join(from_, "file"), "BENCH_PATH": os.path.join(mount, "file")}
             return values(run([self.program, f"mounted:{TESTS[group][2]}:1:0"], env=env), lambda line: "mounted")
         finally:
-            subprocess.run(["fusermount3", "-u", "-z", mount], check=False)
+            subprocess.run(["fusermount3", "-u", "-z", mount], check=False, stderr=subprocess.DEVNULL)
+            end(server)
+            server.communicate()
 
 
 class Get(Weft):

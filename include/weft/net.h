@@ -122,26 +122,25 @@ WEFT_API uint32_t weft_net_node(const weft_socket *s);
 WEFT_API const char *weft_net_local(const weft_socket *s);
 WEFT_API const char *weft_net_peer(const weft_socket *s);
 
-/* Returns 0 if the socket is open. Otherwise returns why it could not be opened, or -ECONNRESET if its gateway is gone, and sets
- * weft_error().
- * Errors: -EINPROGRESS it is being opened, and weft_error() is unchanged; -ECONNRESET the gateway is gone. Others are those of
- * weft_net_connect(), and the negative ECANCELED. */
+/* Returns 0 if the socket is open. Otherwise returns why not, and sets weft_error().
+ * Errors: -EINPROGRESS the socket is not open yet (weft_error() is not set); -ECONNRESET the gateway is gone. If opening the socket has
+ * failed, the errors of weft_net_connect() are returned, or the negative ECANCELED if the opening was cancelled. */
 WEFT_API int weft_net_error(weft_socket *s);
 
 /* Receives bytes: waits for at least one. `*got` is how many were received; 0: the peer has ended sending. Only one thread at a time may
  * receive. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive. With datagrams: receives one, which may have 0 bytes.
- * Errors: -EINVAL a listener; -EMSGSIZE the next datagram is larger than `len`: it stays, and `*got` is its size; -ETIMEDOUT nothing came
- * before the deadline; -ECONNRESET the peer has reset the connection, or the gateway is gone; -EBUSY another thread receives; -EPROTO the
- * gateway has sent invalid data; -EDEADLK it would wait in a handler. Other errors of recv(2) may be returned, too. If the socket could not
- * be opened: the error of opening it. */
+ * Errors: -EINVAL the socket is a listener; -EMSGSIZE the next datagram is larger than `len`: it stays, and `*got` is its size; -ETIMEDOUT
+ * nothing came before the deadline; -ECONNRESET the peer has reset the connection, or the gateway is gone; -EBUSY another thread receives;
+ * -EPROTO the gateway has sent invalid data; -EDEADLK it would wait in a handler. Other errors of recv(2) may be returned, too. If the
+ * socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
-/* Sends bytes: waits until all are in the ring, from which the gateway sends them. `*put` (may be NULL) is how many were stored there, also
- * after an error. With a time-out of 0 this sends as many bytes as there is room for, and returns -ETIMEDOUT without setting weft_error()
- * if some are left. Only one thread at a time may send. With datagrams: sends all bytes as one.
- * Errors: -EINVAL a listener; -EMSGSIZE more than WEFT_NET_DATAGRAM_MAX bytes for a datagram; -EPIPE the peer accepts no more bytes, or
- * weft_net_shutdown() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the gateway is gone; -ENOMEM no
- * memory; -EDEADLK it would wait in a handler. If the socket could not be opened: the error of opening it. */
+/* Sends bytes: waits until all are in the ring, from which the gateway sends them. `*put` (may be NULL) is how many were put into the ring,
+ * also after an error. With a time-out of 0 the call sends as many bytes as there is room for; if bytes are left, it returns -ETIMEDOUT
+ * without setting weft_error(). Only one thread at a time may send. On a socket with datagrams, all bytes become one datagram.
+ * Errors: -EINVAL the socket is a listener; -EMSGSIZE more than WEFT_NET_DATAGRAM_MAX bytes for a datagram; -EPIPE the peer accepts no more
+ * bytes, or weft_net_shutdown() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the gateway is gone;
+ * -ENOMEM no memory; -EDEADLK it would wait in a handler. If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *put, int64_t timeout_ns);
 
 /* Send a datagram to an address, and receive one with its sender's address, as in "10.0.0.1:53" and "[fd00::1]:53". The socket comes from
@@ -155,39 +154,42 @@ WEFT_API int weft_net_send_to(weft_socket *s, const char *to, const void *buf, s
 WEFT_API int weft_net_receive_from(weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
 /* Ends sending: after the last byte, the peer sees the end of the stream. Receiving goes on.
- * Errors: -EINVAL a listener; -EAGAIN it is not open yet; -ENOMEM no memory. If the socket could not be opened: the error of opening it. */
+ * Errors: -EINVAL the socket is a listener; -EAGAIN the socket is not open yet; -ENOMEM no memory. If the socket could not be opened: the
+ * error of opening it. */
 WEFT_API int weft_net_shutdown(weft_socket *s);
 
 /* Closes the socket, whose handle must not be used any more. Does not wait: the gateway still sends what is in the ring, for at most ten
  * seconds, as long as this node does not leave. A node that leaves soon should first call weft_net_shutdown(), and receive until the peer
- * has ended sending. Unanswered operations end with the negative ECANCELED. NULL is allowed.
+ * has ended sending. Operations that are not complete end with the negative ECANCELED. NULL is allowed.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_net_close(weft_socket *s);
 
-/* The same, but drops bytes that are not sent yet, and resets the connection, so that the peer can tell that the stream is incomplete.
+/* Like weft_net_close(), but drops the bytes that are not sent yet and resets the connection. The reset tells the peer that the stream is
+ * incomplete.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_net_abort(weft_socket *s);
 
 /* --- without copies and without waiting; not with datagrams --- */
 
 /* Receive in place. weft_net_received() gives the first received bytes that are contiguous in the ring: `*bytes` bytes at `*at`. They stay
- * there until weft_net_taken() says how many of them are no longer needed. `*bytes` 0: the peer has ended sending.
- * Errors: -EAGAIN nothing is there now; -EINVAL a listener, or more bytes taken than there are; -ENOTCONN opening the socket has failed
- * with -EAGAIN; -ECONNRESET, -EPROTO and others, as weft_net_receive(). None sets weft_error(). */
+ * there until weft_net_taken() frees the first `bytes` of them. `*bytes` 0: the peer has ended sending.
+ * Errors: -EAGAIN no bytes are there now; -EINVAL the socket is a listener, or more bytes are freed than are there; -ENOTCONN opening the
+ * socket has failed with -EAGAIN; -ECONNRESET, -EPROTO and others, as weft_net_receive(). None sets weft_error(). */
 WEFT_API int weft_net_received(weft_socket *s, const void **at, size_t *bytes);
 WEFT_API int weft_net_taken(weft_socket *s, size_t bytes);
 
 /* Send in place. weft_net_room() gives free room that is contiguous in the ring: `*bytes` bytes at `*at`. Write there, then weft_net_put()
  * sends the first `bytes` bytes of it.
- * Errors: -EAGAIN no room now; -EINVAL a listener, or more bytes than there is room; -ENOTCONN opening the socket has failed with -EAGAIN;
- * -EPIPE, -ECONNRESET and others, as weft_net_send(); -ENOMEM no memory. Only weft_net_put() sets weft_error(). */
+ * Errors: -EAGAIN no room now; -EINVAL the socket is a listener, or more bytes are sent than there is room for; -ENOTCONN opening the
+ * socket has failed with -EAGAIN; -EPIPE, -ECONNRESET and others, as weft_net_send(); -ENOMEM no memory. Only weft_net_put() sets
+ * weft_error(). */
 WEFT_API int weft_net_room(weft_socket *s, void **at, size_t *bytes);
 WEFT_API int weft_net_put(weft_socket *s, size_t bytes);
 
-/* Installs a function that is called when something may have changed: the socket is open or could not be opened, bytes have arrived, there
- * is room to send, it has ended. It is called on any thread, while locks of weft are held: it must return soon and call no function of
- * weft. A typical function writes a byte to a pipe. weft does not call it after weft_net_close() has returned. `fn` NULL removes the
- * function. The call that installs it does not call it: check the socket once afterwards. */
+/* Installs a function that weft calls when the socket may have changed: it is open or could not be opened, bytes have arrived, there is
+ * room to send, or the connection has ended. weft calls the function on any thread, with locks held: the function must return soon and must
+ * not call weft. A typical function writes a byte to a pipe. weft does not call it after weft_net_close() has returned. `fn` NULL removes
+ * the function. The call that installs it does not call it: check the socket once afterwards. */
 typedef void (*weft_net_fn)(void *arg);
 WEFT_API void weft_net_notify(weft_socket *s, weft_net_fn fn, void *arg);
 

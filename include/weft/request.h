@@ -2,8 +2,7 @@
  *
  * Requests to the services of nodes (weft/service.h). The asker is the node that sends a request, and the server is the node that answers
  * it. A request is a record of 256 bytes in the asker's pool. The calls of weft/service.h fill and submit records. A program may also fill
- * a record itself and submit it with weft_request_start(), and a kernel of a GPU with weft/device_service.h: the layout is always the
- * same.
+ * a record itself and submit it with weft_request_start(), and a kernel of a GPU with weft/device_service.h: the layout is always the same.
  *
  *   bytes      field       who writes it
  *     0 -   3  version     the asker: WEFT_REQUEST_VERSION
@@ -23,10 +22,11 @@
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
  * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Records name memory by address (weft/types.h),
- * not by pointer. A record is aligned to 8 bytes; if it is aligned to 64, the asker and its node never write to the same cache line. The
- * record belongs to weft until the request is answered. weft reads the asker's fields and `data` while the request is submitted; it may
- * read `data` of more than WEFT_REQUEST_INLINE bytes until the request is answered. Then the asker's node writes `result` and `status`, and
- * after them `answered`: a reader that sees the new `answered` also sees `result` and `status`.
+ * not by pointer. A record is aligned to 8 bytes. Align it to 64 bytes where you can: then the asker and its node never write to the same
+ * cache line. Do not change the record until the request is answered. weft reads the asker's fields and `data` while the request is
+ * submitted; if `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has come,
+ * the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered` also sees `result` and
+ * `status`.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H
@@ -78,17 +78,17 @@ typedef struct weft_request {
  * The other WEFT_PROCESS_... requests take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
 /* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: the signal that ended it, or 0;
- * result[2]: bit 0 is set if it was killed because its time was over. What the process and the children that it has waited for have used:
- * result[3]: ns of user time; result[4]: ns of system time; result[5]: bytes of the largest resident set. */
+ * result[2]: bit 0 is set if the server killed it because its time was over (arg[2] of the start). result[3]: ns of user time; result[4]:
+ * ns of system time; result[5]: bytes of the largest resident set; these three include the children that the process has waited for. */
 #define WEFT_PROCESS_WAIT 2u
-/* Checks once for output; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address of the
- * output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
+/* Returns the output that has arrived; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address
+ * of the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
 #define WEFT_PROCESS_OUTPUT 3u
 /* Frees output that was read, so that new output can overwrite it. arg[0]: 1 for standard output, 2 for standard error; arg[1]: how many
  * bytes. */
 #define WEFT_PROCESS_TAKE 4u
-/* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many as there is room for. -EAGAIN: there is no
- * room now. result[0]: how many bytes were written. With 0 bytes: ends the input. */
+/* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many of them as there is room for. -EAGAIN: there
+ * is no room now. result[0]: how many bytes were written. If `data_bytes` is 0, the input ends. */
 #define WEFT_PROCESS_WRITE 5u
 /* Sends signal arg[0] to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground process group. */
 #define WEFT_PROCESS_SIGNAL 6u
@@ -106,9 +106,9 @@ typedef struct weft_request {
 #define WEFT_SPAWN_STDIN             0x20u /* the asker writes standard input (WEFT_PROCESS_WRITE); otherwise it is /dev/null */
 #define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is the memory that the request names: arg[4] bytes at arg[3] */
 /* Standard input, output and error are a new pseudo-terminal, which is the controlling terminal of the process; the process leads a
- * session. The asker reads as standard output (WEFT_SPAWN_STDOUT) what the process writes to the terminal. With WEFT_SPAWN_STDIN it writes
- * what the process reads from the terminal. A terminal has no end of input: to end the input as the key Ctrl-D does, write the byte 4.
- * Excludes WEFT_SPAWN_STDIN_DATA and both flags for standard error. */
+ * session. What the process writes to the terminal is sent to the asker as standard output (WEFT_SPAWN_STDOUT). What the asker writes as
+ * standard input (WEFT_SPAWN_STDIN) is the input of the terminal. A terminal has no end of input: to end the input as the key Ctrl-D does,
+ * write the byte 4. Cannot be used together with WEFT_SPAWN_STDIN_DATA and the two flags for standard error. */
 #define WEFT_SPAWN_TERMINAL 0x80u
 #define WEFT_SPAWN_FLAGS    0xffu
 

@@ -8,7 +8,7 @@
 void forward_wake(int wake_fd)
 {
     ssize_t n = write(wake_fd, "", 1);
-    (void)n; /* if the pipe is full, its reader wakes anyway */
+    (void)n; /* a full pipe wakes its reader as well */
 }
 
 void forward_list_init(struct forward_list *l, int wake_fd)
@@ -36,7 +36,7 @@ void forward_list_add(struct forward_list *l, struct forward_changed *c)
         forward_wake(l->wake_fd);
 }
 
-/* Under the lock. */
+/* Called with the lock held. */
 static void list_unlink(struct forward_list *l, struct forward_changed **at)
 {
     struct forward_changed *c = *at;
@@ -72,7 +72,8 @@ static void on_control(struct gateway_watch *watch)
 {
     struct forward_loop *l = watch->arg;
     char some[64];
-    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something. A socket, or of a kept forward a pipe */
+    /* this does not block, because the descriptor is ready. It is a socket, or a pipe for a forward that is kept */
+    ssize_t n = read(watch->fd, some, sizeof some);
     l->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
@@ -86,7 +87,7 @@ static void on_wake(struct gateway_watch *watch)
 int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *), void *arg)
 {
     *watch = (struct gateway_watch){.fd = -1, .ready = ready, .arg = arg};
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* it is closed with the watch */
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* a copy, because gateway_unwatch() closes it */
     int rc = own < 0 ? -errno : gateway_watch(l->watches, watch, own, GATEWAY_READABLE);
     if (rc && own >= 0)
         close(own);

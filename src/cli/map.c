@@ -142,7 +142,7 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {"remote-weft", required_argument, NULL, REMOTE_WEFT},
                                       {"softverbs", required_argument, NULL, SOFTVERBS},
                                       {"guard", no_argument, NULL, GUARD},
-                                      {"homes", required_argument, NULL, HOMES}, /* from the launcher to node 0 */
+                                      {"homes", required_argument, NULL, HOMES}, /* only the launcher passes this option, to node 0 */
                                       {"help", no_argument, NULL, HELP},
                                       {0}};
 
@@ -276,7 +276,8 @@ static bool reads_input(const struct map_options *o)
     return any;
 }
 
-/* Which files are of other nodes: HOST:PATH, unless there is a file of that name here. `*out`, which the caller frees: for --homes, or NULL. */
+/* Finds the inputs that are files of other nodes: HOST:PATH, unless this host has a file of that name. `*out` becomes the value of --homes,
+ * which the caller frees; NULL: there are none. */
 static int find_homes(const struct map_options *o, const struct hosts *hosts, uint32_t nodes, char **out)
 {
     size_t room = 0, len = 0;
@@ -286,8 +287,8 @@ static int find_homes(const struct map_options *o, const struct hosts *hosts, ui
             continue;
         int64_t node = hosts_find(hosts, nodes, name, (size_t)(colon - name));
         if (node < 0)
-            return cli_usage("map", "%s: there is no such file here, and '%.*s' is neither a host nor the number of a node of this job", name,
-                             (int)(colon - name), name);
+            return cli_usage("map", "%s: there is no such file here, and '%.*s' is neither a host nor the number of a node of this job",
+                             name, (int)(colon - name), name);
         if (len + 32 > HOMES_MAX)
             return cli_usage("map", "too many files of other hosts: their list has more than %zu bytes; run a job on that host", HOMES_MAX);
         if (len + 32 > room) {

@@ -62,7 +62,7 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
     if (!s->up)
         return false;
     if (status == LAUNCH_CANNOT_JOIN) {
-        give_up(s, place, "it cannot join; its message says why");
+        give_up(s, place, "the node cannot join; see its error message in this log");
         return true;
     }
     node->tries = status == LAUNCH_NOT_JOINED ? node->tries + 1 : 0;

@@ -373,7 +373,7 @@ static void job_done(struct job *j)
     jobs_forget(all);
     job_unuse(j);
     pthread_cond_broadcast(&all->changed);
-    pthread_mutex_unlock(&all->lock); /* after this, jobs_close() may free everything */
+    pthread_mutex_unlock(&all->lock); /* from here on jobs_close() may free `all` */
 }
 
 /* Free what a job needs only while it runs: the buffers of its output in the pool, and descriptors. */

@@ -467,6 +467,9 @@ void fab_stop(struct weft_node *w);                    /* says goodbye to the pe
  * base_fail(). -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
+/* The same for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to others.
+ */
+int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, for a thread that sleeps elsewhere than in fab_wait() and expects something soon. Returns
    whether the condition holds. Message handlers may run in this call. */
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
@@ -537,7 +540,8 @@ void fab_announce(struct weft_node *w); /* for the progress thread: does what fa
 void fab_abandon(struct weft_node *w, uint32_t node);
 
 /* --- node.c --- */
-/* Make the node's handle and open the transports; free it. `w->links` has entries for `size` nodes, all FAB_UNKNOWN. */
+/* What fab_create() needs to make the node's handle and open the transports. The new w->links has entries for `size` nodes, all
+ * FAB_UNKNOWN. */
 struct fab_config {
     uint32_t rank, size;
     uint32_t founders; /* see struct weft_node; 0: as `size` */

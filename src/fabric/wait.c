@@ -56,17 +56,16 @@ static bool copying(struct weft_node *w)
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && w->arenas->copying(w);
 }
 
-/* Spins and makes progress until nothing has moved for `quiet_ns`. */
-static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, int64_t quiet_ns)
+/* Spins and makes progress until nothing has moved for `quiet_ns`. `yields`: whom this thread waits for may need this processor. A yield is
+ * cheaper than a sleep and a wake-up, if the answer comes soon. */
+static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, int64_t quiet_ns, bool yields)
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
     /* Work that needs no handler is done at each turn. Messages are polled only at some turns, but regularly, however much other work there
      * is. */
     bool hurry = fab_polled(w) % WAITS_PER_PROGRESS != 0;
-    if (w->oversubscribed) {
-        /* The node that this thread waits for may need this processor. A yield is cheaper than a sleep and a wake-up, if the other node
-           answers soon. */
+    if (yields) {
         int64_t start = base_now_ns(), now = start;
         while (!done && now < deadline && now - start < YIELD_FOR * w->options.spin_ns) {
             fab_progress(w);
@@ -123,15 +122,16 @@ static void rest(struct weft_node *w)
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg)
 {
     int64_t most = LINGER_FOR * w->options.spin_ns;
-    bool done = ready(arg) || spin(w, ready, arg, base_now_ns() + most, most);
+    /* This thread has just woken another one, and the system may have placed that one behind it on the same processor. */
+    bool done = ready(arg) || spin(w, ready, arg, base_now_ns() + most, most, true);
     rest(w);
     return done;
 }
 
-static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
+static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, bool spins)
 {
-    for (;;) {
-        if (spin(w, ready, arg, deadline, w->options.spin_ns))
+    for (;; spins = true) {
+        if (spins && spin(w, ready, arg, deadline, w->options.spin_ns, w->oversubscribed))
             return 0;
         rest(w);
         bool rung = false;
@@ -168,7 +168,7 @@ int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg)
     return has_room(arg) ? 0 : -EAGAIN;
 }
 
-int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
+static int wait_until(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, bool spins)
 {
     if (ready(arg))
         return 0;
@@ -176,7 +176,17 @@ int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadlin
         return base_fail(-EDEADLK,
                          "a handler must not wait, because the messages that it waits for would not arrive: call this outside the handler");
     atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed);
-    int rc = wait_long(w, ready, arg, deadline);
+    int rc = wait_long(w, ready, arg, deadline, spins);
     atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
     return rc;
+}
+
+int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
+{
+    return wait_until(w, ready, arg, deadline, true);
+}
+
+int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
+{
+    return wait_until(w, ready, arg, deadline, false);
 }

@@ -28,7 +28,7 @@ struct file_async {
     pthread_cond_t some;
     struct async_call *first, **last;
     pthread_t thread[ASYNC_THREADS];
-    unsigned threads, idle;
+    unsigned threads, idle, queued;
     bool stop;
 };
 
@@ -67,6 +67,7 @@ static void *async_run(void *arg)
             break;
         if (!(all->first = c->next))
             all->last = &all->first;
+        all->queued--;
         pthread_mutex_unlock(&all->lock);
         async_over(all->w, c, async_make(c, all->w));
         pthread_mutex_lock(&all->lock);
@@ -122,12 +123,14 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
     c->op = op;
     fab_pending(op, c->node);
     pthread_mutex_lock(&all->lock);
-    if (!all->idle && all->threads < ASYNC_THREADS && !all->stop && base_thread(&all->thread[all->threads], async_run, all) == 0)
+    if (all->queued >= all->idle && all->threads < ASYNC_THREADS && !all->stop &&
+        base_thread(&all->thread[all->threads], async_run, all) == 0)
         all->threads++;
     int rc = all->stop ? -ECONNRESET : all->threads ? 0 : -EAGAIN;
     if (!rc) {
         *all->last = c;
         all->last = &c->next;
+        all->queued++;
         pthread_cond_signal(&all->some);
     }
     pthread_mutex_unlock(&all->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handles of files: opening, closing, and what needs one request.
+ * The asker's handles of files: opens and closes them, and makes the calls that need one request.
  */
 #include "gateway/file_handle.h"
 
@@ -16,8 +16,8 @@ weft_request file_request(const weft_file *f, enum file_kind kind)
 int file_claim(weft_file *f)
 {
     if (atomic_exchange_explicit(&f->busy, true, memory_order_acquire)) /* acquire: pairs with file_unuse() */
-        return base_fail(-EBUSY, "%s at node %u: another call reads or writes through this handle: open it once for each", f->path,
-                         f->node);
+        return base_fail(-EBUSY, "%s at node %u: another call reads or writes through this handle: open the file once for each call",
+                         f->path, f->node);
     atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
     return 0;
 }
@@ -25,7 +25,7 @@ int file_claim(weft_file *f)
 int file_use(weft_file *f, bool alone)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "%s at node %u: a handler must not wait for a file", f->path, f->node);
+        return base_fail(-EDEADLK, "%s at node %u: a handler must not wait for a file; make this call in another thread", f->path, f->node);
     if (alone)
         return file_claim(f);
     atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
@@ -56,7 +56,7 @@ void file_slots_leave(weft_file *f)
 {
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         if (atomic_load_explicit(&f->slot[i].state, memory_order_acquire) == SLOT_ASKED)
-            (void)gateway_ask_leave(f->g, f->slot[i].ask, 0); /* afterwards nobody writes to the slot */
+            (void)gateway_ask_leave(f->g, f->slot[i].ask, 0); /* after this no answer is written to the slot */
         atomic_store_explicit(&f->slot[i].state, SLOT_FREE, memory_order_relaxed);
     }
 }
@@ -76,10 +76,10 @@ void file_map_slot_free(struct file_slot *s)
     atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
 }
 
-/* Gives a slot up that no thread waits for. With `maps` locked. */
+/* Frees a slot for which no thread waits. Called with `maps` locked. */
 void file_map_slot_leave(weft_file *f, struct file_slot *s)
 {
-    /* If it was not answered yet, mapped_late() gives the piece back. */
+    /* If the answer has not come yet, mapped_late() will end the lease. */
     if (file_slot_state(s) == SLOT_ASKED)
         (void)gateway_ask_leave(f->g, s->ask, 0);
     if (file_slot_state(s) == SLOT_READY)
@@ -109,14 +109,14 @@ static void post_close(struct gateway *g, uint32_t node, uint64_t there)
     (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
 }
 
-/* The answer to a request that was given up here. */
+/* The answer to a request to open that this node has cancelled: closes the file again. */
 static void opened_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0)
         post_close(g, a->node, r->word[0]);
 }
 
-/* The gateway has noticed that a file has changed: the next read or map asks it, and gets -ESTALE. */
+/* The gateway reports that a file has changed. So the next read or map sends a request, whose answer is -ESTALE. */
 void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m)
 {
     base_spin_lock(&g->lock);
@@ -161,10 +161,11 @@ int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flag
     if (node >= w->size)
         return base_fail(-EFAULT, "weft_file_open(): there is no node %u; the cluster has %u nodes", node, w->size);
     if (!len || flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
-        return base_fail(-EINVAL, "weft_file_open() of '%s': the path is empty, or the flags (%#x) are unknown or need WEFT_FILE_WRITE",
-                         len ? path : "", flags);
+        return base_fail(
+            -EINVAL, "weft_file_open() of '%s': the path is empty, or some of the flags %#x are unknown or need WEFT_FILE_WRITE as well",
+            len ? path : "", flags);
     if (len > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes; at most %u are possible", len, WEFT_FILE_PATH_MAX);
+        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes, but at most %u are possible", len, WEFT_FILE_PATH_MAX);
     return 0;
 }
 
@@ -280,8 +281,8 @@ int weft_file_pin(weft_file *f, int64_t timeout_ns)
     return ask_one(f, FILE_PIN, timeout_ns);
 }
 
-/* Writes at most one piece. A larger one than fits into a message is fetched by the gateway from the pool; it checks that it has not
- * changed meanwhile, so the memory may be freed when nobody waits for the answer any more. */
+/* Writes at most one piece. If the bytes do not fit into the message, they are copied to this node's pool, from where the gateway fetches
+ * them. The gateway checks a hash of the bytes, so the copy may be freed after a time-out: bytes that have changed are not written. */
 static int write_some(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -305,14 +306,16 @@ static int write_some(weft_file *f, const void *buf, size_t len, uint64_t offset
 
 int file_write_check(const weft_file *f)
 {
-    return f->flags & WEFT_FILE_WRITE ? 0 : base_fail(-EBADF, "%s at node %u was not opened with WEFT_FILE_WRITE", f->path, f->node);
+    return f->flags & WEFT_FILE_WRITE
+               ? 0
+               : base_fail(-EBADF, "%s at node %u cannot be written: open it with WEFT_FILE_WRITE", f->path, f->node);
 }
 
 int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline)
 {
     size_t done = 0, n;
     int rc = 0;
-    file_slots_leave(f); /* they are of the old generation; their leases end by their time */
+    file_slots_leave(f); /* the slots hold pieces of the old generation; their leases expire at the gateway */
     (void)file_maps_leave(f);
     f->last = UINT64_MAX;
     while (!rc && done < len) {
@@ -320,7 +323,7 @@ int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_
                         deadline);
         done += n;
         if (!rc && !n)
-            rc = base_fail(-EIO, "%s: node %u has written nothing", f->path, f->node);
+            rc = base_fail(-EIO, "%s: node %u has written no bytes, and has named no reason", f->path, f->node);
     }
     *put = done;
     return rc;
@@ -377,7 +380,7 @@ int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t by
     weft_request r = {.kind = FILE_LIST, .arg = {*next}};
     int rc = cache_ask(w, node, &r, NULL, next, &full, sizeof full, timeout_ns);
     if (rc == -ENOENT)
-        return base_fail(rc, "node %u has no file open or cached", node);
+        return base_fail(rc, "node %u has no open or cached files", node);
     if (!rc) {
         full.path[WEFT_FILE_PATH_MAX] = '\0';
         base_give_struct(out, bytes, &full, sizeof full);
@@ -393,5 +396,5 @@ int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeo
         return base_fail(-EINVAL, "weft_file_unpin(): a path must have 1 to %u bytes", WEFT_FILE_PATH_MAX);
     weft_request r = {.kind = FILE_UNPIN, .data_bytes = len};
     int rc = cache_ask(w, node, &r, path, &word, NULL, 0, timeout_ns);
-    return rc == -ENOENT ? base_fail(rc, "node %u has pinned no file %s", node, path) : rc;
+    return rc == -ENOENT ? base_fail(rc, "node %u has not pinned %s: give the path with which it was pinned", node, path) : rc;
 }

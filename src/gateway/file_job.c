@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service's jobs on threads, and its answers. A job keeps its file open, and its handle's structure, until it is over.
+ * The file service's jobs on threads, and the answers to requests. While a job runs, its file stays open and its handle is not freed.
  */
 #include "gateway/file.h"
 
@@ -119,16 +119,16 @@ void file_answer_failed(struct gateway_call *c, int rc, const char *path)
 {
     uint32_t node = gateway_of(c->server)->w->rank;
     if (rc == -ESTALE)
-        base_fail(rc, "%.300s at node %u has changed since it was opened: open it again", path, node);
+        base_fail(rc, "%.300s at node %u has changed since it was opened: open the file again", path, node);
     else if (rc == -ENOBUFS)
         base_fail(rc,
-                  "%.300s at node %u: at most half of the file cache may be mapped or pinned, and this would be more: unmap or unpin some, "
-                  "or give node %u a larger cache (WEFT_FILE_CACHE, weft up --cache)",
+                  "%.300s at node %u: this would map or pin more than half of the file cache: unmap or unpin some files, or give node %u a "
+                  "larger cache (WEFT_FILE_CACHE, weft up --cache)",
                   path, node, node);
     else
         base_fail(rc, "%.300s at node %u: %s", path, node,
-                  rc == -EISDIR   ? "it is a folder, not a file"
-                  : rc == -EINVAL ? "it is not a regular file"
+                  rc == -EISDIR   ? "this is a folder, not a file"
+                  : rc == -EINVAL ? "this is not a regular file"
                                   : base_strerror(rc));
     gateway_answer_error(c, rc);
 }

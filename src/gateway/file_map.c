@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * What an asker maps. On the gateway's host a piece is mapped in the gateway's pool; when pieces are mapped one after the other, the next
- * ones are asked for ahead, so that the caller does not wait for an answer at each. On another host a piece is copied to this node's pool.
+ * The asker's side of mapping. On the gateway's host, a view points into the gateway's pool. If pieces are mapped in sequence, the next
+ * pieces are requested in advance, so that the caller need not wait for an answer each time. On another host, a piece is copied to this
+ * node's pool.
  */
 #include "gateway/file_handle.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-
-/* The answer to a request that was given up here. */
+/* The answer to a request to map that this node has cancelled: ends the lease. */
 static void mapped_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0)
         file_post_return(g, a->node, r->word[2]);
 }
 
-/* Copies the piece to this node's pool. -EAGAIN: the lease was over. */
+/* Copies the piece to this node's pool. -EAGAIN: the lease ended before the copy was complete. */
 static int map_copy(weft_file *f, weft_gaddr at, uint32_t bytes, int64_t until, weft_gaddr *out)
 {
     weft_node *w = f->g->w;
@@ -30,7 +30,7 @@ static int map_copy(weft_file *f, weft_gaddr at, uint32_t bytes, int64_t until, 
     if (!rc && base_now_ns() >= until)
         rc = -EAGAIN;
     if (rc) {
-        if (rc != -ETIMEDOUT) /* else the get may still write to the memory, so it is never freed */
+        if (rc != -ETIMEDOUT) /* after a time-out the get may still write to the memory, so it is never freed */
             weft_free(w, c->at);
         free(c);
         return rc;
@@ -47,7 +47,7 @@ static int map_copy(weft_file *f, weft_gaddr at, uint32_t bytes, int64_t until, 
 
 /* --- mapping ahead --- */
 
-/* The slot with a piece, which no other thread gets then; NULL: the piece was not asked for ahead. */
+/* Reserves the slot of a piece for this thread. NULL: the piece was not requested in advance. */
 static struct file_slot *map_claim(weft_file *f, uint64_t index)
 {
     struct file_slot *found = NULL;
@@ -63,7 +63,7 @@ static struct file_slot *map_claim(weft_file *f, uint64_t index)
     return found;
 }
 
-/* A slot for a piece; NULL: it has one, or none is free. */
+/* Returns a free slot for a piece; NULL: the piece has a slot already, or none is free. */
 static struct file_slot *map_slot_for(weft_file *f, uint64_t index)
 {
     struct file_slot *to = NULL;
@@ -77,14 +77,14 @@ static struct file_slot *map_slot_for(weft_file *f, uint64_t index)
     return to;
 }
 
-/* `index` was mapped: asks for the next ones if it followed the one before. */
+/* Called after piece `index` was mapped: requests the next pieces in advance if the piece before was mapped last. */
 static void map_ahead(weft_file *f, uint64_t index)
 {
     const uint64_t pieces = f->info.bytes / WEFT_FILE_PIECE + (f->info.bytes % WEFT_FILE_PIECE != 0);
     pthread_mutex_lock(&f->maps);
     bool next = f->mapped != UINT64_MAX && f->mapped + 1 == index;
     f->mapped = index;
-    for (unsigned i = 0; i < FILE_MAP_SLOTS; i++) { /* what is not next any more */
+    for (unsigned i = 0; i < FILE_MAP_SLOTS; i++) { /* frees the slots of pieces that are not among the next ones */
         struct file_slot *s = &f->map_slot[i];
         if (file_slot_state(s) != SLOT_FREE && !s->claimed && s->index - index - 1 >= FILE_MAP_AHEAD)
             file_map_slot_leave(f, s);
@@ -96,7 +96,7 @@ static void map_ahead(weft_file *f, uint64_t index)
         weft_request r = file_request(f, FILE_LEASE);
         r.flags = FILE_MAPS | FILE_AHEAD;
         r.arg[0] = i;
-        r.timeout_ns = INT64_MAX; /* who waits has a deadline of its own */
+        r.timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
         s->index = i;
         s->bytes = file_piece_bytes(f, i);
         atomic_store_explicit(&s->state, SLOT_ASKED, memory_order_relaxed);
@@ -107,7 +107,7 @@ static void map_ahead(weft_file *f, uint64_t index)
     pthread_mutex_unlock(&f->maps);
 }
 
-/* Takes a piece that was asked for ahead. -EAGAIN: it must be asked for. */
+/* Takes a piece that was requested in advance. -EAGAIN: it must be requested now. */
 static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *at, uint64_t *lease)
 {
     struct file_slot *s = map_claim(f, index);
@@ -116,7 +116,7 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
     int rc = fab_wait(f->g->w, file_slot_settled, s, deadline);
     pthread_mutex_lock(&f->maps);
     if (rc && !gateway_ask_leave(f->g, s->ask, 0))
-        rc = 0; /* it was answered just now */
+        rc = 0; /* the answer has come in the meantime */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
         rc = s->error == -ENOBUFS ? -EAGAIN : s->error == -EAGAIN ? -EAGAIN : file_slot_error(f, s);
     *at = s->at;
@@ -128,7 +128,7 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
 
 /* --- mapping --- */
 
-/* Asks for a piece, and waits. */
+/* Requests a piece, and waits for the answer. */
 static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, weft_gaddr *at, uint64_t *lease)
 {
     struct gateway_result result;
@@ -140,7 +140,7 @@ static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, we
         int64_t left = deadline - base_now_ns();
         struct gateway_question q = {.record = &r, .late = mapped_late, .post = true};
         rc = gateway_ask_wait(f->g, &q, left > 0 ? left : 0, &result, NULL, NULL);
-    } while (rc == -ENOBUFS && file_maps_leave(f)); /* what is mapped ahead counts */
+    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so give them back first */
     *at = rc ? WEFT_NULL : result.word[0];
     *lease = rc ? 0 : result.word[2];
     if (!rc && (weft_gaddr_node(*at) != f->node || weft_gaddr_space(*at) || result.word[1] != file_piece_bytes(f, index))) {
@@ -193,7 +193,7 @@ int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t ti
     if (rc)
         return rc;
     if (offset >= f->info.bytes)
-        rc = base_fail(-EINVAL, "%s at node %u has %llu bytes: offset %llu cannot be mapped", f->path, f->node,
+        rc = base_fail(-EINVAL, "%s at node %u has only %llu bytes, so offset %llu cannot be mapped", f->path, f->node,
                        (unsigned long long)f->info.bytes, (unsigned long long)offset);
     else
         while ((rc = map_once(f, offset, out, deadline)) == -EAGAIN && base_now_ns() < deadline)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens the files that askers name, as this process's user. With a root, no component of the path leads out of it: the system checks that
- * while it walks the path (openat2(2)), so that nobody can change a folder to a symbolic link in between. On systems that cannot, no
- * component may be a symbolic link or `..`. Files that the program itself offers are opened by exactly the path that it gave.
+ * Opens the files that askers name, as this process's user. If a root is set (WEFT_FILE_ROOT), no path may lead out of it. On Linux the
+ * system enforces that itself while it opens the path (openat2(2) with RESOLVE_BENEATH), so a folder that is replaced by a symbolic link in
+ * the meantime does no harm. Where openat2() is missing, a path must not contain a symbolic link or `..`. Files that the program itself
+ * offers are opened by exactly the path that it gave.
  */
 #include "gateway/file.h"
 
@@ -17,7 +18,7 @@
 #include <sys/syscall.h>
 #endif
 
-#define TRIES 64 /* while others rename folders: the system then asks to try again */
+#define TRIES 64 /* openat2() returns EAGAIN while a folder of the path is being renamed */
 
 /* --- what the program offers --- */
 
@@ -77,7 +78,7 @@ int weft_file_offer(weft_node *w, const char *path)
     if (!len)
         return base_fail(-EINVAL, "weft_file_offer(): the path is empty");
     if (len > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "weft_file_offer(): the path has %zu bytes; at most %u are possible", len, WEFT_FILE_PATH_MAX);
+        return base_fail(-ENAMETOOLONG, "weft_file_offer(): the path has %zu bytes, but at most %u are possible", len, WEFT_FILE_PATH_MAX);
     if (!all)
         return base_fail(-EOPNOTSUPP, "weft_file_offer(): this node does not offer the service 'file': set WEFT_SERVE=file");
     if (offered(all, path))
@@ -111,7 +112,7 @@ int file_root_open(struct file_root *out, const char *path, struct file_offers *
         len--;
     out->path = strndup(path, len);
     if (!out->path)
-        return base_fail(-ENOMEM, "no memory for WEFT_FILE_ROOT");
+        return base_fail(-ENOMEM, "no memory for the path of WEFT_FILE_ROOT");
     int rc = 0;
     if (only_offered(out))
         return 0;
@@ -120,7 +121,8 @@ int file_root_open(struct file_root *out, const char *path, struct file_offers *
     else if ((out->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
         rc = -errno;
     if (rc)
-        return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path, rc == -EINVAL ? "give the whole path of a folder, or -" : base_strerror(rc));
+        return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path,
+                         rc == -EINVAL ? "the path is not absolute; set it to the absolute path of a folder, or to -" : base_strerror(rc));
     return 0;
 }
 
@@ -133,7 +135,7 @@ void file_root_close(struct file_root *root)
     *root = (struct file_root){.fd = -1};
 }
 
-/* The part of a path that follows the root. NULL: it is not below the root. */
+/* Returns the part of the path after the root. NULL: the path is not below the root. */
 static const char *below(const struct file_root *root, const char *path)
 {
     size_t len = strlen(root->path);
@@ -145,7 +147,7 @@ static const char *below(const struct file_root *root, const char *path)
     return path + strspn(path, "/");
 }
 
-/* Component by component. */
+/* Opens a path one component at a time, for systems without openat2(). */
 static int open_each(int root, const char *path, int flags)
 {
     char name[256];
@@ -186,7 +188,8 @@ static int open_below(int root, const char *path, int flags)
         long fd = syscall(SYS_openat2, root, path, &how, sizeof how);
         if (fd >= 0)
             return (int)fd;
-        if (errno == ENOSYS || errno == EPERM) /* EPERM: a container forbids the call; or the file is sealed, which open_each() tells */
+        /* EPERM: a container forbids openat2(), or the file is immutable, which open_each() reports again */
+        if (errno == ENOSYS || errno == EPERM)
             break;
         if (errno != EAGAIN && errno != EINTR)
             return -errno;
@@ -202,7 +205,8 @@ int file_path_open(const struct file_root *root, const char *path, int flags, bo
     struct stat st;
     int fd;
     *outside = false;
-    flags |= O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* neither a terminal nor a FIFO must have an effect on this process */
+    /* a terminal must not become this process's controlling terminal, and a FIFO must not block it */
+    flags |= O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
     bool named = root->path && root->offers && !(flags & (O_RDWR | O_CREAT)) && offered(root->offers, path);
     if (only_offered(root) && !named) {
         *outside = true;

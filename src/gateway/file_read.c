@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * What an asker reads. A piece is asked for by its number, and answered by an address in the gateway's pool and a lease. Bytes
- * that were copied are used only if the lease was not over afterwards.
+ * The asker's side of reading. The asker requests a piece by its number; the answer is an address in the gateway's pool and a lease. The
+ * asker copies the bytes, and uses the copy only if the lease has not ended meanwhile.
  */
 #include "gateway/file_handle.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define COPY_NS (100 * WEFT_MS) /* a lease that ends sooner is not used: copying a piece may take so long */
+#define COPY_NS (100 * WEFT_MS) /* a lease that ends within this time is not used, because copying a piece may take as long */
 
 /* --- slots --- */
 
-/* The answer. With the lock held. */
+/* Writes the answer to the slot. Called with gateway.lock held. */
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     (void)g;
@@ -55,7 +55,7 @@ static struct file_slot *slot_of(weft_file *f, uint64_t index)
     return NULL;
 }
 
-/* Gives up the slots for pieces other than `from` and those that follow, and adds their leases to a request, which ends them. */
+/* Frees the slots of all pieces except `from` and the FILE_AHEAD_PIECES after it. Adds their leases to request `r`, which ends them. */
 static struct file_slot *slot_take(weft_file *f, uint64_t from, weft_request *r)
 {
     struct file_slot *free_one = NULL;
@@ -66,24 +66,24 @@ static struct file_slot *slot_take(weft_file *f, uint64_t from, weft_request *r)
         bool wanted = s->index - from <= FILE_AHEAD_PIECES && (state == SLOT_ASKED || state == SLOT_READY);
         if (wanted && (state == SLOT_ASKED || base_now_ns() < s->until))
             continue;
-        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* its lease, if there will be one, ends by its time */
+        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway still makes a lease, that expires */
             state = SLOT_FREE;
         if (file_slot_state(s) == SLOT_READY && state != SLOT_FREE)
             r->arg[FILE_ENDS_AT + n++] = s->lease;
         atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
         free_one = s;
     }
-    return free_one; /* there is one: the pieces that were kept are fewer than the slots */
+    return free_one; /* never NULL: there are more slots than pieces that are kept */
 }
 
-/* Asks for a piece. `post`: without waiting for room. */
+/* Asks for a piece. `post`: if the message finds no room, queue it instead of waiting. */
 static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags, bool post)
 {
     weft_request r = file_request(f, FILE_LEASE);
     struct file_slot *s = slot_take(f, from, &r);
     r.flags = flags;
     r.arg[0] = index;
-    r.timeout_ns = INT64_MAX; /* who waits has a deadline of its own */
+    r.timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
     s->index = index;
     s->bytes = file_piece_bytes(f, index);
     s->until = base_deadline(FILE_LEASE_NS) - COPY_NS;
@@ -94,7 +94,8 @@ static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags,
     return rc;
 }
 
-/* Asks for the pieces that follow, when the one at `index` is read after the one before it, or `more` is read now. */
+/* Asks for the pieces after `index` in advance, if this read goes on beyond the piece (`more`) or the previous read was of the piece
+ * before. */
 static void ask_ahead(weft_file *f, uint64_t index, bool more)
 {
     uint64_t pieces = f->info.bytes / WEFT_FILE_PIECE + (f->info.bytes % WEFT_FILE_PIECE != 0);
@@ -102,10 +103,10 @@ static void ask_ahead(weft_file *f, uint64_t index, bool more)
     f->last = index;
     for (uint64_t i = index + 1; next && i <= index + FILE_AHEAD_PIECES && i < pieces; i++)
         if (!slot_of(f, i) && slot_ask(f, index, i, FILE_AHEAD, true))
-            return; /* it will be asked for when it is needed */
+            return; /* not an error: the piece is requested again when it is needed */
 }
 
-/* Waits until the piece is there. */
+/* Gets a slot with a lease of the piece; waits until the piece is in the gateway's cache. */
 static int slot_get(weft_file *f, uint64_t index, int64_t deadline, struct file_slot **out)
 {
     for (;;) {
@@ -166,7 +167,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
         rc = weft_get_blocking(w, to, s->at + within, (size_t)n);
         fab_limit(before);
         if (rc || base_now_ns() >= s->until + COPY_NS)
-            continue; /* the lease was over: the bytes may be another piece's */
+            continue; /* the lease has ended, and the memory may hold another piece: read again */
         to += n;
         offset += n;
         left -= n;

@@ -2,10 +2,10 @@
  *
  * Requests by record about files (weft/request.h), at the asker. A record can name only files that a record has opened.
  *
- * A read needs a lease of one piece of the file. The first record that wants a piece asks the gateway for it, and gets the answer -EAGAIN;
- * when its kernel asks again, the piece may be there, and is copied. The slots of a file are the pieces that are asked for or there, at
- * most FILE_RECORD_SLOTS. A slot that nobody has used yet is kept for a while, so that many blocks of a kernel that read different pieces
- * do not take them from each other for ever.
+ * A read needs a lease of one piece of the file. The first record that needs a piece requests the lease, and gets the answer -EAGAIN. When
+ * the kernel submits the record again, the lease may be there, and the bytes are copied. A file has at most FILE_RECORD_SLOTS slots; each
+ * is for a piece that was requested or leased. A slot that no record has used yet is kept for a while. Otherwise blocks of a kernel that
+ * read different pieces could take the slots from each other for ever.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,30 +15,30 @@
 
 #define FILE_RECORD_SLOTS 16u
 #define AHEAD             4u
-#define KEPT_NS           (100 * WEFT_MS) /* for the record that has asked for the piece */
-#define WAITS_NS          (5 * WEFT_MS)   /* a record that waits so long for a piece makes the file give back leases that it has used */
-#define COPY_NS           (100 * WEFT_MS) /* a lease that ends sooner is not used: copying a piece may take so long */
+#define KEPT_NS           (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
+#define WAITS_NS          (5 * WEFT_MS)   /* if a record waits longer than this for a piece, the file gives back leases that it has used */
+#define COPY_NS           (100 * WEFT_MS) /* a lease that ends within this time is not used, because copying a piece may take as long */
 
 enum file_record_state { PIECE_NONE, PIECE_ASKED, PIECE_READY, PIECE_FAILED };
 struct file_record_slot {
     struct file_record *f;
     enum file_record_state state;
-    bool fresh; /* no record has used it */
+    bool fresh; /* no record has used the slot yet */
     int error;
-    uint32_t copies; /* records that are copying from it */
+    uint32_t copies; /* number of records that are copying from the piece */
     uint64_t index, writes;
     uint64_t lease;
     weft_gaddr at;
     uint32_t bytes;
-    int64_t since, until; /* when it was asked for, answered or used last; of the lease, on this node's clock */
+    int64_t since, until; /* since: time of the request, the answer or the last use; until: end of the lease on this node's clock */
 };
-/* Under gateway.lock, but what is set when the file is opened. */
+/* An open file. gateway.lock protects all members except those that are set when the file is opened. */
 struct file_record {
     struct gateway_object object;
     uint32_t node;
-    uint64_t there;  /* its number at the gateway; 0: it is not open */
-    int broken;      /* the gateway has sent an invalid answer; 0: not */
-    uint64_t writes; /* counts when writes begin and end: pieces that were asked for before are of an old generation */
+    uint64_t there;  /* the file's number at the gateway; 0: not open */
+    int broken;      /* error of an invalid answer from the gateway; 0: none */
+    uint64_t writes; /* increased when a write begins and ends: pieces that were requested before are of an old generation */
     weft_file_info info;
     struct file_record_slot slot[FILE_RECORD_SLOTS];
 };
@@ -51,7 +51,7 @@ struct file_write {
     struct gateway_copy copy;
     struct file_record *f;
     weft_request *r;
-    weft_gaddr buffer; /* WEFT_NULL: the bytes are sent from where they are */
+    weft_gaddr buffer; /* a copy of the bytes; WEFT_NULL: they are sent from where they are */
 };
 
 static weft_request file_request(const struct file_record *f, enum file_kind kind)
@@ -60,7 +60,7 @@ static weft_request file_request(const struct file_record *f, enum file_kind kin
         .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = (uint16_t)kind, .node = f->node, .handle = f->there};
 }
 
-/* Sends a request of which the answer does not matter. */
+/* Sends a request whose answer is ignored. */
 static void ask_nothing(struct gateway *g, const weft_request *r)
 {
     (void)gateway_ask(g, &(struct gateway_question){.record = r, .tell = gateway_tell_nobody, .post = true}, NULL);
@@ -102,7 +102,7 @@ static bool slot_is_free(const struct file_record_slot *s, int64_t now)
     return now >= s->until || !s->fresh || now - s->since > KEPT_NS || s->writes != s->f->writes;
 }
 
-/* A slot for another piece: the one that was used the longest time ago. NULL: all are in use. */
+/* Frees the least recently used slot for another piece. NULL: all slots are in use. */
 static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
 {
     struct file_record_slot *oldest = NULL;
@@ -118,8 +118,8 @@ static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
     return oldest;
 }
 
-/* A record has waited long for a piece. The cache may be small, and full of pieces that this file has leases of: gives back those that it
- * has used. Returns how many leases there are in `leases`. */
+/* Called when a record has waited long for a piece. The cache may be small and full of pieces of which this file has leases. So collects
+ * the leases that were used, to give them back. Returns how many are in `leases`. */
 static unsigned slots_give_back(struct file_record *f, const struct file_record_slot *wanted, uint64_t leases[FILE_RECORD_SLOTS])
 {
     unsigned n = 0;
@@ -177,7 +177,7 @@ static bool slot_prepare(struct file_record *f, uint64_t index, weft_request *as
                                    .bytes = piece_bytes(f, index),
                                    .since = now,
                                    .until = base_deadline(FILE_LEASE_NS) - COPY_NS};
-    f->object.uses++; /* until it is told */
+    f->object.uses++; /* until the answer comes */
     *out = s;
     return true;
 }
@@ -196,7 +196,7 @@ static int slot_ask(struct gateway *g, struct file_record_slot *s, const weft_re
     return rc;
 }
 
-/* Asks for the pieces that follow, if the one before this one was read as well. */
+/* Requests the next pieces in advance, if the piece before this one was read as well. */
 static void ask_ahead(struct gateway *g, struct file_record *f, uint64_t index)
 {
     for (uint64_t i = index + 1; i <= index + AHEAD; i++) {
@@ -220,7 +220,7 @@ static void read_copied(struct gateway_copy *c, int rc)
     base_spin_lock(&g->lock);
     int64_t now = base_now_ns();
     if (!rc && now >= s->until + COPY_NS)
-        rc = -EAGAIN; /* the lease was over: the bytes may be another piece's */
+        rc = -EAGAIN; /* the lease has ended, and the memory may hold another piece */
     s->copies--;
     s->since = now;
     base_spin_unlock(&g->lock);
@@ -230,8 +230,8 @@ static void read_copied(struct gateway_copy *c, int rc)
     gateway_object_leave(g, &s->f->object);
 }
 
-/* Finds a piece to copy from. GATEWAY_LATER: it is there, and `*out` is used until read_copied(). -EAGAIN: not yet; `*out`: it must be
- * asked for, or NULL. With the lock held. */
+/* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there
+ * yet; if `*out` is not NULL, it must be requested. With the lock held. */
 static int slot_use(struct file_record *f, const weft_request *r, uint64_t index, struct file_record_slot **out, weft_request *ask)
 {
     struct file_record_slot *s = slot_find(f, index);
@@ -245,7 +245,7 @@ static int slot_use(struct file_record *f, const weft_request *r, uint64_t index
         *out = s;
         return GATEWAY_LATER;
     }
-    if (s && s->state == PIECE_READY && !s->copies) { /* its lease ends */
+    if (s && s->state == PIECE_READY && !s->copies) { /* the lease is ending, so it is not used any more */
         s->state = PIECE_NONE;
         s = NULL;
     }
@@ -254,8 +254,8 @@ static int slot_use(struct file_record *f, const weft_request *r, uint64_t index
     return -EAGAIN;
 }
 
-/* Whether the pieces behind this one are likely to be read: the first use of this one, which is read to its end or follows another one.
- * With the lock held. */
+/* Whether the next pieces will probably be read: this is the first use of the piece, and the read goes to its end or follows a read of the
+ * piece before. With the lock held. */
 static bool slot_leads_on(struct file_record *f, struct file_record_slot *s, bool to_end)
 {
     const struct file_record_slot *before = s->index ? slot_find(f, s->index - 1) : NULL;
@@ -299,7 +299,7 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
 static int file_read(struct gateway *g, struct file_record *f, weft_request *r)
 {
     if (!r->arg[1])
-        return base_fail(-EINVAL, "a record that reads a file asks for no bytes");
+        return base_fail(-EINVAL, "a record that reads a file has a length of 0");
     base_spin_lock(&g->lock);
     uint64_t size = f->info.bytes;
     base_spin_unlock(&g->lock);
@@ -321,7 +321,7 @@ static void put_info(weft_request *r, const weft_file_info *info)
     r->result[5] = info->generation;
 }
 
-/* The answer of the gateway tells what the file is now. With the lock held. */
+/* Reads the gateway's answer, which describes the file's present generation. With the lock held. */
 static int take_info(struct file_record *f, weft_request *r, const struct gateway_result *result)
 {
     if (result->status)
@@ -361,7 +361,8 @@ static void write_told(struct gateway *g, const struct gateway_ask *a, const str
     write_end(g, j, rc);
 }
 
-/* Sends the request, of which the bytes are in this node's pool. They are sent from there; the gateway notices if they change meanwhile. */
+/* Sends the request. Its bytes are in this node's pool, from where the gateway fetches them; the gateway notices if they have changed in
+ * between. */
 static void write_ask(struct gateway *g, struct file_write *j, weft_gaddr at)
 {
     weft_request ask = file_request(j->f, FILE_WRITE);
@@ -425,14 +426,14 @@ static int file_write(struct gateway *g, struct file_record *f, weft_request *r)
 static int file_open(struct gateway *g, weft_request *r, uint64_t *arg)
 {
     if (r->data_bytes > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "a record to open a file has a path of %llu bytes; at most %u are possible",
+        return base_fail(-ENAMETOOLONG, "a record to open a file has a path of %llu bytes, but at most %u are possible",
                          (unsigned long long)r->data_bytes, WEFT_FILE_PATH_MAX);
     struct file_record *f = calloc(1, sizeof *f);
     if (!f)
-        return base_fail(-ENOMEM, "no memory for a file of a record");
+        return base_fail(-ENOMEM, "no memory for a file that a record opens");
     f->object.service = WEFT_SERVICE_FILE;
     f->object.free = file_free;
-    f->object.uses = 1; /* until it is told */
+    f->object.uses = 1; /* until the answer comes */
     f->node = r->node;
     int rc = gateway_object_add(g, &f->object);
     if (rc) {
@@ -512,7 +513,7 @@ int gateway_file_submit(struct gateway *g, weft_request *r, void *data, uint64_t
         ask.timeout_ns = r->timeout_ns;
         *r = ask;
         *arg = (uint64_t)(uintptr_t)f;
-    } else if (rc != GATEWAY_LATER) { /* else what is begun leaves it */
+    } else if (rc != GATEWAY_LATER) { /* otherwise the operation that was started releases it */
         gateway_object_leave(g, &f->object);
     }
     return rc;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Notices changes of files that are open or cached, by inotify. A notice is only a reason to look: the file is compared with the disk, as
- * it is now and then in any case (file_recheck()). Without notices, on other systems, for what other machines change on a network's file
- * system, or if the user's limit of watches is reached, changes are noticed then.
+ * Learns by inotify of changes to files that are open or cached. After a notice, the file is compared with the disk (file_recheck()). The
+ * file is also compared once per FILE_CHECK_NS while it is read. So changes are found, only later, if there are no notices: on other
+ * systems, for changes by other machines on a network file system, and if the user's limit of watches is reached.
  */
 #include "gateway/file.h"
 
@@ -29,7 +29,7 @@ static void noticed(struct files *all, int wd)
         }
 }
 
-/* All are looked at: notices were lost. */
+/* Notices were lost: compares all files with the disk. */
 static void overflowed(struct files *all)
 {
     for (uint32_t i = 0; i < FILE_BUCKETS; i++)
@@ -84,7 +84,7 @@ void file_watch(struct files *all, struct file_body *b)
     b->wd = inotify_add_watch(all->notices.fd, path, NOTICED);
 }
 
-/* Generations of one file have one watch. */
+/* Removes the watch of a file if this is its last generation: all generations of a file share one watch. */
 static void unwatch(struct files *all, struct file_body *b)
 {
     bool other = false;

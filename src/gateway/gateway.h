@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * gateway: services that nodes offer to each other, and the requests for them. Other directories call only the functions at the end.
+ * gateway: the services that nodes offer to each other (weft/service.h, weft/net.h, weft/file.h), and the requests for them. Other
+ * directories call only the functions at the end of this header.
  *
  * Each file here calls only those before it:
  *
  *   table.c     gives objects numbers by which other nodes name them; no number is used twice
  *   watch.c     waits for descriptors: epoll, or poll
- *   turn.c      lets the progress thread do the work of a thread that sleeps
- *   work.c      runs what blocks on a few threads
+ *   turn.c      lets the progress thread serve in place of a thread that sleeps
+ *   work.c      runs blocking work on a few threads
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
  *   post.c      messages to other nodes, queued while there is no room to send them
  *   stream.c    byte streams between nodes, with flow control by credit
- *   ask.c       this node's requests that are not answered yet
+ *   ask.c       asker: the node's requests that are not answered yet
  *   serve.c     requests of other nodes: the server thread
  *   block.c     packs program, arguments, environment and limits into the data of a request, and unpacks them
  *   pty.c       process service: the pseudo-terminal of one process
@@ -52,13 +53,13 @@ struct gateway_server;
 
 /* --- table.c: called with gateway.lock held --- */
 struct gateway_slot {
-    uint64_t id; /* 0: free */
+    uint64_t id; /* 0: the slot is free */
     void *object;
     uint32_t next, round;
 };
 struct gateway_table {
     struct gateway_slot *slots;
-    uint32_t made, free, used; /* free: index of the first free slot + 1; 0: none is free */
+    uint32_t made, free, used; /* made: slots that exist; free: index of the first free slot plus 1, 0: none is free; used: objects */
 };
 #define GATEWAY_TABLE_BITS 20u
 /* Adds an object and returns its number. 0: the table has 2^20 entries, or there is no memory. */
@@ -93,8 +94,8 @@ bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* What a thread that waits for `watches` has to do because of a message. If it sleeps, the progress thread that has handled the message
- * does it, a little at a time: then no other thread need be woken. */
+/* The work of a thread that waits for `watches`, after a message has come for it. If that thread sleeps, the progress thread, which handled
+ * the message, does a little of the work itself. So the other thread need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;                          /* the thread that handles a message will call run() */
@@ -115,14 +116,16 @@ struct gateway_turns {
 void gateway_turns_begin(struct gateway_turns *t);
 void gateway_turns_end(struct gateway *g, struct gateway_turns *t);
 
-/* socket() and accept() for connections of others: not blocking, and closed by exec. Return the descriptor, or a negative errno: -EMFILE if
- * it would be one of the last that this process may open, which are for its own files. */
+/* socket() and accept() for a connection that serves other nodes: nonblocking, and closed by exec. Return the descriptor or a negative
+ * errno. If only few descriptors are left below the process's limit, they return -EMFILE: the last ones are reserved for the process
+ * itself. */
 int gateway_socket(int family, int type);
 int gateway_accept(int listener);
 uint64_t gateway_connections_max(void); /* descriptors below this number are for connections of others */
 
-/* Whether one asker may have one more of `all` things of which `used` are in use, `own` of them by itself: it may have three times as many
- * as it leaves to others. So one alone gets three quarters, several get less, and one that has none always gets some. */
+/* Shares a number of things (`all`) between askers. Returns whether an asker may have one more, if `used` of them are in use and `own` of
+ * these are its own. An asker may have up to three times as many as it leaves unused for others. So one asker alone gets three quarters,
+ * and an asker that has none always gets some. */
 static inline bool gateway_share_allows(uint32_t own, uint32_t used, uint32_t all)
 {
     return used < all && own / 3 < all - used;
@@ -131,23 +134,25 @@ static inline bool gateway_share_allows(uint32_t own, uint32_t used, uint32_t al
 /* --- work.c --- */
 struct gateway_work {
     struct gateway_work *next;
-    uint32_t asker;                         /* the node for which it is done */
+    uint32_t asker;                         /* the asker for which the job is done */
     bool left;                              /* nobody waits for it any more */
-    void (*run)(struct gateway_work *job);  /* on a thread of its own; may block */
-    void (*done)(struct gateway_work *job); /* then, on the thread that waits for the watches */
+    void (*run)(struct gateway_work *job);  /* runs on one of the threads; may block */
+    void (*done)(struct gateway_work *job); /* runs afterwards, on the thread that waits for the watches */
 };
 struct gateway_works;
 struct gateway_works_how {
     uint32_t threads;
-    uint32_t askers; /* more than the number of every asker, none of which takes all threads; 0: first come, first served */
-    uint32_t queued; /* jobs that may be queued or run, of which no asker takes all; 0: no limit */
+    uint32_t askers; /* number of askers between which the threads are shared; 0: jobs run in the order in which they came */
+    uint32_t queued; /* jobs that may be queued or running, shared between the askers; 0: no limit */
     bool leaves;     /* closing does not wait for what is being run */
-    void (*drop)(struct gateway_work *job); /* frees a job without done(): nobody waits for it, or the threads were closed. Any thread */
+    /* frees a job whose done() will not be called, because it was left or the threads were closed. Runs on any thread */
+    void (*drop)(struct gateway_work *job);
 };
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
-/* Returns a negative errno, without base_fail(): there is no thread for it; -EDQUOT: too many jobs are queued. */
+/* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
-void gateway_work_leave(struct gateway_works *all, struct gateway_work *job); /* the job will be dropped; called by the watches' thread */
+/* nobody waits for the job any more: drop() will be called for it. Call this on the thread that waits for the watches */
+void gateway_work_leave(struct gateway_works *all, struct gateway_work *job);
 void gateway_works_close(struct gateway_works *all);
 
 /* --- groups.c --- */
@@ -155,7 +160,8 @@ void gateway_works_close(struct gateway_works *all);
 struct gateway_groups;
 /* Starts the guardian process. Call this early, before this process has memory and descriptors that the guardian would inherit. */
 int gateway_groups_open(struct gateway_groups **out);
-/* A free place, where a new process writes its process ID. NULL: all are used. To free the place, store 0 in it. */
+/* Returns a free place in the table of process groups; the caller stores the new process's ID there. NULL: all are used. To free the place,
+ * store 0 in it. */
 _Atomic int32_t *gateway_groups_place(struct gateway_groups *all);
 void gateway_groups_close(struct gateway_groups *all);
 
@@ -169,12 +175,12 @@ enum gateway_message_type {
     GATEWAY_CANCEL,     /* word 0: the request's number at the sender */
     GATEWAY_DATA, /* to: the stream; word 0: the sender's number of the stream; 1: position; 2: count of bytes; 3: 1 if these are the last;
                      payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
-    GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
-    GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
-    GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_CREDIT,  /* to: the stream; word 0: how many bytes the reader has taken so far */
+    GATEWAY_SHUT,    /* to: the stream; its reader reads no more */
+    GATEWAY_END,     /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
     GATEWAY_CHANGED, /* to: the server's number of a handle of a file, which has changed */
-    GATEWAY_UNREAD, /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
-                       writing into the stream's ring, ends the stream; then the ring is freed */
+    GATEWAY_UNREAD,  /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
+                        writing into the stream's ring, ends the stream; then the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -184,8 +190,8 @@ struct gateway_message {
     uint64_t to;
     uint64_t word[GATEWAY_WORDS];
 };
-_Static_assert(sizeof(struct gateway_message) == WEFT_HEADER_MAX, "a message's header");
-_Static_assert(sizeof(weft_request) + WEFT_REQUEST_INLINE == WEFT_PAYLOAD_MAX, "a request with its data");
+_Static_assert(sizeof(struct gateway_message) == WEFT_HEADER_MAX, "the header of a message has its fixed size");
+_Static_assert(sizeof(weft_request) + WEFT_REQUEST_INLINE == WEFT_PAYLOAD_MAX, "a request with its data fits into one message");
 
 /* --- post.c --- */
 struct gateway_posts;
@@ -263,7 +269,7 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
-    bool answered; /* the server does not work on the request any more: it has answered, or the request was never sent */
+    bool answered; /* the server no longer works on the request: it has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
@@ -297,7 +303,7 @@ struct gateway_question {
 };
 /* Sends a request. `*id` (`id` may be NULL) becomes its number, for gateway_ask_leave(). If this fails, tell() is not called. */
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
-/* Nobody waits for the answer any more: tell() gets the status `why`, or is not called if that is 0. False: the answer has come already. */
+/* Stops waiting for the answer: tell() gets the status `why`, or is not called if `why` is 0. False: the answer has come already. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
 /* Sends a request, waits for the answer and returns its status; sets weft_error() on failure. `out` may be NULL. The answer's payload is
  * copied to `payload` (may be NULL); `*payload_len` is the room there, and becomes the payload's length. */
@@ -369,8 +375,10 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
-bool gateway_server_brief(const struct gateway_server *s); /* the progress thread is here: do a little, and leave the rest for later */
-void gateway_server_linger(struct gateway_server *s);      /* another request is likely to come soon, and nothing else is to be done */
+bool gateway_server_brief(
+    const struct gateway_server *s); /* true on the progress thread: move little, and leave the rest to the server thread */
+/* tells the server thread to look for the next request for a moment before it sleeps */
+void gateway_server_linger(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
@@ -450,16 +458,17 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *unused;         /* closed handles, to be freed; under the lock */
-    _Atomic bool unclosed;               /* a socket could not be closed at its gateway yet */
+    struct weft_process *unused;         /* closed handles that must be freed; under the lock */
+    _Atomic bool unclosed;               /* a request to close a socket could not be sent yet */
     struct gateway_object *dead_objects; /* closed objects of records, to be freed; under the lock */
     struct gateway_copies *copies;
-    struct weft_socket *dead;        /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
-    char net_rules[1024];            /* whom this node reaches for others (net_rules.c) */
-    uint32_t net_sockets;            /* sockets that one other node may have here; 0: three times as many as are left */
-    char file_root[1024];            /* files below this folder are served; "": all; "-": only those in file_offers */
+    struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
+    char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
+    uint32_t net_sockets;     /* sockets that one other node may have here; 0: three times as many as are left */
+    /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
+    char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
-    uint64_t file_cache;             /* bytes of the pool for files; 0: a quarter */
+    uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
     struct weft_file *files;         /* open handles of files; under the lock */
     struct file_async *file_async;   /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The net service: its requests, and the end of askers.
+ * The net service at the gateway: handles the requests of askers, and closes their sockets when they leave or die.
  */
 #include "gateway/net.h"
 
@@ -8,7 +8,7 @@
 
 #include "gateway/record.h"
 
-#define LOOK_NS (100 * WEFT_US) /* between two looks at sockets whose bytes are being fetched */
+#define LOOK_NS (100 * WEFT_US) /* how often net_tick() checks sockets whose bytes are being fetched */
 
 static int net_open(struct gateway_server *server, void **state)
 {
@@ -68,7 +68,7 @@ static void net_begin(void *state, struct gateway_call *c)
     }
 }
 
-/* Finds the socket that a request waits for. */
+/* Cancels a request: finds the socket that it is about, and answers it. */
 static void net_cancel(void *state, struct gateway_call *c)
 {
     struct net *all = state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's side of datagrams: see struct net_datagram. A record of what is sent lies together in the ring, so that the gateway can fetch
- * it as a whole; one of what is received may go on at the ring's start.
+ * The asker's side of datagrams. Each datagram is a record in the ring (struct net_datagram). A record to send is contiguous, so that the
+ * gateway can fetch it with one get. A received record may wrap from the end of the ring to its start.
  */
 #include "gateway/net_handle.h"
 
@@ -20,7 +20,7 @@ int socket_read_address(const char *text, struct net_datagram *d)
         snprintf(host, sizeof host, "%.*s", (int)(n - 2 * v6), text + v6);
     d->family = v6 ? 6 : 4;
     if (!host[0] || inet_pton(v6 ? AF_INET6 : AF_INET, host, d->address) != 1 || base_parse_number(colon + 1, 1, 65535, &port))
-        return base_fail(-EINVAL, "'%.80s' is no address for a datagram: expected one as in 10.0.0.1:53 or [fd00::1]:53", text);
+        return base_fail(-EINVAL, "'%.80s' is not an address for a datagram: write it as in 10.0.0.1:53 or [fd00::1]:53", text);
     d->port = (uint16_t)port;
     return 0;
 }
@@ -80,7 +80,7 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
     int rc = socket_next_datagram(s, &d);
     if (rc == -EAGAIN) {
         rc = socket_wait(s, has_datagram, s, socket_until(s, timeout_ns));
-        if (rc == -ETIMEDOUT) /* without a text if the caller did not wait */
+        if (rc == -ETIMEDOUT) /* sets no error text if the caller did not want to wait */
             return timeout_ns ? base_fail(rc, "no datagram came from %s through node %u before the deadline", s->what, s->node) : rc;
         rc = rc ? rc : socket_next_datagram(s, &d);
     }
@@ -90,9 +90,9 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
         write_address(&d, from);
     *got = d.bytes;
     if (d.bytes > len)
-        return base_fail(-EMSGSIZE, "the next datagram from %s has %u bytes, and the buffer %zu: it waits for a larger one", s->what,
-                         d.bytes, len);
-    ring_read(s->in, s->in->first + sizeof d, buf, d.bytes); /* `first` is this thread's */
+        return base_fail(-EMSGSIZE, "the next datagram from %s has %u bytes, but the buffer only %zu: call again with a larger buffer",
+                         s->what, d.bytes, len);
+    ring_read(s->in, s->in->first + sizeof d, buf, d.bytes); /* only the thread that receives changes `first` */
     socket_datagram_taken(s, &d);
     return 0;
 }
@@ -101,10 +101,10 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
 
 struct wanted {
     struct weft_socket *s;
-    uint64_t bytes, skip; /* of the record; and before it, up to the end of the ring */
+    uint64_t bytes, skip; /* bytes of the record, and bytes to skip before it because it does not fit before the end of the ring */
 };
 
-/* Finds room for a record. -EAGAIN: there is none now. */
+/* Finds room for a record. -EAGAIN: there is no room now. */
 static int record_room(struct wanted *want)
 {
     struct weft_socket *s = want->s;
@@ -137,7 +137,7 @@ int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip)
 int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip)
 {
     struct gateway_stream *out = s->out;
-    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* `last` is this thread's */
+    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* only the thread that sends changes `last` */
     if (skip >= sizeof *d)
         memcpy(at, &(struct net_datagram){.bytes = NET_DATAGRAM_SKIP}, sizeof *d);
     memcpy(skip ? out->memory : at, d, sizeof *d);
@@ -150,13 +150,17 @@ int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf,
     struct wanted want = {s, sizeof d + len, 0};
     int64_t deadline = fab_timeout(s->g->w, timeout_ns);
     if (len > WEFT_NET_DATAGRAM_MAX)
-        return base_fail(-EMSGSIZE, "a datagram of %zu bytes to %s: at most %u are possible", len, to ? to : s->what,
+        return base_fail(-EMSGSIZE, "a datagram of %zu bytes to %s is too large: at most %u bytes are possible", len, to ? to : s->what,
                          WEFT_NET_DATAGRAM_MAX);
     int rc = to ? socket_read_address(to, &d) : 0;
     if (!rc && (rc = record_room(&want)) == -EAGAIN) {
         rc = socket_wait(s, has_record_room, &want, deadline);
         if (rc == -ETIMEDOUT)
-            return timeout_ns ? base_fail(rc, "node %u takes no more datagrams to %s: the deadline is over", s->node, s->what) : rc;
+            return timeout_ns
+                       ? base_fail(
+                             rc, "node %u has not sent earlier datagrams to %s, and there was no room for another one before the deadline",
+                             s->node, s->what)
+                       : rc;
         rc = rc ? rc : record_room(&want);
         if (rc)
             return socket_bytes_error(s, rc);
@@ -171,16 +175,17 @@ int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf,
 
 static int no_datagrams(const struct weft_socket *s)
 {
-    return base_fail(-EINVAL, "the socket %s at node %u has no datagrams: it was made without WEFT_NET_DATAGRAMS", s->what, s->node);
+    return base_fail(-EINVAL, "the socket %s at node %u is not for datagrams: open it with WEFT_NET_DATAGRAMS", s->what, s->node);
 }
 
 int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns)
 {
     if (!(s->flags & WEFT_NET_DATAGRAMS))
         return no_datagrams(s);
-    if (s->peer[0] || !to) /* its peer was checked when it was opened */
+    if (s->peer[0] || !to) /* a socket with a peer was checked for this peer only */
         return base_fail(-EINVAL,
-                         s->peer[0] ? "the socket %s sends to its peer only: use weft_net_send()" : "a datagram from %s needs an address",
+                         s->peer[0] ? "the socket %s sends only to its peer: use weft_net_send()"
+                                    : "the socket %s has no peer: give weft_net_send_to() an address",
                          s->what);
     return socket_send_datagram(s, to, buf, len, timeout_ns);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Resolves names. getaddrinfo(3) blocks, so a few threads call it (work.c). No asker takes all of them, and whoever closes this does not
- * wait for a name server that does not answer.
+ * Resolves names. getaddrinfo(3) blocks, so the threads of work.c call it. No asker can occupy all of these threads. Closing the service
+ * does not wait for a thread whose name server does not answer.
  */
 #include <netdb.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ int net_names_numeric(struct net_lookup *l)
 
 static struct net_lookup *lookup_of(struct gateway_work *work)
 {
-    return (struct net_lookup *)(void *)work; /* its first member */
+    return (struct net_lookup *)(void *)work; /* `work` is the first member of struct net_lookup */
 }
 
 static void names_run(struct gateway_work *work)
@@ -70,7 +70,7 @@ int net_names_open(struct gateway_works **out, struct gateway_watches *watches, 
     const struct gateway_works_how how = {
         .threads = THREADS, .askers = askers, .queued = NET_LOOKUPS_MAX, .leaves = true, .drop = names_drop};
     int rc = gateway_works_open(out, watches, &how);
-    return rc ? base_fail(rc, "cannot prepare to resolve names for other nodes: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start resolving names for other nodes: %s", base_strerror(rc)) : 0;
 }
 
 int net_names_ask(struct gateway_works *all, struct net_lookup *l)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Makes the sockets of the net service: resolves a name, checks each address against the rules, and connects to the first that answers. The
- * address that was checked is the one that is connected to: a name is resolved once.
+ * Opens the sockets of the net service: resolves a name, checks each address against the rules, and connects to the first address that
+ * answers. A name is resolved only once, so the gateway connects to exactly the address that it has checked.
  */
 #include "gateway/net.h"
 
@@ -13,8 +13,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define RESOLVE_NS (15 * WEFT_SECOND) /* how long a name may take to resolve */
-#define TRY_NS     (3 * WEFT_SECOND)  /* how long one address is tried while others are left */
+#define RESOLVE_NS (15 * WEFT_SECOND) /* how long resolving a name may take */
+#define TRY_NS     (3 * WEFT_SECOND)  /* how long one address is tried if others are left to try */
 #define BACKLOG    128
 
 static uint32_t own_rank(const struct net *all)
@@ -22,13 +22,13 @@ static uint32_t own_rank(const struct net *all)
     return gateway_of(all->server)->w->rank;
 }
 
-/* Answers the request of a socket that could not be opened, with the text of base_fail(), and frees the socket. */
+/* Answers the request for a socket that could not be opened with this thread's weft_error() text, and frees the socket. */
 static void open_failed(struct net_socket *s, int rc)
 {
     struct gateway_call *c = s->call;
     s->call = NULL;
     s->down_over = s->up_over = true;
-    gateway_answer_error(c, rc); /* first: the error text is this thread's last one */
+    gateway_answer_error(c, rc); /* before the socket is freed, which may set another error text */
     net_socket_free(s);
 }
 
@@ -67,7 +67,8 @@ static void open_done(struct net_socket *s, struct gateway_call *c, enum net_sta
 
 static void set_number(int fd, int level, int option, int value)
 {
-    (void)setsockopt(fd, level, option, &value, sizeof value); /* options of speed: a connection works without them */
+    /* errors are ignored: these options only tune a connection, which works without them */
+    (void)setsockopt(fd, level, option, &value, sizeof value);
 }
 
 static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
@@ -106,7 +107,7 @@ static int connect_refused(struct net_socket *s)
 {
     const char *port = s->lookup->port, *host = !s->lookup->host[0] ? "localhost" : s->lookup->host;
     if (s->tried == -EACCES && port[0])
-        return s->tried; /* the sentence is there */
+        return s->tried; /* deny() has set the error text */
     return base_fail(s->tried, "node %u cannot connect to %s%s%s: %s", own_rank(s->all), host, port[0] ? " port " : "", port,
                      base_strerror(s->tried));
 }
@@ -122,9 +123,8 @@ static int deny(struct net_socket *s, const char *why)
 {
     char text[NET_ADDRESS_TEXT];
     net_address_text(&s->address, text, sizeof text);
-    base_log(BASE_LOG_WARN, "net: node %u may not connect to %s port %s (%s): %s", s->node, host_of(s), s->lookup->port, text, why);
-    return base_fail(-EACCES, "node %u does not connect to %s port %s (%s) for other nodes: %s", own_rank(s->all), host_of(s),
-                     s->lookup->port, text, why);
+    base_log(BASE_LOG_WARN, "net: refused to connect to %s port %s (%s) for node %u: %s", host_of(s), s->lookup->port, text, s->node, why);
+    return base_fail(-EACCES, "node %u may not connect to %s port %s (%s): %s", own_rank(s->all), host_of(s), s->lookup->port, text, why);
 }
 
 static bool is_connected(int fd)
@@ -134,7 +134,7 @@ static bool is_connected(int fd)
     return getpeername(fd, (struct sockaddr *)&a, &len) == 0;
 }
 
-/* Tries the next address that may be reached. 0: connected, 1: it will be known later; or the last failure. */
+/* Tries the next address that the rules allow. 0: connected; 1: connecting; otherwise the errno of the last address that failed. */
 static int connect_next(struct net_socket *s)
 {
     char why[2 * NET_HOST_MAX + 128];
@@ -179,7 +179,7 @@ static void connect_go_on(struct net_socket *s)
         open_failed(s, connect_refused(s));
 }
 
-/* Connects to a Unix socket of this host, whose path is the lookup's host. */
+/* Connects to a Unix socket of this host. s->lookup->host is its path. */
 static void connect_path(struct net_socket *s)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -195,7 +195,7 @@ static void connect_path(struct net_socket *s)
     if (!rc) {
         memcpy(a.sun_path, s->lookup->host, len + 1);
         set_options(fd, 0, r->arg[7], r->arg[8]);
-        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* at once; -EAGAIN: its backlog is full */
+        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* never waits: -EAGAIN means that the listener's backlog is full */
         if (!rc)
             rc = net_socket_watch(s, fd, 0);
         else
@@ -252,7 +252,8 @@ static int listen_now(struct net_socket *s)
 static void listen_go_on(struct net_socket *s)
 {
     int rc = listen_now(s);
-    if (rc == -EAFNOSUPPORT && !s->lookup->host[0] && !(s->flags & WEFT_NET_IPV6)) { /* all addresses of a system without IPv6 */
+    /* all addresses were asked for, and the system has no IPv6: listen at those of IPv4 */
+    if (rc == -EAFNOSUPPORT && !s->lookup->host[0] && !(s->flags & WEFT_NET_IPV6)) {
         freeaddrinfo(s->lookup->found);
         s->lookup->family = AF_INET;
         rc = net_names_numeric(s->lookup);
@@ -310,7 +311,7 @@ void net_open_accept(struct net_socket *listener, struct gateway_call *c)
     accept_ready(listener);
 }
 
-/* --- what all begin with --- */
+/* --- the start of all requests for a socket --- */
 
 static void on_open_ready(struct gateway_watch *watch)
 {
@@ -345,7 +346,7 @@ static void resolve_failed(struct net_socket *s, int rc)
 void net_open_resolved(struct net_lookup *l)
 {
     struct net_socket *s = l->owner;
-    s->state = NET_CONNECTS; /* from now on the lookup is the socket's */
+    s->state = NET_CONNECTS; /* in this state the socket owns the lookup, and frees it */
     if (l->result)
         resolve_failed(s, l->result);
     else
@@ -365,9 +366,9 @@ void net_open_timeout(struct net_socket *s)
     } else if (s->closing) {
         struct gateway_call *c = s->call;
         s->call = NULL;
-        s->up_over = false; /* not all was sent: the peer sees a reset */
+        s->up_over = false; /* makes net_socket_free() reset the connection, because not all bytes were sent */
         net_socket_free(s);
-        base_fail(-ETIMEDOUT, "a connection was closed before its peer had taken all bytes: it was reset");
+        base_fail(-ETIMEDOUT, "the connection was closed, but its peer did not read all bytes within 10 s: the connection was reset");
         gateway_answer_error(c, -ETIMEDOUT);
     }
 }
@@ -377,31 +378,36 @@ static int check_open(const weft_request *r)
     const uint32_t both = WEFT_NET_IPV4 | WEFT_NET_IPV6;
     if (r->flags & ~WEFT_NET_FLAGS || (r->flags & both) == both || r->arg[0] > 65535 || r->data_bytes > NET_HOST_MAX ||
         r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
-        return base_fail(-EINVAL, "a request for a socket has wrong flags (%#x), port (%llu), buffer sizes, or a host of %llu bytes",
-                         r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
+        return base_fail(
+            -EINVAL,
+            "invalid request for a socket: flags %#x, port %llu, or a buffer size is out of range, or the host's name has %llu bytes",
+            r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
     bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
     if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
-        return base_fail(-EINVAL, "a request to connect has no host or no port");
+        return base_fail(-EINVAL, "invalid request to connect: it names no host or no port");
     bool udp = r->flags & WEFT_NET_DATAGRAMS;
     if (udp && (path || r->arg[3] < NET_DATAGRAM_RING || r->arg[6] < NET_DATAGRAM_RING))
-        return base_fail(-EINVAL, "a request for datagrams names a Unix socket, or rings of less than 128 KiB");
+        return base_fail(-EINVAL, "invalid request for datagrams: a Unix socket cannot be used, and the rings must have at least 128 KiB");
     return 0;
 }
 
-/* Whether askers may connect to this host itself: if they may start programs, which could do so. */
+/* Askers may connect to servers on this host only if they may also start programs here, because such a program could connect as well. */
 static int check_near(const struct net *all, const struct gateway_call *c)
 {
     if (!(c->record.flags & WEFT_NET_LOOPBACK))
         return 0;
     if (!(gateway_of(all->server)->offered >> WEFT_SERVICE_PROCESS & 1))
-        return base_fail(-EACCES, "node %u does not connect to its own host for other nodes, because it does not offer 'process'",
+        return base_fail(-EACCES,
+                         "node %u does not connect other nodes to servers on its own host, because it does not offer 'process'; set "
+                         "WEFT_SERVE=process,net there",
                          own_rank(all));
     if (c->record.data_bytes && c->data[0] != '/')
-        return base_fail(-EINVAL, "a request to connect to a Unix socket does not name its absolute path");
+        return base_fail(-EINVAL, "invalid request to connect to a Unix socket: the path must be absolute");
     return 0;
 }
 
-/* The resolver reads "\097" as "a", which a rule would not; and a new line would forge lines of the log. */
+/* Refuses characters that would deceive the rules or the log: the resolver reads "\097" as "a" but a rule does not, and a line break in a
+ * name could forge lines of the log. */
 static bool is_host(const uint8_t *host, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -429,7 +435,7 @@ static struct net_lookup *lookup_of(struct net_socket *s, const struct gateway_c
         memcpy(l->host, c->data, (size_t)r->data_bytes);
     snprintf(l->port, sizeof l->port, "%u", (unsigned)r->arg[0]);
     if (l->passive && !l->host[0] && !l->family)
-        l->family = AF_INET6; /* takes connections of IPv4, too */
+        l->family = AF_INET6; /* an IPv6 listener accepts IPv4 connections, too */
     return l;
 }
 
@@ -440,7 +446,7 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     bool near = c->record.flags & WEFT_NET_LOOPBACK;
     const size_t len = (size_t)c->record.data_bytes;
     if (!rc && c->data && (near ? memchr(c->data, 0, len) != NULL : !is_host(c->data, len)))
-        rc = base_fail(-EINVAL, "a request for a socket names a host with a character that no name and no address has");
+        rc = base_fail(-EINVAL, "invalid request for a socket: the host has a character that cannot be in a name or an address");
     if (!rc)
         rc = check_near(all, c);
     if (!rc)
@@ -453,7 +459,7 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     s->watch.ready = on_open_ready;
     s->state = NET_CONNECTS;
     if (!(s->lookup = lookup_of(s, c)))
-        rc = base_fail(-ENOMEM, "no memory for a socket for node %u", c->node);
+        rc = base_fail(-ENOMEM, "no memory to open a socket for node %u", c->node);
     if (!rc && (c->record.kind == NET_CONNECT || c->record.flags & WEFT_NET_DATAGRAMS))
         rc = net_socket_streams(s, &c->record);
     if (rc) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests by record about sockets (weft/request.h), at the asker. A record can name only sockets that a record has opened. Nothing here
- * waits; the answer to a record that cannot be carried out now is -EAGAIN.
+ * Requests by record about sockets (weft/request.h), at the asker. A record can name only sockets that a record has opened. No function
+ * here waits: if a record cannot be carried out now, its answer is -EAGAIN.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,12 +9,12 @@
 #include "gateway/net_handle.h"
 #include "gateway/record.h"
 
-struct net_record { /* a socket that records name */
+struct net_record { /* a socket that a record has opened */
     struct gateway_object object;
     weft_socket *socket;
-    struct net_record *accepted; /* of a listener: the connection that is accepted next; NULL: none was asked for yet */
-    bool drop;                   /* it is closed, and what is not sent is dropped */
-    bool receives, sends;        /* a record is receiving, sending; under gateway.lock */
+    struct net_record *accepted; /* of a listener: the next connection, for which an accept is under way; NULL: none was requested yet */
+    bool drop;                   /* the socket is closed, and bytes that are not sent are dropped */
+    bool receives, sends;        /* a record is receiving; a record is sending; under gateway.lock */
     weft_op op;
 };
 
@@ -23,7 +23,7 @@ struct net_job { /* a record that copies bytes from or to a ring */
     struct net_record *n;
     weft_request *r;
     bool sends, datagram;
-    weft_gaddr more_from; /* what is received may go on at the ring's start */
+    weft_gaddr more_from; /* received bytes may wrap from the ring's end to its start; the address of the second part */
     uint64_t more, bytes;
     struct net_datagram head;
 };
@@ -44,14 +44,14 @@ static int net_new(struct net_record **out)
 {
     struct net_record *n = calloc(1, sizeof *n);
     if (!n)
-        return base_fail(-ENOMEM, "no memory for a socket of a record");
+        return base_fail(-ENOMEM, "no memory for a socket that a record opens");
     n->object.service = WEFT_SERVICE_NET;
     n->object.free = net_free;
     *out = n;
     return 0;
 }
 
-/* Gives a socket to the asker. */
+/* Answers with the handle of a socket that was opened. */
 static int net_give(struct gateway *g, struct net_record *n, weft_request *r)
 {
     int rc = gateway_object_add(g, &n->object);
@@ -69,7 +69,8 @@ static int net_open(struct gateway *g, weft_request *r, const void *data)
     char host[NET_HOST_MAX + 1] = "";
     struct net_record *n = NULL;
     if (r->data_bytes > NET_HOST_MAX || r->arg[0] > 65535 || r->arg[3] > INT32_MAX || r->arg[4] > INT32_MAX || r->arg[5] > INT32_MAX)
-        return base_fail(-EINVAL, "a record to open a socket names a host of %llu bytes, port %llu, or a buffer over 2 GiB",
+        return base_fail(-EINVAL,
+                         "invalid record to open a socket: the host has %llu bytes, the port is %llu, or a buffer has more than 2 GiB",
                          (unsigned long long)r->data_bytes, (unsigned long long)r->arg[0]);
     if (r->data_bytes)
         memcpy(host, data, (size_t)r->data_bytes);
@@ -121,7 +122,7 @@ static int net_tell_addresses(const struct net_record *n, weft_request *r)
     return 0;
 }
 
-/* One thread at a time. */
+/* Requests and takes the next connection. Only one thread at a time may call this. */
 static int accept_next(struct gateway *g, struct net_record *n, weft_request *r)
 {
     struct net_record *a = n->accepted;
@@ -148,7 +149,7 @@ static int accept_next(struct gateway *g, struct net_record *n, weft_request *r)
 
 /* --- bytes --- */
 
-/* Begins a record that only one at a time may be. */
+/* Begins a record of which only one may be under way. False: another one is. */
 static bool net_begin(struct gateway *g, bool *busy)
 {
     base_spin_lock(&g->lock);
@@ -170,7 +171,7 @@ static int job_over(const struct net_job *j)
     weft_socket *s = j->n->socket;
     uint64_t skip;
     if (j->sends && j->datagram) {
-        int rc = socket_datagram_room(s, j->head.bytes, &skip); /* it was not ended meanwhile */
+        int rc = socket_datagram_room(s, j->head.bytes, &skip); /* the socket may have been closed while the bytes were copied */
         return rc ? rc : socket_datagram_put(s, &j->head, skip);
     }
     if (j->sends)
@@ -204,7 +205,7 @@ static void job_copied(struct gateway_copy *c, int rc)
     gateway_object_leave(g, &n->object);
 }
 
-/* Begins to copy `bytes` between the ring, from byte `ring` of its stream on, and the memory that the record names. */
+/* Starts to copy `bytes` bytes between the ring, from position `ring` of its stream on, and the memory that the record names. */
 static int job_start(struct gateway *g, const struct net_job *like, const struct gateway_stream *s, uint64_t ring, uint64_t bytes)
 {
     struct net_job *j = malloc(sizeof *j);
@@ -310,7 +311,7 @@ static int net_received(struct gateway *g, struct net_record *n, weft_request *r
     return 0;
 }
 
-/* Not while a record copies what has arrived. */
+/* Frees received bytes. Refused while a record is copying received bytes. */
 static int net_taken(struct gateway *g, struct net_record *n, const weft_request *r)
 {
     if (!net_begin(g, &n->receives))
@@ -325,7 +326,7 @@ static int net_accept(struct gateway *g, struct net_record *n, weft_request *r)
     if (!n->socket->listens)
         return -EINVAL;
     if (!net_begin(g, &n->receives))
-        return -EAGAIN; /* another record accepts */
+        return -EAGAIN; /* another record is accepting */
     int rc = accept_next(g, n, r);
     net_end(g, &n->receives);
     return rc;
@@ -361,7 +362,7 @@ int gateway_net_submit(struct gateway *g, weft_request *r, void *data, uint64_t 
     if (!o)
         return -EBADF;
     int rc = net_do(g, (struct net_record *)(void *)o, r);
-    if (rc != GATEWAY_LATER) /* else the job leaves it */
+    if (rc != GATEWAY_LATER) /* otherwise the job releases the socket */
         gateway_object_leave(g, o);
     return rc;
 }

@@ -21,7 +21,7 @@ struct post {
     uint8_t payload[];
 };
 struct post_queue {
-    struct post *first, **last; /* last: valid while there is a first one */
+    struct post *first, **last; /* last: last: valid only if `first` is not NULL */
     size_t replies;             /* bytes of the replies in it */
     bool sending;               /* a thread is sending the first message */
 };
@@ -73,12 +73,12 @@ static int post_now(struct gateway *g, uint32_t node, const struct gateway_messa
     return rc == -ENOBUFS || rc == -ENOMEM || rc == -ENETDOWN ? -EAGAIN : rc;
 }
 
-/* False: the handler is not installed yet. */
+/* Handles a message to this node itself. False: the handler is not installed yet. */
 static bool post_here(struct gateway *g, const struct gateway_message *m, const void *payload, size_t len)
 {
     if (!fab_deliver(g->w, g->w->rank, GATEWAY_HANDLER, m, sizeof *m, payload, len))
         return false;
-    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* those two are for the server thread, which has its own wake-up */
+    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* these two types are for the server thread, which is woken on its own */
         fab_wake_here(g->w);
     return true;
 }

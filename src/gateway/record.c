@@ -22,18 +22,18 @@ static int record_check(struct gateway *g, struct gateway_record *x)
 {
     const weft_request *r = &x->r;
     if (r->version != WEFT_REQUEST_VERSION || r->id == 0 || r->timeout_ns < 0 || r->data_bytes > WEFT_REQUEST_DATA_MAX)
-        return base_fail(-EINVAL, "a request's record is invalid: version %u, id %llu, time-out %lld ns, %llu bytes of data", r->version,
-                         (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
+        return base_fail(-EINVAL, "the record of a request is invalid: version %u, id %llu, time-out %lld ns, %llu bytes of data",
+                         r->version, (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
     for (const struct gateway_service *const *s = g->services; *s; s++)
         if ((*s)->number == r->service)
             x->service = *s;
     if (!x->service)
-        return base_fail(-EINVAL, "a request's record names service %u, which does not exist", r->service);
+        return base_fail(-EINVAL, "the record of a request names service %u, which does not exist", r->service);
     if (r->data_bytes) {
         bool own = weft_gaddr_node(r->data) == g->w->rank && weft_gaddr_space(r->data) == 0;
         x->data = own ? weft_ptr(g->w, r->data, r->data_bytes) : NULL;
         if (!x->data || weft_gaddr_offset(r->data) < g->w->heap_offset)
-            return base_fail(-EFAULT, "a request's record names %llu bytes of data at %#llx, which are not in this node's pool",
+            return base_fail(-EFAULT, "the record of a request names %llu bytes of data at %#llx, which are not in this node's pool",
                              (unsigned long long)r->data_bytes, (unsigned long long)r->data);
     }
     return 0;
@@ -54,9 +54,9 @@ static int record_start(struct gateway *g, struct gateway_record *x, weft_op *op
     if (op)
         fab_pending(op, g->w->rank);
     rc = x->service->submit ? x->service->submit(g, &x->r, x->data, &x->arg) : 1;
-    if (rc == GATEWAY_LATER) /* it may be answered, and freed, already */
+    if (rc == GATEWAY_LATER) /* the record may already be answered and freed, so it must not be used */
         return 0;
-    if (rc != 1) { /* answered without a server */
+    if (rc != 1) { /* the request needs no server, and is answered now */
         gateway_record_write(x, rc);
         if (op)
             fab_complete(op, rc);
@@ -88,7 +88,7 @@ int weft_request_start(weft_node *w, weft_gaddr at, weft_op *op)
     struct gateway *g = gateway_in(w);
     weft_request *there = weft_gaddr_node(at) == w->rank && weft_gaddr_space(at) == 0 ? weft_ptr(w, at, sizeof *there) : NULL;
     if (!there || at % 8 || weft_gaddr_offset(at) < w->heap_offset)
-        return base_fail(-EFAULT, "a request's record at %#llx is not in this node's pool, or not aligned to 8 bytes",
+        return base_fail(-EFAULT, "the record of a request, at %#llx, is not in this node's pool, or not aligned to 8 bytes",
                          (unsigned long long)at);
     struct gateway_record *x = calloc(1, sizeof *x);
     if (!x)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies from and to the memory that records name: of any pool or arena. Most are complete at once, within this host. A thread of the node
- * takes the next steps of the others. It polls, because nothing announces the end of a GPU's copy.
+ * Copies from and to the memory that records name, in any pool or arena. Most copies are complete at once, because they are within this
+ * host. A thread of the node carries the others on, step by step. It polls, because nothing reports the end of a GPU's copy.
  *
- * A copy goes straight from the one memory to the other, if this process has mapped the source, or if the target is memory of this node.
- * Otherwise, between two other nodes, it goes through a buffer in this node's pool. A target at another node is flushed, so that the bytes
- * are there when the record is answered.
+ * A copy is direct if this process has mapped the source, or if the target is memory of this node. Otherwise the copy is between two other
+ * nodes, and goes through a buffer in this node's pool. If the target is at another node, the copy ends with a flush, so that the bytes are
+ * there when the record is answered.
  */
 #include "gateway/record.h"
 
@@ -21,16 +21,16 @@ struct gateway_copies {
     pthread_mutex_t lock;
     pthread_cond_t some;
     pthread_t thread;
-    bool started; /* the thread is to be joined */
-    bool runs;    /* it takes copies */
+    bool started; /* the thread was started and must be joined */
+    bool runs;    /* the thread accepts copies */
     bool stop;
-    int64_t until; /* with `stop`: when to give up what is under way */
+    int64_t until; /* with `stop`: when to give up copies that are under way */
     struct gateway_copy *arrived;
 };
 
 /* --- one copy --- */
 
-/* Memory of this node, where operations can begin and end. The arena is held until gpu_arena_release(). */
+/* Returns a pointer to memory of this node, for operations. If it is in an arena, the arena cannot be closed until gpu_arena_release(). */
 static void *own_memory(struct weft_node *w, weft_gaddr at, uint64_t bytes, struct gpu_arena **held)
 {
     *held = NULL;
@@ -47,7 +47,7 @@ static int copy_between(struct gateway_copy *c, void **at)
     return rc;
 }
 
-/* A record may name memory that it should not, such as the ring itself. */
+/* Whether source and target overlap. A record may name any memory, even the ring itself. */
 static bool copy_overlaps(const struct gateway_copy *c)
 {
     bool one = weft_gaddr_node(c->to) == weft_gaddr_node(c->from) && weft_gaddr_space(c->to) == weft_gaddr_space(c->from);
@@ -61,11 +61,11 @@ static int copy_begin(struct gateway_copy *c)
     struct gpu_arena *held;
     int rc = 0;
     if (copy_overlaps(c))
-        return base_fail(-EFAULT, "a record names address %#llx, %llu bytes, which overlap what is to be copied there",
+        return base_fail(-EFAULT, "a record names address %#llx, %llu bytes, which overlap the bytes that must be copied there",
                          (unsigned long long)c->to, (unsigned long long)c->bytes);
     void *at = own_memory(w, c->from, c->bytes, &held);
     if (!at && weft_gaddr_space(c->from) == 0)
-        at = weft_ptr(w, c->from, c->bytes); /* of another node of this host */
+        at = weft_ptr(w, c->from, c->bytes); /* memory of another node on this host */
     if (at) {
         c->step = COPY_PUTS;
         rc = weft_put(w, c->to, at, c->bytes, &c->op);
@@ -79,13 +79,13 @@ static int copy_begin(struct gateway_copy *c)
         if (!rc)
             rc = weft_get(w, at, c->from, c->bytes, &c->op);
     }
-    gpu_arena_release(held); /* the operation itself holds it now */
+    gpu_arena_release(held); /* the operation now keeps the arena open itself */
     if (rc)
         c->step = COPY_BEGINS;
     return rc;
 }
 
-/* Takes the next step. -EINPROGRESS or -EAGAIN: call again; else the copy's result. */
+/* Carries out the next step of a copy. -EINPROGRESS or -EAGAIN: call again; otherwise the result of the copy. */
 static int copy_step(struct gateway_copy *c)
 {
     struct weft_node *w = c->g->w;
@@ -128,7 +128,7 @@ static bool copy_looked(struct gateway_copy *c)
 
 /* --- the thread --- */
 
-/* Takes a step for each; those that are complete leave the list. True: some were. */
+/* Carries out a step of each copy, and removes complete copies from the list. True: some were complete. */
 static bool copies_step(struct gateway_copy **list)
 {
     bool some = false;
@@ -163,7 +163,7 @@ static void *copies_run(void *arg)
         all->runs = !over;
         pthread_mutex_unlock(&all->lock);
         if (over)
-            return NULL; /* what is left is never freed, because operations may still write to it */
+            return NULL; /* unfinished copies are never freed, because operations may still write to their memory */
         if (copies_step(&list)) {
             quiet = nap = 0;
             continue;
@@ -204,9 +204,9 @@ void gateway_copy(struct gateway *g, struct gateway_copy *c)
     }
     if (copy_looked(c) || copies_hand_over(g->copies, c))
         return;
-    /* There is no thread: the node has just begun to close, or the system has none to give. */
+    /* There is no thread, because the node is being closed or the system cannot start one: carry the copy on here. */
     for (int64_t end = fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT); !copy_looked(c) && base_now_ns() < end;)
-        weft_progress(g->w); /* at the end it is left alone, because the operation may still write to it */
+        weft_progress(g->w); /* after the deadline the copy is never freed, because the operation may still write to its memory */
 }
 
 int gateway_copies_open(struct gateway *g)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What records name by a handle, and the answers to records.
+ * Objects that records name by a handle, such as open files and sockets; and the answers to records.
  */
 #include "gateway/record.h"
 
@@ -14,7 +14,8 @@ void gateway_record_write(const struct gateway_record *x, int status)
     weft_request *there = x->there;
     memcpy(there->result, x->r.result, sizeof there->result);
     there->status = status;
-    __atomic_store_n(&there->answered, x->r.id, __ATOMIC_RELEASE); /* release: an asker that sees this also sees the answer */
+    /* release: an asker that sees the new `answered` also sees the rest of the answer */
+    __atomic_store_n(&there->answered, x->r.id, __ATOMIC_RELEASE);
     if (x->call)
         (void)weft_gpu_answer(x->call, status, x->r.result[0]);
 }
@@ -38,7 +39,10 @@ int gateway_object_add(struct gateway *g, struct gateway_object *o)
     base_spin_lock(&g->lock);
     o->id = gateway_table_add(&g->objects, o);
     base_spin_unlock(&g->lock);
-    return o->id ? 0 : base_fail(-ENOMEM, "no memory for what a record opens, or this node has too much open: close some");
+    return o->id
+               ? 0
+               : base_fail(-ENOMEM,
+                           "no memory for the object that a record opens, or records of this node have too many objects open: close some");
 }
 
 struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The top level of the gateway: incoming messages, deaths of nodes, opening and closing.
+ * The top level of the gateway: passes incoming messages and the deaths of nodes to the other files, and opens and closes the services.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "gateway/gateway.h"
 #include "weft/gpu.h"
 
-/* Handles a message of node `from`. Header and payload may hold anything. */
+/* Handles a message of node `from`. Header and payload are not trusted: they may contain anything. */
 static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                        void *arg)
 {
@@ -48,7 +48,7 @@ static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
     fab_wake_here(w);
 }
 
-/* A node has joined the running cluster: tell it which services this node offers. */
+/* Tells a node that has joined the running cluster which services this node offers. */
 static void on_joined(struct weft_node *w, uint32_t node, void *arg)
 {
     struct gateway *g = arg;

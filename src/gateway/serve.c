@@ -13,14 +13,14 @@
 #include <xxhash.h>
 
 #define CALL_BUCKETS  4096u
-#define FETCH_MOST    (UINT64_C(8) << 20) /* the most bytes that are fetched from one asker at a time */
+#define FETCH_MOST    (UINT64_C(8) << 20) /* at most so many bytes are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
-#define KEEP_NS       WEFT_MS /* how long until messages that could not be sent are tried again */
+#define KEEP_NS       WEFT_MS /* after this time, sending is tried again for messages that found no room */
 
 /* The server thread sleeps until its pipe is readable. */
 enum server_woken {
-    SERVER_SLEEPS, /* or is about to: who has something for it writes to the pipe */
-    SERVER_LOOKS,  /* it looks at `woken` again and again */
+    SERVER_SLEEPS, /* asleep or about to sleep: to wake it, write to the pipe */
+    SERVER_LOOKS,  /* it polls `woken` */
     SERVER_WOKEN,
 };
 
@@ -74,7 +74,7 @@ static void server_wake(struct gateway_server *s)
 {
     if (atomic_exchange_explicit(&s->woken, SERVER_WOKEN, memory_order_acq_rel) == SERVER_SLEEPS) {
         ssize_t n = write(s->wake[1], "", 1);
-        (void)n; /* if the pipe is full, the thread wakes anyway */
+        (void)n; /* a full pipe wakes the thread as well */
     }
 }
 
@@ -289,7 +289,8 @@ static void call_begin(struct gateway_call *c)
     c->service->begin(state_of(c), c);
     if (!late)
         return;
-    /* server_cancel() has looked at this request before it had begun: it must look again. So must services, if the asker is gone. */
+    /* The request may have been cancelled before begin() was called, and server_cancel() does not pass such a request to its service: it
+     * must look again. If the asker is gone, the services must look again as well. */
     base_spin_lock(&g->lock);
     s->some_cancelled = true;
     if (!fab_alive(g->w, node)) {
@@ -360,7 +361,7 @@ static void server_arrived(struct gateway_server *s)
             c->next = s->fetching;
             s->fetching = c;
         } else if (c->record.data_bytes && !c->data) {
-            base_fail(-EINVAL, "a request names %llu bytes of data, but its message carries none",
+            base_fail(-EINVAL, "a request announces %llu bytes of data, but its message contains none",
                       (unsigned long long)c->record.data_bytes);
             gateway_answer_error(c, -EINVAL);
         } else {
@@ -516,7 +517,8 @@ void gateway_server_linger(struct gateway_server *s)
     s->lingers = true;
 }
 
-/* Looks for the next request for a moment, so that an asker that asks again at once need not wake a thread. True: something has come. */
+/* Polls for the next request for a moment, so that an asker that sends requests in sequence need not wake this thread each time. True:
+ * something has come. */
 static bool server_linger(struct gateway_server *s)
 {
     int sleeps = SERVER_SLEEPS, looks = SERVER_LOOKS;
@@ -570,7 +572,7 @@ int gateway_server_open(struct gateway *g)
     if (!rc)
         rc = gateway_watch(s->watches, &s->wake_watch, s->wake[0], GATEWAY_READABLE);
     if (rc)
-        return base_fail(rc, "cannot prepare to serve requests for services: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start serving requests for services: %s", base_strerror(rc));
     for (const struct gateway_service *const *v = g->services; *v && !rc; v++)
         if (g->offered >> (*v)->number & 1)
             rc = (*v)->open(s, &s->state[(*v)->number]);
@@ -590,7 +592,7 @@ void gateway_server_end(struct gateway *g)
     struct gateway_server *s = g->server;
     if (!s)
         return;
-    if (s->started) { /* it is not if the node could not join */
+    if (s->started) { /* the thread was not started if the node could not join */
         atomic_store_explicit(&s->stop, true, memory_order_release);
         server_wake(s);
         pthread_join(s->thread, NULL);

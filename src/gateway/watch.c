@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. ready() may stop watching any descriptor, even one that is
- * also ready and whose ready() was not called yet: then it is not called.
+ * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. A call of ready() may stop watching any descriptor. If
+ * that descriptor is ready as well, its ready() is then not called.
  *
- * While that thread sleeps, another one may take its turn (gateway_watches_try()), on Linux: it may watch, and stop watching, descriptors
- * meanwhile. So what epoll has reported before it did may be wrong; then the thread asks epoll once more.
+ * On Linux, while that thread sleeps, another thread may take its turn (gateway_watches_try()), and may start and stop watching
+ * descriptors. Then the events that epoll has reported may be outdated, so the thread asks epoll once more.
  */
 #include "gateway/gateway.h"
 
@@ -35,7 +35,8 @@ static int connection_of(int fd)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
 #endif
-    if ((uint64_t)fd < gateway_connections_max()) /* the system gives the lowest number that is free */
+    if ((uint64_t)fd <
+        gateway_connections_max()) /* a new descriptor always has the lowest free number, so a high number means that few are left */
         return fd;
     close(fd);
     return -EMFILE;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs what blocks, such as reading a disk or asking a name server, on a few threads, so that the server thread does not wait. Threads are
- * started when all others are busy, and stay. Whoever closes them need not wait for a thread that blocks: the last user of the state frees
- * it.
+ * Runs blocking work, such as reading a disk or asking a name server, on a few threads, so that the server thread does not wait. A thread
+ * is started when all others are busy, and ends when the service closes. Closing need not wait for a thread that blocks, because the last
+ * user of the shared state frees it.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -14,7 +14,7 @@
 #define THREADS_MAX 16u
 
 struct works_asker {
-    uint32_t runs, queued; /* its jobs on threads; its jobs that are not done */
+    uint32_t runs, queued; /* runs: jobs of this asker that threads are running; queued: its jobs that are not done */
 };
 struct gateway_works {
     struct gateway_works_how how;
@@ -37,7 +37,7 @@ static struct works_asker *asker_of(struct gateway_works *all, const struct gate
     return job->asker < all->how.askers ? &all->asker[job->asker] : NULL;
 }
 
-/* Takes the first job whose asker leaves threads to others. NULL: there is none. */
+/* Takes the first job whose asker may occupy one more thread. NULL: there is none. */
 static struct gateway_work *work_take(struct gateway_works *all)
 {
     for (struct gateway_work **at = &all->waiting, *job; (job = *at); at = &job->next) {
@@ -69,10 +69,10 @@ static void work_ended(struct gateway_works *all, struct gateway_work *job)
     *all->done_last = job;
     all->done_last = &job->next;
     if (all->waiting && all->idle)
-        pthread_cond_signal(&all->some); /* a job that had to leave this thread to others may run now */
+        pthread_cond_signal(&all->some); /* a job whose asker had too many threads may run now */
     if (first && all->wake >= 0) {
         ssize_t n = write(all->wake, "", 1);
-        (void)n; /* if the pipe is full, its reader wakes anyway */
+        (void)n; /* a full pipe wakes its reader as well */
     }
 }
 
@@ -84,7 +84,7 @@ static void drop_all(const struct gateway_works *all, struct gateway_work *job)
     }
 }
 
-/* One user less. Releases the lock. */
+/* Removes one user; the last one frees the state. Releases the lock. */
 static void works_leave(struct gateway_works *all)
 {
     bool last = --all->users == 0;
@@ -187,7 +187,7 @@ static int thread_add(struct gateway_works *all)
         all->threads++;
     else
         all->users--;
-    return all->threads ? 0 : rc; /* else the others will do it */
+    return all->threads ? 0 : rc; /* else the existing threads will run the job */
 }
 
 int gateway_work(struct gateway_works *all, struct gateway_work *job)
@@ -236,7 +236,7 @@ void gateway_works_close(struct gateway_works *all)
         if (all->how.leaves)
             pthread_detach(all->thread[i]);
         else
-            pthread_join(all->thread[i], NULL); /* no deadline: a disk that hangs keeps the process, too, until the system gives it up */
+            pthread_join(all->thread[i], NULL); /* no deadline: while a disk hangs, the system would not let the process end either */
     }
     pthread_mutex_lock(&all->lock);
     works_leave(all);

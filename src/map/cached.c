@@ -50,7 +50,7 @@ static int open_known(struct map_job *job, const struct map_input *in, weft_file
     for (;;) {
         int rc = weft_file_open(job->w, in->home, in->path, 0, f, WEFT_TIMEOUT_DEFAULT);
         if ((rc != -EPERM && rc != -EOPNOTSUPP && rc != -ENETDOWN) || base_now_ns() > deadline)
-            return rc ? base_context(rc, "%s", in->name) : 0;
+            return rc;
         base_sleep_ns(KNOWN_LOOK);
     }
 }
@@ -148,10 +148,11 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
     weft_file *f;
     weft_file_info info;
     /* Open the file for this piece only, so that the gateway can drop the piece before a command runs. */
-    int rc = weft_file_open(job->w, input->home, input->path, 0, &f, WEFT_TIMEOUT_DEFAULT);
+    int rc = weft_file_open(job->w, input->home, input->path, 0, &f, job->renew_ns);
     if (rc)
         return rc;
-    rc = weft_file_stat(f, &info, sizeof info, WEFT_TIMEOUT_DEFAULT);
+    map_slot_renew(slot, &next);
+    rc = weft_file_stat(f, &info, sizeof info, job->renew_ns);
     if (!rc && map_identity(info.device, info.inode) != piece->at)
         rc = base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", input->name);
     weft_gaddr to = WEFT_NULL;

@@ -86,7 +86,7 @@ struct mem_pool {
     uint32_t heap; /* first extent of the heap, at least 1 */
     uint8_t *kind; /* enum run_kind of each extent */
     _Atomic uint8_t
-        *asked; /* [bytes / 2 MiB]: whether a huge page was requested there (mem_prepare()); NULL: huge pages are never requested */
+        *asked; /* [bytes / 2 MiB]: whether a huge page was requested there (mem_enlarge()); NULL: huge pages are never requested */
 
     _Alignas(BASE_CACHE_LINE) base_spin lock; /* guards all fields below */
     uint64_t run_bits[(RUN_BINS + 63) / 64];  /* bit set: the bin has free runs */

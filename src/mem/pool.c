@@ -70,14 +70,26 @@ void *mem_map(int fd, uint64_t bytes)
 #define MADV_COLLAPSE 25 /* Linux 6.1; older headers lack it */
 #endif
 
-/* Asks once for a huge page in place of what there is. The system copies what is in use; it refuses if a device has the pages registered.
- */
-static void collapse(struct mem_pool *p, uint64_t offset, uint64_t bytes)
+bool mem_small(const struct mem_pool *p, uint64_t offset, uint64_t bytes)
 {
 #if defined(MADV_COLLAPSE)
-    for (uint64_t i = offset / HUGE_PAGE; i * HUGE_PAGE < offset + bytes && (i + 1) * HUGE_PAGE <= p->bytes; i++)
-        if (!atomic_exchange_explicit(&p->asked[i], 1, memory_order_relaxed))
+    uint64_t i = offset / HUGE_PAGE;
+    return p->asked && bytes >= HUGE_PAGE / 4 && (i + 1) * HUGE_PAGE <= p->bytes &&
+           !atomic_load_explicit(&p->asked[i], memory_order_relaxed);
+#else
+    (void)p, (void)offset, (void)bytes;
+    return false;
+#endif
+}
+
+void mem_enlarge(struct mem_pool *p, uint64_t offset, uint64_t bytes)
+{
+#if defined(MADV_COLLAPSE)
+    int error = errno;
+    for (uint64_t i = offset / HUGE_PAGE; p->asked && i * HUGE_PAGE < offset + bytes && (i + 1) * HUGE_PAGE <= p->bytes; i++)
+        if (!atomic_exchange_explicit(&p->asked[i], 1, memory_order_relaxed)) /* it fails if a device has the pages registered */
             (void)madvise(p->base + i * HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE);
+    errno = error;
 #else
     (void)p, (void)offset, (void)bytes;
 #endif
@@ -88,10 +100,7 @@ void mem_prepare(struct mem_pool *p, uint64_t offset, uint64_t bytes)
 #if defined(MADV_POPULATE_WRITE)
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
     int error = errno;
-    if (p->asked && bytes >= HUGE_PAGE / 4 &&
-        madvise(p->base + first, page, MADV_POPULATE_WRITE) == 0) /* allocate one page first: MADV_COLLAPSE fails where there is none */
-        collapse(p, offset, bytes);
-    (void)madvise(p->base + first, offset + bytes - first, MADV_POPULATE_WRITE);
+    (void)madvise(p->base + first, offset + bytes - first, MADV_POPULATE_WRITE); /* a kernel before 5.14 refuses */
     errno = error;
 #else
     (void)p, (void)offset, (void)bytes;

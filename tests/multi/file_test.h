@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * For tests of the file service: a folder of the test's own, files whose bytes tell their version and place, and what was read from the disk.
+ * For tests of the file service: a folder of the test's own, files whose bytes tell their version and place, and what was read from the
+ * disk.
  */
 #ifndef WEFT_FILE_TEST_H
 #define WEFT_FILE_TEST_H

@@ -22,7 +22,7 @@
 /* --- a large file, read by four nodes at the same time --- */
 
 #define READERS 4u
-#define STRIDE  (8 * PIECE)                /* the readers wait for each other so often, because the cache is smaller than the file */
+#define STRIDE  (8 * PIECE) /* the readers wait for each other so often, because the cache is smaller than the file */
 static const char *const LARGE[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
 
 struct mark {
@@ -383,8 +383,8 @@ static void test_mapped_ahead(void **state)
 {
     (void)state;
     write_file(in_folder("big"), 1, 9 * PIECE, O_TRUNC);
-    assert_int_equal(nodes_failed_with(2, mapped_ahead, NULL, (const char *const[]){"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_LOG=error", NULL}),
-                     0);
+    assert_int_equal(
+        nodes_failed_with(2, mapped_ahead, NULL, (const char *const[]){"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_LOG=error", NULL}), 0);
 }
 
 /* --- a gateway that offers single files --- */
@@ -432,8 +432,8 @@ static void test_offers(void **state)
     (void)state;
     write_file(in_folder("one"), 1, 10, O_TRUNC);
     write_file(in_folder("two"), 1, 10, O_TRUNC);
-    assert_int_equal(nodes_failed_with(2, offers, NULL, (const char *const[]){"WEFT_SERVE=file", "WEFT_FILE_ROOT=-", "WEFT_LOG=error", NULL}),
-                     0);
+    assert_int_equal(
+        nodes_failed_with(2, offers, NULL, (const char *const[]){"WEFT_SERVE=file", "WEFT_FILE_ROOT=-", "WEFT_LOG=error", NULL}), 0);
 }
 
 int main(int argc, char **argv)
@@ -441,7 +441,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_large),        TEST(test_started), TEST(test_started_busy), TEST(test_noticed_by_the_system),
+    const struct CMUnitTest tests[] = {TEST(test_large),        TEST(test_started),
+                                       TEST(test_started_busy), TEST(test_noticed_by_the_system),
                                        TEST(test_mapped_ahead), TEST(test_offers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

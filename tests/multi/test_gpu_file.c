@@ -150,7 +150,7 @@ static void read_kernel(const weft_device *d, void *arg)
         at += n;
     } while (n == PART);
     MUST(at == BYTES);
-    rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0], 2 * BYTES, 0, &n); /* all at once */
+    rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0], 2 * BYTES, 0, &n); /* the whole range in one call */
     MUST(rc == 0 && n == BYTES);
     rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0], 1, UINT64_MAX, &n);
     MUST(rc == 0 && n == 0);
@@ -221,7 +221,7 @@ static void reading(weft_node *w, void *arg)
         do
             OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
         while (c.readers);            /* closing does not wait */
-        CHECK(c.disk_bytes == BYTES); /* once for all */
+        CHECK(c.disk_bytes == BYTES); /* the disk was read once for all blocks */
     }
     OK(weft_barrier(w, DEFAULT_TIME));
     OK(weft_gpu_close(g));
@@ -309,7 +309,7 @@ static void write_kernel(const weft_device *d, void *arg)
     MUST(rc == 0 && other.bytes == BYTES && other.generation == f->generation);
     rc = weft_device_file_read(d, record, &other, job->to[1], BYTES, 0, &n);
     MUST(rc == 0 && n == BYTES);
-    rc = weft_device_file_write(d, record, f, job->to[1] + 1, PART, BYTES - 1, &n); /* from the arena, and behind the end */
+    rc = weft_device_file_write(d, record, f, job->to[1] + 1, PART, BYTES - 1, &n); /* from the arena, and beyond the end of the file */
     MUST(rc == 0 && n == PART && f->bytes == BYTES - 1 + PART);
     rc = weft_device_file_write(d, record, f, job->to[2], 10, 5, &n); /* from node 0's arena */
     MUST(rc == 0 && n == 10);

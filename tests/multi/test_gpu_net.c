@@ -29,7 +29,7 @@
         }                                                                                                        \
     } while (0)
 
-/* What one block works with: addresses. */
+/* The addresses that one block uses. */
 struct call {
     uint64_t record, host, from, to;
     uint32_t port, host_bytes;
@@ -328,9 +328,9 @@ static void datagram_kernel(const weft_device *d, void *arg)
     MUST(rc == -WEFT_DEVICE_EINVAL);
     rc = weft_device_net_opened(d, c->record, s, &own, &other);
     MUST(rc == 0 && other.port == c->port);
-    rc = weft_device_net_send_to(d, c->record, s, &other, c->from, 10); /* it has a peer */
+    rc = weft_device_net_send_to(d, c->record, s, &other, c->from, 10); /* refused: the socket has a peer */
     MUST(rc == -WEFT_DEVICE_EINVAL);
-    rc = weft_device_net_send(d, c->record, all, c->from, 10, &n); /* it has none */
+    rc = weft_device_net_send(d, c->record, all, c->from, 10, &n); /* refused: the socket has no peer */
     MUST(rc == -WEFT_DEVICE_EINVAL);
     rc = weft_device_net_send_to(d, c->record, all, &other, c->from, 777);
     MUST(rc == 0);
@@ -397,7 +397,7 @@ struct wrong {
     uint32_t closed, silent, full; /* ports: nobody listens; nobody speaks; connections are not answered */
     uint64_t denied, nobody;
     uint32_t denied_bytes, nobody_bytes;
-    int fd; /* of the silent peer, when it is connected */
+    int fd; /* the socket of the silent peer, when it is connected */
     int listener;
 };
 
@@ -420,7 +420,7 @@ static void wrong_kernel(const weft_device *d, void *arg)
     MUST(rc == -WEFT_DEVICE_EINVAL);
     rc = weft_device_net_connect(d, c->record, 0, c->host, c->host_bytes, 80, 0x8000, &s);
     MUST(rc == -WEFT_DEVICE_EINVAL);
-    rc = weft_device_net_connect(d, c->record, 0, 8, 9, 80, 0, &s); /* not in this node's pool */
+    rc = weft_device_net_connect(d, c->record, 0, 8, 9, 80, 0, &s); /* refused: the host's name is not in this node's pool */
     MUST(rc == -WEFT_DEVICE_EFAULT);
     rc = weft_device_net_connect(d, c->record + 4, 0, c->host, c->host_bytes, 80, 0, &s);
     MUST(rc == -WEFT_DEVICE_EFAULT);
@@ -446,7 +446,7 @@ static void wrong_kernel(const weft_device *d, void *arg)
     send_all(x->fd, "0123456789", 10);
     rc = weft_device_net_receive(d, c->record, s, c->to, 0, &n);
     MUST(rc == -WEFT_DEVICE_EINVAL);
-    rc = weft_device_net_receive(d, c->record, s, (uint64_t)9 << 48, 10, &n); /* what came stays */
+    rc = weft_device_net_receive(d, c->record, s, (uint64_t)9 << 48, 10, &n); /* after the error, the received bytes are still there */
     MUST(rc == -WEFT_DEVICE_EFAULT && n == 0);
     rc = weft_device_net_receive(d, c->record, s, (uint64_t)d->rank << 48 | 64, 10, &n);
     MUST(rc == -WEFT_DEVICE_EFAULT && n == 0);

@@ -26,7 +26,7 @@
 struct plan {
     const char *way, *why; /* how weft_link_stat() reports it */
     bool direct;           /* the device moves data from and to arenas */
-    bool broken;           /* it refuses, when it is asked to */
+    bool broken;           /* the device was told to refuse */
     int rounds;
 };
 

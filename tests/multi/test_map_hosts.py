@@ -272,11 +272,12 @@ class Hosts(Map):
         self.check(f"1:{name}\n".encode(), *hosts["args"], "--block", "1G", f"1:{name}", "--", "sh", "-c", "echo {file}", env=hosts["env"])
         # What is wrong.
         for file, says in ((f"2:{name}", "text at node 2: No such file"), (f"7:{name}", "'7' is neither a host nor the number of a node"),
-                           (f"1:{shown}", "it is a folder"), (name, f"cannot open {name}: No such file")):
+                           (f"1:{shown}", "this is a folder"), (name, f"cannot open {name}: No such file")):
             code, out, err = test_map.run(*hosts["args"], file, "--", "cat", env=hosts["env"])
             self.assertNotEqual(code, 0)
             self.assertIn(says, err)
-        self.assertIn("give --cluster or --hostfile", test_map.run(f"1:{name}", "--", "cat")[2])
+        _, err = start_here(f"1:{name}", "--", "cat").communicate(timeout=LIMIT)
+        self.assertIn(b"give --cluster or --hostfile", err)
 
     def test_file_names_with_colons(self):
         """A file of this host goes before one of another host with the same name."""

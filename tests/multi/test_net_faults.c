@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The net service under strain: slow and stalled peers, many connections, too few files, lies, deaths, names whose addresses do not answer
- * (net_test.h).
+ * The net service under load and failures: slow and stalled peers, many connections, too few descriptors, invalid messages, deaths, and
+ * names whose addresses do not answer (net_test.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@
 #include "gateway/net_handle.h"
 #include "net_test.h"
 
-/* One connection is not read, by its asker or by its peer: the other ones go on, and nothing of it is lost. */
+/* One connection is not read by its asker or by its peer. The other connections go on, and no byte of this one is lost. */
 static void slow(weft_node *w, void *arg)
 {
     (void)arg;
@@ -47,7 +47,7 @@ static void slow(weft_node *w, void *arg)
     size_t put, all = 0;
     static uint8_t some[10000];
     int rc;
-    do { /* until the peer, which does not read, has taken what fits into the buffers */
+    do { /* until the buffers of the peer, which does not read, are full */
         fill(some, 3, all, sizeof some);
         rc = weft_net_send(s[2], some, sizeof some, &put, 100 * WEFT_MS);
         all += put;
@@ -316,8 +316,9 @@ static void aliases(weft_node *w, void *arg)
         weft_socket *s;
         int listener = listen_at("127.0.0.1", &port);
         must_fail(w, SPEC(.host = "alias.example", .port = port), -EACCES,
-                  "rule deny=*.TEST of the gateway; the name stands for Secret.TEST");
-        must_fail(w, SPEC(.host = "short", .port = port), -EACCES, "rule deny=*.TEST of the gateway; the name stands for Secret.TEST");
+                  "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
+        must_fail(w, SPEC(.host = "short", .port = port), -EACCES,
+                  "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
         OK(weft_net_connect(w, 0, SPEC(.host = "one.example", .port = port), &s, DEFAULT_TIME));
         OK(weft_net_close(s));
         close(listener);
@@ -325,12 +326,13 @@ static void aliases(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
-/* What askers tell each other, and the gateway's resolver. */
+/* Shared by the askers and the gateway's resolver. */
 struct greed {
     _Atomic uint32_t ends, begun, full, port;
 };
 
-/* One node asks for more names, which nobody resolves, than a gateway resolves at a time: those of others are resolved all the same. */
+/* One node asks for more names than a gateway resolves at a time, and no server answers for them. Names of other nodes are still resolved.
+ */
 static void greedy_names(weft_node *w, void *arg)
 {
     enum { ASKS = NET_LOOKUPS_MAX };
@@ -555,7 +557,7 @@ static void gateway_dies(weft_node *w, void *arg)
     close(listener);
 }
 
-/* One node takes all sockets that it gets, and learns why it gets no more: another one still gets some. */
+/* One node opens sockets until it gets an error, which says why. Another node can still open some. */
 static void greedy_sockets(weft_node *w, void *arg)
 {
     enum { MOST = 1000, MODEST = 19 };
@@ -635,7 +637,7 @@ static void flood(weft_node *w, void *arg)
     if (weft_rank(w) == 1) {
         const struct gateway_message m = {.type = GATEWAY_DATA, .to = 1, .word = {77, 0, 1, 0}};
         weft_handler_fn fn = w->handlers[GATEWAY_HANDLER].fn;
-        atomic_store(&w->handlers[GATEWAY_HANDLER].fn, NULL); /* then what comes is left in the ring */
+        atomic_store(&w->handlers[GATEWAY_HANDLER].fn, NULL); /* after this, received bytes stay in the ring */
         (void)fab_nowait(true);
         for (int rc = 0; !g->ends && rc != -ECONNRESET;)
             rc = fab_send(w, 0, GATEWAY_HANDLER, &m, sizeof m, NULL, 0, NULL);
@@ -680,7 +682,7 @@ static void test_many(void **state)
     (void)state;
     struct rlimit files;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
-    files.rlim_cur = files.rlim_max; /* of the nodes, too */
+    files.rlim_cur = files.rlim_max; /* the nodes inherit this limit */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
     assert_int_equal(nodes_failed_with(2, many, NULL, OPEN), 0);
 }

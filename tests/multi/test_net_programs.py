@@ -319,8 +319,8 @@ class Out(Case):
             return self.proxied("curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", f"http://{host}/small").stdout
         for host in ("secret.test", "Secret.Test", "secret.test.", "alias.test", "far.test", "host.inner.test", "host"):
             self.assertEqual(code(host), "403", host)
-        self.assertIn("rule deny=*.inner.test of the gateway; the name stands for host.inner.test", log("gate"))
-        self.assertIn("rule deny=secret.test of the gateway; the name stands for secret.test", log("gate"))
+        self.assertIn("rule deny=*.inner.test of the gateway forbids it, because the name stands for host.inner.test", log("gate"))
+        self.assertIn("rule deny=secret.test of the gateway forbids it, because the name stands for secret.test", log("gate"))
         for host in ("world.test", "good.test", "four"):
             self.assertEqual(code(host), "200", host)
 

@@ -195,7 +195,7 @@ class UpAndDown(Standing):
 
     def test_wrong_words(self):
         for words, said in ((["up"], "the cluster is missing"), (["up", "-n", "0"], "number of nodes"),
-                            (["up", "-n", "1", "--metrics", "nowhere"], "ADDRESS:PORT"), (["up", "-n", "1", "x"], "unexpected 'x'"),
+                            (["up", "-n", "1", "--metrics", "nowhere"], "ADDRESS:PORT"), (["up", "-n", "1", "x"], "unexpected argument 'x'"),
                             (["exec"], "the command is missing"), (["exec", "--env", "=x", "--", "true"], "NAME=VALUE"),
                             (["exec", "--timeout", "0", "--", "true"], "--timeout"), (["kill"], "expected one job"),
                             (["kill", "x"], "number of a job"), (["kill", "-s", "NONE", "1"], "--signal"), (["logs", "x"], "number of a job"),

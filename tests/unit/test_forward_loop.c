@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The list of connections that have changed: the first that changed is served first, none twice, none after it was removed; the thread is
- * woken once. The loop ends when the other end of its control socket is closed.
+ * The list of changed connections: the connection that changed first is served first; none is served twice, and none after it was removed;
+ * the thread is woken once. The loop ends when the other end of its control socket is closed.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,7 +30,7 @@ static void test_list(void **state)
     forward_list_add(&l, &c[1]); /* is in the list */
     assert_int_equal(read(wake[0], bytes, sizeof bytes), 1);
     assert_ptr_equal(forward_list_take(&l), &c[0]);
-    forward_list_add(&l, &c[0]); /* it has more to do: behind all others */
+    forward_list_add(&l, &c[0]); /* the first connection changes again: it goes to the end of the list */
     forward_list_remove(&l, &c[2]);
     forward_list_remove(&l, &c[2]);
     assert_ptr_equal(forward_list_take(&l), &c[1]);

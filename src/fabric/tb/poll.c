@@ -67,8 +67,8 @@ static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
     poll_receive_again(tb, from, slot);
 }
 
-/* Posts the receives that wait to be posted again, when there is nothing else to do: enough others are posted, and answering the peer
-   comes first. */
+/* Posts the receives that wait to be posted again. Called when there is nothing else to do: enough other receives are posted, and answering
+ * the peer is more urgent. */
 static void poll_receive_owed(struct tb *tb)
 {
     tb->owes_receives = false;
