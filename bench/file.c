@@ -7,9 +7,11 @@
  *   get    weft_get() of as many bytes from the gateway's pool: what the transport can do; GB/s
  *   cold   all other nodes read the file at the same time, which is not cached, neither by weft nor by the system; ms for the slowest
  *   pread, mmap   the same as read and map by the system alone, from its cache
+ *   mounted       as cold, by four processes without weft, of the file BENCH_PATH below a mount, whose real path is BENCH_UNDER; ms
  */
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "spec.h"
@@ -83,33 +85,71 @@ static int by_weft(weft_node *w, const struct spec *s, weft_file *f, weft_gaddr 
     return rc ? failed(s->test, rc) : 0;
 }
 
+/* A file that the system has not cached. */
+static int make_cold(uint64_t bytes)
+{
+    int fd = make_file(bytes), rc = fd < 0 || fsync(fd) ? -1 : 0;
+#if defined(POSIX_FADV_DONTNEED)
+    if (!rc)
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+#endif
+    close(fd);
+    return rc;
+}
+
+static int read_all(const char *from, uint64_t bytes)
+{
+    int fd = open(from, O_RDONLY), rc = fd < 0 ? -1 : 0;
+    for (uint64_t at = 0, n; !rc && at < bytes; at += n) {
+        ssize_t got = pread(fd, buffer, PIECE, (off_t)at);
+        rc = got > 0 ? 0 : -1;
+        n = got > 0 ? (uint64_t)got : 0;
+    }
+    close(fd);
+    return rc;
+}
+
+static int by_mount(const struct spec *s, const char *from)
+{
+    enum { READERS = 4 };
+    int failures = 0, status;
+    if (make_cold(s->bytes))
+        return -1;
+    uint64_t start = spec_now_ns();
+    for (unsigned i = 0; i < READERS; i++) {
+        pid_t pid = fork();
+        if (pid == 0)
+            _exit(read_all(from, s->bytes) ? 1 : 0);
+        failures += pid < 0;
+    }
+    while (wait(&status) > 0)
+        failures += status != 0;
+    spec_value(s, (double)(spec_now_ns() - start) / 1e6);
+    return failures ? -1 : 0;
+}
+
 static int measure(weft_node *w, const struct spec *s)
 {
     weft_file *f = NULL;
     weft_name there = {.addr = WEFT_NULL};
     bool last = weft_rank(w) + 1 == weft_size(w), cold = strcmp(s->test, "cold") == 0;
     uint64_t start = 0, elapsed = 0;
-    if (weft_rank(w) == 0 && weft_alloc(w, s->bytes, &there.addr))
+    if (weft_rank(w) == 0 && !cold && weft_alloc(w, s->bytes, &there.addr))
         return -1;
-    if (weft_rank(w) == 0)
+    if (weft_rank(w) == 0 && !cold)
         memset(weft_ptr(w, there.addr, s->bytes), 1, s->bytes);
-    if (weft_rank(w) == 0 && weft_name_publish(w, 0, "bytes", there.addr, s->bytes, WEFT_TIMEOUT_DEFAULT))
+    if (weft_rank(w) == 0 && !cold && weft_name_publish(w, 0, "bytes", there.addr, s->bytes, WEFT_TIMEOUT_DEFAULT))
         return -1;
     if (weft_rank(w) == 0) {
-        int fd = make_file(s->bytes);
-        if (fd < 0 || fsync(fd))
+        if (make_cold(s->bytes))
             return -1;
-#if defined(POSIX_FADV_DONTNEED)
-        if (cold)
-            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-#endif
-        close(fd);
         usleep(50000); /* a file that has just changed is not read at once */
     }
     int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (!rc && weft_rank(w) != 0 && (cold || last)) {
+        if (!cold)
+            rc = weft_name_wait(w, 0, "bytes", &there, WEFT_TIMEOUT_DEFAULT);
         start = spec_now_ns();
-        rc = weft_name_wait(w, 0, "bytes", &there, WEFT_TIMEOUT_DEFAULT);
         if (!rc)
             rc = weft_file_open(w, 0, path, 0, &f, WEFT_TIMEOUT_DEFAULT);
         for (uint64_t i = 0; !rc && !cold && i < s->warmup + 1; i++)
@@ -137,7 +177,8 @@ int main(int argc, char **argv)
     struct spec s;
     const char *folder = getenv("TMPDIR");
     if (argc < 2 || spec_parse(&s, argv[1]) || s.bytes % PIECE || !s.bytes) {
-        fprintf(stderr, "usage: %s read|map|get|cold|pread|mmap:BYTES:ITERATIONS:WARMUP, with BYTES a multiple of 1 MiB\n", argv[0]);
+        fprintf(stderr, "usage: %s read|map|get|cold|pread|mmap|mounted:BYTES:ITERATIONS:WARMUP, with BYTES a multiple of 1 MiB\n",
+                argv[0]);
         return 2;
     }
     buffer = malloc(PIECE);
@@ -153,6 +194,15 @@ int main(int argc, char **argv)
             rc = by_system(&s, fd);
         if (!rc)
             spec_value(&s, (double)s.bytes * (double)s.iterations / (double)(spec_now_ns() - start));
+        unlink(path);
+        return rc ? 1 : 0;
+    }
+    if (strcmp(s.test, "mounted") == 0) {
+        const char *from = getenv("BENCH_PATH"), *under = getenv("BENCH_UNDER");
+        if (!from || !under)
+            return 2;
+        snprintf(path, sizeof path, "%s", under);
+        int rc = by_mount(&s, from);
         unlink(path);
         return rc ? 1 : 0;
     }

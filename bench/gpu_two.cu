@@ -11,14 +11,14 @@
 #include "weft/gpu.h"
 
 #define THREADS     1024u
-#define PIECE       (1u << 20) /* what a block copies at a time */
+#define PIECE       (1u << 20) /* bytes that a block copies at a time */
 #define ARENA_BYTES (320u << 20)
 #define BYTES       (256u << 20)
 
 static weft_node *w;
 static weft_gpu *gpu[2];
 static weft_gaddr arena[2]; /* BYTES of each GPU; the first 4 KiB are for words */
-static uint8_t *own[2];     /* the same without weft */
+static uint8_t *own[2];     /* memory for the same test without weft */
 static cudaStream_t stream[2];
 static int *rc;
 

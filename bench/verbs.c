@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* verbs.h has some of these as macros around other symbols, and wants the plain ones here. */
+/* verbs.h defines some of these names as macros; here the functions themselves are needed. */
 #undef ibv_reg_mr
 #undef ibv_query_port
 
@@ -151,7 +151,7 @@ static bool whole(ssize_t got, size_t wanted)
     return got == (ssize_t)wanted;
 }
 
-/* One side of a connection: writes to `out` when it was ready, in ns. */
+/* One side of a connection. Writes to `out` the time at which it was ready, in ns. */
 static int side(int from, int to, int out)
 {
     static struct node n;

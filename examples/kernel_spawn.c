@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernel_spawn: a kernel starts a program at another node and uses its output: the program multiplies two numbers. Names tell the
- * kernels where the results go.
+ * kernel_spawn: a kernel starts a program at another node and uses its output. The program multiplies two numbers. The kernels look up a
+ * name to find the memory for their results.
  *
  * Shown: weft_device_spawn(), weft_device_process_read(), weft_device_process_wait() and names in a kernel (weft/device_service.h). The
- * kernel runs on the GPU `host`; one for CUDA makes the same calls.
+ * kernel runs on the GPU `host`; a kernel for CUDA makes the same calls.
  *
  * Run:
  *     weft run -n 3 -- ./kernel_spawn

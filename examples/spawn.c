@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * spawn: node 1 asks node 0 to run a program, gives it its input, and prints what it writes. A name tells node 1 where that input is: in
- * the memory of node 0.
+ * spawn: node 1 asks node 0 to run a program, and prints the program's output. The input of the program is in the memory of node 0; node 1
+ * looks up a name to find its address.
  *
- * Shown: weft_spawn(), weft_process_read(), weft_process_wait(); weft_name_publish() and weft_name_wait(). A node offers services when
- * WEFT_SERVE is set; usually whoever starts it does that.
+ * Shown: weft_spawn(), weft_process_read(), weft_process_wait(); weft_name_publish() and weft_name_wait(). A node offers services if
+ * WEFT_SERVE is set, usually by the launcher.
  *
  * Run:
  *     weft run -n 2 -- ./spawn

@@ -12,8 +12,8 @@
  *   weft/kernel.h  named functions over bytes, for `weft map`
  *   weft/gpu.h     GPUs, whose kernels use weft/device.h
  *   weft/service.h services of nodes: processes, names. weft/request.h has their records; weft/device_service.h is for kernels
- *   weft/net.h     sockets at a node that has a network, for nodes that have none
- *   weft/file.h    files of a node, read from its disk once for all nodes
+ *   weft/net.h     sockets at a node that has a network, for nodes that have none; weft/device_net.h is for kernels
+ *   weft/file.h    files of a node, read from its disk once for all nodes; weft/device_file.h is for kernels
  *
  * `man 7 weft` explains the terms. These rules hold unless a function says otherwise:
  *   - Functions return 0 or a negative errno. weft_error() has a sentence for it. `Errors:` lists what a function can return.

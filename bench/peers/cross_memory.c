@@ -36,7 +36,7 @@ enum { LINE = 64, PAGE = 4096, PIECE = 512 << 10, AHEAD = 7 };
 struct side {
     _Atomic uint64_t turn __attribute__((aligned(LINE))); /* how often the other side has handed over */
     uint64_t sum;                                         /* with it, of frame_lat */
-    void *buffer;                                         /* where it is in that side's memory */
+    void *buffer;                                         /* address of the buffer in that process */
     pid_t pid;
 };
 
@@ -98,7 +98,7 @@ static bool turns(struct pair *p, int me, uint64_t from, uint64_t to, uint64_t b
         if (at) {
             at[i - from] = spec_now_ns();
         }
-        if (me == 1) { /* the other begins */
+        if (me == 1) { /* the other process begins */
             if (shared) {
                 while (atomic_load_explicit(&p->side[1].turn, memory_order_acquire) != i + 1 && !p->failed) {
                 }
@@ -153,7 +153,7 @@ static double latency(struct pair *p, const struct spec *s, enum told told)
         qsort(at, s->iterations - 1, sizeof(*at), by_size);
         value = spec_us(at[(s->iterations - 1) / 2], 2);
     }
-    p->failed = value < 0 && !p->failed ? ENOMEM : p->failed; /* the other side waits for no more */
+    p->failed = value < 0 && !p->failed ? ENOMEM : p->failed; /* the other side must not wait for more */
     free(at);
     return value;
 }

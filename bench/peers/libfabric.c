@@ -31,7 +31,7 @@
 
 enum { WINDOW = 64, NAME_MAX_BYTES = 256, WORDS = 4096 };
 
-/* What the two processes tell each other outside libfabric: the state of the test, on a page that both map. */
+/* The state of the test, on a page that both processes map. */
 struct control {
     _Alignas(64) _Atomic uint32_t ready[2];
     _Alignas(64) _Atomic uint32_t done;
@@ -428,7 +428,7 @@ int main(int argc, char **argv)
         return 1;
     }
     if (child == 0)
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* it polls, and would do so for ever */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* the child polls, and would do so for ever */
     struct side s = {.rank = child == 0, .control = control};
     s.sock = socks[s.rank];
     cpu_set_t set;
@@ -455,7 +455,7 @@ out:
     if (child > 0) {
         int status = 0;
         if (rc)
-            kill(child, SIGTERM); /* it may be waiting for this side */
+            kill(child, SIGTERM); /* the child may be waiting for this process */
         waitpid(child, &status, 0);
         return rc || status ? 1 : 0;
     }

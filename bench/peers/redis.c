@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A work queue on Redis lists, doing per task what bench/queue.c does with weft's: submit, claim, complete, and the
- * submitter learns of it. Where there is a choice the one is taken that is faster for Redis: claims are plain pops
- * (no processing list, so a worker that dies loses its tasks), and a batch is one command with many values, not many
- * commands in a pipeline.
+ * A work queue on Redis lists, doing per task what bench/queue.c does with weft's: submit, claim, complete, and the submitter learns of it.
+ * Where there is a choice, this program uses what is faster for Redis: a claim is a plain pop (without a processing list, so a worker that
+ * dies loses its tasks), and a batch is one command with many values, not many commands in a pipeline.
  *
  * Tests, with the batch in the place of bytes and tasks as iterations; values are tasks a second:
  *   local  one client does all four steps, one after the other

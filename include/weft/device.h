@@ -5,7 +5,7 @@
  * weft/device.metal.h describes the differences).
  *
  * The program passes a weft_device (weft_gpu_device(), weft/gpu.h) to its kernel. Addresses are those of weft/types.h. A kernel also names
- * memory of its own node (`src` of a put, `dst` of a get) by such an address; this memory is in the node's pool or in one of its arenas.
+ * memory of its own node (`src` of a put, `dst` of a get) by such an address. This memory is in the node's pool or in one of its arenas.
  *
  * Every call ends, and returns 0 or a negative error number. A wait ends with -WEFT_DEVICE_ETIMEDOUT after weft_device.deadline_ns, or when
  * the program closes the GPU. The error numbers are those of Linux, on every system.
@@ -118,7 +118,8 @@ WEFT_DEVICE_CALL int weft_device_ask_start(WEFT_NEAR const weft_device *d, uint3
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* The same, but waits for the answer. Returns the answer's status; `*value` (may be NULL) receives its value. */
+/* Like weft_device_ask_start(), but waits for the answer. Returns the answer's status; `*value` (may be NULL) receives the answer's
+ * value. */
 WEFT_DEVICE_CALL int weft_device_ask(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR uint64_t *value)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
@@ -151,7 +152,8 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
         /* The node writes the length after the address. */
 #if defined(__CUDACC__)
         uint64_t base, most;
-        weft_device_load_cell((const weft_device_cell *)(const void *)arena, &base, &most); /* both words by one access: half the time */
+        weft_device_load_cell((const weft_device_cell *)(const void *)arena, &base,
+                              &most); /* one access loads both words, in half the time */
 #else
         uint64_t most = weft_device_load(arena + 1);
 #endif

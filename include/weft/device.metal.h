@@ -41,7 +41,8 @@
  *   - Operations of one block to one node begin in the order of the calls only if one thread of the block makes the calls.
  *   - What a kernel stores at weft_device_ptr() becomes visible to others only after the kernel has ended, and a kernel sees what others
  *     stored there only if they did so before it was started.
- *   - There are no calls for warps and blocks (weft/device.cuh).
+ *   - There are no calls for warps and blocks (weft/device.cuh), and none for services (weft/device_service.h and others), which wait. A
+ *     kernel can fill a record (weft/request.h) and submit it by weft_device_ask_start(); a later kernel reads the answer.
  *
  * Pointers: a weft_device and an op are in the thread's own memory (`thread`); addresses lead to memory that threads share (`device`).
  */

@@ -63,8 +63,8 @@ WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* A word of the device's own memory by which a thread passes on what it has read from the node: later reads of the thread that loads it see
-   all that the storing thread had seen before. */
+/* A word of the device's own memory by which a thread passes on what it has read from the node. A thread that loads the word sees, in its
+ * later reads, all that the storing thread had seen before. */
 WEFT_DEVICE_CALL uint64_t weft_device_load_passed(const uint64_t *p)
 {
     uint64_t v;
@@ -234,8 +234,8 @@ WEFT_DEVICE_CALL void weft_device_store_own(uint64_t *p, uint64_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
-/* A word of the device's own memory by which a thread passes on what it has read from the node: later reads of the thread that loads it see
-   all that the storing thread had seen before. */
+/* A word of the device's own memory by which a thread passes on what it has read from the node. A thread that loads the word sees, in its
+ * later reads, all that the storing thread had seen before. */
 WEFT_DEVICE_CALL uint64_t weft_device_load_passed(const uint64_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);

@@ -21,17 +21,24 @@
 extern "C" {
 #endif
 
-/* Errors of these calls, as Linux numbers them on every system. */
-#define WEFT_DEVICE_ENOENT      2   /* there is no such service or queue */
-#define WEFT_DEVICE_EBADF       9   /* the queue is closed */
-#define WEFT_DEVICE_EAGAIN      11  /* not possible now, and the caller does not wait */
-#define WEFT_DEVICE_EFAULT      14  /* there is no such memory */
-#define WEFT_DEVICE_EINVAL      22  /* a wrong argument */
-#define WEFT_DEVICE_ENOTSUP     95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
-#define WEFT_DEVICE_ECONNRESET  104 /* the other node is gone */
-#define WEFT_DEVICE_ESHUTDOWN   108 /* there are no more tasks */
-#define WEFT_DEVICE_ETIMEDOUT   110 /* weft_device.deadline_ns has passed */
-#define WEFT_DEVICE_EINPROGRESS 115 /* the operation is under way */
+/* The errors of kernels' calls. They have Linux's numbers on every system. */
+#define WEFT_DEVICE_ENOENT       2   /* there is no such service or queue */
+#define WEFT_DEVICE_EBADF        9   /* the queue is closed */
+#define WEFT_DEVICE_EAGAIN       11  /* the call cannot succeed now, and does not wait */
+#define WEFT_DEVICE_EACCES       13  /* a rule of the gateway forbids it, or the permissions of the file */
+#define WEFT_DEVICE_EFAULT       14  /* the address is in no memory that kernels can name */
+#define WEFT_DEVICE_EBUSY        16  /* another thread uses the same socket or file */
+#define WEFT_DEVICE_EINVAL       22  /* a wrong argument */
+#define WEFT_DEVICE_EPIPE        32  /* the peer receives no more */
+#define WEFT_DEVICE_EMSGSIZE     90  /* the datagram is larger than the room for it */
+#define WEFT_DEVICE_ENOTSUP      95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
+#define WEFT_DEVICE_EOPNOTSUPP   95  /* the node does not offer that service */
+#define WEFT_DEVICE_ECONNRESET   104 /* the other node is gone, or the peer has reset the connection */
+#define WEFT_DEVICE_ESHUTDOWN    108 /* there will be no more tasks */
+#define WEFT_DEVICE_ETIMEDOUT    110 /* weft_device.deadline_ns has passed */
+#define WEFT_DEVICE_ECONNREFUSED 111 /* no program listens at that address */
+#define WEFT_DEVICE_EINPROGRESS  115 /* the operation is under way */
+#define WEFT_DEVICE_ESTALE       116 /* the file has changed since it was opened */
 
 /* --- the layout that kernels and their node share --- */
 
@@ -228,7 +235,7 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FA
             }
             if (raised)
                 weft_device_store_flag(&r->awaited[t & r->mask], 0);
-            t = was; /* other threads took them */
+            t = was; /* other threads took these numbers */
             continue;
         }
         uint64_t now = weft_device_load_own(r->next);
@@ -245,7 +252,7 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FA
 #endif
 
 #if defined(__CUDACC__)
-/* The same for all threads of a warp that come here together with the same request: one of them takes the numbers for all. */
+/* weft_device_reserve() for all threads of a warp that come here together with the same request: one of them takes the numbers for all. */
 WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots,
                                                   bool wait, WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {

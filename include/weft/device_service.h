@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls by which GPU kernels use services (weft/service.h): programs and names. Like weft/device.h, one source for C, C++ and CUDA.
+ * Calls by which GPU kernels use services (weft/service.h): programs and names. For sockets see weft/device_net.h, for files
+ * weft/device_file.h. The same source can be compiled as C, C++ and CUDA, as that of weft/device.h.
  *
  * Each call fills a record (weft/request.h) and submits it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in that
  * node's pool, or in an arena of the kernel's GPU, aligned to 8 bytes (better to 64: then the record shares no cache line). Kernels read
@@ -50,17 +51,19 @@ WEFT_DEVICE_CALL int weft_device_request_ask(const weft_device *d, uint64_t reco
     return weft_device_ask(d, WEFT_REQUEST_SERVICE, record, NULL);
 }
 
-/* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process: submits the
+/* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process. Submits the
  * record again and again until the answer is another one. */
 WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t record, weft_request *r)
 {
     weft_device_patience p = {0, 0};
-    for (;;) {
+    for (uint32_t pauses = 1;; pauses = pauses < 32 ? 2 * pauses : pauses) { /* a wait of many blocks must not keep the node busy */
         int rc = weft_device_request_ask(d, record);
         if (rc != -WEFT_DEVICE_EAGAIN)
             return rc;
         if (weft_device_late(d, &p))
             return -WEFT_DEVICE_ETIMEDOUT;
+        for (uint32_t i = 1; i < pauses; i++)
+            weft_device_pause();
         r->id += r->id + 1 == 0 ? 2 : 1;
     }
 }

@@ -17,12 +17,12 @@ extern "C" {
 
 /* --- work queues: like the calls of the same names in weft/queue.h --- */
 
-/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool or in one of its arenas; kernels
-   read and write an array in an arena faster, but the GPU copies it from and to the node, which takes some microseconds. A call takes at
-   most WEFT_DEVICE_TASKS of them; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has arrived: after
-   -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of weft/queue.h, and
-   -WEFT_DEVICE_ENOENT for a number that no queue has, -WEFT_DEVICE_EFAULT for memory outside the pool and the arenas, and -EIO if the GPU
-   has failed.
+/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool or in one of its arenas. Kernels
+ * read and write an array in an arena faster, but the GPU copies the array from and to the node, which takes some microseconds. A call
+ * takes at most WEFT_DEVICE_TASKS of them; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has
+ * arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of weft/queue.h, and
+ * -WEFT_DEVICE_ENOENT for a number that no queue has, -WEFT_DEVICE_EFAULT for memory outside the pool and the arenas, and -EIO if the GPU
+ * has failed.
 
    The `_start` calls make one attempt. When it succeeds, the `value` of the op is the number of tasks. When there is no room or no task is
    ready, the op ends with -WEFT_DEVICE_EAGAIN. If the ring of requests is full, a `_start` call with `wait` waits for room, and one without

@@ -6,15 +6,15 @@
  * operation is complete, as weft_test() or weft_wait() reports. Without an op (NULL) the operation is complete after the next weft_flush()
  * to its node. Until then the source and destination buffers belong to weft.
  *
- * Errors. An operation fails either in the call that starts it or later, as the result of its op; `Errors:` below lists both. A call
- * that returns an error has started nothing, unless its comment says otherwise: the op is not pending and may be used again at once.
- * A call with an address that does not exist (no such node, space or range) returns -EFAULT before anything happens.
+ * Errors. An operation fails either in the call that starts it or later, as the result of its op; the lists of errors below contain both. A
+ * call that returns an error has started nothing, unless its comment says otherwise: the op is not pending and may be used again at once. A
+ * call with an address that does not exist (no such node, space or range) returns -EFAULT before anything happens.
  *
  * Backpressure. If too much is queued for the target node, a call waits for room, up to the default deadline of this node; then it returns
  * -ETIMEDOUT. While a call waits, it delivers messages. The limits for each target node are:
  * - shm: 1 MiB of messages. Puts, gets and atomics never wait.
  * - rc: 16 KiB of requests for puts and gets (about 100), 256 unanswered atomics and signals, and 1 MiB of messages.
- * - tb: 1 MiB of messages, and 1 MiB of all other operations.
+ * - tb, ofi: 1 MiB of messages, and 1 MiB of all other operations.
  * - memory of GPUs: 1024 operations.
  * In a handler no call waits. A call in a handler queues more than these limits allow, and returns -ENOBUFS only if 64 MiB are queued, or
  * over rc 256 atomics and signals, or 1024 operations on memory of GPUs.

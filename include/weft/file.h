@@ -1,26 +1,29 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service: files of a node, the gateway, for all nodes. A node offers it if WEFT_SERVE names `file`. The gateway reads a piece of
- * a file from its disk once and keeps it in its pool; nodes of its host read that memory, others get it over the fabric. However many nodes
- * ask for a piece, the disk reads it once.
+ * The file service: nodes read and write files of another node, the gateway. A node offers the service if its WEFT_SERVE names `file`. The
+ * gateway reads a piece of a file from its disk, and keeps the piece in a cache in its pool. Nodes of the gateway's host read that memory;
+ * other nodes get the bytes over the fabric. So a piece is read from the disk once, however many nodes ask for it.
  *
- * Pieces. A file is cached in pieces of WEFT_FILE_PIECE bytes. The cache has at most WEFT_FILE_CACHE bytes of the gateway's pool (by
- * default a quarter of it). If it is full, the pieces that were not used for the longest time are dropped. A piece that is being read is
- * kept for its reader, for at most 5 s; one that is mapped (weft_file_map()) until it is unmapped. At most half of the cache can be mapped
- * or pinned. A gateway has at most 4096 open files, and reads its disks with at most 4 threads.
+ * Pieces. A piece has WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool (by default a quarter).
+ * When the cache is full, the pieces that have not been used for the longest time are dropped. A piece that a node is reading stays, for at
+ * most 5 s. A piece that is mapped (weft_file_map()) stays until it is unmapped. At most half of the cache can be mapped or pinned. A
+ * gateway has at most 4096 open files, and reads its disks with at most 4 threads.
  *
- * Changes. A file that changes begins a new generation: its size, its modification time, or its inode is another. Who has opened a file
- * reads that generation only: the bytes that it had, or calls end with -ESTALE; never bytes of two generations. The gateway compares size
- * and time before and after each read from the disk, and waits before a read until any later change must show in the time (20 ms after the
- * last change; 2 s on a file system that counts whole seconds). It does not notice what a program changes without changing the time: if it
- * sets the time back, or writes to a mapping (mmap(2)) before the system has updated the time. Opening a file always looks at the disk;
- * while a file is read from the cache, the gateway looks once a second.
+ * Changes. A change of a file's size, modification time or inode begins a new generation of the file. A handle reads one generation: a call
+ * returns bytes of that generation, or ends with -ESTALE. It never mixes bytes of two generations. The gateway compares size and time
+ * before and after each read from the disk. Before a read it waits until any later change must show in the time: until 20 ms after the last
+ * change, or 2 s on a file system that counts whole seconds. It does not notice a change that leaves the time as it was: if a program sets
+ * the time back, or writes to a mapping (mmap(2)) and the system has not updated the time yet. Opening a file always looks at the disk. On
+ * Linux the system reports changes to the gateway (inotify), and the gateway tells the nodes that have the file open. In three cases the
+ * system reports no changes: on other systems, for changes that another machine makes on a network file system, and if the user's limit of
+ * inotify watches is reached. Then the gateway compares the file with the disk once a second while the file is read from the cache.
  *
- * Paths. The gateway opens files as its own user. With WEFT_FILE_ROOT set, only files below that folder can be opened: no symbolic link and
- * no `..` leads out of it. Only regular files can be opened. Who may join the cluster may use the service: set WEFT_SECRET.
+ * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
+ * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has named by weft_file_offer() can be
+ * opened. Only regular files can be opened. Every node of the cluster may use the service: set WEFT_SECRET to control who can join.
  *
- * Death. When the asker leaves or dies, what it has open, maps and pins is given back. When the gateway leaves or dies, calls end with
- * -ECONNRESET; bytes that are mapped stay readable.
+ * Death. When the asker, which is the node that has opened a file, leaves or dies, the gateway closes its files and unmaps its pieces;
+ * pinned files stay pinned. When the gateway leaves or dies, calls end with -ECONNRESET; bytes that are mapped stay readable.
  */
 #ifndef WEFT_FILE_H
 #define WEFT_FILE_H
@@ -48,118 +51,155 @@ typedef struct weft_file_info {
     uint64_t bytes; /* the file's size */
     uint64_t device, inode;
     int64_t modified_ns; /* the modification time, since 1970 */
-    uint64_t generation; /* its number at the gateway */
+    uint64_t generation; /* the number of the file's generation at the gateway */
 } weft_file_info;
 
-/* Opens a file. `path` is the gateway's: relative to the folder in which it runs, or with WEFT_FILE_ROOT relative to that.
- * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG it has more than WEFT_FILE_PATH_MAX bytes;
- * -EISDIR it is a folder; -EACCES it may not be opened, or is outside of WEFT_FILE_ROOT; -ENOENT there is none; -EMFILE too many files are
- * open; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory here or there; -EFAULT
- * there is no such node; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the deadline;
- * -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. Other errors of open(2) may be
- * returned, too. */
+/* Opens a file. `path` is a path at the gateway. A relative path begins at the gateway's working directory or, with WEFT_FILE_ROOT, at that
+ * folder.
+ * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes;
+ * -EISDIR the path is a folder; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is
+ * `-`, and the gateway has not offered the file for these flags; -ENOENT there is no such file; -EMFILE the gateway has too many open
+ * files; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the
+ * gateway; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no
+ * answer before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait
+ * in a handler. Other errors of open(2) may be returned, too. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
-/* What was known of the file when it was opened, or after this node's last write to it. */
+/* Like weft_file_open(), but does not wait: the op is complete when the file is open and `*out` is set, or when opening has failed; at the
+ * latest at the node's deadline. Do not call weft_close() before the op is complete.
+ * Errors: -EINVAL the path is empty, or a flag is unknown; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes; -EFAULT there is
+ * no such node; -ENOMEM no memory; -EAGAIN no thread can be started; -ECONNRESET this node is being closed. The other errors of
+ * weft_file_open() are results of the op. */
+WEFT_API int weft_file_open_start(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, weft_op *op);
+
+/* Called at the gateway: lets other nodes open the file `path` for reading, even if it is outside of WEFT_FILE_ROOT. They must give exactly
+ * this path. The file need not exist yet.
+ * Errors: -EINVAL the path is empty; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes; -EOPNOTSUPP this node does not offer
+ * `file`; -ENOMEM no memory. */
+WEFT_API int weft_file_offer(weft_node *w, const char *path);
+
+/* weft_file_size(): the file's size when it was opened, or after this node's last write to it. weft_file_node(): the gateway. */
 WEFT_API uint64_t weft_file_size(const weft_file *f);
 WEFT_API uint32_t weft_file_node(const weft_file *f);
 
-/* Looks at the disk now, and fills `*out` (may be NULL). `bytes` is sizeof *out; fields that this library does not know are set to 0.
+/* Looks at the disk now, and fills `*out` (may be NULL). `bytes` is sizeof *out; fields that this version of the library does not know are
+ * set to 0.
  * Errors: -ESTALE the file has changed since it was opened, and cannot be read through this handle any more; -EBUSY another thread reads or
- * writes through it; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -EPROTO it has sent an
- * invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * writes through it; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -EPROTO the gateway has
+ * sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
-/* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many, also after an error. If a call reads more
- * than one piece, or calls read one after the other, the next 4 pieces are asked for ahead.
- * Errors: -ESTALE the file has changed since it was opened; -EIO and others: the gateway could not read it; -EBUSY another thread reads or
- * writes through this handle; -ENOMEM no memory here or there; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone;
- * -EPROTO it has sent an invalid answer; -ETIMEDOUT not all bytes were there before the deadline, and over rc, tb and ofi `buf` must not be
- * used before weft_flush() returns; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+/* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many bytes were read, also after an error. If a call
+ * reads more than one piece, or calls read one after the other, the next 4 pieces are requested ahead.
+ * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
+ * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
+ * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
+ * deadline (over rc, tb and ofi, do not use `buf` again before weft_flush() returns); -ENETDOWN no route (tb); -EDEADLK the call would wait
+ * in a handler. */
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
 
-/* Bytes of a file in memory, from an offset to the end of its piece. Do not write to them. */
+/* Like weft_file_read(), but does not wait: the op is complete when the bytes are in `buf`, or an error has occurred; then `*got` is set.
+ * Do not free `buf` and `got` before. Only one such call of a handle may be under way: to have several under way, open the file several
+ * times. A node works on at most four such calls at the same time; further calls wait.
+ * Errors: -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN no thread can be started; -ECONNRESET this
+ * node is being closed. The other errors of weft_file_read() are results of the op. */
+WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op);
+
+/* Bytes of a file in memory, from an offset to the end of the piece that contains it. Do not write to them. */
 typedef struct weft_file_view {
     const void *at;
     size_t bytes;
     weft_gaddr addr; /* where the bytes are in the gateway's pool */
-    uint64_t own[2]; /* weft's */
+    uint64_t own[2]; /* used by weft */
 } weft_file_view;
 
-/* Maps the piece that has `offset`. On the gateway's host `at` is the gateway's own memory, elsewhere a copy in this node's pool. It stays
- * until weft_file_unmap(), even if the file changes or gets shorter.
+/* Maps the piece that contains the byte at `offset`. On the gateway's host, `out->at` points into the gateway's cache; on other hosts, to a
+ * copy in this node's pool. The mapping stays until weft_file_unmap(), even if the file changes or gets shorter. If pieces are mapped in
+ * sequence on the gateway's host, weft maps the next two pieces in advance, unless more than a quarter of the cache would then be mapped or
+ * pinned.
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
- * cache is mapped or pinned; -EIO and others: the gateway could not read it; -ENOMEM no memory here or there, or no room in the pool;
- * -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT not there
- * before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * cache is mapped or pinned; -EIO and other errors of pread(2): the gateway could not read the file; -ENOMEM no memory at this node or at
+ * the gateway, or no room in the pool; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has
+ * sent an invalid answer; -ETIMEDOUT not there before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t timeout_ns);
 
-/* Gives a piece back. Does not wait. Do not use the view any more. */
+/* Unmaps a piece; the view must not be used any more. Does not wait. */
 WEFT_API void weft_file_unmap(weft_file *f, weft_file_view *view);
 
-/* Writes bytes to the file at the gateway. They are in the file when this returns; weft_file_sync() waits for the disk. The file's new
- * generation is what this handle reads from then on; other handles have the old one, and must be opened again. `*put` (may be NULL) is how
- * many, also after an error. Errors: -EBADF not opened with WEFT_FILE_WRITE; -ENOSPC the disk is full; -EFBIG the file would be too large;
- * -EBUSY another thread reads or writes through this handle; -ENOMEM no memory here or there, or no room in the pool; -EAGAIN too many
- * requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the
- * deadline: the bytes may be written or not; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. Other errors of pwrite(2) may be
+/* Writes bytes to the file at the gateway. When the call returns they are in the file; weft_file_sync() waits until they are on the disk.
+ * From then on this handle reads the file's new generation. Other handles keep the old generation, and must be opened again. `*put` (may be
+ * NULL) is how many bytes were written, also after an error.
+ * Errors: -EBADF not opened with WEFT_FILE_WRITE; -ENOSPC the disk is full; -EFBIG the file would be too large; -EBUSY another thread reads
+ * or writes through this handle; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are
+ * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline:
+ * the bytes may be written or not; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other errors of pwrite(2) may be
  * returned, too. */
 WEFT_API int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns);
 
 /* Waits until what was written is on the disk (fsync(2)).
  * Errors: -EBADF not opened with WEFT_FILE_WRITE; -EIO the disk has failed; -EAGAIN too many requests are outstanding; -ENOMEM no memory;
- * -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler.
+ * -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
+ * handler.
  */
 WEFT_API int weft_file_sync(weft_file *f, int64_t timeout_ns);
 
-/* Pins the file: pieces of it that are read stay in the gateway's cache, also when this handle is closed and this node is gone, until
- * weft_file_unpin(), or until the file changes.
+/* Like weft_file_write() and weft_file_sync(), but do not wait: the rules of weft_file_read_start() apply. `*put` is set when the op is
+ * complete.
+ * Errors: -EBADF not opened with WEFT_FILE_WRITE; -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN no
+ * thread can be started; -ECONNRESET this node is being closed. The other errors of weft_file_write() and weft_file_sync() are results of
+ * the op. */
+WEFT_API int weft_file_write_start(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, weft_op *op);
+WEFT_API int weft_file_sync_start(weft_file *f, weft_op *op);
+
+/* Pins the file: its pieces that have been read stay in the gateway's cache until weft_file_unpin(), or until the file changes. They stay
+ * also when this handle is closed and this node is gone.
  * Errors: -ENOBUFS more than half of the gateway's cache would be mapped or pinned; -ESTALE the file has changed since it was opened;
  * -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline;
- * -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_pin(weft_file *f, int64_t timeout_ns);
 
-/* Unpins a file, which need not exist any more: `path` is what it was opened by.
+/* Unpins the file that was opened by this `path`. The file need not exist any more.
  * Errors: -ENOENT no such file is pinned; -EINVAL the path is empty or too long; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too
  * many requests are outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer
- * before the deadline; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeout_ns);
 
-/* Closes a file, and gives back what it has mapped: views must not be used any more. Does not wait. NULL is allowed.
- * Errors: -EBUSY a thread waits in another call with this handle. */
+/* Closes a file, and unmaps its pieces: their views must not be used any more. Does not wait. NULL is allowed.
+ * Errors: -EBUSY a thread waits in another call with this handle, or an operation on it is not complete. */
 WEFT_API int weft_file_close(weft_file *f);
 
 /* --- what a gateway's cache holds --- */
 
 typedef struct weft_file_cache {
     uint64_t limit_bytes, cached_bytes;
-    uint64_t mapped_bytes, pinned_bytes; /* pinned: the sizes of pinned files */
-    uint64_t hits;                       /* pieces that were asked for, and were cached or being read */
+    uint64_t mapped_bytes, pinned_bytes; /* mapped: the sizes of mapped pieces; pinned: the sizes of pinned files */
+    uint64_t hits;                       /* requests for pieces that were cached, or were being read already */
     uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk */
     uint64_t dropped;                    /* pieces that were dropped to make room */
-    uint64_t open_files, readers;        /* files that are open or cached; handles of nodes */
+    uint64_t open_files, readers;        /* files that are open or cached; handles that nodes have open */
 } weft_file_cache;
 
-/* Fills `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
+/* Fills `*out`. `bytes` is sizeof *out; fields that this version of the library does not know are set to 0.
  * Errors: -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -EFAULT there is no
- * such node; -ECONNRESET the gateway is gone; -EPROTO it has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no
- * route (tb); -EDEADLK it would wait in a handler. */
+ * such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline;
+ * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_cache_stat(weft_node *w, uint32_t node, weft_file_cache *out, size_t bytes, int64_t timeout_ns);
 
 /* A file that is open or cached. */
 typedef struct weft_file_cached {
-    char path[WEFT_FILE_PATH_MAX + 1]; /* as it was opened first */
+    char path[WEFT_FILE_PATH_MAX + 1]; /* the path by which the file was opened first */
     weft_file_info info;
     uint64_t cached_bytes, hits, disk_reads;
-    uint32_t readers; /* handles of nodes */
+    uint32_t readers; /* handles that nodes have open */
     uint32_t leases;  /* pieces that are mapped, or being read now */
     bool pinned, stale;
 } weft_file_cached;
 
-/* The next file: set `*next` to 0 before the first call; it is 0 after the last file. `bytes` is sizeof *out.
+/* Lists the files that are open or cached, one at each call. Set `*next` to 0 before the first call; it is 0 again after the last file.
+ * `bytes` is sizeof *out.
  * Errors: -ENOENT no file is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM
  * no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -EPROTO the gateway
- * has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t bytes, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

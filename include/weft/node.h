@@ -6,11 +6,11 @@
  * weft_close(). A program started alone is a cluster of one. Also mpirun, prterun and `srun --mpi=pmix` can start it: then rank and size
  * come from there, by PMIx, unless one of them is set here or in the environment.
  *
- * A cluster can grow: if all nodes that start together set `grow`, others may join it later, with `join`, also while nodes die and leave.
- * Each gets a new number: the next one above all that were given before, up to 65,535, while at most 1,024 nodes are alive at once. So an
- * address of a node that is gone fails with -ECONNRESET at every node, and never reaches the memory of another. Memory, messages, locks,
- * queues and services work between all nodes. Barriers and exchanges are for the nodes that started together, and the tb transport connects
- * only those.
+ * A cluster can grow. If all nodes that start together set `grow`, other nodes may join later, with `join`, also while nodes die and leave.
+ * Each of them gets a new number, the next one above all that were given before. Numbers go up to 65,535, and at most 1,024 nodes can be
+ * alive at the same time. So an address of a node that is gone fails with -ECONNRESET at every node, and never reaches the memory of
+ * another. Memory, messages, locks, queues and services work between all nodes. Barriers and exchanges are for the nodes that started
+ * together, and the tb transport connects only those.
  */
 #ifndef WEFT_NODE_H
 #define WEFT_NODE_H
@@ -34,7 +34,7 @@ typedef struct weft_config {
     const char *coord;       /* where node 0 listens: "HOST:PORT" or "unix:PATH" or "unix:@NAME" (WEFT_COORD) */
     const char *hostfile;    /* path (WEFT_HOSTFILE) */
     const char *secret;      /* cluster secret; prefer WEFT_SECRET_FILE */
-    const char *transport;   /* use only this transport: "shm", "rc", "tb", or "rdma" for rc and tb (WEFT_TRANSPORT) */
+    const char *transport;   /* use only this transport: "shm", "rc", "tb", "ofi", or "rdma" for rc and tb (WEFT_TRANSPORT) */
     uint32_t rank;           /* this node's number; ignored when size is 0 (WEFT_RANK) */
     uint32_t size;           /* nodes in the cluster (WEFT_SIZE) */
     uint64_t pool_bytes;     /* size of this node's pool, in bytes (WEFT_POOL) */
@@ -61,9 +61,9 @@ typedef struct weft_config {
  * all numbers have been given, or 1,024 nodes are alive. Errors of system calls are passed on. */
 WEFT_API int weft_open(weft_node **out, const weft_config *config);
 
-/* Leave the cluster. Waits until all that this node has sent is on its way, up to the default deadline, tells the other nodes, and frees
- * everything, the pool included: other nodes cannot reach its buffers any more. NULL is allowed. No other thread may begin a call with `w`
- * during this call or after it. An error changes nothing.
+/* Leave the cluster. Waits until all that this node has sent is on its way, up to the default deadline. Then tells the other nodes, and
+ * frees everything, the pool included: other nodes cannot reach its buffers any more. NULL is allowed. No other thread may begin a call
+ * with `w` during this call or after it. An error changes nothing.
  *
  * If a process ends without freeing the objects of a Thunderbolt device, the device keeps them until the host restarts. So weft also frees
  * them at exit(), and at those of the signals SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the
@@ -83,9 +83,9 @@ WEFT_API uint64_t weft_epoch(const weft_node *w);
 WEFT_API bool weft_alive(const weft_node *w, uint32_t node); /* the node is a member: it has neither left nor died */
 WEFT_API uint32_t weft_alive_count(const weft_node *w);      /* this node included */
 
-/* A function of the program. weft calls it after a node has left by weft_close() (`died` is false), has died (`died` is true), or has
- * joined the running cluster (weft_alive() is true for this node), in the order of epochs, on a thread of weft. Like a handler, the
- * function must not wait, and must not close the node. */
+/* A function of the program. weft calls it on a thread of weft, in the order of epochs: after a node has left by weft_close() (`died` is
+ * false), has died (`died` is true), or has joined the running cluster (weft_alive() is true for this node). Like a handler, the function
+ * must not wait, and must not close the node. */
 typedef void (*weft_member_fn)(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg);
 
 /* Install a membership callback, which stays until weft_close(). A node has room for at least 8 callbacks. The callback does not get the

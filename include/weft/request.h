@@ -2,13 +2,12 @@
  *
  * Requests to the services of nodes (weft/service.h). The asker is the node that sends a request, and the server is the node that answers
  * it. A request is a record of 256 bytes in the asker's pool. The calls of weft/service.h fill and submit records. A program may also fill
- * a record itself and submit it with weft_request_start(), and a kernel of a GPU with weft/device_service.h: the layout is always the
- * same.
+ * a record itself and submit it with weft_request_start(), and a kernel of a GPU with weft/device_service.h: the layout is always the same.
  *
  *   bytes      field       who writes it
  *     0 -   3  version     the asker: WEFT_REQUEST_VERSION
  *     4 -   5  service     the asker: WEFT_SERVICE_...
- *     6 -   7  kind        the asker: the kind of request, WEFT_PROCESS_... or WEFT_NAME_...
+ *     6 -   7  kind        the asker: the kind of request, WEFT_PROCESS_..., WEFT_NAME_..., WEFT_NET_... or WEFT_FILE_...
  *     8 -  15  id          the asker: any number except 0 and the id of the record's previous request
  *    16 -  19  node        the asker: the server
  *    20 -  23  flags       the asker: see the kind; else 0
@@ -22,11 +21,12 @@
  *   244 - 247  reserved    nobody
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
- * Numbers are little-endian. Records name memory by address (weft/types.h), not by pointer. A record is aligned to 8 bytes; if it is
- * aligned to 64, the asker and its node never write to the same cache line. The record belongs to weft until the request is answered. weft
- * reads the asker's fields and `data` while the request is submitted; it may read `data` of more than WEFT_REQUEST_INLINE bytes until the
- * request is answered. Then the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered`
- * also sees `result` and `status`.
+ * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Records name memory by address (weft/types.h),
+ * not by pointer. A record is aligned to 8 bytes. Align it to 64 bytes where you can: then the asker and its node never write to the same
+ * cache line. Do not change the record until the request is answered. weft reads the asker's fields and `data` while the request is
+ * submitted; if `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has come,
+ * the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered` also sees `result` and
+ * `status`.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H
@@ -59,8 +59,8 @@ typedef struct weft_request {
 /* The services. A node offers those that the environment variable WEFT_SERVE lists, such as WEFT_SERVE=process,name. */
 #define WEFT_SERVICE_PROCESS 1u /* "process" */
 #define WEFT_SERVICE_NAME    2u /* "name" */
-#define WEFT_SERVICE_NET     3u /* "net": by the calls of weft/net.h only; a record for it is answered with -EOPNOTSUPP */
-#define WEFT_SERVICE_FILE    4u /* "file": by the calls of weft/file.h only; a record for it is answered with -EOPNOTSUPP */
+#define WEFT_SERVICE_NET     3u /* "net" */
+#define WEFT_SERVICE_FILE    4u /* "file" */
 
 /* --- process --- */
 
@@ -78,17 +78,17 @@ typedef struct weft_request {
  * The other WEFT_PROCESS_... requests take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
 /* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: the signal that ended it, or 0;
- * result[2]: bit 0 is set if it was killed because its time was over. What the process and the children that it has waited for have used:
- * result[3]: ns of user time; result[4]: ns of system time; result[5]: bytes of the largest resident set. */
+ * result[2]: bit 0 is set if the server killed it because its time was over (arg[2] of the start). result[3]: ns of user time; result[4]:
+ * ns of system time; result[5]: bytes of the largest resident set; these three include the children that the process has waited for. */
 #define WEFT_PROCESS_WAIT 2u
-/* Checks once for output; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address of the
- * output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
+/* Returns the output that has arrived; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address
+ * of the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
 #define WEFT_PROCESS_OUTPUT 3u
 /* Frees output that was read, so that new output can overwrite it. arg[0]: 1 for standard output, 2 for standard error; arg[1]: how many
  * bytes. */
 #define WEFT_PROCESS_TAKE 4u
-/* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many as there is room for. -EAGAIN: there is no
- * room now. result[0]: how many bytes were written. With 0 bytes: ends the input. */
+/* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many of them as there is room for. -EAGAIN: there
+ * is no room now. result[0]: how many bytes were written. If `data_bytes` is 0, the input ends. */
 #define WEFT_PROCESS_WRITE 5u
 /* Sends signal arg[0] to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground process group. */
 #define WEFT_PROCESS_SIGNAL 6u
@@ -106,9 +106,9 @@ typedef struct weft_request {
 #define WEFT_SPAWN_STDIN             0x20u /* the asker writes standard input (WEFT_PROCESS_WRITE); otherwise it is /dev/null */
 #define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is the memory that the request names: arg[4] bytes at arg[3] */
 /* Standard input, output and error are a new pseudo-terminal, which is the controlling terminal of the process; the process leads a
- * session. The asker reads as standard output (WEFT_SPAWN_STDOUT) what the process writes to the terminal. With WEFT_SPAWN_STDIN it writes
- * what the process reads from the terminal. A terminal has no end of input: to end the input as the key Ctrl-D does, write the byte 4.
- * Excludes WEFT_SPAWN_STDIN_DATA and both flags for standard error. */
+ * session. What the process writes to the terminal is sent to the asker as standard output (WEFT_SPAWN_STDOUT). What the asker writes as
+ * standard input (WEFT_SPAWN_STDIN) is the input of the terminal. A terminal has no end of input: to end the input as the key Ctrl-D does,
+ * write the byte 4. Cannot be used together with WEFT_SPAWN_STDIN_DATA and the two flags for standard error. */
 #define WEFT_SPAWN_TERMINAL 0x80u
 #define WEFT_SPAWN_FLAGS    0xffu
 
@@ -151,6 +151,85 @@ typedef struct weft_name {
     uint32_t owner; /* the node that has published it */
     uint32_t zero;
 } weft_name;
+
+/* --- net --- */
+
+/* The network of a node, the gateway: sockets. Rules, limits and errors are those of weft/net.h. CONNECT, LISTEN and ACCEPT return a
+ * handle, which is valid only on the asker's node; the other requests name it in `handle`. A request never waits for the network: if the
+ * gateway cannot carry it out now, the answer is -EAGAIN, and the asker sends it again later. A request that copies bytes is answered after
+ * the copy.
+ *
+ * Bytes are sent from, and received to, any address in a pool or an arena of any node. The gateway writes received bytes into a ring in the
+ * asker's pool. From the ring they are copied to the address in the request, by the GPU or the RDMA device if there is one. A kernel may
+ * also read them in the ring (RECEIVED).
+ *
+ * A network address takes three words. The first has the port in bits 0 to 15, and in bits 16 to 23 the family, which is 4 or 6, or 0 for
+ * no address. The other two have the bytes of the address in network order, followed by zeros. */
+
+/* Begins to connect to a host. `data`: its name or address, of 1 to 255 bytes, without a zero byte.
+ *   flags   WEFT_NET_... of weft/net.h
+ *   timeout_ns   how long opening the connection may take; 0: WEFT_DEADLINE
+ *   arg[0]  the port
+ *   arg[1]  size of the ring for received bytes: a power of two from 4 KiB to 16 MiB; 0: 64 KiB, or 128 KiB with datagrams
+ *   arg[2]  size of the ring for bytes to send, as arg[1]
+ *   arg[3]  size of the system's own buffer for received bytes; 0: the system's choice
+ *   arg[4]  size of the system's own buffer for bytes to send, as arg[3]
+ * Answered at once. result[0]: a handle. Requests to receive may follow at once; OPENED tells when the connection is open. */
+#define WEFT_NET_CONNECT 1u
+/* Listens at the gateway, or with WEFT_NET_DATAGRAMS opens a socket for datagrams from and to any address. The fields are those of
+ * CONNECT, with these differences: `data` is the gateway's own address to listen at, or empty for all its addresses; port 0 is any free
+ * port; arg[1] to arg[4] are for the connections that are accepted.
+ *   arg[5]  connections that wait to be accepted; 0: 128 */
+#define WEFT_NET_LISTEN 2u
+/* Accepts a connection of a listener. -EAGAIN: no connection waits now. result[0]: a handle. */
+#define WEFT_NET_ACCEPT 3u
+/* Closes a socket; the handle is invalid from then on. Bytes in the ring are still sent, except if arg[0] is 1: then they are dropped, and
+ * the connection is reset. */
+#define WEFT_NET_CLOSE 4u
+/* Checks once whether the socket is open. -EAGAIN: not yet; other errors: why it could not be opened. result[0] to result[2]: the socket's
+ * own address at the gateway. result[3] to result[5]: the peer's address. */
+#define WEFT_NET_OPENED 5u
+/* Receives at most arg[1] bytes, which is not 0, to the address arg[0]. -EAGAIN: no bytes have arrived. result[0]: how many bytes; 0: the
+ * peer has ended its side. With datagrams: receives one, which may have 0 bytes; result[1] to result[3]: the address of its sender.
+ * -EMSGSIZE: the datagram is larger than arg[1], and can be received by another request; result[0]: its size. -EBUSY: another request is
+ * receiving from this socket. */
+#define WEFT_NET_RECEIVE 6u
+/* Sends at most arg[1] bytes, which is not 0, from the address arg[0]. -EAGAIN: the ring has no room now. result[0]: how many bytes. With
+ * datagrams: sends all bytes as one; arg[2] to arg[4]: the receiver's address, for a socket without a peer. -EBUSY: another request is
+ * sending on this socket. */
+#define WEFT_NET_SEND 7u
+/* Ends the sending side: after all bytes the peer sees the end. Receiving goes on. -EAGAIN: the connection is not open yet. */
+#define WEFT_NET_SHUTDOWN 8u
+/* Finds received bytes that lie together in the ring; not for datagrams. -EAGAIN: nothing has arrived. result[0]: their address, in the
+ * asker's own pool; result[1]: how many bytes; 0: the peer has ended its side. The bytes stay there until TAKEN. */
+#define WEFT_NET_RECEIVED 9u
+/* Frees the first arg[0] received bytes in the ring. */
+#define WEFT_NET_TAKEN 10u
+
+/* --- file --- */
+
+/* Files of a node, the gateway. Rules, limits and errors are those of weft/file.h. OPEN returns a handle, which is valid only on the
+ * asker's node; the other requests name it in `handle`. Any number of requests may use one handle at the same time. */
+
+/* Opens a file. `data`: its path, of 1 to WEFT_FILE_PATH_MAX bytes, without a zero byte.
+ *   flags   WEFT_FILE_WRITE and others of weft/file.h
+ * result[0]: a handle; result[1]: the file's size; result[2], result[3]: device and inode; result[4]: modification time, in ns since 1970;
+ * result[5]: the number of its generation at the gateway. */
+#define WEFT_FILE_OPEN 1u
+/* Reads at most arg[1] bytes, which is not 0, from the file's offset arg[2] to the address arg[0], in a pool or an arena of any node. A
+ * request reads at most to the end of a piece (WEFT_FILE_PIECE): send another for the rest. The bytes are copied straight from the
+ * gateway's cache. -EAGAIN: the gateway is reading the piece from the disk; send the request again. result[0]: how many bytes; 0: the
+ * offset is at the end of the file or behind it. -ESTALE: the file has changed since it was opened. */
+#define WEFT_FILE_READ_RANGE 2u
+/* Writes arg[1] bytes, from 1 to WEFT_FILE_PIECE, from the address arg[0] to the file's offset arg[2]. Answered when the bytes are in the
+ * file. result[0]: how many bytes were written; result[1] to result[5]: as for OPEN. */
+#define WEFT_FILE_WRITE_RANGE 3u
+/* Reads the file's size and times from the disk. result[1] to result[5]: as for OPEN. -ESTALE: the file has changed since it was opened. */
+#define WEFT_FILE_STAT 4u
+/* Answered when all bytes that were written before are on the disk. */
+#define WEFT_FILE_SYNC 5u
+/* Closes the file; the handle is invalid from then on. */
+#define WEFT_FILE_CLOSE 6u
 
 #if defined(__cplusplus)
 #define WEFT_LAYOUT(what) static_assert(what, #what)

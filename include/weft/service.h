@@ -3,18 +3,18 @@
  * Services: what a node does for other nodes on request. A node offers the services that its environment variable WEFT_SERVE names
  * ("process,name"; by default none). Any node of the cluster may send requests to it, also the node itself. The node that sends a request
  * is the asker, and the node that the request is for is the server. A node that offers `process` lets every node of the cluster run
- * programs as the server's user, so set WEFT_SECRET to control who can join.
+ * programs as the server's user, so set WEFT_SECRET to control which nodes can join.
  *
- * All requests have one form, the record of weft/request.h. The calls here fill and submit records themselves.
+ * Every request is a record of the form that weft/request.h defines. The calls of this header fill and submit records themselves.
  *
- * Calls whose names end in _start take a weft_op, which the caller owns and keeps alive until the operation is complete (weft_test(),
- * weft_wait()). If there is no answer, the operation ends with -ETIMEDOUT after its time-out, and the server cancels the request.
+ * Calls whose names end in _start take a weft_op, which the caller owns and must not free before the operation is complete (weft_test(),
+ * weft_wait()). If the server does not answer, the operation ends with -ETIMEDOUT after its time-out, and the server cancels the request.
  *
  * Bounds. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps at most 4 KiB for each request, and in
  * addition at most 8 MiB of larger `data` for each asker. A server runs at most 1024 processes at a time; further requests wait until a
  * process has ended. Each process needs ring buffers: 64 KiB (by default) in the asker's pool for each output, and 64 KiB in the server's
- * pool for its input. A name server keeps at most 65,536 names. If a program reads a stream slowly, so that the stream's ring is full, only
- * the writer of that stream waits; no bytes are dropped.
+ * pool for its input. A name server keeps at most 65,536 names. When the ring of a stream is full, because its reader is slow, only the
+ * writer of that stream waits; no bytes are dropped.
  *
  * Death. When the asker leaves or dies, the server drops its requests, kills its processes with their process groups (unless they are
  * detached), and removes its names. When the server leaves or dies, operations that wait for it end with -ECONNRESET, and the processes
@@ -34,20 +34,22 @@ extern "C" {
 /* Whether the node is alive and offers the service (WEFT_SERVICE_...). Nodes announce their services just after they have joined. */
 WEFT_API bool weft_service_offered(weft_node *w, uint32_t node, uint32_t service);
 
-/* Finds the alive node with the lowest rank that offers the service. Waits until there is such a node, because nodes announce their
- * services some time after they have joined.
+/* Finds the alive node with the lowest rank that offers the service. Waits until there is such a node, because a node announces its
+ * services shortly after it has joined.
  * Errors: -EOPNOTSUPP no node has announced the service before the deadline; -EDEADLK the call would have to wait in a handler. */
 WEFT_API int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, int64_t timeout_ns);
 
 /* Submits a record (weft/request.h) that is in this node's own pool. The result of the op is the record's `status`.
  * Errors: -EFAULT the record or its data is not in this node's pool, or there is no such node; -EINVAL a field is wrong; -EAGAIN too many
  * requests are outstanding at the node; -ECONNRESET the node is gone; -ENOMEM no memory; -ETIMEDOUT no room towards the node, or no answer,
- * before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb). Errors of the service are results of the op. */
+ * before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb). Errors of the service are results of
+ * the op. */
 WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
-/* Cancels the operation that was started with `op`: its result is the negative ECANCELED, unless it has ended before. The server may
- * already have done what was requested. If the server has started a process, it kills the process.
- * Errors: -ENOENT no request or wait was started with this op, or it has ended. */
+/* Cancels the operation that was started with `op`: the operation ends with the negative ECANCELED, unless it has ended before. The server
+ * may already have carried out the request. If the request was to start a process and the process runs already, the server kills it.
+ * Errors: -ENOENT no request or wait was started with this op, or it has ended, or it is a record that sends, receives, reads or writes
+ * bytes. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 
 /* --- processes --- */
@@ -72,7 +74,7 @@ typedef struct weft_spawn_spec {
     uint32_t zero;
 } weft_spawn_spec;
 
-/* How the program ended, and what it used, together with those of its children that it has waited for. */
+/* How the program ended. The times and the memory include those of its children that it has waited for. */
 typedef struct weft_exit {
     int32_t status; /* the exit status; 0 if a signal ended the program */
     int32_t signal; /* the signal that ended the program, in the numbering of the server's system; 0: none */
@@ -82,34 +84,36 @@ typedef struct weft_exit {
 } weft_exit;
 
 /* Starts a program on a node, and waits until it runs. The program leads a new process group. The group is killed when the program ends,
- * when the asker closes the handle, leaves or dies, and when the server leaves or dies. The program gets the server's environment, without
- * the cluster's secret and the variables that name the node. It does not get the server's signal mask and handlers.
- * Errors: -EINVAL a field of the spec is wrong, or `spec->bytes`; -E2BIG `spec` has fields set that this library does not know, or more
- * than WEFT_REQUEST_DATA_MAX bytes; -ENOENT no such program, directory or interpreter; -EACCES no permission to execute the program or
- * to enter the directory; -ENOTDIR `directory` is not a directory; -ENOEXEC the file is not a program; -EPERM no permission to raise a
- * limit; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests are outstanding, or the node cannot make a process;
- * -EMFILE the node has too many open files; -ENOMEM no memory here or on the node, or no room in the pool; -EFAULT there is no such node,
- * or `stdin_data` is not a valid address; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOBUFS in a handler,
- * too much is queued; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. Any other error of execve(2) may be returned, too. */
+ * when the asker closes the handle, leaves or dies, and when the server leaves or dies. The program inherits the server's environment,
+ * except the cluster's secret and the variables that describe the node. It does not inherit the server's signal mask and handlers.
+ * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
+ * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -ENOENT no such program, directory or interpreter; -EACCES no permission
+ * to execute the program or to enter the directory; -ENOTDIR `directory` is not a directory; -ENOEXEC the file is not a program; -EPERM no
+ * permission to raise a limit; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests are outstanding, or the node cannot
+ * make a process; -EMFILE the node has too many open files; -ENOMEM no memory at this node or at the server, or no room in the pool;
+ * -EFAULT there is no such node, or `stdin_data` is not a valid address; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the
+ * deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other
+ * errors of execve(2) may be returned as well. */
 WEFT_API int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, int64_t timeout_ns);
 
-/* Like weft_spawn(), but does not wait: the op is complete when the program runs or could not be started. `*out` is set at once; close it
+/* Like weft_spawn(), but does not wait: the op is complete when the program runs or has failed to start. `*out` is set at once; close it
  * with weft_process_close() in any case. If the program could not be started, weft_process_wait() returns the error and sets weft_error().
- * Errors: -EINVAL a field of the spec is wrong, or `spec->bytes`; -E2BIG `spec` has fields set that this library does not know, or more
- * than WEFT_REQUEST_DATA_MAX bytes; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests are outstanding at the node;
- * -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the node is gone; -ETIMEDOUT no room towards the
- * node, or no answer, before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb). The other errors of
- * weft_spawn() are results of the op. */
+ * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
+ * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests
+ * are outstanding at the node; -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the node is gone;
+ * -ETIMEDOUT no room towards the node, or no answer, before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN
+ * no route (tb). The other errors of weft_spawn() are results of the op. */
 WEFT_API int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, weft_op *op);
 
 /* The node on which the process runs, and its process ID there; 0 before it runs. */
 WEFT_API uint32_t weft_process_node(const weft_process *p);
 WEFT_API uint32_t weft_process_pid(const weft_process *p);
 
-/* Waits until the process has ended, and fills `*out` (may be NULL). `bytes` is sizeof *out; fields that this library does not know are set
- * to 0. There may still be output to read. With WEFT_TIMEOUT_DEFAULT this waits as long as the server is alive. If the process could not be
- * started, this returns the error of the start.
- * Errors: -ETIMEDOUT the process has not ended before the deadline; -ECONNRESET the server is gone; -EDEADLK it would wait in a handler. */
+/* Waits until the process has ended, and fills `*out` (may be NULL). `bytes` is sizeof *out; fields that this version of the library does
+ * not know are set to 0. There may still be output to read. With WEFT_TIMEOUT_DEFAULT this waits as long as the server is alive. If the
+ * process could not be started, this returns the error of the start.
+ * Errors: -ETIMEDOUT the process has not ended before the deadline; -ECONNRESET the server is gone; -EDEADLK the call would wait in a
+ * handler. */
 WEFT_API int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t timeout_ns);
 
 /* Starts an operation that is complete when the process has ended, or could not be started. weft_process_wait() then returns at once. If it
@@ -118,15 +122,15 @@ WEFT_API int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, in
 WEFT_API int weft_process_wait_start(weft_process *p, weft_op *op);
 
 /* Reads output of the process: `which` is 1 for standard output, 2 for standard error. Waits for at least one byte. `*got` is how many
- * bytes were read; 0: the output has ended. Only one thread at a time may read a stream. Errors: -EINVAL this output is not sent here
- * (WEFT_SPAWN_STDOUT, WEFT_SPAWN_STDERR); -ETIMEDOUT nothing came before the deadline; -ECONNRESET the server is gone, and all that had
- * arrived was read; -EPROTO the server sent invalid data; -EBUSY another read of this stream is under way; -EDEADLK it would wait in a
- * handler. */
+ * bytes were read; 0: the output has ended. Only one thread at a time may read a stream.
+ * Errors: -EINVAL this output is not sent to this node (WEFT_SPAWN_STDOUT, WEFT_SPAWN_STDERR); -ETIMEDOUT nothing came before the deadline;
+ * -ECONNRESET the server is gone, and all that had arrived was read; -EPROTO the server sent invalid data; -EBUSY another read of this
+ * stream is under way; -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
 /* Like weft_process_read(), but does not wait: `buf` and `got` belong to weft until the op is complete.
- * Errors: -EINVAL this output is not sent here; -EBUSY another read of this stream is under way; -ECONNRESET the server is gone; -EPROTO
- * the server sent invalid data. */
+ * Errors: -EINVAL this output is not sent to this node; -EBUSY another read of this stream is under way; -ECONNRESET the server is gone;
+ * -EPROTO the server sent invalid data. */
 WEFT_API int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, weft_op *op);
 
 /* Writes to the process's standard input. Waits until all bytes are sent; `*put` (may be NULL) is how many were sent, also after an error.
@@ -134,77 +138,77 @@ WEFT_API int weft_process_read_start(weft_process *p, uint32_t which, void *buf,
  * weft_error().
  * Errors: -EINVAL the process was started without WEFT_SPAWN_STDIN; -EPIPE the process has closed its input or ended, or
  * weft_process_end_input() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the server is gone; -ENOMEM no
- * memory; -EDEADLK it would wait in a handler. */
+ * memory; -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put, int64_t timeout_ns);
 
 /* Ends the process's standard input: the program sees the end of the file after it has read what was written.
  * Errors: -EINVAL the process was started without WEFT_SPAWN_STDIN; -ETIMEDOUT the server has not started the process before the deadline;
- * -ENOMEM no memory; -EDEADLK it would wait for the start in a handler. */
+ * -ENOMEM no memory; -EDEADLK the call would wait for the start in a handler. */
 WEFT_API int weft_process_end_input(weft_process *p);
 
 /* Sends a signal, in the numbering of the server's system, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's
  * foreground process group. If the process could not be started, this returns the error of the start.
- * Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer
- * before the deadline; -EAGAIN too many requests are outstanding at the server; -EPERM the server has no permission to send the signal;
- * -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer before the deadline;
+ * -EAGAIN too many requests are outstanding at the server; -EPERM the server has no permission to send the signal; -ENOMEM no memory;
+ * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns);
 
 /* Sets the size of the program's terminal (WEFT_SPAWN_TERMINAL). If the size has changed, the terminal's foreground process group gets
  * SIGWINCH. If the process could not be started, this returns the error of the start.
  * Errors: -EINVAL the process has no terminal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer before
- * the deadline; -EAGAIN too many requests are outstanding at the server; -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK it would wait
- * in a handler. */
+ * the deadline; -EAGAIN too many requests are outstanding at the server; -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK the call
+ * would wait in a handler. */
 WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns);
 
 /* Frees the handle, which must not be used any more. If the process still runs, the server kills its process group. A detached process
  * (WEFT_SPAWN_DETACHED) goes on instead, and its further output is dropped. Operations under way on the handle end with the negative
- * ECANCELED. NULL is allowed. Does not wait: the rings of its output stay allocated until the server has answered that it does not write
- * there any more, or is gone.
+ * ECANCELED. NULL is allowed. Does not wait: the rings for the output stay allocated until the server has answered that it no longer writes
+ * to them, or until the server is gone.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_process_close(weft_process *p);
 
 /* --- names --- */
 
-/* A name server keeps pairs of a name and a piece of memory (an address and a length). `node` is the name server in all calls. A name is
- * removed when the node that has published it, or the node that owns the memory, leaves or dies. If the name server leaves or dies, all its
- * names are lost. */
+/* A name server stores names; each name stands for a piece of memory (an address and a length). `node` is the name server in all calls. A
+ * name is removed when the node that has published it, or the node that owns the memory, leaves or dies. If the name server leaves or dies,
+ * all its names are lost. */
 
 /* Publishes a name. A node may publish its own name again, with another address.
- * Errors: -EINVAL the name has not 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that name;
- * -ENOSPC the table is full; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
- * -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS in a handler, too much is queued;
- * -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
+ * name; -ENOSPC the table is full; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
+ * -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is
+ * queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_publish(weft_node *w, uint32_t node, const char *name, weft_gaddr addr, uint64_t bytes, int64_t timeout_ns);
 
 /* Looks a name up, and fills `out`. weft_name_wait() waits until the name is published.
- * Errors: -EINVAL the name has not 1 to 63 bytes; -ENOENT there is no such name (lookup); -EFAULT there is no such node; -EOPNOTSUPP the
- * node does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer, or
- * no such name, before the deadline; -ENOMEM no memory; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb); -EDEADLK it
- * would wait in a handler. */
+ * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name (lookup); -EFAULT there is no such node; -EOPNOTSUPP
+ * the node does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no
+ * answer, or no such name, before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route
+ * (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_lookup(weft_node *w, uint32_t node, const char *name, weft_name *out, int64_t timeout_ns);
 WEFT_API int weft_name_wait(weft_node *w, uint32_t node, const char *name, weft_name *out, int64_t timeout_ns);
 
 /* Like weft_name_lookup(), or with `wait` like weft_name_wait(), but does not wait in the call: `out` belongs to weft until the op is
  * complete, which is after `timeout_ns` at the latest.
- * Errors: -EINVAL the name has not 1 to 63 bytes; -ENOENT there is no such name; -EFAULT there is no such node; -EOPNOTSUPP the node does
- * not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no room towards the
- * node, no answer, or no such name, before the deadline; -ENOMEM no memory; -ENOBUFS in a handler, too much is queued; -ENETDOWN no
- * route (tb). */
+ * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name; -EFAULT there is no such node; -EOPNOTSUPP the node
+ * does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no room towards
+ * the node, no answer, or no such name, before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued;
+ * -ENETDOWN no route (tb). */
 WEFT_API int weft_name_lookup_start(weft_node *w, uint32_t node, const char *name, bool wait, weft_name *out, int64_t timeout_ns,
                                     weft_op *op);
 
 /* Removes a name.
- * Errors: -EINVAL the name has not 1 to 63 bytes; -ENOENT there is no such name; -EPERM another node has published it; -EFAULT there is no
- * such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is
- * gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route (tb);
- * -EDEADLK it would wait in a handler. */
+ * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name; -EPERM another node has published it; -EFAULT there
+ * is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node
+ * is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no
+ * route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t timeout_ns);
 
 /* Lists names: fills `out` with up to `max` names; `*count` is how many. Set `*next` to 0 before the first call, and repeat the call until
- * `*next` is 0 again. Names that are published or removed between two calls may be missed, or listed twice. Errors: -EINVAL `max` is 0;
- * -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
- * -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the pool; -ENOBUFS in a handler,
- * too much is queued; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+ * `*next` is 0 again. Names that are published or removed between two calls may be missed, or listed twice.
+ * Errors: -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
+ * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the
+ * pool; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, uint32_t *count, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

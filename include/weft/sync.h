@@ -37,10 +37,9 @@ WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
  * may be NULL. If node i is gone, gave[i] is false and the node's words are 0. After an error the contents of `all` and `gave` are
  * undefined. After a time-out, repeat the call, as with weft_barrier(). The repeated call ignores `mine`, because other nodes may already
  * have the words of the first call.
- * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, so this
- * exchange has failed; -EBUSY another thread of this node is in a barrier or exchange; -EOPNOTSUPP this node has joined a running
- * cluster; -EDEADLK called from a handler; -ENOMEM no memory
- * for a message. */
+ * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, so this exchange
+ * has failed; -EBUSY another thread of this node is in a barrier or exchange; -EOPNOTSUPP this node has joined a running cluster; -EDEADLK
+ * called from a handler; -ENOMEM no memory for a message. */
 WEFT_API int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, uint64_t *all, bool *gave, int64_t timeout_ns);
 
 /* Acquire a lock: an 8-byte aligned word of any pool, zero before its first use. The pool's node is the lock's home. Waiters are served in

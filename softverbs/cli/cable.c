@@ -73,7 +73,8 @@ static void fail_queues(struct sf_view *v, uint32_t device)
         sf_unlock(v, &qp->lock);
         for (int c = 0; c < 2; c++) {
             const struct sv_event event = {.kind = 2, .entry = (uint32_t)(cqs[c] - f->cqs)};
-            /* a lost event does no harm: it is lost only if the pipe is full, and then its owner wakes anyway */
+            /* a lost event does no harm: an event is lost only if the pipe is full, and then the process that reads the pipe wakes anyway
+             */
             sf_signal(v, owner, cqs[c]->channel_fd, &event, sizeof event);
         }
     }

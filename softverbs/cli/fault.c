@@ -191,7 +191,7 @@ static int check_rule(const struct request *q, uint32_t kind)
     if (kind == SF_FAULT_REFUSE && q->qp)
         return cli_usage("fault", "refuse: --qp is for messages; name the caller's --device or --host");
     if (q->seeded && !r->chance_ppm && kind != SF_FAULT_REORDER && kind != SF_FAULT_CORRUPT)
-        return cli_usage("fault", "%s: --seed without --chance: nothing is left to chance", kinds[kind]);
+        return cli_usage("fault", "%s: --seed without --chance: nothing is random; leave --seed out, or add --chance", kinds[kind]);
     if (q->device && q->host)
         return cli_usage("fault", "--device '%s' and --host '%s' together: a device has its host", q->device, q->host);
     return 0;

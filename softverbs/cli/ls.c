@@ -262,13 +262,13 @@ static int ls_show(const char *name, bool all, json_t *all_json)
     if (error == -EUSERS)
         error = sf_attach(&view, name, false, 0, &why);
     if (error == -ENOENT)
-        return 0; /* it was removed meanwhile */
+        return 0; /* the fabric was removed meanwhile */
     if (error)
         return cli_error("ls", "fabric '%s': %s", name, why.text[0] ? why.text : strerror(-error));
     int status = 0;
     struct usage *u = ls_look(view.fabric);
     if (!u)
-        status = cli_error("ls", "no memory for the list of fabrics");
+        status = cli_error("ls", "no memory for the list of fabrics; end other programs");
     else if (all_json)
         json_array_append_new(all_json, fabric_json(&view, u));
     else

@@ -70,8 +70,8 @@ static const struct command *main_find(const char *word)
     return NULL;
 }
 
-/* A fabric's file must not become descriptor 0, 1 or 2 because one of these is closed. So closed ones are replaced by /dev/null, opened for
- * the opposite direction, so that using them fails as before. O_CLOEXEC closes them when the program starts. */
+/* Opens descriptors 0, 1 and 2 if they are closed, so that a fabric's file does not get one of these numbers. They lead to /dev/null, open
+ * only for the opposite direction: so using them fails, as it would if they were closed. O_CLOEXEC closes them when the program starts. */
 static void hold_standard_files(void)
 {
     for (int fd = 0; fd < 3; fd++)

@@ -172,7 +172,7 @@ int cli_table_print(const char *sub, struct cli_table *t, const char *indent)
     int status = 0;
     int *width = t && !t->broken ? calloc(t->columns, sizeof *width) : NULL;
     if (!width)
-        status = cli_error(sub, "out of memory");
+        status = cli_error(sub, "out of memory; end other programs");
     for (size_t r = 0; width && r < t->rows; r++)
         for (unsigned c = 0; c < t->columns; c++) {
             int w = (int)strlen(t->cells[r * t->columns + c]) - (r == 0 && t->cells[c][0] == '>');
@@ -208,7 +208,7 @@ int cli_json_print(const char *sub, json_t *value)
     char *text = value ? json_dumps(value, JSON_INDENT(2)) : NULL;
     json_decref(value);
     if (!text)
-        return cli_error(sub, "out of memory");
+        return cli_error(sub, "out of memory; end other programs");
     puts(text);
     free(text);
     return cli_flush(sub);

@@ -128,7 +128,7 @@ int cli_model(const char *sub, const char *profile, int words, char *const *word
     struct sv_why why = {""};
     struct sv_model *m = calloc(1, sizeof *m);
     if (!m)
-        return cli_error(sub, "out of memory");
+        return cli_error(sub, "out of memory; end other programs");
     int status = cli_profile_load(sub, profile, &m->profile);
     int error = status ? 0 : sv_topology_load(words, (const char *const *)word, &m->profile, &m->topology, &why);
     if (error)
@@ -179,7 +179,7 @@ int cli_fabrics(const char *sub, char ***names, size_t *count)
     if (!broken)
         return 0;
     cli_fabrics_free(*names, *count);
-    return cli_error(sub, "out of memory");
+    return cli_error(sub, "out of memory; end other programs");
 }
 
 void cli_fabrics_free(char **names, size_t count)

@@ -75,7 +75,7 @@ int cli_profile(int argc, char **argv)
         return status;
     char *text = sv_profile_json(&p);
     if (!text)
-        return cli_error("profile", "no memory for the text of the profile");
+        return cli_error("profile", "no memory for the text of the profile; end other programs");
     size_t n = strlen(text);
     fputs(text, stdout);
     if (n == 0 || text[n - 1] != '\n')

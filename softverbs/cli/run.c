@@ -146,7 +146,7 @@ static int check_profile(const struct sf_fabric *f, const struct sv_profile *wan
     char *is = sv_profile_json(&f->model.profile), *asked = sv_profile_json(wanted);
     int status = 0;
     if (!is || !asked)
-        status = cli_error("run", "no memory for the profile");
+        status = cli_error("run", "no memory for the profile; end other programs");
     else if (strcmp(is, asked) != 0)
         status = cli_error("run",
                            "fabric '%s' is there already, with profile '%s'%s, and not with '%s'. `softverbs down "
@@ -162,7 +162,7 @@ static int check_profile(const struct sf_fabric *f, const struct sv_profile *wan
 static int run_enter(struct sf_view *view, const char *name, const struct sv_model *model)
 {
     struct sv_why why = {""};
-    for (int turn = 0; turn < 8; turn++) { /* it may be removed between two steps */
+    for (int turn = 0; turn < 8; turn++) { /* the fabric may be removed between two steps */
         if (sf_attach(view, name, false, 0, &why) != -ENOENT)
             break;
         int error = sf_create(name, model, CLI_SEED, &why);

@@ -82,7 +82,7 @@ int cli_topo(int argc, char **argv)
              : mlx && errno == ENXIO
                  ? cli_error("topo", "'%s': no cable and no switch joins any two hosts: there is no matrix of devices", t->name)
              : errno == EINVAL ? cli_error("topo", "the topology is damaged; `softverbs down` removes the fabric")
-                               : cli_error("topo", "no memory for the topology");
+                               : cli_error("topo", "no memory for the topology; end other programs");
     if (text) {
         size_t n = strlen(text);
         fputs(text, stdout);

@@ -263,7 +263,9 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             uint32_t free = 0;
             int error = p < f->process_top ? 0 : sf_back(v, &f->processes[p], sizeof f->processes[p]);
             if (error)
-                return file_because(why, error, "no room for one more process in fabric '%s': is %s full?", f->name, v->path);
+                return file_because(why, error,
+                                    "no room for one more process in fabric '%s': the file system of %s may be full; free space there",
+                                    f->name, v->path);
             if (!atomic_compare_exchange_strong_explicit(&f->processes[p].owner, &free, SF_JOINING | (uint32_t)getpid(),
                                                          memory_order_acq_rel, memory_order_relaxed))
                 continue;

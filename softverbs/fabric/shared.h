@@ -294,12 +294,14 @@ struct sf_device {
 enum sf_fault_kind {
     SF_FAULT_NONE,
     SF_FAULT_DROP,     /* the message is lost */
-    SF_FAULT_CORRUPT,  /* one byte of it arrives wrong */
-    SF_FAULT_DELAY,    /* it starts later, by `nanoseconds` */
-    SF_FAULT_WITHHOLD, /* its completions come later, by `nanoseconds` */
-    SF_FAULT_REORDER,  /* its completions come later, by a random time up to `nanoseconds`; those of other queue pairs overtake them */
+    SF_FAULT_CORRUPT,  /* one byte of the message arrives wrong */
+    SF_FAULT_DELAY,    /* the message starts later, by `nanoseconds` */
+    SF_FAULT_WITHHOLD, /* the request's completions come later, by `nanoseconds` */
+    SF_FAULT_REORDER,  /* the request's completions come later, by a random time up to `nanoseconds`; completions of other queue pairs
+                          overtake them */
     SF_FAULT_REFUSE,   /* a call of `verb` fails with `error` */
-    SF_FAULT_OVERTAKE, /* a read starts later, by `nanoseconds`, and writes behind it go first, up to one with the fence flag */
+    SF_FAULT_OVERTAKE, /* a read starts later, by `nanoseconds`, and writes posted after it go first, up to the next write with the fence
+                          flag */
 };
 enum sf_verb { /* what can be refused */
                SF_VERB_OPEN_DEVICE,
@@ -395,7 +397,7 @@ bool sf_is_fabric(const char *name);
 int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct sv_why *);
 /* Sets where a device's cable leads: another device, or SV_NO_CABLE. The caller holds the fabric's lock; the ports of both are down. */
 int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
-/* Maps it. -ENOENT, -EPROTO (made by another build), -EACCES. With `join` it takes an entry in processes. */
+/* Maps a fabric. Errors: -ENOENT, -EPROTO (made by another build), -EACCES. With `join` this process takes an entry in `processes`. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
 /* Give back all that this process has on the fabric, and unmap the fabric. If the profile says so, protection domains leak. */
 void sf_detach(struct sf_view *);
@@ -420,7 +422,8 @@ void sf_inherit(
 
 /* lock.c. True: the last holder died with the lock, so the data under it may have to be repaired. */
 bool sf_lock(struct sf_view *, struct sf_lock *);
-bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false: it is held; never takes it over from a dead holder */
+bool sf_try_lock(struct sf_view *,
+                 struct sf_lock *); /* false: another thread holds the lock; a lock is never taken over from a dead holder here */
 void sf_unlock(struct sf_view *, struct sf_lock *);
 void sf_recount(struct sf_fabric *); /* counts the devices' entries anew from the tables; the fabric's lock is held */
 /* Each takes a lock, and repairs the data under it if the last holder died. */

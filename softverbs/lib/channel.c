@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Completion channels. The program's descriptor is an epoll set of a pipe and a timer. A process that produces a completion writes into the
- * pipe. The timer is for work of this process that waits for a point in time (the receiver was not ready, or a fault delays a message): the
- * library has no thread of its own, so it must wake the program's thread that sleeps.
+ * pipe. The timer is for work of this process that waits for a point in time: the receiver was not ready, or a fault delays a message. The
+ * library has no thread of its own, so the timer must wake the program's thread that sleeps.
  */
 #include "lib.h"
 

@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* Advance the work queue of a request although there was no room for its completion. */
+/* Advance the work queue of a request although there was no room for the request's completion. */
 static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -138,7 +138,7 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     if (refused)
         return refused;
     if (s->channel_fd < 0)
-        return 0; /* it has no channel */
+        return 0; /* the queue has no channel */
     /* A producer that has written its event but not its completion yet holds the lock: wait until it has released the lock or is found to
      * be dead. */
     for (int turn = 0; turn < 16 && atomic_load_explicit(&s->lock.word, memory_order_relaxed) != 0; turn++)

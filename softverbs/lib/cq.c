@@ -87,7 +87,9 @@ static struct sv_cq *cq_make(struct ibv_context *context, uint32_t cqe, void *cq
     ring = sf_arena_take(&sv_lib.view, capacity * sizeof(struct sf_cqe));
     if (!ring) {
         err = errno;
-        sv_refuse(err, "ibv_create_cq: no memory for %u entries in the fabric's file", capacity);
+        sv_refuse(err,
+                  "ibv_create_cq: no room for %u entries in the fabric's file; free space in its file system, or destroy other objects",
+                  capacity);
         goto entry;
     }
     cq->entry = (uint32_t)entry;
@@ -204,7 +206,7 @@ int sv_destroy_cq(struct ibv_cq *base)
     pthread_mutex_unlock(&sv_lib.mutex);
     if (mine) {
         settle_events(cq);
-        /* its queue pairs are destroyed already; a producer that is late finds no room */
+        /* the queue pairs that complete here are destroyed already; a late producer finds no room */
         sf_lock_cq(&sv_lib.view, cq->shared);
         cq->shared->ring = 0;
         cq->shared->capacity = 0;

@@ -133,7 +133,7 @@ void sv_finish_failing(uint32_t q)
     /* acquire: pairs with the release in sv_fail_qp */
     if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
         return;
-    /* Another thread can reset the queue pair and connect it again only with this lock. */
+    /* Another thread can reset this queue pair and connect it again only with this lock. */
     sf_lock_send(&sv_lib.view, qp);
     bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && sv_to_error(qp);
     if (meant)
@@ -147,7 +147,7 @@ void sv_finish_failing(uint32_t q)
     sv_flush_receives(q);
 }
 
-/* Check a queue pair that waits. Returns when to check it next. */
+/* Check a queue pair that waits. Returns when to check this queue pair next. */
 static uint64_t look_at(uint32_t q, uint64_t now)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];

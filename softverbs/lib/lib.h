@@ -97,7 +97,7 @@ static inline size_t sv_ring_bytes(const struct sv_ring *r)
 struct sv_pd {
     struct ibv_pd base;
     uint32_t entry;
-    _Atomic uint32_t users; /* how many regions, queue pairs, shared receive queues and address handles use it */
+    _Atomic uint32_t users; /* how many regions, queue pairs, shared receive queues and address handles use this domain */
 };
 
 struct sv_mr {
@@ -135,7 +135,7 @@ struct sv_cq {
     _Atomic uint32_t told;     /* 1: an event for completions that were in the queue before it was armed was sent, and not read yet */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
-    bool failed;            /* its one asynchronous event was delivered; under sv_lib.mutex */
+    bool failed;            /* the queue's one asynchronous event was delivered; under sv_lib.mutex */
     _Atomic uint32_t users; /* how many queue pairs use it */
 };
 
@@ -207,9 +207,9 @@ static inline bool sv_tired(struct sv_cq *cq, bool found)
 void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 
 /* ---- pipe.c, alarm.c, async.c --------------------------------------------------------------------------------- */
-/* Takes a pipe into which other processes write events. 0 or an errno. The writing end never blocks, the reading end does. A pipe that is
-   given back is kept open for the next one to take it, so that a descriptor number on the fabric names one of these pipes as long as the
-   process lives. */
+/* Takes a pipe into which other processes write events. Returns 0 or an errno. The writing end never blocks, the reading end does. A pipe
+ * that was given back stays open, and is taken again later. So a descriptor number on the fabric names one of these pipes as long as the
+ * process lives. */
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
 bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end of one of these pipes of this process */

@@ -108,7 +108,7 @@ static enum sv_moved move_denied(pid_t pid, int error)
     if (atomic_exchange(&told, 1))
         return SV_MOVED_DENIED;
     if (error == ENOSYS)
-        remedy = "This kernel has no process_vm_readv (CONFIG_CROSS_MEMORY_ATTACH)";
+        remedy = "This kernel has no process_vm_readv: use one with CONFIG_CROSS_MEMORY_ATTACH";
     else if (yama_scope() == 2)
         remedy = "Yama's ptrace_scope is 2 here: only the administrator may. Set it to 1 (sysctl kernel.yama.ptrace_scope=1), or give "
                  "both programs CAP_SYS_PTRACE";

@@ -133,7 +133,7 @@ CALL(int, stat, const char *path, struct stat *buffer)
     return paths_look(((int (*)(const char *, struct stat *))sv_next(SV_STAT))(path, buffer), path, buffer);
 }
 
-CALL(int, lstat, const char *path, struct stat *buffer) /* there are no links */
+CALL(int, lstat, const char *path, struct stat *buffer) /* the emulated files have no links, so lstat() is like stat() */
 {
     return paths_look(((int (*)(const char *, struct stat *))sv_next(SV_LSTAT))(path, buffer), path, buffer);
 }

@@ -23,8 +23,8 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     if (cq->idle % SELDOM != SELDOM - 1)
         return NULL;
     uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
-    return there - 1 > cq->ring.mask ? NULL
-                                     : e; /* none; or more than the queue holds, which means that another process has overwritten a count */
+    return there - 1 > cq->ring.mask ? NULL : e; /* there is no new completion; or another process has overwritten a count, so that there
+                                                    seem to be more than the queue holds */
 }
 
 /* Frees the slots that a polled completion covers. */

@@ -79,7 +79,7 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
                          "queue pair 0x%06x: a message of %llu bytes; the limit is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
                          s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram without an address handle", s->number);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram needs an address handle: set wr.ud.ah", s->number);
     if (p->frame_bytes) {
         int r = post_overdepth(qp, true, atomic_load_explicit(&qp->frames_send, memory_order_relaxed), length, s->frame_depth_send, lose);
         if (r || *lose)

@@ -27,7 +27,7 @@
     {                          \
     }
 
-/* Drivers write it when they clean up. */
+/* A variable that drivers write when they clean up. softverbs does not read it. */
 SV_PUBLIC extern bool verbs_allow_disassociate_destroy;
 bool verbs_allow_disassociate_destroy;
 

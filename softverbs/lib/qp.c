@@ -59,7 +59,7 @@ static int qp_grant(struct grant *g, bool shared_receive)
     struct ibv_qp_cap *cap = &g->cap;
     int error;
 
-    if (shared_receive) /* it has no receive queue of its own */
+    if (shared_receive) /* such a queue pair has no receive queue of its own */
         cap->max_recv_wr = cap->max_recv_sge = 0;
     if (cap->max_send_sge > p->max_sge)
         return too_many("max_send_sge", cap->max_send_sge, p->max_sge, "max_sge");
@@ -228,7 +228,8 @@ static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp
     if (error) {
         give_rings(qp);
         sf_give_qp(&sv_lib.view, qp->entry);
-        return sv_refuse(error, "ibv_create_qp: no memory for its queues in the fabric's file");
+        return sv_refuse(
+            error, "ibv_create_qp: no room for its queues in the fabric's file; free space in its file system, or destroy other objects");
     }
     return 0;
 }

@@ -177,7 +177,7 @@ SV_PUBLIC int ibv_query_port(struct ibv_context *context, uint8_t port, struct _
     return sv_query_port(context, port, (struct ibv_port_attr *)(void *)attr, offsetof(struct ibv_port_attr, port_cap_flags2));
 }
 
-/* ---- Its tables ------------------------------------------------------------------------------------------------ */
+/* ---- The port's tables ------------------------------------------------------------------------------------------------ */
 static bool query_empty(const struct sv_gid_model *gid)
 {
     static const uint8_t nothing[16];

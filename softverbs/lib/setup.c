@@ -63,8 +63,8 @@ static void setup_in_child(void)
 static void allow_access(void)
 {
     if (prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1) {
-        sv_log(SV_INFO,
-               "this process does not let others trace it (PR_SET_DUMPABLE); this is allowed again, because data cannot move without it");
+        sv_log(SV_INFO, "this process did not let others trace it (PR_SET_DUMPABLE is 0); softverbs allows it again, because data cannot "
+                        "move without it");
         if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
             sv_log(SV_ERROR, "prctl(PR_SET_DUMPABLE) fails: %s: other processes cannot reach the memory of this process", strerror(errno));
     }

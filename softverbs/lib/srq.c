@@ -64,7 +64,8 @@ static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv
     sf_unlock(&sv_lib.view, &q->lock);
     if (!there) {
         sf_give_srq(&sv_lib.view, srq->entry);
-        return sv_refuse(ENOMEM, "ibv_create_srq: no memory for the queue in the fabric's file");
+        return sv_refuse(
+            ENOMEM, "ibv_create_srq: no room for the queue in the fabric's file; free space in its file system, or destroy other objects");
     }
     return 0;
 }
@@ -135,7 +136,8 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
         return sv_refuse(EINVAL, "ibv_modify_srq: max_wr %u: expected 1 to %u (profile %s, max_srq_wr; " SV_DOCUMENTED ")", most,
                          sv_lib.profile->max_srq_wr, sv_lib.profile->name);
     if (!srq_take_ring(&after, most, srq->ring.stride))
-        return sv_refuse(ENOMEM, "ibv_modify_srq: no memory for the queue in the fabric's file");
+        return sv_refuse(
+            ENOMEM, "ibv_modify_srq: no room for the queue in the fabric's file; free space in its file system, or destroy other objects");
 
     pthread_mutex_lock(&srq->post);
     sf_lock_receive(&sv_lib.view, q, NULL);

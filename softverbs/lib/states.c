@@ -382,7 +382,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
         return;
     sv_run(qp->entry); /* flushes */
     sv_flush_receives(qp->entry);
-    if (was != IBV_QPS_ERR && q->srq != 0) /* only once, even if a peer's request also brings it to ERR at this moment */
+    if (was != IBV_QPS_ERR && q->srq != 0) /* only once, even if a peer's request also brings the queue pair to ERR at this moment */
         sv_async_qp(qp->entry, 1 << IBV_EVENT_QP_LAST_WQE_REACHED);
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
@@ -441,7 +441,7 @@ out:
     if (!error && now != next && (next == IBV_QPS_RESET || next == IBV_QPS_ERR))
         sv_quiesce();
     if (atomic_load_explicit(&q->kick, memory_order_seq_cst))
-        sv_run(qp->entry); /* a process wanted to run it and found it locked */
+        sv_run(qp->entry); /* a process wanted to run the queue pair while it was locked */
     if (error)
         return errno = error;
     if (mask & IBV_QP_STATE)

@@ -111,8 +111,8 @@ int sv_sysfs_text(const char *path, char *text, size_t bytes)
     return model ? sysfs_print(model, rest, text, bytes) : -1;
 }
 
-/* The level of the directory `path`, with or without '/' at its end: 0 is the root, 1 that of a device, 2 and more below it; -1: not one of
-   a device of this host. */
+/* The level of the directory `path`, with or without '/' at its end. 0: the root; 1: the directory of a device; 2 and more: below that; -1:
+ * it is no directory of a device of this host. */
 static int sysfs_directory(const char *path)
 {
     static const char root[] = "/sys/class/infiniband";

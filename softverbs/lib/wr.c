@@ -14,8 +14,8 @@
 
 struct built {
     struct ibv_send_wr wr;
-    size_t first; /* index of its first element */
-    size_t byte;  /* index of its inline data; it then has one element, which stands for the data */
+    size_t first; /* index of the request's first element */
+    size_t byte;  /* index of the request's inline data; the request then has one element, which stands for the data */
 };
 
 struct sv_builder {

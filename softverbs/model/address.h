@@ -27,8 +27,9 @@ void sv_gid_text(const uint8_t raw[16], char text[SV_ADDRESS_TEXT]);
 /* The EUI-64 of a MAC: the interface's half of its fe80:: address, and the GUID of a device for which none is given. */
 uint64_t sv_eui64(const uint8_t mac[6]);
 
-/* Fills the device's table by the profile's rules: the GID from the MAC, the IPv4-mapped ones, the other fe80:: address, other IPv6 ones;
-   on InfiniBand only the one from the GUID. `mac` and `guid` are set. False: more than SV_GIDS. */
+/* Fills the device's GID table by the profile's rules. The entries may be: the GID made from the MAC, IPv4-mapped GIDs, a second fe80::
+ * address, and other IPv6 addresses. On InfiniBand only the GID made from the GUID. `mac` and `guid` are set. False: the device would have
+ * more than SV_GIDS entries. */
 bool sv_gids_derive(struct sv_device_model *, const struct sv_addresses *, const struct sv_profile *);
 
 /* Makes a device's name by the profile's pattern; false: it is too long. */

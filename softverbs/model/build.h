@@ -7,7 +7,7 @@
 
 #include "address.h"
 
-/* Makes switch N and the other built-in topologies; -ENOENT, and no sentence in `why`, if word[0] is none of them. */
+/* Makes switch N and the other built-in topologies; -ENOENT, and no text in `why`, if word[0] is none of them. */
 int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *, struct sv_topology *, struct sv_why *);
 
 /* Checks the whole topology: names, addresses and GUIDs are unique, cables have two ends. Zeroes what is not used. */

@@ -57,7 +57,7 @@ static int check_claims(const struct sv_topology *t, enum claimed kind, const ch
     struct claim *claims = calloc((size_t)SV_DEVICES * SV_GIDS, sizeof *claims);
     int rc = 0;
     if (!claims)
-        return sv_fail(why, ENOMEM, "%s: no memory to check it", origin);
+        return sv_fail(why, ENOMEM, "%s: no memory to check it; end other programs", origin);
     size_t n = check_collect(t, kind, claims);
     qsort(claims, n, sizeof *claims, by_what);
     for (size_t i = 1; i < n && !rc; i++) {
@@ -71,7 +71,7 @@ static int check_claims(const struct sv_topology *t, enum claimed kind, const ch
         else
             sv_guid_text(t->devices[claims[i].device].guid, text);
         uint32_t a = claims[i - 1].device, b = claims[i].device;
-        rc = sv_fail(why, EEXIST, "%s: %s %s is given to %s and to %s; each has its own", origin,
+        rc = sv_fail(why, EEXIST, "%s: %s %s is given to %s and to %s; each device needs its own", origin,
                      kind == GIDS   ? "GID"
                      : kind == MACS ? "mac"
                                     : "guid",
@@ -87,15 +87,18 @@ static int check_names(const struct sv_topology *t, const char *origin, struct s
         const struct sv_host_model *host = &t->hosts[h];
         for (uint32_t other = 0; other < h; other++)
             if (strcmp(host->name, t->hosts[other].name) == 0)
-                return sv_fail(why, EEXIST, "%s: host \"%s\" is there twice (hosts %u and %u, from 0)", origin, host->name, other, h);
+                return sv_fail(why, EEXIST, "%s: hosts %u and %u (from 0) are both named \"%s\"; give each host its own name", origin,
+                               other, h, host->name);
         for (uint32_t i = host->first_device; i < (uint32_t)host->first_device + host->device_count; i++)
             for (uint32_t other = host->first_device; other < i; other++) {
                 const struct sv_device_model *a = &t->devices[other], *b = &t->devices[i];
                 if (strcmp(a->interface, b->interface) == 0)
-                    return sv_fail(why, EEXIST, "%s: host \"%s\" has interface \"%s\" twice", origin, host->name, a->interface);
+                    return sv_fail(why, EEXIST, "%s: host \"%s\" has interface \"%s\" twice; give each interface of a host its own name",
+                                   origin, host->name, a->interface);
                 if (strcmp(a->name, b->name) == 0)
-                    return sv_fail(why, EEXIST, "%s: host \"%s\" has two devices named \"%s\", of %s and of %s", origin, host->name,
-                                   a->name, a->interface, b->interface);
+                    return sv_fail(why, EEXIST,
+                                   "%s: host \"%s\" has two devices named \"%s\", of %s and of %s; give each device its own name", origin,
+                                   host->name, a->name, a->interface, b->interface);
             }
     }
     return 0;

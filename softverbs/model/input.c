@@ -35,7 +35,7 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
     for (;;) {
         char *more = realloc(all, room);
         if (!more) {
-            rc = sv_fail(why, ENOMEM, "%s: no memory to read the file", path);
+            rc = sv_fail(why, ENOMEM, "%s: no memory to read the file; end other programs", path);
             goto out;
         }
         all = more;

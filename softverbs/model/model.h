@@ -52,20 +52,20 @@ enum {
 /* What happens to a request beyond the depth of its queue (counted in frames if frame_bytes is set). */
 enum sv_overdepth {
     SV_OVERDEPTH_REFUSE, /* the request is refused: errno overdepth_errno */
-    SV_OVERDEPTH_LOSE,   /* it is accepted, and never completes */
+    SV_OVERDEPTH_LOSE,   /* the request is accepted, and never completes */
 };
 
 /* What happens on registering a region of 2^32 bytes or more. */
 enum sv_huge_region {
     SV_HUGE_WORKS,
-    SV_HUGE_WRAPS,  /* it succeeds; data for an offset beyond 2^32 goes to the offset modulo 2^32 */
-    SV_HUGE_REFUSE, /* it fails with huge_region_errno */
+    SV_HUGE_WRAPS,  /* the registration succeeds; data for an offset beyond 2^32 goes to the offset modulo 2^32 */
+    SV_HUGE_REFUSE, /* the registration fails with huge_region_errno */
 };
 
 /* What ibv_post_recv() does after the cable of a connected queue pair was unplugged. */
 enum sv_unplugged {
-    SV_UNPLUGGED_STALLS,  /* it succeeds, but nothing arrives */
-    SV_UNPLUGGED_CRASHES, /* it accesses unmapped memory: SIGSEGV */
+    SV_UNPLUGGED_STALLS,  /* the call succeeds, but nothing arrives */
+    SV_UNPLUGGED_CRASHES, /* the call accesses unmapped memory: SIGSEGV */
 };
 
 /* The kinds of memory that can be registered. lib/memory.c finds the kind of a range. Each value is 0, or the errno of a refusal. */
@@ -189,8 +189,8 @@ struct sv_model {
     struct sv_topology topology;
 };
 
-/* Functions return 0 or a negative errno, with a sentence in `why` (what, where in the file, why, what would be right). No function keeps
-   or frees its arguments. */
+/* Functions return 0 or a negative errno, with an error text in `why` (what, where in the file, why, what would be right). No function
+ * keeps or frees its arguments. */
 struct sv_why {
     char text[512];
 };

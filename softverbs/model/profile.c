@@ -197,22 +197,22 @@ static int check_whole(const struct sv_profile *p, const char *origin, struct sv
         bool set;
         int32_t error;
     } errnos[] = {
-        {"limits.qp_errno", "limits.real_qp has an end", true, p->qp_errno},
-        {"limits.pd_errno", "limits.real_pd has an end", true, p->pd_errno},
-        {"limits.mr_errno", "limits.real_mr has an end", true, p->mr_errno},
-        {"limits.mr_size_errno", "limits.real_mr_size has an end", true, p->mr_size_errno},
-        {"limits.cq_errno", "limits.max_cq has an end", true, p->cq_errno},
-        {"limits.cqe_errno", "limits.max_cqe has an end", true, p->cqe_errno},
-        {"limits.message_errno", "limits.max_message has an end", true, p->message_errno},
-        {"can.transport_errno", "can.transports lacks one", p->transports != (SV_RC | SV_UC | SV_UD), p->transport_errno},
-        {"can.operation_errno", "can.operations lacks one", p->operations != (SV_OP_FADD << 1) - 1, p->operation_errno},
+        {"limits.qp_errno", "calls beyond limits.real_qp are refused", true, p->qp_errno},
+        {"limits.pd_errno", "calls beyond limits.real_pd are refused", true, p->pd_errno},
+        {"limits.mr_errno", "calls beyond limits.real_mr are refused", true, p->mr_errno},
+        {"limits.mr_size_errno", "calls beyond limits.real_mr_size are refused", true, p->mr_size_errno},
+        {"limits.cq_errno", "calls beyond limits.max_cq are refused", true, p->cq_errno},
+        {"limits.cqe_errno", "calls beyond limits.max_cqe are refused", true, p->cqe_errno},
+        {"limits.message_errno", "messages beyond limits.max_message are refused", true, p->message_errno},
+        {"can.transport_errno", "can.transports does not list all of them", p->transports != (SV_RC | SV_UC | SV_UD), p->transport_errno},
+        {"can.operation_errno", "can.operations does not list all of them", p->operations != (SV_OP_FADD << 1) - 1, p->operation_errno},
         {"depth.overdepth_errno", "depth.overdepth is refuse", p->overdepth == SV_OVERDEPTH_REFUSE, p->overdepth_errno},
         {"data.receive_errno", "data.receive_needs_rts is true", p->receive_needs_rts, p->receive_errno},
         {"memory.huge_region_errno", "memory.huge_region is refuse", p->huge_region == SV_HUGE_REFUSE, p->huge_region_errno},
         {"memory.access_errno", "memory.full_access is true", p->full_access, p->access_errno},
         {"life.dereg_errno", "life.error_blocks_dereg is true", p->error_blocks_dereg, p->dereg_errno},
         {"life.down_pd_errno", "life.down_port_refuses_pd is true", p->down_port_refuses_pd, p->down_pd_errno},
-        {"gids.bad_gid_errno", "there is always such a GID", true, p->bad_gid_errno},
+        {"gids.bad_gid_errno", "a program can always use such a GID", true, p->bad_gid_errno},
         {"gids.unreachable_gid_errno", "gids.first_gid_unreachable is true", p->first_gid_unreachable, p->unreachable_gid_errno},
     };
     for (size_t i = 0; i < sizeof errnos / sizeof errnos[0]; i++)

@@ -206,7 +206,7 @@ static int read_host(struct reader *r, const json_t *value, size_t number)
         json_t *interface = json_string("en2");
         int rc = read_name(r, value, where, "", h->name, sizeof h->name);
         if (!rc)
-            rc = interface ? read_device(r, interface, 0, host) : sv_fail(r->why, ENOMEM, "%s: no memory", r->origin);
+            rc = interface ? read_device(r, interface, 0, host) : sv_fail(r->why, ENOMEM, "%s: no memory; end other programs", r->origin);
         json_decref(interface);
         return rc;
     }

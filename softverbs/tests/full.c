@@ -108,7 +108,7 @@ int main(void)
     all("cq", one_cq, MOST, NULL);
     all("context", one_context, 300, NULL); /* each context needs descriptors */
     if (pairs >= 2 && carry()) {
-        printf("nothing is carried\n");
+        printf("no message was sent\n");
         return 1;
     }
     return 0;

@@ -324,7 +324,7 @@ static void test_file_refused(void **state)
         {"{\"hosts\": [5]}", {"hosts[0] is 5"}},
         {"{\"hosts\": [\"a b\"]}", {"hosts[0] is \"a b\"", "letters"}},
         {"{\"hosts\": [\"../a\"]}", {"hosts[0] is \"../a\""}},
-        {"{\"hosts\": [\"a\", \"a\"]}", {"host \"a\" is there twice", "0 and 1"}},
+        {"{\"hosts\": [\"a\", \"a\"]}", {"both named \"a\"", "0 and 1"}},
         {"{\"host\": [\"a\"]}", {"key \"host\"", "name, hosts, cables, switch"}},
         {"{\"name\": \"\\\"\", \"hosts\": [\"a\"]}", {"name is"}},
         {"{\"name\": \" a\", \"hosts\": [\"a\"]}", {"name is"}},

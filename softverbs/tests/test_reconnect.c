@@ -151,7 +151,7 @@ static void *one_side(void *argument)
         default: assert_int_equal(ibv_destroy_qp(s->qp), 0); s->qp = NULL;
         }
         while (ibv_poll_cq(s->cq, 1, &(struct ibv_wc){0}) > 0)
-            s->received++; /* the rest of this round: no more messages will arrive */
+            s->received++; /* counts the remaining completions of this round; no more messages will arrive */
     }
     if (s->qp)
         assert_int_equal(ibv_destroy_qp(s->qp), 0);

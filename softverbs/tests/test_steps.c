@@ -155,7 +155,7 @@ static struct part {
     char was[sizeof(struct sf_qp) > sizeof(struct sf_cq) ? sizeof(struct sf_qp) : sizeof(struct sf_cq)];
 } parts[16];
 static int part_count;
-static uint32_t steps_left; /* changes of shared memory that are left until it kills itself */
+static uint32_t steps_left; /* changes of shared memory that are left until this process kills itself */
 
 static void watch(const void *at, size_t bytes)
 {

@@ -24,8 +24,8 @@
 #define BASE_COLD         __attribute__((cold, noinline))
 #define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #if defined(__ELF__)
-/* Access is one load instead of a call. Use it for a few words only: a library that is loaded with dlopen() gets little static TLS space.
- */
+/* A variable of this kind is read by one load, without a call. Use it for a few words only: a library that is loaded with dlopen() gets
+ * little static TLS space. */
 #define BASE_THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
 #else
 #define BASE_THREAD_LOCAL _Thread_local
@@ -41,6 +41,10 @@ static inline uint64_t base_round_up(uint64_t n, uint64_t to)
  * code. Callers return the code unchanged. base_context() adds words in front of the stored text. */
 int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
+/* The remedy, at the end of an error text: there is no memory; no thread or process can be started; no descriptor can be made. */
+#define BASE_MEMORY_HINT "; end other programs, or raise the limit on memory (ulimit -v)"
+#define BASE_THREAD_HINT "; this user may have too many processes and threads (ulimit -u)"
+#define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
 #if defined(__clang_analyzer__)
 /* An analyzer sees only one file at a time: tell it that these functions return the given code, which is negative. */
 #define BASE_FAILURE(f, code, ...)   \
@@ -93,11 +97,13 @@ static inline int64_t base_deadline(int64_t timeout_ns)
     return base_after(base_now_ns(), timeout_ns);
 }
 
-/* Fetches a cache line that will be written, while the caller does something else. `p` need not be a valid address. */
+/* Starts to fetch a cache line that the caller will write soon, and does not wait for it. `p` need not be a valid address. */
 static inline void base_fetch_to_write(const void *p)
 {
 #if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p)); /* the builtin leaves the line shared, without -mprfchw */
+    __asm__ volatile("prefetchw %0"
+                     :
+                     : "m"(*(const char *)p)); /* without -mprfchw, __builtin_prefetch() does not fetch the line for writing */
 #else
     __builtin_prefetch(p, 1);
 #endif
@@ -140,9 +146,10 @@ void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
 void base_futex_wake(_Atomic uint32_t *word, int count);
 /* Create anonymous shared memory of a fixed size that nobody can shrink. Returns a close-on-exec file descriptor. */
 int base_memory_fd(const char *name, uint64_t bytes, bool huge);
-/* Make a dmabuf of the first `bytes` of such memory. Returns a close-on-exec descriptor; -ENODEV: not Linux with CONFIG_UDMABUF. */
+/* Make a dmabuf of the first `bytes` of memory from base_memory_fd(). Returns a close-on-exec descriptor; -ENODEV: not Linux with
+ * CONFIG_UDMABUF. */
 int base_memory_dmabuf(int fd, uint64_t bytes);
-/* Check that a descriptor from a peer is such memory, of at least `bytes`. */
+/* Check that a descriptor from a peer is memory that a peer's base_memory_fd() has made, of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
@@ -172,8 +179,8 @@ int base_socketpair(int fd[2]);
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
 /* A place: a non-blocking listening socket with a random abstract name, which contains `kind`. Processes of the same user and host connect
- * to it to send descriptors. The functions do not wait: -EAGAIN. -EPERM: the other process belongs to another user. -ENOTSUP: the system
- * has no abstract names. None of them calls base_fail(). */
+ * to it to send descriptors. The functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user. -ENOTSUP:
+ * the system has no abstract names. None of them calls base_fail(). */
 #define BASE_PLACE_NAME 64u
 int base_place_open(const char *kind, char name[BASE_PLACE_NAME]);
 int base_place_take(int place);      /* accept a connection: returns a socket to receive from */
@@ -182,7 +189,7 @@ int base_place_go(const char *name); /* connect to a place: returns a socket to 
 int base_peer_identity(int fd, unsigned *uid, int *pid);
 /* Number of bytes written to a TCP socket that the peer has not acknowledged; a negative errno if that is not known. */
 int base_unacknowledged(int fd);
-/* Identifies this host, its boot, and the IPC and network namespaces. Two processes have the same only if they can share memory. */
+/* Identifies this host, its boot, and the IPC and network namespaces. Two processes have the same id only if they can share memory. */
 void base_host_id(uint8_t id[16]);
 
 /* Parse a whole number from `least` to `most`, as in "12" or "-1". -EINVAL without base_fail(): the caller knows what the number is for. */
@@ -202,9 +209,10 @@ bool base_strings_fit(const char *at, size_t bytes, uint64_t count);
 const char *base_strings_take(const char *at, const char **list, uint32_t count); /* sets list[0..count-1]; returns the end */
 
 /* --- grow.c: structs of the public interface to which later versions add fields --- */
-/* Copy a caller's struct to `out`, and fill the fields that it lacks with zeros. Its first field is its size in the version with which the
- * caller was built. `least`: its size in the first version; `full`: in this one. -EINVAL: the size is below `least` or implausibly large.
- * -E2BIG: a field that this version does not know is not zero. `name`: of the struct, for the error. */
+/* Copy a caller's struct `in` to `out`. The first field of `in` is the size of the struct in the caller's version of the header; fields
+ * that the caller's version lacks become 0. `least`: the size of the struct in the first version; `full`: in this version. -EINVAL: the
+ * size is below `least` or implausibly large. -E2BIG: a field that this version does not know is not zero. `name`: the struct's name, for
+ * the error text. */
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name);
 /* Copy a struct to a caller: as much as fits into its `bytes`, with zeros in the fields that this version lacks. */
 void base_give_struct(void *out, size_t bytes, const void *full, size_t full_bytes);

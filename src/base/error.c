@@ -29,7 +29,7 @@ int(base_context)(int code, const char *format, ...)
     va_start(args, format);
     vsnprintf(front, sizeof front, format, args);
     va_end(args);
-    /* If the text is too long, cut its end: the beginning says most. */
+    /* If the text is too long, cut its end: the beginning is the most useful part. */
     size_t n = strnlen(front, sizeof front - 3);
     memcpy(whole, front, n);
     memcpy(whole + n, ": ", 2);

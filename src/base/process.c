@@ -99,16 +99,16 @@ void base_dispositions_restore(const struct base_dispositions *d)
 
 /* --- start --- */
 
-/* What failed in the child. A child of vfork() writes it into this process's memory, another one into a pipe. */
+/* What failed in the child. A child of vfork() writes this into the parent's memory, any other child into a pipe. */
 struct report {
     int32_t step, error;
 };
 struct prepared {
     const struct base_process *s;
-    int fds[3];                     /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
-    int opened[4];                  /* descriptors that were opened for this, and are closed here afterwards; -1: none */
-    int pipe[2];                    /* for the report; exec closes it. -1: not needed, the child writes to `shared` */
-    volatile struct report *shared; /* volatile: the compiler does not know that a function that never returns here changes it */
+    int fds[3];    /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
+    int opened[4]; /* descriptors that were opened for the child's descriptors 0 to 2, and are closed here afterwards; -1: none */
+    int pipe[2];   /* for the report; exec closes it. -1: not needed, the child writes to `shared` */
+    volatile struct report *shared; /* volatile: the child of vfork() writes it, which the compiler does not know */
     const sigset_t *mask;
 };
 
@@ -148,7 +148,8 @@ static int process_prepare(struct prepared *p, const struct base_process *s, vol
             return -errno;
         p->fds[i] = fd;
     }
-    /* An orphan's memory is that of the intermediate process. */
+    /* A vfork() child of the intermediate process would write into the intermediate process's memory, not into this process's, so it needs
+     * the pipe. */
     return STANDS_STILL && !s->orphan ? 0 : process_open_pipe(p);
 }
 
@@ -239,7 +240,7 @@ static pid_t make_orphan(const struct prepared *p)
     return pid;
 }
 
-/* What failed in the child; nothing if it has executed its program. */
+/* Returns what failed in the child; nothing, if the child has executed its program. */
 static struct report process_hear(struct prepared *p)
 {
     if (p->pipe[0] < 0) /* vfork() returned after the child had ended or executed its program */
@@ -277,7 +278,7 @@ static int process_start(const struct base_process *s, pid_t *pid, enum base_pro
         struct report r = process_hear(&p);
         rc = -r.error;
         *step = (enum base_process_step)r.step;
-        if (rc && s->number) /* before the child is reaped: its number cannot belong to another process yet */
+        if (rc && s->number) /* before the child is reaped: until then no other process can get its number */
             atomic_store_explicit(s->number, 0, memory_order_seq_cst);
         if (rc && !s->orphan)
             base_process_reap(child);

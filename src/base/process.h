@@ -51,17 +51,17 @@ struct base_process {
     /* [3] descriptors 0, 1 and 2 of the program: a descriptor of this process, BASE_FD_OURS or BASE_FD_NULL. NULL: inherit all three. The
      * program inherits other descriptors unless they are close-on-exec. */
     const int *fds;
-    enum base_process_group group; /* BASE_GROUP_OWN: it leads a new process group */
-    int end_with;                  /* signal that it gets when the thread that started it ends, on Linux only; 0: none */
+    enum base_process_group group; /* BASE_GROUP_OWN: the new process leads a new process group */
+    int end_with;                  /* signal that the new process gets when the thread that started it ends, on Linux only; 0: none */
     /* Signals in this list get the saved dispositions. Of other signals, those with a handler get their default, and ignored ones stay
      * ignored. NULL: no list. */
     const struct base_dispositions *dispositions;
-    const sigset_t *mask; /* its blocked signals; NULL: those of this thread */
+    const sigset_t *mask; /* blocked signals of the new process; NULL: those of the calling thread */
     const struct base_limit *limits;
     unsigned limit_count;
-    const char *directory; /* its working directory; NULL: this process's. A relative `path` is relative to it */
-    bool terminal;         /* descriptor 0 becomes its controlling terminal; needs BASE_SESSION_OWN, and not `orphan` */
-    bool orphan;           /* it is not a child of this process, so it cannot be waited for, and `pid` is 0; needs BASE_SESSION_OWN */
+    const char *directory; /* working directory of the new process; NULL: this process's. A relative `path` is relative to it */
+    bool terminal;         /* descriptor 0 becomes the controlling terminal of the new process; needs BASE_SESSION_OWN, and not `orphan` */
+    bool orphan; /* the new process is not a child of this process, so it cannot be waited for, and `pid` is 0; needs BASE_SESSION_OWN */
     /* The pid is written here before the program runs (on macOS after), in memory shared with a process that may outlive this one. 0 again
      * if the program does not start. NULL: not needed. */
     _Atomic int32_t *number;
@@ -76,8 +76,8 @@ int base_process_start(const struct base_process *s, pid_t *pid, enum base_proce
  * without other threads: the child has only the calling thread, and locks held by others would never be released. Returns a negative errno
  * without base_fail() on failure. */
 pid_t base_process_fork(void);
-/* Called in a forked process that must outlive its parent: moves it to a session of its own, so that signals to the parent's terminal and
- * process group do not reach it, and opens /dev/null as descriptors 0 to 2. `name` is shown by ps. */
+/* Called in a forked process that must outlive its parent. Moves the process to a session of its own, so that signals to the parent's
+ * terminal and process group do not reach it. Opens /dev/null as descriptors 0 to 2. `name` is shown by ps. */
 void base_process_set_apart(const char *name);
 void base_close_from(int lowest);  /* closes all descriptors from that number on */
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
@@ -88,11 +88,12 @@ void base_name_process(const char *name);
 /* --- watch --- */
 /* A descriptor that becomes readable when the process ends; negative: not supported by the system. */
 int base_watch_process(int pid);
-/* Whether a child has ended. Does not reap it, so no other process or group can get its number yet. `how` may be NULL. */
+/* Whether a child has ended. Does not reap it, so no other process or group can get its number yet. `how` (may be NULL) gets the way in
+ * which it ended. */
 bool base_process_ended(pid_t pid, siginfo_t *how);
 /* Wait for a child's end and reap it. Returns its wait status; 0 if it is not a child of this process. */
 int base_process_reap(pid_t pid);
-/* The same; `usage` (may be NULL) is what the child, and the children that it has waited for, have used. */
+/* As base_process_reap(). `usage` (may be NULL) gets the resources that the child, and the children that it has waited for, have used. */
 int base_process_reap_usage(pid_t pid, struct rusage *usage);
 int base_process_status(int how); /* the exit status of a wait status, as in a shell: 128 + N if signal N ended the process */
 void base_adopt(void);            /* adopt processes whose parent has died, if it was a descendant of this process; Linux only */

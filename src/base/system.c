@@ -63,7 +63,8 @@ static int set_size(int fd, const char *name, uint64_t bytes)
                          "(RLIMIT_FSIZE, %llu bytes); raise it with ulimit -f, or ask for a smaller pool",
                          name, (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
     if (ftruncate(fd, (off_t)bytes))
-        return base_fail(-errno, "%s: cannot get %llu bytes of shared memory: %s", name, (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "%s: cannot get %llu bytes of shared memory: %s; end other programs, or ask for less memory", name,
+                         (unsigned long long)bytes, base_strerror(errno));
     return 0;
 }
 
@@ -118,7 +119,7 @@ int base_socketpair(int fd[2])
     for (int i = 0; rc == 0 && i < 2; i++)
         fcntl(fd[i], F_SETFD, FD_CLOEXEC);
 #endif
-    return rc == 0 ? 0 : base_fail(-errno, "cannot create a pair of sockets: %s", base_strerror(errno));
+    return rc == 0 ? 0 : base_fail(-errno, "cannot create a pair of sockets: %s" BASE_FILES_HINT, base_strerror(errno));
 }
 
 #if defined(__linux__)
@@ -218,7 +219,7 @@ void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS])
         if (i >= BASE_CPU_WORDS * 64u || !(set[i / 64] >> (i % 64) & 1))
             CPU_CLR(i, &cpus);
     if (CPU_COUNT(&cpus) > 0)
-        sched_setaffinity(0, sizeof cpus, &cpus); /* it only makes the thread faster: an error changes nothing */
+        sched_setaffinity(0, sizeof cpus, &cpus); /* running on these processors only makes the thread faster: an error is ignored */
 }
 
 /* Read a number from a file; `otherwise` if there is none. */
@@ -344,7 +345,7 @@ void base_futex_wake(_Atomic uint32_t *word, int count)
 int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 {
     if (huge)
-        return base_fail(-ENOTSUP, "%s: macOS has no huge pages for shared memory", name);
+        return base_fail(-ENOTSUP, "%s: macOS has no huge pages for shared memory; unset WEFT_POOL_HUGE", name);
     /* macOS has no memfd: create a shared-memory object and remove its name at once. */
     char unique[32];
     uint64_t r;
@@ -354,7 +355,7 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
     snprintf(unique, sizeof unique, "/weft-%016llx", (unsigned long long)r);
     int fd = shm_open(unique, O_RDWR | O_CREAT | O_EXCL, 0600);
     if (fd < 0)
-        return base_fail(-errno, "shm_open for %s: %s", name, base_strerror(errno));
+        return base_fail(-errno, "cannot create shared memory for %s (shm_open): %s" BASE_FILES_HINT, name, base_strerror(errno));
     shm_unlink(unique);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     rc = set_size(fd, name, bytes);

@@ -66,8 +66,8 @@ enum cast_flag {
     CAST_FLAGS = 0x7f
 };
 
-/* The settings, which node 0 sends to all nodes: struct cast_head, then zero-terminated strings: DEST; for each node the name of its host
- * in messages, and the rank of that host's node in the standing cluster; the patterns to exclude; the sources. */
+/* The settings, which node 0 sends to all nodes: struct cast_head, then zero-terminated strings. The strings are DEST; for each node the
+ * name of its host in messages, and the rank of that host's node in the standing cluster; the patterns to exclude; the sources. */
 struct cast_head {
     char magic[8];
     uint32_t flags, size, source; /* size: number of nodes; source: rank of the source */
@@ -373,7 +373,7 @@ void cast_disk_close(struct cast_disk *d);
  * written. */
 int cast_disk_compare(struct cast_disk *d);
 void cast_disk_verify(struct cast_disk *d); /* mark all files that are right to be compared again */
-/* Handle a record about a file. `payload`: of CAST_DATA. */
+/* Handle a record about a file. `payload`: the bytes of a CAST_DATA record. */
 void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const uint8_t *payload);
 void cast_disk_settle(struct cast_disk *d); /* at the end of a round: give complete files their names; close the open file */
 /* The descriptor of the folder that an entry lies in; the caller must not close it. -1: it could not be opened, and the reason was

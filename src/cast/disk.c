@@ -52,7 +52,8 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
     f->state = CAST_GIVEN_UP;
     d->c->state.failed++;
     uint32_t parent = d->c->list.entry[index].parent;
-    if (parent == CAST_ROOT || d->file[parent].state != CAST_GIVEN_UP) /* otherwise the message about the folder has told the reason */
+    if (parent == CAST_ROOT ||
+        d->file[parent].state != CAST_GIVEN_UP) /* if the folder was given up, the message about the folder has told the reason */
         cast_say(d->c, true, "%s: cannot %s: %s", path_of(d, index, path, sizeof path), what, base_strerror(error));
 }
 
@@ -527,7 +528,7 @@ int cast_disk_open(struct cast_disk *d, struct cast *c)
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max)
         d->naming_max = files.rlim_cur / 4 < CAST_NAMING ? (uint32_t)(files.rlim_cur / 4) : CAST_NAMING;
     d->piece = malloc(CAST_PIECE);
-    return d->piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer that files are compared in");
+    return d->piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer that files are compared in" BASE_MEMORY_HINT);
 }
 
 void cast_disk_close(struct cast_disk *d)

@@ -148,13 +148,13 @@ static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
     struct cast_follow *f = &s->follow;
     XXH3_state_t *again = XXH3_createState();
     uint8_t *piece = malloc(CAST_PIECE);
-    int rc = again && piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer to read the file a second time");
+    int rc = again && piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer to read the file a second time" BASE_MEMORY_HINT);
     if (!rc)
         XXH3_128bits_reset(again);
     for (uint64_t at = from; at < to && !rc && !cast_send_aborted(s);) {
         uint64_t n = to - at < CAST_PIECE ? to - at : CAST_PIECE;
         if ((rc = cast_read_all(f->fd, piece, n, at))) {
-            base_fail(rc, "cannot read the file a second time: %s", base_strerror(rc));
+            base_fail(rc, "cannot read the file a second time, to compare its checksum: %s", base_strerror(rc));
             break;
         }
         XXH3_128bits_update(again, piece, n);
@@ -268,7 +268,7 @@ static int follow_send(struct cast_source *s, uint32_t file, uint64_t at, uint64
 {
     struct cast_follow *f = &s->follow;
     if (!f->hash && !(f->hash = XXH3_createState()))
-        return base_fail(-ENOMEM, "no memory for the checksum of the followed file");
+        return base_fail(-ENOMEM, "no memory for the checksum of the followed file" BASE_MEMORY_HINT);
     XXH3_128bits_reset(f->hash);
     int rc = follow(s, file, at, have);
     XXH3_freeState(f->hash);

@@ -107,7 +107,7 @@ static int take_config(struct cast *c, weft_gaddr at, uint64_t bytes)
         return base_fail(-EPROTO, "the settings that node 0 has sent are too large or empty: all hosts must have the same version of weft");
     void *data = malloc(bytes + 1);
     if (!data)
-        return base_fail(-ENOMEM, "no memory for the settings of the cast");
+        return base_fail(-ENOMEM, "no memory for the settings of the cast" BASE_MEMORY_HINT);
     int rc = weft_get_blocking(c->w, data, at, bytes);
     if (!rc)
         rc = cast_config_parse(&config, data, bytes);
@@ -131,7 +131,7 @@ static int meet(struct cast *c, const struct cast_config *own)
     uint32_t size = weft_size(c->w);
     uint64_t *all = calloc((size_t)size * JOIN_WORDS, sizeof *all);
     c->rings = calloc(3 * (size_t)size, sizeof *c->rings);
-    int rc = all && c->rings ? take_memory(c, words) : base_fail(-ENOMEM, "no memory for the tables of %u nodes", size);
+    int rc = all && c->rings ? take_memory(c, words) : base_fail(-ENOMEM, "no memory for the tables of %u nodes" BASE_MEMORY_HINT, size);
     if (!rc)
         rc = share_config(c, own, words);
     if (!rc)

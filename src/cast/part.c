@@ -58,7 +58,7 @@ static int open_once(int at, const char *part, bool *new)
         rc = -EAGAIN;
     if (rc && fd >= 0)
         close(fd);
-    /* it is a link, a socket or another user's file: remove it */
+    /* the name belongs to a link, a socket or another user's file: remove that */
     if (rc == -EPERM || rc == -EACCES || rc == -ELOOP || rc == -ENXIO || rc == -EOPNOTSUPP)
         rc = unlinkat(at, part, 0) && errno != ENOENT ? -errno : -EAGAIN;
     return rc ? rc : fd;

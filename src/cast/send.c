@@ -118,8 +118,8 @@ void cast_send_list(struct cast_source *s)
 
 /* --- files --- */
 
-/* What the targets of the chain need of a file. *verified: all bytes before it are right at all of them; *have: all targets that need the
- * file have bytes up to here, which must be compared. False: no target needs the file. */
+/* What the targets of the chain need of a file. *verified: all targets have the right bytes before this offset. *have: all targets that
+ * need the file have bytes before this offset, which must be compared. False: no target needs the file. */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *verified, uint64_t *have)
 {
     bool any = false;

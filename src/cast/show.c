@@ -53,7 +53,7 @@ int cast_show_open(struct cast *c, bool progress)
             free(s->printed);
         }
         free(s);
-        return base_fail(-ENOMEM, "no memory for the states of %u nodes", weft_size(c->w));
+        return base_fail(-ENOMEM, "no memory for the states of %u nodes" BASE_MEMORY_HINT, weft_size(c->w));
     }
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);

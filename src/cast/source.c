@@ -21,7 +21,7 @@ int cast_source_open(struct cast *c)
         s->receiver = calloc(size, sizeof *s->receiver);
     if (!s || !s->receiver) {
         free(s);
-        return base_fail(-ENOMEM, "no memory for the states of %u nodes", size);
+        return base_fail(-ENOMEM, "no memory for the states of %u nodes" BASE_MEMORY_HINT, size);
     }
     s->c = c;
     s->follow.fd = -1;

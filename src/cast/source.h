@@ -13,7 +13,7 @@
 struct receiver {
     bool chosen, listed;
     _Atomic bool failed;
-    _Atomic uint32_t stage; /* last stage that it has reached in this round, as `a` of CAST_READY plus 1; 0: none */
+    _Atomic uint32_t stage; /* last stage that the target has reached in this round, as `a` of CAST_READY plus 1; 0: none */
     _Atomic uint64_t needed;
     uint8_t *cost; /* [size]: the cost to reach each node (order.c); NULL: not known yet. Set once */
     uint8_t *need; /* one bit for each entry of the list: the target needs that file */

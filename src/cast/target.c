@@ -121,7 +121,7 @@ static void take_record(struct target *t, const struct cast_record *r, const uin
     switch (r->type) {
     case CAST_ENTRY:
         if (!t->listed && !t->disk.failed && cast_list_take(&t->c->list, r, payload)) {
-            t->disk.failed = true; /* it would fail again in each round */
+            t->disk.failed = true; /* the list would fail again in each round */
             cast_say(t->c, true, "%s; nothing is written on this host", base_error());
         }
         break;
@@ -241,7 +241,7 @@ static bool begin_round(struct target *t)
     pthread_mutex_unlock(&c->lock);
     t->taken = t->given = 0;
     t->broken = t->ended = false;
-    c->lost = false; /* it was set in an earlier round */
+    c->lost = false; /* clear what an earlier round has set */
     return member;
 }
 

@@ -224,7 +224,7 @@ static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path,
         size_t n = strlen(path) + strlen(below) + 2 * strlen(names[i]) + 8;
         char *inner = rc ? NULL : malloc(n);
         if (!rc && !inner)
-            rc = base_fail(-ENOMEM, "no memory for the list of files");
+            rc = base_fail(-ENOMEM, "no memory for the list of files" BASE_MEMORY_HINT);
         if (!rc) {
             snprintf(inner, n, "%s/%s", path, names[i]);
             char *inner_below = inner + strlen(inner) + 1;
@@ -262,7 +262,7 @@ static int check_names(const struct cast_list *l)
 {
     char **names = calloc(l->count + 1, sizeof *names);
     uint32_t count = 0;
-    int rc = names ? 0 : base_fail(-ENOMEM, "no memory for the list of files");
+    int rc = names ? 0 : base_fail(-ENOMEM, "no memory for the list of files" BASE_MEMORY_HINT);
     for (uint32_t i = 0; i < l->count && !rc; i++)
         if (l->entry[i].parent == CAST_ROOT)
             names[count++] = (char *)(uintptr_t)l->entry[i].name;

@@ -36,7 +36,7 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
         return refuse("the number of their strings is wrong");
     const char **list = out->memory = calloc(lists + 4, sizeof *list);
     if (!list)
-        return base_fail(-ENOMEM, "no memory for the settings of a cast");
+        return base_fail(-ENOMEM, "no memory for the settings of a cast" BASE_MEMORY_HINT);
     out->dest = at;
     out->hosts = list;
     out->numbers = out->hosts + h->size + 1;
@@ -68,7 +68,7 @@ int cast_config_write(const struct cast_config *c, void **data, size_t *bytes)
         return base_fail(-E2BIG, "the names of the sources and the patterns have %zu bytes; the most is %u", n, CAST_CONFIG_MAX);
     char *at = *data = malloc(n);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for the settings of a cast");
+        return base_fail(-ENOMEM, "no memory for the settings of a cast" BASE_MEMORY_HINT);
     memcpy(at, &h, sizeof h);
     at = base_strings_put(at + sizeof h, &c->dest, 1);
     at = base_strings_put(at, c->hosts, h.size);

@@ -19,7 +19,7 @@
 #define FOLLOW_SECONDS 60
 
 #define OPTIONS_HELP                                                                                                                   \
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"                                      \
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"             \
     "      --checksum         compare files by their content, not by size and time\n"                                                  \
     "      --delete           in copied folders, delete on the other hosts what the source does not have\n"                            \
     "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n"      \
@@ -30,7 +30,7 @@
     "      --json             print a summary as JSON\n"                                                                               \
     "      --verbose          print the order in which the hosts pass the files on\n"                                                  \
     "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                          \
-    "  -h, --help             this text\n"                                                                                             \
+    "  -h, --help             print this text\n"                                                                                       \
     "\n"                                                                                                                               \
     "Permissions, times, symbolic and hard links, holes and empty folders are copied; owners are not. A file gets its name when it\n"  \
     "is complete, checked and on the disk. The same command again sends only what is missing. If a host fails, its name is printed,\n" \

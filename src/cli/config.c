@@ -61,7 +61,7 @@ int cli_config(int argc, char **argv)
         }
     }
     if (optind < argc)
-        return cli_usage("config", "unexpected '%s'", argv[optind]);
+        return cli_usage("config", "unexpected argument '%s'", argv[optind]);
     int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config, true);
     if (count < 0)
         return cli_error("config", "%s", base_error());

@@ -99,7 +99,8 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
     h.arguments = list_size(r->arguments, &n);
     h.changes = list_size(r->changes, &n);
     if (n > CONTROL_REQUEST_MAX)
-        return base_fail(-E2BIG, "the arguments and the environment have %zu bytes; the most is %u", n, CONTROL_REQUEST_MAX);
+        return base_fail(-E2BIG, "the arguments and the environment have %zu bytes, but at most %u are possible: pass large data in a file",
+                         n, CONTROL_REQUEST_MAX);
     char *at = *payload = malloc(n);
     if (!at)
         return base_fail(-ENOMEM, "no memory for a request of %zu bytes", n);

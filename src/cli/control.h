@@ -3,7 +3,7 @@
  * The protocol of a standing cluster's control socket: a Unix stream socket between a command (`weft exec`, `weft status`, ...) and the
  * cluster's control node, both of this host and this user. Numbers are in the byte order of the host.
  *
- * All is sent in frames. The first one is the command's request. What follows depends on it:
+ * Both sides send frames. The command's first frame is its request. The frames that follow depend on the request:
  *
  *   exec             node -> command: STARTED a node, OUT, ENDED a node, TAKEN, at last DONE. command -> node: INPUT, SIGNAL, WINDOW
  *   exec, detached   STARTED a node, then DONE with the job's number
@@ -18,10 +18,10 @@
  *   proxy or publish, detached: then DONE
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
- * While an exec that is not detached or a logs goes on, the node also sends TEXT without bytes every few seconds, as a sign of life.
+ * As a sign of life, the node also sends TEXT without bytes every few seconds to a `weft logs`, and to a `weft exec` that is not detached.
  *
- * Instead of DONE comes ERROR for node UINT32_MAX. When the command closes the socket, the processes of its exec are killed, and its proxy
- * or published port ends.
+ * If a request fails, the node sends ERROR for node UINT32_MAX instead of DONE. When the command closes the socket, the node kills the
+ * processes that the request has started, or ends its proxy or published port.
  */
 #ifndef WEFT_CLI_CONTROL_H
 #define WEFT_CLI_CONTROL_H
@@ -37,7 +37,7 @@ enum control_type {
     CONTROL_STARTED,     /* node; number: the process; payload: the name of the node's host */
     CONTROL_OUT,         /* node; number: 1 standard output, 2 standard error; payload: bytes */
     CONTROL_ENDED,       /* node; number: exit status; 128 + N for signal N; 124 if --timeout ended the process */
-    CONTROL_TAKEN,       /* number: how many more bytes of input the command may send. Before the first of these frames it may send none */
+    CONTROL_TAKEN,       /* number: how many more bytes of input the command may send. The command may send none before the first TAKEN */
     CONTROL_TEXT,        /* payload: a part of the answer */
     CONTROL_ERROR,       /* node, or UINT32_MAX; number: an errno; payload: the sentence */
     CONTROL_DONE,        /* number: of the job */
@@ -66,8 +66,8 @@ enum control_what {
     CONTROL_PIN
 };
 #define CONTROL_WITH_INPUT 0x1u /* exec: frames INPUT follow. Not together with CONTROL_DETACHED */
-#define CONTROL_DETACHED   0x2u /* exec: the job runs on without the command; proxy, publish: the same */
-#define CONTROL_FOLLOW     0x4u /* logs: until the job has ended */
+#define CONTROL_DETACHED   0x2u /* exec, proxy, publish: the job, proxy or published port goes on without the command */
+#define CONTROL_FOLLOW     0x4u /* logs: send new output until the job has ended */
 #define CONTROL_TERMINAL   0x8u /* exec: the process, on one node, gets a terminal. Only together with CONTROL_WITH_INPUT */
 
 /* The start of a request. Zero-terminated strings follow: the directory ("": none), `hosts` hosts, `arguments`, `changes` of the
@@ -77,9 +77,9 @@ struct control_head {
     uint32_t what, flags;
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
-    /* proxy, publish: at most one host, the gateway. proxy: two arguments, user and password, or none; publish: where to listen, and where
-     * it leads. With `signal` both: one argument, the address of a detached one that is to end.
-     * cat: a host, the path, the first and the last byte. pin: a host, the path, and perhaps "unpin" */
+    /* The numbers of strings. proxy, publish: at most one host, the gateway. proxy: the arguments are user and password, or none; publish:
+     * where to listen, and the server. If `signal` is set, proxy and publish end a kept one: the argument is its address. cat: one host;
+     * the arguments are the path, the first byte and the last byte. pin: one host; the arguments are the path and, to unpin, "unpin" */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };
@@ -98,7 +98,7 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
 /* Whether a frame is valid in this direction: from a node, or from a command after its request (`from_node` is false). */
 bool control_frame_fits(const struct control_frame *f, bool from_node);
 
-/* A control node that takes and tells nothing for so long hangs. */
+/* If a control node reads nothing and sends nothing for this long, commands assume that it hangs. */
 #define CONTROL_SILENT_NS (20 * WEFT_SECOND)
 #define CONTROL_ALIVE_NS  (4 * WEFT_SECOND) /* time between two signs of life */
 #define CONTROL_SILENT                                                                                                           \

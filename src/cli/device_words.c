@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * See device_words.h.
+ * Describes RDMA devices as text and as JSON: see device_words.h.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -97,7 +97,7 @@ int cli_doctor(int argc, char **argv)
         }
     }
     if (optind < argc)
-        return cli_usage("doctor", "unexpected '%s'", argv[optind]);
+        return cli_usage("doctor", "unexpected argument '%s'", argv[optind]);
     int rc = facts_dir ? doctor_load(&facts, facts_dir) : doctor_collect(&facts);
     if (rc == 0 && save_dir)
         rc = doctor_save(&facts, save_dir);

@@ -57,6 +57,6 @@ struct doctor_gpu {
 #define DOCTOR_GPUS_MOST 64u
 /* Describes the usable GPUs, without `host`; returns their number. */
 unsigned doctor_gpus(const struct doctor_facts *f, struct doctor_gpu out[DOCTOR_GPUS_MOST]);
-json_t *cli_gpus_json(void); /* gpu_list.c: the fact about this host */
+json_t *cli_gpus_json(void); /* gpu_list.c: collects the fact DOCTOR_GPUS from this host */
 
 #endif

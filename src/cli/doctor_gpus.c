@@ -33,7 +33,7 @@ static void judge(const struct doctor_facts *f, const json_t *gpu, const json_t 
     out->warn = device != NULL;
     if (!device) {
         SAY(out->why, "no RDMA device of this host reads and writes other nodes' memory (transport rc)");
-        SAY(out->remedy, "That takes an InfiniBand or RoCE device on each host");
+        SAY(out->remedy, "Use an InfiniBand or RoCE device on each host");
     } else if (set_to_no(f)) {
         SAY(out->why, "WEFT_GPU_RDMA is no");
         SAY(out->remedy, "Unset WEFT_GPU_RDMA");

@@ -27,7 +27,7 @@ static const char help[] =
     "all hosts. If this command ends first, for any reason, COMMAND is killed on all hosts.\n"
     "\n"
     "      --on HOST,...      the hosts, as `weft status` names them, or numbers of nodes; the default is all nodes\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
     "      --env NAME=VALUE   set a variable for COMMAND; NAME alone removes it. Can be given several times\n"
     "      --cwd DIR          run COMMAND in this directory; the default is the home directory\n"
     "      --stdin FILE       COMMAND's standard input, the same on each host; - is this command's own. The default is empty input\n"
@@ -36,7 +36,7 @@ static const char help[] =
     "  -t, --tag              put \"[HOST] \" before each line\n"
     "      --json             print one JSON object a line for each event: started, output, ended\n"
     "  -d, --detach           print the job's number and return, while COMMAND runs on: see `weft ps`, `weft logs`, `weft kill`\n"
-    "  -h, --help             this text\n"
+    "  -h, --help             print this text\n"
     "\n"
     "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to COMMAND on all hosts; a second signal (Ctrl-C twice) kills COMMAND.\n"
     "With --tty all keys go to COMMAND, and a signal to this command kills COMMAND.\n"
@@ -57,7 +57,7 @@ struct exec_options {
     struct control_request r;
 };
 struct exec_run {
-    int fd, input; /* input: -1: there is none, or its end was sent */
+    int fd, input; /* fd: connection to the control node; input: standard input; -1: none, or its end was sent */
     struct exec_print print;
     /* bytes of input that the control node has not taken; begins at the limit, so nothing is sent before the control node is ready */
     size_t outstanding;
@@ -263,7 +263,7 @@ static void exec_fail(struct exec_run *x, const char *text)
     x->done = true;
 }
 
-/* Send a frame. When it fails since the control node has ended, reading tells so. */
+/* Send a frame. Errors are ignored: if the control node has ended, the next read reports that. */
 static void exec_send(struct exec_run *x, enum control_type type, uint32_t number, const void *payload, size_t bytes)
 {
     if (!x->done && control_send(x->fd, type, UINT32_MAX, number, payload, bytes) == -ETIMEDOUT)

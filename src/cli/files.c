@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft cat, weft files, weft pin: files of the nodes of a standing cluster, and their caches.
+ * The commands weft cat, weft files and weft pin: print files of the nodes of a standing cluster, and list and fill the nodes' caches of
+ * files.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -10,14 +11,15 @@
 #include "cli/command.h"
 #include "cli/standing.h"
 
-#define PART_NS (60 * WEFT_SECOND) /* the control node waits for the disk for 30 s */
+#define PART_NS (60 * WEFT_SECOND) /* time for the next part; longer than the 30 s that the control node waits for a disk */
 
 /* Splits HOST:PATH. Returns 0, or the exit status after an error was printed. */
 static int split_file(const char *sub, char *word, const char **host, const char **path)
 {
     char *colon = strchr(word, ':');
     if (!colon || colon == word || !colon[1])
-        return cli_usage(sub, "'%s': expected HOST:PATH, with a host or the number of a node, as `weft status` shows them", word);
+        return cli_usage(
+            sub, "'%s' is not valid: write HOST:PATH, where HOST is a host's name or a node's number, as `weft status` shows them", word);
     *colon = '\0';
     *host = word;
     *path = colon + 1;
@@ -29,17 +31,17 @@ static int split_file(const char *sub, char *word, const char **host, const char
 static const char cat_help[] =
     "Usage: weft cat [--range FIRST-LAST] [--cluster NAME] HOST:PATH\n"
     "\n"
-    "Prints a file of a node of a standing cluster. The node reads it from its disk into its cache, once for all who ask; a\n"
-    "file that changes meanwhile is an error. HOST is a host or the number of a node, as `weft status` shows them. A relative\n"
-    "PATH begins at the home directory, or at the folder of `weft up --root`.\n"
+    "Prints a file of a host of a standing cluster. The node on that host reads the file from its disk into a cache, once for\n"
+    "all readers. If the file changes while it is printed, the command fails. HOST is a host's name or a node's number, as\n"
+    "`weft status` shows them. A relative PATH starts at the home directory there, or at the folder of `weft up --root`.\n"
     "\n"
-    "      --range FIRST-LAST only these bytes, counted from 0; without LAST up to the end\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "  -h, --help             this text\n"
+    "      --range FIRST-LAST print only these bytes, counted from 0; without LAST, all bytes from FIRST on\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if the file cannot be read; 2 if the command line is wrong.\n";
 
-/* False: the range is not valid. */
+/* Splits FIRST-LAST. False: the range is not valid. */
 static bool take_range(char *text, const char **first, const char **last)
 {
     static char end[] = "9223372036854775807";
@@ -71,19 +73,20 @@ static int print_file(int fd)
 {
     struct control_frame f;
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
-    int status = payload ? 0 : cli_error("cat", "no memory for the answer");
+    int status = payload ? 0 : cli_error("cat", "no memory for the cluster's answer");
     while (!status) {
         int rc = standing_answer(fd, &f, payload, base_deadline(PART_NS));
         if (rc == -ETIMEDOUT)
-            status = cli_error("cat", "the control node of this host has sent nothing for a minute: it hangs, or its process is stopped");
+            status =
+                cli_error("cat", "the node of the cluster on this host has not answered for a minute: its process hangs or is stopped");
         else if (rc)
-            status = cli_error("cat", "the control node of the cluster has ended, or its answer is invalid: %s", base_strerror(rc));
+            status = cli_error("cat", "the node of the cluster on this host has ended, or its answer is invalid: %s", base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error("cat", "%s", payload);
         else if (f.type == CONTROL_DONE)
             break;
         else if (f.type == CONTROL_OUT && !write_all(payload, f.bytes))
-            status = cli_error("cat", "standard output: %s", base_strerror(errno));
+            status = cli_error("cat", "cannot write to standard output: %s", base_strerror(errno));
     }
     free(payload);
     return status;
@@ -102,14 +105,14 @@ int cli_cat(int argc, char **argv)
         case 'C': cluster = optarg; break;
         case 'R':
             if (!take_range(optarg, &words[1], &words[2]))
-                return cli_usage("cat", "--range: expected FIRST-LAST or FIRST-, in bytes from 0, as in 0-1023");
+                return cli_usage("cat", "--range is not valid: write FIRST-LAST or FIRST-, counted in bytes from 0, as in 0-1023");
             break;
         case 'h': fputs(cat_help, stdout); return cli_flush("cat");
         default: return CLI_USAGE;
         }
     }
     if (argc - optind != 1)
-        return cli_usage("cat", "expected one file, HOST:PATH");
+        return cli_usage("cat", "give one file, as HOST:PATH");
     if ((status = split_file("cat", argv[optind], &hosts[0], &words[0])))
         return status;
     int fd = standing_ask("cat", cluster, &r);
@@ -125,12 +128,13 @@ int cli_cat(int argc, char **argv)
 static const char files_help[] =
     "Usage: weft files [--cluster NAME] [--json]\n"
     "\n"
-    "Shows the files that the nodes of a standing cluster have read for others: how much of each is cached, how often a piece\n"
-    "(1 MiB) was found in the cache, how often it was read from the disk, how many have it open, and whether it is pinned.\n"
+    "Lists the files that the nodes of a standing cluster have read for others: how much of each is cached, how often a piece\n"
+    "(1 MiB) was found in the cache, how often a piece was read from the disk, how many readers have the file open, and\n"
+    "whether it is pinned.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "      --json             for programs\n"
-    "  -h, --help             this text\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "      --json             print JSON\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if the cluster is not up; 2 if the command line is wrong.\n";
 
@@ -179,7 +183,7 @@ static int print_files(const json_t *nodes)
     if (t)
         cli_table_print(t, stdout);
     cli_table_free(t);
-    return t ? cli_flush("files") : cli_error("files", "no memory for the table");
+    return t ? cli_flush("files") : cli_error("files", "no memory to print the table");
 }
 
 int cli_files(int argc, char **argv)
@@ -200,7 +204,7 @@ int cli_files(int argc, char **argv)
         }
     }
     if (optind < argc)
-        return cli_usage("files", "unexpected '%s'", argv[optind]);
+        return cli_usage("files", "unexpected argument '%s'", argv[optind]);
     int status = standing_text("files", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *nodes = json_object_get(o, "nodes");
     if (!status && !json_is_array(nodes))
@@ -217,12 +221,13 @@ int cli_files(int argc, char **argv)
 static const char pin_help[] =
     "Usage: weft pin [--unpin] [--cluster NAME] HOST:PATH\n"
     "\n"
-    "Reads a file of a node of a standing cluster into the node's cache, where it stays until it is unpinned or changes.\n"
-    "At most half of the cache can be pinned. HOST and PATH are as in `weft cat`; to unpin, give PATH as it was pinned.\n"
+    "Reads a file of a host of a standing cluster into the cache of its node, and keeps it there until the file is unpinned\n"
+    "or changes. At most half of the cache can be pinned. HOST and PATH are as in `weft cat`; to unpin a file, give the same\n"
+    "PATH with which it was pinned.\n"
     "\n"
-    "      --unpin            let it go\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "  -h, --help             this text\n"
+    "      --unpin            unpin the file\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if the file cannot be pinned, or is not pinned; 2 if the command line is wrong.\n";
 
@@ -244,7 +249,7 @@ int cli_pin(int argc, char **argv)
         }
     }
     if (argc - optind != 1)
-        return cli_usage("pin", "expected one file, HOST:PATH");
+        return cli_usage("pin", "give one file, as HOST:PATH");
     if ((status = split_file("pin", argv[optind], &hosts[0], &words[0])))
         return status;
     status = standing_text("pin", cluster, &r, &text);

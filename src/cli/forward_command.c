@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the commands `weft proxy` and `weft publish` share: see forward.h.
+ * The common part of the commands `weft proxy` and `weft publish`: see forward.h.
  */
 #include "cli/forward.h"
 
@@ -22,7 +22,7 @@ int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *p
     host[0] = '\0';
     if (n > FORWARD_WORD_MAX || (colon && !n) || (!brackets && memchr(text, ':', n)) ||
         base_parse_number(colon ? colon + 1 : text, 0, 65535, &number))
-        return base_fail(-EINVAL, "'%.300s': expected PORT or ADDRESS:PORT, as in 8080, 10.0.0.1:8080, [::1]:8080", text);
+        return base_fail(-EINVAL, "'%.300s' is not valid: write PORT or ADDRESS:PORT, as in 8080, 10.0.0.1:8080, [::1]:8080", text);
     snprintf(host, FORWARD_WORD_MAX + 1, "%.*s", (int)(n - 2 * brackets), text + brackets);
     *port = (uint32_t)number;
     return 0;
@@ -42,7 +42,7 @@ int forward_ask(const char *sub, const char *cluster, struct control_request *r,
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
     int fd = payload ? standing_ask(sub, cluster, r) : -1, rc;
     if (!payload)
-        cli_error(sub, "no memory for the answer");
+        cli_error(sub, "no memory for the cluster's answer");
     if (fd < 0) {
         free(payload);
         return -1;
@@ -58,7 +58,7 @@ int forward_ask(const char *sub, const char *cluster, struct control_request *r,
         snprintf(host, 64, "%s", space ? space + 1 : payload);
         *node = f.node;
         if (count && (rc = base_send_fds(fd, "", 1, passed, count)))
-            cli_error(sub, "passing the listening socket to the cluster: %s", base_strerror(rc));
+            cli_error(sub, "cannot pass the listening socket to the cluster: %s", base_strerror(rc));
     }
     free(payload);
     if (!rc)
@@ -67,7 +67,7 @@ int forward_ask(const char *sub, const char *cluster, struct control_request *r,
     return -1;
 }
 
-/* Read the last answer. Returns the exit status; `wanted`: DONE is no failure. */
+/* Reads the last answer, and prints an error. Returns the exit status. `wanted`: the answer DONE means success. */
 static int read_end(const char *sub, int control, bool wanted)
 {
     struct control_frame f = {0};

@@ -8,7 +8,7 @@
 void forward_wake(int wake_fd)
 {
     ssize_t n = write(wake_fd, "", 1);
-    (void)n; /* if the pipe is full, its reader wakes anyway */
+    (void)n; /* a full pipe wakes its reader as well */
 }
 
 void forward_list_init(struct forward_list *l, int wake_fd)
@@ -16,7 +16,7 @@ void forward_list_init(struct forward_list *l, int wake_fd)
     *l = (struct forward_list){.last = &l->first, .wake_fd = wake_fd};
 }
 
-void forward_list_add(struct forward_list *l, struct forward_changed *c)
+bool forward_list_put(struct forward_list *l, struct forward_changed *c)
 {
     base_spin_lock(&l->lock);
     bool empty = !l->first;
@@ -27,11 +27,16 @@ void forward_list_add(struct forward_list *l, struct forward_changed *c)
         l->last = &c->next;
     }
     base_spin_unlock(&l->lock);
-    if (empty)
+    return empty;
+}
+
+void forward_list_add(struct forward_list *l, struct forward_changed *c)
+{
+    if (forward_list_put(l, c))
         forward_wake(l->wake_fd);
 }
 
-/* Under the lock. */
+/* Called with the lock held. */
 static void list_unlink(struct forward_list *l, struct forward_changed **at)
 {
     struct forward_changed *c = *at;
@@ -67,7 +72,8 @@ static void on_control(struct gateway_watch *watch)
 {
     struct forward_loop *l = watch->arg;
     char some[64];
-    ssize_t n = read(watch->fd, some, sizeof some); /* poll has said that there is something. A socket, or of a kept forward a pipe */
+    /* this does not block, because the descriptor is ready. It is a socket, or a pipe for a forward that is kept */
+    ssize_t n = read(watch->fd, some, sizeof some);
     l->over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
@@ -81,17 +87,54 @@ static void on_wake(struct gateway_watch *watch)
 int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *), void *arg)
 {
     *watch = (struct gateway_watch){.fd = -1, .ready = ready, .arg = arg};
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* it is closed with the watch */
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* a copy, because gateway_unwatch() closes it */
     int rc = own < 0 ? -errno : gateway_watch(l->watches, watch, own, GATEWAY_READABLE);
     if (rc && own >= 0)
         close(own);
     return rc;
 }
 
-int forward_loop_open(struct forward_loop *l, int control)
+#define BRIEF_MAX 4u /* connections that the progress thread goes on with */
+
+static void loop_wake(struct gateway_turn *t)
+{
+    const struct forward_loop *l = t->arg;
+    forward_wake(l->changed.wake_fd);
+}
+
+/* On the progress thread: goes on with a few connections, if the thread of the loop sleeps. */
+static void loop_turn(struct gateway_turn *t)
+{
+    struct forward_loop *l = t->arg;
+    unsigned n = 0;
+    if (!gateway_watches_try(l->watches)) {
+        loop_wake(t);
+        return;
+    }
+    l->brief = true;
+    while (n < BRIEF_MAX && l->go_on(l->arg))
+        n++;
+    l->brief = false;
+    gateway_watches_leave(l->watches);
+    if (n == BRIEF_MAX) /* there may be more */
+        loop_wake(t);
+}
+
+void forward_notice(struct forward_loop *l, struct forward_changed *c)
+{
+    if (forward_list_put(&l->changed, c))
+        gateway_turn(&l->turn);
+}
+
+int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg)
 {
     int wake[2];
-    *l = (struct forward_loop){.control = {.fd = -1}, .wake = {.fd = -1}};
+    *l = (struct forward_loop){.gateway = w ? gateway_in(w) : NULL,
+                               .control = {.fd = -1},
+                               .wake = {.fd = -1},
+                               .turn = {.run = loop_turn, .wake = loop_wake, .arg = l},
+                               .go_on = go_on,
+                               .arg = arg};
     forward_list_init(&l->changed, -1);
     int rc = base_pipe(wake, O_NONBLOCK);
     if (rc)
@@ -106,6 +149,8 @@ int forward_loop_open(struct forward_loop *l, int control)
 
 void forward_loop_close(struct forward_loop *l)
 {
+    if (l->gateway)
+        gateway_turn_close(l->gateway, &l->turn);
     if (l->watches) {
         gateway_unwatch(l->watches, &l->control);
         gateway_unwatch(l->watches, &l->wake);

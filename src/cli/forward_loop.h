@@ -1,39 +1,51 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the threads of proxies and published ports wait for: descriptors, connections of the net service that have changed, and the end.
+ * The wait of the threads that serve proxies and published ports. They wait for descriptors, for connections of the net service that have
+ * changed, and for the end of the forward.
  */
 #ifndef WEFT_CLI_FORWARD_LOOP_H
 #define WEFT_CLI_FORWARD_LOOP_H
 
 #include "gateway/gateway.h"
 
-/* Part of a connection: it is in the list of those that have changed. */
+/* A member of each connection, by which it is linked into the list of changed connections. */
 struct forward_changed {
     struct forward_changed *next;
     bool listed;
 };
-/* Connections that have changed, the one that changed first at the head. Any thread may add; one thread takes. */
+/* The list of connections that have changed; the one that changed first is at the head. Any thread may add connections; one thread takes
+ * them. */
 struct forward_list {
     base_spin lock;
     struct forward_changed *first, **last;
-    int wake_fd; /* gets a byte when the list was empty */
+    int wake_fd; /* a byte is written here when a connection is added to an empty list */
 };
 void forward_list_init(struct forward_list *l, int wake_fd);
-void forward_list_add(struct forward_list *l, struct forward_changed *c); /* does nothing if it is in the list */
+/* Adds a connection without waking the thread of the loop. Returns whether the list was empty. */
+bool forward_list_put(struct forward_list *l, struct forward_changed *c);
+void forward_list_add(struct forward_list *l, struct forward_changed *c); /* does nothing if the connection is in the list already */
 struct forward_changed *forward_list_take(struct forward_list *l);        /* NULL: the list is empty */
 void forward_list_remove(struct forward_list *l, struct forward_changed *c);
 void forward_wake(int wake_fd);
 
 struct forward_loop {
+    struct gateway *gateway;
     struct gateway_watches *watches;
     struct gateway_watch control, wake;
     struct forward_list changed;
-    bool over; /* the other end of `control` is closed */
+    struct gateway_turn turn;
+    bool (*go_on)(void *arg); /* serves one connection that has changed. False: there is none */
+    void *arg;
+    bool brief; /* the progress thread calls go_on(): move little, and leave the rest to the thread of the loop */
+    bool over;  /* the other end of `control` was closed, so the forward must end */
 };
-/* Watch `control`, of which the loop has a copy. Returns 0 or a negative errno; in both cases forward_loop_close() must follow. */
-int forward_loop_open(struct forward_loop *l, int control);
+/* Starts watching a copy of `control`. Without `w`, nothing calls forward_notice(). Returns 0 or a negative errno. Call
+ * forward_loop_close() in both cases, on the thread of the loop, when no connection calls forward_notice() any more. */
+int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg);
 void forward_loop_close(struct forward_loop *l);
-/* Watch a copy of a descriptor for bytes; gateway_unwatch() closes it. */
+/* A connection has changed, as weft reports: the thread of the loop serves it. If that thread sleeps, the progress thread does. */
+void forward_notice(struct forward_loop *l, struct forward_changed *c);
+/* Watches a copy of a descriptor for bytes to read; gateway_unwatch() closes the copy. */
 int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *), void *arg);
 
 #endif

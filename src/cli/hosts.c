@@ -158,11 +158,32 @@ void hosts_free(struct hosts *r, uint32_t nodes)
 {
     for (uint32_t i = 0; r->hosts && i < nodes; i++)
         free(r->hosts[i]);
+    for (uint32_t i = 0; r->named && i < nodes; i++)
+        free(r->named[i].host);
+    free(r->named);
     for (unsigned i = 0; i < r->count; i++) {
         sodium_memzero(r->told[i], strlen(r->told[i])); /* one of them is the secret */
         free(r->told[i]);
     }
     free(r->hosts);
+}
+
+int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size_t len)
+{
+    int64_t number;
+    char word[256];
+    if (len >= sizeof word)
+        return -1;
+    memcpy(word, text, len);
+    word[len] = '\0';
+    bool is_number = base_parse_number(word, 0, UINT32_MAX, &number) == 0;
+    for (uint32_t i = 0; i < nodes; i++) {
+        const char *host = h->named ? h->named[i].host : NULL, *at = host ? strchr(host, '@') : NULL;
+        if (is_number ? (h->named ? h->named[i].number : i) == (uint32_t)number
+                      : host && (strcmp(word, host) == 0 || (at && strcmp(word, at + 1) == 0)))
+            return i;
+    }
+    return -1;
 }
 
 /* If the hostfile is a pipe, copy it to an unlinked file that the nodes of this host inherit: a pipe can be read only once, but every node
@@ -211,8 +232,11 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
             l->make_secret = false;
     l->nodes = h->count;
     r->hosts = calloc(h->count, sizeof *r->hosts);
-    for (uint32_t i = 0; i < h->count && r->hosts && !status; i++) {
+    r->named = calloc(h->count, sizeof *r->named);
+    for (uint32_t i = 0; i < h->count && r->hosts && r->named && !status; i++) {
         const struct cluster_host *host = &h->hosts[i];
+        const char *called = host->ssh ? host->ssh : host->ip_count ? host->ips[0] : NULL;
+        r->named[i] = (struct hosts_named){called ? strdup(called) : NULL, i};
         if (hosts_is_here(host))
             continue;
         const char *name = host->ssh ? host->ssh : host->ips[0];
@@ -221,7 +245,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
         if (!r->hosts[i] || name[0] == '-' || !name[0])
             status = cli_error(l->sub, "hostfile %s: node %u: '%s' is not the name of a host", path, i, name);
     }
-    if (!r->hosts)
+    if (!r->hosts || !r->named)
         status = cli_error(l->sub, "no memory for %u hosts", h->count);
     if (!status && elsewhere && l->softverbs)
         status = cli_usage(l->sub, "--softverbs emulates hosts on this one, but hostfile %s has other hosts", path);
@@ -284,6 +308,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
     json_int_t here = json_integer_value(json_object_get(status, "control_node"));
     const bool emulated = r->emulated = json_is_true(json_object_get(status, "emulated"));
     uint32_t up[WEFT_MAX_NODES], count = 0;
+    const char *names[WEFT_MAX_NODES];
     size_t i;
     json_t *o;
     json_array_foreach (nodes, i, o) {
@@ -291,20 +316,27 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
         const char *state = json_string_value(json_object_get(o, "state"));
         if (!state || strcmp(state, "up") != 0 || number < 0 || number >= WEFT_MAX_NUMBERS || count == WEFT_MAX_NODES)
             continue;
+        names[count] = json_string_value(json_object_get(o, "host"));
         up[count++] = (uint32_t)number;
     }
     for (uint32_t k = 0; k < count; k++) /* the one here is the first */
         if (up[k] == (uint32_t)here) {
+            const char *name = names[k];
             up[k] = up[0];
+            names[k] = names[0];
             up[0] = (uint32_t)here;
+            names[0] = name;
         }
     if (!count)
         return cli_error(l->sub, "no node of the standing cluster answers: see `weft status`");
     l->nodes = l->nodes ? l->nodes : count;
     r->hosts = calloc(l->nodes, sizeof *r->hosts);
-    for (uint32_t k = 0; r->hosts && k < l->nodes; k++) {
+    r->named = calloc(l->nodes, sizeof *r->named);
+    for (uint32_t k = 0; r->hosts && r->named && k < l->nodes; k++) {
         char number[16];
         uint32_t standing = r->pick ? r->pick[k] : up[k % count];
+        const char *name = r->pick ? NULL : names[k % count];
+        r->named[k] = (struct hosts_named){name ? strdup(name) : NULL, standing};
         snprintf(number, sizeof number, "%u", standing);
         if ((r->pick ? k == 0 : k % count == 0) && standing == (uint32_t)here && !emulated)
             continue;
@@ -312,7 +344,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
             return cli_error(l->sub, "no memory for %u nodes", l->nodes);
     }
     l->ssh = (const char *const *)r->hosts;
-    return r->hosts ? 0 : cli_error(l->sub, "no memory for %u nodes", l->nodes);
+    return r->hosts && r->named ? 0 : cli_error(l->sub, "no memory for %u nodes", l->nodes);
 }
 
 int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)

@@ -14,7 +14,11 @@ struct hosts {
     const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL:
                              hosts_apply_cluster() chooses */
     char **hosts;         /* [nodes] names of hosts, for struct launch.ssh */
-    bool emulated;        /* hosts_apply_cluster(): the cluster has emulated hosts */
+    struct hosts_named {  /* [nodes] what users call the node: its host, and the number of the standing node that starts it or its own */
+        char *host;       /* NULL: it has no name */
+        uint32_t number;
+    } * named;     /* NULL: all have only their own numbers */
+    bool emulated; /* hosts_apply_cluster(): the cluster has emulated hosts */
     char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];
     unsigned count; /* entries of `told` */
@@ -27,13 +31,16 @@ const char *hosts_file(const char *option);
 /* Set the members of `l` that follow from the hostfile, or the defaults if there is none. `l` then points into `h`, so `h` must outlive it.
  * Returns 0, or the exit status after an error was printed. */
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
-/* The same for nodes on a standing cluster: one for each of its living nodes, or l->nodes of them, distributed in turn. */
+/* Applies a standing cluster instead of a hostfile: one node for each living node of that cluster, or l->nodes nodes, distributed in turn.
+ */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
 /* The same for a list of hosts. They get the WEFT_ settings of this environment, and its secret. */
 int hosts_apply_list(struct launch *l, struct hosts *h, char *const *names, uint32_t count);
 /* Put a standing cluster's settings into this environment, except those that are set already. `file`: the cluster's hostfile, or NULL. */
 struct cluster_hostfile;
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *file);
+/* The node of a launch that the first `len` bytes of a text name, by number or host; negative: none. */
+int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size_t len);
 /* Path of this command, at which other hosts are expected to have it, too. */
 const char *hosts_own_path(char *buf, size_t len);
 void hosts_free(struct hosts *h, uint32_t nodes);

@@ -25,9 +25,9 @@ static const char ps_help[] =
     "job, the node, the process ID on that node, the exit status (\"-\": it runs; \"node gone\": its node has ended), the seconds\n"
     "since its start, and the command. A job belongs to the control node of the host where it was started, and ends with that node.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
     "      --json             print the list as JSON\n"
-    "  -h, --help             this text\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if the cluster is not up; 2 if the command line is wrong.\n";
 
@@ -80,7 +80,7 @@ int cli_ps(int argc, char **argv)
         }
     }
     if (optind < argc)
-        return cli_usage("ps", "unexpected '%s'", argv[optind]);
+        return cli_usage("ps", "unexpected argument '%s'", argv[optind]);
     int status = standing_text("ps", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *jobs = json_object_get(o, "jobs");
     if (!status && !json_is_array(jobs))
@@ -100,9 +100,9 @@ static const char kill_help[] =
     "Ends a job of a standing cluster on all its hosts: its process groups get SIGTERM, and after 5 seconds SIGKILL if they have not\n"
     "ended. With --signal they get only this signal.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
     "  -s, --signal SIGNAL    a number, or one of HUP INT QUIT KILL USR1 USR2 TERM STOP CONT\n"
-    "  -h, --help             this text\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if there is no such job; 2 if the command line is wrong.\n";
 
@@ -172,10 +172,10 @@ static const char logs_help[] =
     "cluster on this host: what its nodes here and their launcher have printed. At most the last 8 MiB of the log are kept, also\n"
     "after the end of the cluster.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
     "  -f, --follow           print new output until the job has ended; without JOB, until a signal\n"
     "  -t, --tag              put \"[HOST] \" before each line of a job's output\n"
-    "  -h, --help             this text\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if there is no such job or cluster; 2 if the command line is wrong; 128 + N if signal N ended it.\n";
 
@@ -284,7 +284,7 @@ int cli_logs(int argc, char **argv)
         }
     }
     if (argc - optind > 1)
-        return cli_usage("logs", "unexpected '%s'", argv[optind + 1]);
+        return cli_usage("logs", "unexpected argument '%s'", argv[optind + 1]);
     if (optind == argc)
         return cluster_logs(cluster, r.head.flags & CONTROL_FOLLOW);
     status = job_number("logs", argv[optind], &r.head.job);

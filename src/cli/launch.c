@@ -26,7 +26,7 @@
 
 static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, SIGTSTP, SIGCONT, SIGPIPE};
 #define CAUGHT (sizeof caught / sizeof caught[0])
-static int signal_pipe[2] = {-1, -1}; /* global, since a signal handler gets no argument from us */
+static int signal_pipe[2] = {-1, -1}; /* global, because a signal handler cannot be given an argument */
 
 /* --- messages --- */
 

@@ -24,17 +24,17 @@ static const struct command commands[] = {
     {"exec", "run a command on hosts of a standing cluster, without ssh", cli_exec},
     {"cast", "copy files to many hosts of a standing cluster at once", cli_cast},
     {"cp", "copy files between hosts of a standing cluster", cli_cp},
-    {"proxy", "let programs of a host without network use the network of another", cli_proxy},
-    {"publish", "let others reach a server of a host without network at another host", cli_publish},
-    {"cat", "print a file of a node, which is read from its disk once for all", cli_cat},
-    {"files", "show the files that nodes have cached for others", cli_files},
+    {"proxy", "let programs on a host without network use the network of another host", cli_proxy},
+    {"publish", "make a server of a host without network reachable at another host", cli_publish},
+    {"cat", "print a file of another host, which is read from its disk once for all readers", cli_cat},
+    {"files", "list the files that nodes have cached for other nodes", cli_files},
     {"pin", "keep a file in the cache of its node", cli_pin},
     {"ps", "list the jobs of a standing cluster", cli_ps},
     {"kill", "end a job of a standing cluster", cli_kill},
     {"logs", "print the log of a standing cluster, or the output of a detached job", cli_logs},
     {"topo", "show how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
-    {"devices", "show the RDMA devices of this host, and how weft would use each", cli_devices},
-    {"gpus", "show the GPUs of this host, and how weft can use each", cli_gpus},
+    {"devices", "show the RDMA devices of this host, and how weft would use each device", cli_devices},
+    {"gpus", "show the GPUs of this host, and what weft can do with each GPU", cli_gpus},
     {"plan", "compute how many regions and queue pairs a traffic pattern needs", cli_plan},
     {"doctor", "find what prevents RDMA on this host, and say how to repair it", cli_doctor},
     {"probe", "test what an RDMA device really does: regions, buffers, memory, queues, a link", cli_probe},
@@ -115,7 +115,7 @@ static const struct command *cli_main_find(const char *word)
 }
 
 /* If descriptor 0, 1 or 2 is closed, open /dev/null there, so that no file opened later gets this number. Open it in the wrong direction:
- * its use then fails with EBADF, as that of a closed descriptor does, and lost output is noticed. */
+ * its use then fails with EBADF, as the use of a closed descriptor does, so lost output is noticed. */
 static void hold_standard_files(void)
 {
     for (int fd = 0; fd < 3; fd++)

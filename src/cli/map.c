@@ -23,8 +23,8 @@ static const char help[] =
     "\n"
     "Cuts the FILEs into pieces, runs COMMAND on every piece, with the piece as its standard input, and prints the outputs in\n"
     "the order of the input. Several commands run at the same time, on the nodes of a cluster that weft starts for this job.\n"
-    "The FILE - is standard input. A failed command is retried, and nothing of the failed attempt is printed. When a node\n"
-    "dies, the other nodes run its pieces again.\n"
+    "The FILE - is standard input; with --hostfile or --cluster, HOST:PATH is a file of that host. A failed command is retried,\n"
+    "and nothing of the failed attempt is printed. When a node dies, the other nodes run its pieces again.\n"
     "\n"
     "Pieces:\n"
     "  --block SIZE       smallest size of a piece (default: 4M); a piece ends after the first newline from there on\n"
@@ -85,6 +85,7 @@ static int cli_map_print_help(void)
 }
 
 #define GPU_NUMBER_MAX 63u
+#define HOMES_MAX      ((size_t)100 << 10) /* one argument of a program can have 128 KiB */
 
 enum {
     BLOCK = 256,
@@ -112,6 +113,7 @@ enum {
     REMOTE_WEFT,
     SOFTVERBS,
     GUARD,
+    HOMES,
     HELP
 };
 
@@ -140,6 +142,7 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {"remote-weft", required_argument, NULL, REMOTE_WEFT},
                                       {"softverbs", required_argument, NULL, SOFTVERBS},
                                       {"guard", no_argument, NULL, GUARD},
+                                      {"homes", required_argument, NULL, HOMES}, /* only the launcher passes this option, to node 0 */
                                       {"help", no_argument, NULL, HELP},
                                       {0}};
 
@@ -216,6 +219,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
     case REMOTE_WEFT: l->weft = optarg; return 0;
     case SOFTVERBS: l->softverbs = optarg; return 0;
     case GUARD: l->guard = true; return 0;
+    case HOMES: o->homes = optarg; return 0;
     case BLOCK: return size("block", optarg, &o->block_bytes) ? 0 : CLI_USAGE;
     case MEMORY: o->memory = optarg; return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
     case SEPARATOR:
@@ -272,6 +276,32 @@ static bool reads_input(const struct map_options *o)
     return any;
 }
 
+/* Finds the inputs that are files of other nodes: HOST:PATH, unless this host has a file of that name. `*out` becomes the value of --homes,
+ * which the caller frees; NULL: there are none. */
+static int find_homes(const struct map_options *o, const struct hosts *hosts, uint32_t nodes, char **out)
+{
+    size_t room = 0, len = 0;
+    for (uint32_t i = 0; i < o->file_count; i++) {
+        const char *name = o->files[i], *colon = strchr(name, ':'), *slash = strchr(name, '/');
+        if (!colon || !colon[1] || colon == name || (slash && slash < colon) || access(name, F_OK) == 0)
+            continue;
+        int64_t node = hosts_find(hosts, nodes, name, (size_t)(colon - name));
+        if (node < 0)
+            return cli_usage("map", "%s: there is no such file here, and '%.*s' is neither a host nor the number of a node of this job",
+                             name, (int)(colon - name), name);
+        if (len + 32 > HOMES_MAX)
+            return cli_usage("map", "too many files of other hosts: their list has more than %zu bytes; run a job on that host", HOMES_MAX);
+        if (len + 32 > room) {
+            char *more = realloc(*out, room = 2 * room + 64);
+            if (!more)
+                return cli_error("map", "no memory for the list of files");
+            *out = more;
+        }
+        len += (size_t)snprintf(*out + len, room - len, "%s%u=%lld", len ? "," : "", i, (long long)node);
+    }
+    return 0;
+}
+
 /* Start all nodes with the launcher, and wait for their end. Returns the exit status. */
 static int launch(struct map_options *o, struct launch *l, int argc, char **argv)
 {
@@ -279,7 +309,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     struct emulation e;
     char pool[32];
     uint64_t bytes;
-    char **first = calloc((size_t)argc + 3, sizeof *first);
+    char **first = calloc((size_t)argc + 5, sizeof *first), *homes = NULL;
     int status = 0;
     if (!first)
         return cli_error("map", "no memory for the nodes' arguments");
@@ -304,13 +334,19 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     if (!status && l->ssh && l->ssh[0] && !l->cluster)
         status = cli_usage("map", "hostfile %s: the first host, %s, is not this host: it must be, because the files are here", l->hostfile,
                            l->ssh[0]);
+    if (!status)
+        status = find_homes(o, &hosts, l->nodes, &homes);
     o->nodes = l->nodes;
     o->apart = true;
     o->emulated = l->softverbs != NULL;
     if (!status && (status = map_plan(o, &bytes)) == 0) {
         char *others[] = {hosts.self, (char *)(uintptr_t) "map", (char *)(uintptr_t) "--as-node", NULL};
         memcpy(first, others, 3 * sizeof *first);
-        memcpy(first + 3, argv + 1, (size_t)(argc - 1) * sizeof *first);
+        if (homes) {
+            first[3] = (char *)(uintptr_t) "--homes";
+            first[4] = homes;
+        }
+        memcpy(first + (homes ? 5 : 3), argv + 1, (size_t)(argc - 1) * sizeof *first);
         snprintf(pool, sizeof pool, "%llu", (unsigned long long)bytes);
         l->pool = pool;
         l->argv = first;
@@ -318,6 +354,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
         status = launch_cluster(l);
     }
     hosts_free(&hosts, l->nodes);
+    free(homes);
     free(first);
     return status;
 }
@@ -373,7 +410,9 @@ int cli_map(int argc, char **argv)
     if (!status) {
         o.files = files;
         o.command = ours + 1 < argc ? argv + ours + 1 : NULL;
-        if (o.file_count == 0)
+        if (o.homes && !as_node)
+            status = cli_usage("map", "only the launcher may use --homes");
+        else if (o.file_count == 0)
             status = cli_usage("map", "no FILE given; - is standard input");
         else if (o.gpu && !o.kernel)
             status = cli_usage("map", "--gpu runs kernels, not commands: give --kernel instead of a COMMAND");

@@ -258,7 +258,7 @@ int cli_plan(int argc, char **argv)
             return CLI_USAGE;
     }
     if (optind < argc)
-        return cli_usage("plan", "unexpected '%s'", argv[optind]);
+        return cli_usage("plan", "unexpected argument '%s'", argv[optind]);
     if (p.lanes == 0) {
         int rc = default_lanes(&p.lanes);
         if (rc)

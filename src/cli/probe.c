@@ -113,7 +113,7 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
     if (!k)
         return cli_usage("probe", "'%s': expected regions, pool, memory, queue or link", argv[optind]);
     if (optind + 1 < argc)
-        return cli_usage("probe", "unexpected '%s'", argv[optind + 1]);
+        return cli_usage("probe", "unexpected argument '%s'", argv[optind + 1]);
     *out = k;
     p->kind = k->name;
     bool link = strcmp(p->kind, "link") == 0, pool = link || strcmp(p->kind, "pool") == 0;

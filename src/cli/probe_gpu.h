@@ -23,7 +23,7 @@ struct piece {
     int fd, dmabuf;  /* -1: none */
     uint64_t handle; /* the GPU driver's */
     bool read_only;
-    /* the call of the GPU's driver that allocated it, after which the GPU accesses it at the same address; else NULL */
+    /* if the GPU's driver allocated the memory, so that the GPU can access it at the same address: the call that did so; otherwise NULL */
     const char *made_by;
     bool far;                          /* only the GPU can access it, not this process */
     void (*give_back)(struct piece *); /* NULL: munmap() or free() */

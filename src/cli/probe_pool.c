@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe pool: moves data between many buffers of one region at each end. At any time there is one right value for every word of both
- * regions, and it is different for every word. So a byte that was written to a wrong place is found.
+ * weft probe pool: moves data between many buffers of one region at each end. At any time the right value of each word of both regions is
+ * known, and no two words have the same value. So a byte that was written to a wrong place is found.
  */
 #include <pthread.h>
 #include <stdlib.h>

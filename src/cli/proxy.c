@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft proxy: lets programs of a host without network use the network of another node's host. This command makes the listening socket and
- * passes it to the control node, which serves the clients (proxy_serve.c). So programs in a network namespace of their own can use it, too.
+ * weft proxy: lets programs on a host without network use the network of another host. This command makes the listening socket and passes
+ * it to the control node, the node of the standing cluster on this host, which serves the clients (proxy_serve.c). Because the command
+ * makes the socket, the proxy also works inside a network namespace.
  */
 #include "cli/forward.h"
 
@@ -21,28 +22,31 @@
 #include "cluster/cluster.h"
 
 #define LISTEN_AT "127.0.0.1:1080"
-#define LOOK_MS   100 /* between two looks at the command's process, where the system does not report its end */
+#define LOOK_MS   100 /* how often the command's process is checked on systems that do not report its end */
 
 static const char help[] =
     "Usage: weft proxy [OPTIONS] [-- COMMAND [ARGUMENT...]]\n"
     "\n"
-    "Lets programs of this host use the network of another host of a standing cluster (`weft up`): a proxy for SOCKS5 and HTTP,\n"
-    "whose connections another node, the gateway, makes. That node also resolves the names. With COMMAND: runs it with the\n"
-    "variables http_proxy, https_proxy, all_proxy and no_proxy set, and ends with it. Else it prints the address and stays\n"
-    "until a signal or the cluster's end. `weft status` shows the proxies of this host.\n"
+    "Lets programs on this host use the network of another host of a standing cluster (`weft up`). Starts a proxy for SOCKS5\n"
+    "and HTTP on this host. A node on the other host, the gateway, resolves the names and makes the connections.\n"
     "\n"
-    "      --via HOST         the gateway: a host, as `weft status` names it, or the number of a node; else the first other node\n"
-    "      --listen ADDRESS   where the proxy listens: 127.0.0.1:1080; with COMMAND any free port of 127.0.0.1\n"
-    "      --auth FILE        ask clients for the user and the password in FILE, which has USER:PASSWORD as its first line\n"
-    "      --keep             do not stay: the proxy stays until --end or the cluster's end\n"
-    "      --end ADDRESS      end a proxy of --keep, which listens at ADDRESS or at this port\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "  -h, --help             this text\n"
+    "With COMMAND: runs COMMAND with the variables http_proxy, https_proxy, all_proxy and no_proxy set; the proxy ends with\n"
+    "COMMAND. Without COMMAND: prints the proxy's address; the proxy runs until a signal comes or the cluster ends.\n"
+    "`weft status` shows the proxies of this host.\n"
     "\n"
-    "Whom the gateway connects to is said by its rules: `weft up --allow`, `weft up --deny`.\n"
+    "      --via HOST         the gateway: a host's name or a node's number, as `weft status` shows them; default: the first\n"
+    "                         other node that offers its network\n"
+    "      --listen ADDRESS   where the proxy listens; default: 127.0.0.1:1080, or with COMMAND a free port of 127.0.0.1\n"
+    "      --auth FILE        clients must give a user and a password; the first line of FILE is USER:PASSWORD\n"
+    "      --keep             return at once; the proxy runs until --end or until the cluster ends\n"
+    "      --end ADDRESS      end the proxy that was started with --keep and listens at ADDRESS, or at the port ADDRESS\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "  -h, --help             print this text\n"
     "\n"
-    "Exit status: 0; 1 for a failure; 2 for a wrong command line. With COMMAND: that of COMMAND, 128 + N if signal N ended it;\n"
-    "127 if it is not found, 126 if it cannot be executed, 255 if weft itself failed.\n"
+    "Rules decide to which addresses the gateway connects: see `weft up --allow` and `weft up --deny`.\n"
+    "\n"
+    "Exit status: 0; 1 for a failure; 2 for a wrong command line. With COMMAND: that of COMMAND, or 128 + N if signal N ended\n"
+    "it; 127 if COMMAND is not found, 126 if it cannot be executed, 255 if weft itself failed.\n"
     "\n"
     "  weft proxy -- curl https://example.com/\n"
     "  weft proxy --via node1 --listen 127.0.0.1:1080\n";
@@ -72,7 +76,7 @@ static int read_auth(struct proxy_options *o, const char *path)
     o->auth[strcspn(o->auth, "\r\n")] = '\0';
     char *colon = strchr(o->auth, ':');
     if (!colon || colon == o->auth || colon - o->auth > (int)FORWARD_WORD_MAX || strlen(colon + 1) > FORWARD_WORD_MAX || !colon[1])
-        return cli_error("proxy", "--auth %s: expected USER:PASSWORD as the first line, each of 1 to %u bytes", path, FORWARD_WORD_MAX);
+        return cli_error("proxy", "--auth %s: the first line must be USER:PASSWORD, each of 1 to %u bytes", path, FORWARD_WORD_MAX);
     *colon = '\0';
     o->user = o->auth;
     o->password = colon + 1;
@@ -117,7 +121,7 @@ static void set_variables(const struct proxy_options *o, const char *address)
 
 static volatile sig_atomic_t child;
 
-/* Ctrl-C reaches the command by itself; what is sent to this process alone is passed on. */
+/* Passes signals that were sent to this process on to the command. The terminal sends SIGINT and SIGQUIT to both itself. */
 static void on_signal(int number)
 {
     if (child > 0 && number != SIGINT && number != SIGQUIT)
@@ -158,7 +162,7 @@ static int run_command(const struct proxy_options *o, int control)
     while (!base_process_ended(pid, NULL)) {
         if (poll(p, 2, watch >= 0 ? 1000 : LOOK_MS) > 0 && p[1].revents) {
             forward_print_end("proxy", control);
-            p[1].fd = -1; /* the command goes on, without a network */
+            p[1].fd = -1; /* the command goes on, but without a proxy */
         }
     }
     child = 0;
@@ -167,7 +171,8 @@ static int run_command(const struct proxy_options *o, int control)
     return base_process_status(base_process_reap(pid));
 }
 
-/* A socket of UDP at the listener's address: at the same port, if it is free. -1: none, and SOCKS5 has no datagrams. */
+/* Makes a UDP socket at the listener's address: at the same port if it is free, otherwise at any port. -1: not possible; then the proxy
+ * offers no datagrams. */
 static int datagrams_beside(int listener)
 {
     struct sockaddr_storage a;
@@ -198,7 +203,8 @@ static int proxy_begin(struct proxy_options *o)
         return proxy_failed(o);
     }
     if (!o->user && strncmp(bound, "127.", 4) != 0 && strncmp(bound, "[::1]", 5) != 0)
-        fprintf(stderr, "weft proxy: warning: whoever reaches %s can use the network of the gateway: --auth FILE asks for a password\n",
+        fprintf(stderr,
+                "weft proxy: warning: everybody who can connect to %s can use the gateway's network; set a password with --auth FILE\n",
                 bound);
     signal(SIGPIPE, SIG_IGN);
     if (!o->command)
@@ -208,7 +214,7 @@ static int proxy_begin(struct proxy_options *o)
         .head = {.what = CONTROL_PROXY, .flags = o->keep ? CONTROL_DETACHED : 0}, .hosts = hosts, .arguments = words};
     int passed[2] = {listener, datagrams_beside(listener)};
     int control = forward_ask("proxy", o->cluster, &r, passed, passed[1] < 0 ? 1 : 2, host, &node, NULL);
-    close(listener); /* the control node has it now */
+    close(listener); /* the control node has a copy of the descriptor */
     if (passed[1] >= 0)
         close(passed[1]);
     if (control < 0)
@@ -249,7 +255,7 @@ int cli_proxy(int argc, char **argv)
         case 'C': o.cluster = optarg; break;
         case 'L':
             if (cluster_address_check(optarg) || strncmp(optarg, "unix:", 5) == 0)
-                return cli_usage("proxy", "--listen '%s': expected ADDRESS:PORT, as in " LISTEN_AT, optarg);
+                return cli_usage("proxy", "--listen '%s' is not valid: write ADDRESS:PORT, as in " LISTEN_AT, optarg);
             o.listen = optarg;
             break;
         case 'k': o.keep = true; break;
@@ -258,12 +264,12 @@ int cli_proxy(int argc, char **argv)
         default: return CLI_USAGE;
         }
     if (optind < argc && strcmp(argv[optind - 1], "--") != 0)
-        return cli_usage("proxy", "unexpected '%s': give a command after --", argv[optind]);
+        return cli_usage("proxy", "unexpected argument '%s': write -- before a command", argv[optind]);
     o.command = optind < argc ? argv + optind : NULL;
     if (o.keep && o.command)
-        return cli_usage("proxy", "--keep is for a proxy without a command");
+        return cli_usage("proxy", "--keep cannot be used with a command, because the proxy ends with the command");
     if (end)
-        return o.command || o.keep || o.via || o.listen || auth ? cli_usage("proxy", "--end excludes all but --cluster")
+        return o.command || o.keep || o.via || o.listen || auth ? cli_usage("proxy", "with --end, only --cluster is possible")
                                                                 : forward_end("proxy", o.cluster, CONTROL_PROXY, end);
     if (auth && read_auth(&o, auth))
         return proxy_failed(&o);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serves the clients of one `weft proxy`: one thread for all of them. What a client sends is read into the ring of its connection, from
- * which the gateway sends it; what comes from the network is written to the client from the other ring. So there is no buffer here, except
- * while a client says what it wants.
+ * Serves all clients of one `weft proxy` on one thread. A client is a program that has connected to the proxy. First a client sends a
+ * request that names a host and a port (proxy_talk.h); for this there is a buffer, struct speech. After that no buffer is needed: bytes of
+ * the client are read directly into one ring of its connection at the gateway, and bytes from the network are written to the client
+ * directly from the other ring.
  */
 #include "cli/forward.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -21,35 +21,37 @@
 #include "weft/net.h"
 #include "weft/pool.h"
 
-#define TURNS     16u                /* pieces that one client moves before the next one gets its turn */
-#define READY_MAX 256u               /* connections to go on with, before clients are looked at */
-#define TALK_NS   (30 * WEFT_SECOND) /* a client that has not said what it wants by then is closed */
-#define LOOK_NS   WEFT_SECOND        /* between two looks at clients that talk */
-#define PAUSE_NS  (20 * WEFT_MS)     /* when there are no more descriptors */
-#define REPLY_MAX 1024u              /* bytes of a reply that are kept until the client takes them */
+#define TURNS     16u                /* how many pieces one client moves before other clients get a turn */
+#define BRIEF     65536u             /* largest piece when the progress thread moves bytes; it moves at most two */
+#define READY_MAX 256u               /* how many changed connections are served before sockets are polled again */
+#define TALK_NS   (30 * WEFT_SECOND) /* a client that has not sent a whole request after this time is closed */
+#define LOOK_NS   WEFT_SECOND        /* how often the clients that are sending a request are checked */
+#define PAUSE_NS  (20 * WEFT_MS)     /* how long accepting pauses when there are no more descriptors */
+#define REPLY_MAX 1024u              /* largest reply, in bytes; kept until the client has read it */
 
 #if !defined(MSG_NOSIGNAL)
 #define MSG_NOSIGNAL 0 /* the socket has SO_NOSIGPIPE */
 #endif
 
 enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_ASSOCIATED, CLIENT_REFUSED };
-struct speech { /* while a client talks */
+struct speech { /* the buffers of a client that is sending its request */
     struct talk talk;
     int64_t deadline;
-    size_t bytes, at; /* of `in`: those from `at` on are not taken yet */
+    size_t bytes, at; /* bytes in `in`; those from `at` on are not read yet */
     uint8_t in[TALK_MAX];
     struct talk_reply reply;
 };
 struct client {
-    struct forward_changed changed; /* the first member */
+    struct forward_changed changed; /* must be the first member */
     struct proxy *p;
     struct client *next, **at;
     struct gateway_watch watch;
     enum client_state state;
-    bool up_over, down_over; /* nothing more is taken from the client, or from the network */
-    bool plain, answered;    /* one request of plain HTTP; the client has got bytes of its answer */
-    struct talk_body body;   /* of that request */
-    struct speech *speech;   /* NULL: all is said */
+    bool up_over, down_over; /* up_over: the client sends no more; down_over: the network sends no more */
+    /* plain: the connection carries one request of plain HTTP; answered: the client has received bytes of the answer */
+    bool plain, answered;
+    struct talk_body body; /* the body of that request */
+    struct speech *speech; /* NULL: the request is complete, and bytes are passed on */
     weft_socket *net;
     struct association *association;
     weft_op op;
@@ -71,7 +73,7 @@ struct proxy {
 static void client_free(struct client *c)
 {
     struct proxy *p = c->p;
-    weft_net_close(c->net); /* from here on notice() is not called */
+    weft_net_close(c->net); /* after this, notice() is not called any more */
     proxy_udp_leave(c->association);
     forward_list_remove(&p->loop.changed, &c->changed);
     gateway_unwatch(p->loop.watches, &c->watch);
@@ -87,7 +89,7 @@ static void client_free(struct client *c)
         gateway_watch_events(p->loop.watches, &p->listener, GATEWAY_READABLE);
 }
 
-/* Client and server see a reset, so that neither takes an incomplete stream for a complete one. */
+/* Resets the connections to client and server. The resets tell both that the stream is incomplete. */
 static void client_reset(struct client *c)
 {
     const struct linger now = {.l_onoff = 1};
@@ -97,17 +99,23 @@ static void client_reset(struct client *c)
     client_free(c);
 }
 
-/* The connection has changed: called by weft on any thread. */
+/* weft calls this on any thread when the connection at the gateway has changed (weft_net_notify()). */
 static void notice(void *arg)
 {
     struct client *c = arg;
-    forward_list_add(&c->p->loop.changed, &c->changed);
+    forward_notice(&c->p->loop, &c->changed);
 }
 
 /* --- moving bytes --- */
 
-/* Drops what the client sends behind its request of plain HTTP, which the server must not get. Its answer is still passed on. If all of
- * that has been, but the server stays, the client must connect again: then it is reset. Returns how many bytes belong to the request. */
+static size_t piece_of(const struct client *c, size_t bytes)
+{
+    return c->p->loop.brief && bytes > BRIEF ? BRIEF : bytes;
+}
+
+/* Returns how many of the client's bytes belong to its request of plain HTTP. Bytes after the request are dropped, because they may be a
+ * request for another server. The answer is still passed on. If the client has received all of the answer that has come so far and sends
+ * more, `*broken` becomes true: the connection is reset, and the client must connect again. */
 static size_t take_body(struct client *c, const void *bytes, size_t n, bool *broken)
 {
     const void *at;
@@ -116,19 +124,20 @@ static size_t take_body(struct client *c, const void *bytes, size_t n, bool *bro
     return right;
 }
 
-/* From the client to the network. False: nothing more now. `*wants`: when the client sends more, go on; `*broken`: it is gone. */
+/* Moves one piece from the client to the network. False: nothing can be moved now. Then `*wants`: go on when the client sends more;
+ * `*broken`: the connection is lost. */
 static bool move_up(struct client *c, bool *wants, bool *broken)
 {
     void *at;
     size_t room;
     int rc = weft_net_room(c->net, &at, &room);
     if (rc == -EAGAIN)
-        return false; /* notice() tells when there is room */
+        return false; /* notice() is called when there is room */
     if (rc) {
-        c->up_over = true; /* the server takes no more; what it has sent is still passed on */
+        c->up_over = true; /* the server reads no more; the bytes that it has sent are still passed on */
         return false;
     }
-    ssize_t n = read(c->watch.fd, at, room);
+    ssize_t n = read(c->watch.fd, at, piece_of(c, room));
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
@@ -146,14 +155,15 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     return false;
 }
 
-/* From the network to the client. False: nothing more now. `*full`: when the client takes more, go on; `*broken`: reset it. */
+/* Moves one piece from the network to the client. False: nothing can be moved now. Then `*full`: go on when the client can take more;
+ * `*broken`: reset the connection. */
 static bool move_down(struct client *c, bool *full, bool *broken)
 {
     const void *at;
     size_t bytes;
     int rc = weft_net_received(c->net, &at, &bytes);
     if (rc == -EAGAIN)
-        return false; /* notice() tells when bytes come */
+        return false; /* notice() is called when bytes come */
     if (rc) {
         *broken = true;
         return false;
@@ -163,7 +173,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
         shutdown(c->watch.fd, SHUT_WR);
         return false;
     }
-    ssize_t n = send(c->watch.fd, at, bytes, MSG_NOSIGNAL);
+    ssize_t n = send(c->watch.fd, at, piece_of(c, bytes), MSG_NOSIGNAL);
     if (n > 0) {
         forward_count(&c->p->f->down_bytes, (uint64_t)n);
         c->answered = true;
@@ -176,17 +186,18 @@ static bool move_down(struct client *c, bool *full, bool *broken)
     return false;
 }
 
-/* `readable`: the client may have sent something. */
+/* Moves bytes in both directions. `readable`: the client may have sent bytes. */
 static void client_move(struct client *c, bool readable)
 {
     bool wants = !readable, full = false, broken = false;
+    const unsigned turns = c->p->loop.brief ? 2 : TURNS;
     unsigned i = 0;
-    while (readable && !c->up_over && i < TURNS && move_up(c, &wants, &broken))
+    while (readable && !c->up_over && i < turns && move_up(c, &wants, &broken))
         i++;
-    wants = wants || (i == TURNS && !c->up_over);
-    for (i = 0; !broken && !c->down_over && i < TURNS && move_down(c, &full, &broken); i++)
+    wants = wants || (i == turns && !c->up_over);
+    for (i = 0; !broken && !c->down_over && i < turns && move_down(c, &full, &broken); i++)
         ;
-    full = full || (i == TURNS && !c->down_over);
+    full = full || (i == turns && !c->down_over);
     if (broken)
         client_reset(c);
     else if (c->up_over && c->down_over)
@@ -195,16 +206,16 @@ static void client_move(struct client *c, bool readable)
         gateway_watch_events(c->p->loop.watches, &c->watch, (wants ? GATEWAY_READABLE : 0u) | (full ? GATEWAY_WRITABLE : 0u));
 }
 
-/* --- talking --- */
+/* --- the client's request --- */
 
-/* A reply is short, and the first bytes that the client gets: the system's buffer has room for it. */
+/* Sends a reply. It always fits into the system's socket buffer, because it is short and nothing was sent before. */
 static bool send_reply(struct client *c)
 {
     const struct talk_reply *r = &c->speech->reply;
     return r->bytes == 0 || send(c->watch.fd, r->at, r->bytes, MSG_NOSIGNAL) == (ssize_t)r->bytes;
 }
 
-/* Says no, and closes the connection when the client has read that. */
+/* Sends a reply that refuses the request, and closes the connection after the client has read the reply. */
 static void client_refuse(struct client *c)
 {
     if (!send_reply(c)) {
@@ -226,7 +237,7 @@ static void client_failed(struct client *c, int rc)
     client_refuse(c);
 }
 
-/* Sends bytes that the client had sent behind its request. The ring is empty, and larger than that. */
+/* Sends bytes that the client has sent after its request. They fit, because the ring is still empty and larger. */
 static bool pass_on(struct client *c, const uint8_t *bytes, size_t len)
 {
     size_t put = 0;
@@ -237,10 +248,10 @@ static bool pass_on(struct client *c, const uint8_t *bytes, size_t len)
 static void client_opened(struct client *c)
 {
     struct speech *s = c->speech;
-    bool plain = s->talk.state == TALK_PLAIN; /* then `reply` is the head of the request */
+    bool plain = s->talk.state == TALK_PLAIN; /* then `reply` holds the head of the request for the server */
     int rc = weft_net_error(c->net);
     if (rc == -EINPROGRESS)
-        return; /* notice() tells */
+        return; /* notice() is called when the connection is open or has failed */
     if (rc) {
         client_failed(c, rc);
         return;
@@ -264,8 +275,9 @@ static void client_opened(struct client *c)
     client_move(c, true);
 }
 
-/* Bytes of each of the two rings of a new connection, when so many are open: the first ones are fast, and 10,000 take 175 MiB of the usual
- * pool of 256 MiB. None takes more than a 128th of the pool. */
+/* Returns the size of each of the two rings of a new connection. It depends on how many connections are open: the first ones get large
+ * rings, which are faster, and still 10,000 connections take only 175 MiB of the default pool of 256 MiB. The two rings together take at
+ * most 1/128 of the pool. */
 static uint64_t ring_for(const struct proxy *p)
 {
     uint32_t open = p->count;
@@ -278,7 +290,7 @@ static uint64_t ring_for(const struct proxy *p)
 static void client_connect(struct client *c)
 {
     struct speech *s = c->speech;
-    size_t first = s->bytes - s->at + s->reply.bytes; /* these are in the ring before the gateway takes any */
+    size_t first = s->bytes - s->at + s->reply.bytes; /* these bytes are put into the ring before the gateway reads any */
     uint64_t ring = ring_for(c->p);
     weft_net_spec spec = {.bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY | WEFT_NET_KEEPALIVE};
     int rc;
@@ -286,7 +298,7 @@ static void client_connect(struct client *c)
     gateway_watch_events(c->p->loop.watches, &c->watch, 0);
     while (ring < first)
         ring *= 4;
-    do { /* smaller ones if the pool is full */
+    do { /* tries smaller rings if the pool has no room */
         spec.receive_ring = spec.send_ring = ring;
         rc = weft_net_connect_start(c->p->w, c->p->f->gateway, &spec, &c->net, &c->op);
         ring /= 4;
@@ -299,14 +311,14 @@ static void client_connect(struct client *c)
     client_opened(c);
 }
 
-/* From now on the client sends datagrams; its connection says how long. */
+/* Starts to serve datagrams of the client. They are served as long as its TCP connection is open. */
 static void client_associate(struct client *c)
 {
     struct speech *s = c->speech;
     char at[FORWARD_ADDRESS];
     c->association = proxy_udp_associate(c->p->udp, c->watch.fd, s->talk.port, at);
     if (!c->association) {
-        talk_failed(&s->talk, -ENOBUFS, "no more associations are possible", &s->reply);
+        talk_failed(&s->talk, -ENOBUFS, "the proxy cannot serve datagrams for one more client", &s->reply);
         client_refuse(c);
         return;
     }
@@ -321,7 +333,7 @@ static void client_associate(struct client *c)
     c->state = CLIENT_ASSOCIATED;
 }
 
-/* False: the client was closed, or talks no more. */
+/* Reads and handles what the client has sent of its request. False: the client was closed, or its request is complete. */
 static bool client_hear(struct client *c)
 {
     struct speech *s = c->speech;
@@ -395,10 +407,8 @@ static bool client_new(struct proxy *p, int fd)
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
     *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* a client whose host has vanished must not stay for ever */
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* finds out if the client's host no longer answers */
 #if defined(SO_NOSIGPIPE)
     setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
 #endif
@@ -422,34 +432,40 @@ static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
     for (unsigned i = 0; i < TURNS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
-        int fd = gateway_connection(accept(watch->fd, NULL, NULL));
+        int fd = gateway_accept(watch->fd);
         if (fd >= 0 && client_new(p, fd))
             continue;
         if (fd == -EINTR || fd == -ECONNABORTED)
             continue;
-        p->paused = fd >= 0 || (fd != -EAGAIN && fd != -EWOULDBLOCK); /* no memory or no descriptors: later */
+        p->paused = fd >= 0 || (fd != -EAGAIN && fd != -EWOULDBLOCK); /* no memory or no descriptors: accept again later */
         break;
     }
     if (p->paused || p->count == FORWARD_CONNECTIONS_MAX)
         gateway_watch_events(p->loop.watches, watch, 0);
 }
 
-/* Goes on with clients whose connections have changed. False: some are left. */
+/* Serves one client whose connection has changed. False: there is none. */
+static bool client_go_on(void *arg)
+{
+    struct proxy *p = arg;
+    struct client *c = (struct client *)forward_list_take(&p->loop.changed);
+    if (c && c->state == CLIENT_WAITS)
+        client_opened(c);
+    else if (c && c->state == CLIENT_MOVES)
+        client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* if the client is being polled for bytes, epoll reports them */
+    return c;
+}
+
+/* Serves clients whose connections have changed. False: some are left for later. */
 static bool look_at_ready(struct proxy *p)
 {
-    for (unsigned i = 0; i < READY_MAX; i++) {
-        struct client *c = (struct client *)forward_list_take(&p->loop.changed);
-        if (!c)
+    for (unsigned i = 0; i < READY_MAX; i++)
+        if (!client_go_on(p))
             return true;
-        if (c->state == CLIENT_WAITS)
-            client_opened(c);
-        else if (c->state == CLIENT_MOVES)
-            client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* else epoll tells when it is */
-    }
     return false;
 }
 
-/* Closes clients that talk for too long. */
+/* Closes clients that have not sent a whole request within TALK_NS. */
 static void look_at_talking(struct proxy *p)
 {
     int64_t now = base_now_ns();
@@ -462,7 +478,7 @@ static void look_at_talking(struct proxy *p)
 
 static int proxy_open(struct proxy *p)
 {
-    int rc = forward_loop_open(&p->loop, p->f->control);
+    int rc = forward_loop_open(&p->loop, p->w, p->f->control, client_go_on, p);
     if (!rc)
         rc = forward_loop_watch(&p->loop, &p->listener, p->f->listener, on_listener, p);
     if (!rc)
@@ -503,7 +519,7 @@ int proxy_serve(struct forward *f)
         base_fail(rc, "the proxy cannot wait for clients: %s", base_strerror(rc));
     else
         proxy_loop(&p);
-    p.paused = true; /* accept no more while the clients are closed */
+    p.paused = true; /* so that client_free() does not start accepting again */
     while (p.clients)
         client_reset(p.clients);
     proxy_udp_close(p.udp);

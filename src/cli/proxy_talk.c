@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a program says to a proxy: see proxy_talk.h.
+ * Parses the requests of a proxy's clients and writes the replies: see proxy_talk.h.
  */
 #include "cli/proxy_talk.h"
 
@@ -17,12 +17,12 @@ enum { SOCKS_VERSION = 5, SOCKS_NO_AUTH = 0, SOCKS_PASSWORD = 2, SOCKS_NO_METHOD
 enum { SOCKS_IPV4 = 1, SOCKS_NAME = 3, SOCKS_IPV6 = 4 };
 enum { SOCKS_OK, SOCKS_FAILURE, SOCKS_DENIED, SOCKS_NO_NET, SOCKS_NO_HOST, SOCKS_REFUSED, SOCKS_LATE, SOCKS_NO_COMMAND, SOCKS_NO_TYPE };
 
-/* --- what both share --- */
+/* --- shared by SOCKS5 and HTTP --- */
 
 static void put(struct talk_reply *r, const void *bytes, size_t n)
 {
     if (n > sizeof r->at - r->bytes)
-        n = sizeof r->at - r->bytes; /* cannot happen: a head is shorter by more than what is added */
+        n = sizeof r->at - r->bytes; /* cannot happen: the room is larger than the largest head and all that is added to it */
     memcpy(r->at + r->bytes, bytes, n);
     r->bytes += n;
 }
@@ -32,7 +32,7 @@ static void put_text(struct talk_reply *r, const char *text)
     put(r, text, strlen(text));
 }
 
-/* Compares in a time that does not depend on where they differ. */
+/* Compares in constant time, so that the time does not tell how many bytes of a password were right. */
 static bool same(const char *want, const uint8_t *got, size_t len)
 {
     char a[256] = "", b[256] = "";
@@ -45,7 +45,8 @@ static bool same(const char *want, const uint8_t *got, size_t len)
 
 /* --- SOCKS5 --- */
 
-/* Writes type, address and port behind three bytes, of an address such as "10.0.0.1:80". Returns the length with these three. */
+/* Converts an address such as "10.0.0.1:80" to the type, address and port of SOCKS5, which are written from at[3] on. Returns the length
+ * including the first three bytes, which the caller writes. */
 static size_t socks_local(uint8_t at[22], const char *local)
 {
     size_t n = 10;
@@ -80,7 +81,7 @@ static enum talk_next socks_methods(struct talk *t, const uint8_t *in, size_t by
     if (bytes < 2 || bytes < 2u + in[1])
         return TALK_MORE;
     *taken = 2u + in[1];
-    /* Without a password of its own the proxy takes any, of those who send one always. */
+    /* If the proxy has no password, it accepts any password, because some clients always send one. */
     bool none = memchr(in + 2, SOCKS_NO_AUTH, in[1]), password = memchr(in + 2, SOCKS_PASSWORD, in[1]);
     uint8_t method = !t->user && none ? SOCKS_NO_AUTH : password ? SOCKS_PASSWORD : SOCKS_NO_METHOD;
     put(reply, (uint8_t[]){SOCKS_VERSION, method}, 2);
@@ -110,8 +111,8 @@ static enum talk_next socks_refuse(struct talk_reply *reply, uint8_t code)
     return TALK_REFUSE;
 }
 
-/* Reads type, address and port, which begin at `in`. Returns their length; 0: there is less; SIZE_MAX: they are invalid. A
- * name is not empty. */
+/* Reads type, address and port of SOCKS5 at `in`. Returns their length; 0: they are not complete; SIZE_MAX: they are invalid, for example
+ * an empty name. */
 static size_t socks_address(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
 {
     if (bytes < 2)
@@ -157,7 +158,7 @@ static enum talk_next socks_request(struct talk *t, const uint8_t *in, size_t by
 
 size_t talk_datagram(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
 {
-    if (bytes < 4 || in[0] || in[1] || in[2]) /* in[2]: a piece of a datagram, which the RFC lets us drop */
+    if (bytes < 4 || in[0] || in[1] || in[2]) /* in[2] is not 0: a fragment of a datagram; the RFC allows dropping fragments */
         return 0;
     size_t n = socks_address(in + 3, bytes - 3, host, port);
     return n == 0 || n == SIZE_MAX || !*port ? 0 : 3 + n;
@@ -201,7 +202,7 @@ static enum talk_next http_wrong(struct talk_reply *reply, const char *why)
     return http_refuse(reply, "400 Bad Request", "", why);
 }
 
-/* The length of a head, with the empty line at its end. 0: it is not complete. */
+/* Returns the length of a request's head, including the empty line at its end. 0: the head is not complete. */
 static size_t head_end(const uint8_t *in, size_t bytes)
 {
     const uint8_t *end = in + bytes;
@@ -211,7 +212,7 @@ static size_t head_end(const uint8_t *in, size_t bytes)
     return 0;
 }
 
-/* The next line, without its end. */
+/* Returns the next line, without the line break. */
 static const char *next_line(const char **at, size_t *len)
 {
     const char *line = *at, *end = strstr(line, "\r\n");
@@ -226,7 +227,7 @@ static bool is_header(const char *line, size_t len, const char *name)
     return len > n && line[n] == ':' && strncasecmp(line, name, n) == 0;
 }
 
-/* Whether the line has the proxy's user and password. */
+/* Returns whether the line is a Proxy-Authorization header with the proxy's user and password. */
 static bool right_basic(const struct talk *t, const char *line, size_t len)
 {
     static const char name[] = "Proxy-Authorization";
@@ -245,7 +246,7 @@ static bool right_basic(const struct talk *t, const char *line, size_t len)
     return same(t->password, colon + 1, (size_t)(text + bytes - colon - 1)) && user;
 }
 
-/* Reads "HOST:PORT" or "[IPV6]:PORT". `port` is the default; 0: there is none. */
+/* Reads "HOST:PORT" or "[IPV6]:PORT". `port` is the default port; 0: the text must contain a port. */
 static bool read_authority(struct talk *t, const char *at, size_t len, uint32_t port)
 {
     char text[300];
@@ -259,7 +260,7 @@ static bool read_authority(struct talk *t, const char *at, size_t len, uint32_t 
         if (close[1] && close[1] != ':')
             return false;
         *close = '\0';
-        if (!strchr(++host, ':')) /* only an address of IPv6 has brackets */
+        if (!strchr(++host, ':')) /* only IPv6 addresses may be in brackets */
             return false;
     } else if (strpbrk(text, "[]") || (colon && strchr(text, ':') != colon)) {
         return false;
@@ -278,7 +279,7 @@ static bool read_authority(struct talk *t, const char *at, size_t len, uint32_t 
     return true;
 }
 
-/* Headers that are for the proxy, and Host, which the proxy writes itself. */
+/* Returns whether a header is not passed on: it is for the proxy, or is Host, which the proxy writes itself. */
 static bool is_ours(const char *line, size_t len)
 {
     static const char *const names[] = {"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "TE", "Upgrade", "Host"};
@@ -288,7 +289,7 @@ static bool is_ours(const char *line, size_t len)
     return false;
 }
 
-/* Reads the line that tells the body's length. False: it is wrong, or there was one before. */
+/* If the line is a header with the body's length, reads it. False: the length is invalid, or there was such a header before. */
 static bool read_length(struct talk_body *b, const char *line, size_t len)
 {
     static const char chunked[] = "chunked";
@@ -302,7 +303,7 @@ static bool read_length(struct talk_body *b, const char *line, size_t len)
         ;
     if (b->digits || at == end)
         return false;
-    b->digits = true; /* for now: there was such a line */
+    b->digits = true; /* until the body begins, this means: there was such a header */
     if (chunks) {
         b->state = BODY_SIZE;
         return end - at == sizeof chunked - 1 && strncasecmp(at, chunked, sizeof chunked - 1) == 0;
@@ -313,12 +314,13 @@ static bool read_length(struct talk_body *b, const char *line, size_t len)
     return at == end;
 }
 
-/* The head as the server gets it: the path instead of the whole address, without what is for the proxy. One request a connection. */
+/* Writes the head of the request as the server must get it: with the path instead of the whole URL, and without headers for the proxy. A
+ * connection carries only one request. */
 static enum talk_next http_plain(struct talk *t, const char *method, size_t method_len, const char *url, size_t url_len, const char *lines,
                                  struct talk_reply *reply)
 {
     if (url_len < 7 || strncasecmp(url, "http://", 7) != 0)
-        return http_wrong(reply, "this is a proxy: it expects CONNECT HOST:PORT, or a request for http://...");
+        return http_wrong(reply, "this is a proxy: send CONNECT HOST:PORT, or a request with a whole http:// URL");
     const char *from = url + 7, *end = url + url_len;
     size_t authority = 0;
     while (from + authority < end && !strchr("/?#", from[authority]))
@@ -329,9 +331,9 @@ static enum talk_next http_plain(struct talk *t, const char *method, size_t meth
     end = fragment;
     for (size_t i = 0; i < authority; i++)
         if (from[i] == '@')
-            return http_wrong(reply, "an address with a user is not possible here");
+            return http_wrong(reply, "the URL must not contain a user");
     if (!read_authority(t, from, authority, 80))
-        return http_wrong(reply, "the host or the port of the address is wrong");
+        return http_wrong(reply, "the host or the port in the URL is invalid");
     put(reply, method, method_len);
     put_text(reply, path < end && *path == '/' ? " " : " /");
     put(reply, path, (size_t)(end - path));
@@ -342,7 +344,7 @@ static enum talk_next http_plain(struct talk *t, const char *method, size_t meth
     for (const char *line; (line = next_line(&lines, &len)) && len;) {
         if (!read_length(&t->body, line, len)) {
             reply->bytes = 0;
-            return http_wrong(reply, "the length of the request's body is wrong, or it is there twice");
+            return http_wrong(reply, "the header with the length of the body is invalid, or there are two of them");
         }
         if (!is_ours(line, len)) {
             put(reply, line, len);
@@ -355,7 +357,8 @@ static enum talk_next http_plain(struct talk *t, const char *method, size_t meth
     return TALK_GO;
 }
 
-/* Checks the lines of a head: printable, each with a name. `*right`: one has the user and the password, if they are needed. */
+/* Checks the headers of a request: the characters must be printable, and each line must have a name. `*right`: no password is needed, or
+ * one of the lines has the right one. */
 static bool check_lines(const struct talk *t, const char *at, bool *right)
 {
     size_t len;
@@ -381,7 +384,7 @@ static enum talk_next http_request(struct talk *t, const uint8_t *in, size_t byt
     for (size_t i = 0; i < n; i++) {
         bool end = (head[i] == '\r' && head[i + 1] == '\n') || (head[i] == '\n' && i && head[i - 1] == '\r');
         if (((unsigned char)head[i] < ' ' && head[i] != '\t' && !end) || head[i] == 0x7f)
-            return http_wrong(reply, "the head of the request has an invalid character");
+            return http_wrong(reply, "the head of the request contains an invalid character");
     }
     const char *lines = head, *line = next_line(&lines, &len), *url = memchr(line, ' ', len);
     const char *version = url ? memchr(url + 1, ' ', (size_t)(line + len - url - 1)) : NULL;
@@ -389,22 +392,22 @@ static enum talk_next http_request(struct talk *t, const uint8_t *in, size_t byt
     if (!version || url == line || memchr(line, '\t', len) || (line + len - version != 9) || strncmp(version, " HTTP/1.", 8) != 0)
         return http_wrong(reply, "this is a proxy for HTTP/1.1 and SOCKS5");
     if (!check_lines(t, lines, &right))
-        return http_wrong(reply, "a line of the request's head has no name");
+        return http_wrong(reply, "a line in the head of the request is not a header: it has no name");
     if (!right)
         return http_refuse(reply, "407 Proxy Authentication Required", "Proxy-Authenticate: Basic realm=\"weft proxy\"\r\n",
-                           "the proxy expects a user and a password");
+                           "this proxy needs a user and a password");
     size_t url_len = (size_t)(version - url - 1);
     if (url - line != 7 || memcmp(line, "CONNECT", 7) != 0)
         return http_plain(t, line, (size_t)(url - line), url + 1, url_len, lines, reply);
     if (!read_authority(t, url + 1, url_len, 0))
-        return http_wrong(reply, "CONNECT expects HOST:PORT");
+        return http_wrong(reply, "CONNECT needs HOST:PORT");
     t->state = TALK_CONNECT;
     return TALK_GO;
 }
 
 /* --- the body of a plain request --- */
 
-/* The next byte of what is around chunks. One that is wrong ends the body: the server gets it, but nothing behind it. */
+/* Handles the next byte between two chunks. An invalid byte ends the body: this byte is still passed on, but nothing after it. */
 static enum body_state body_byte(struct talk_body *b, uint8_t c)
 {
     const char *hex = "0123456789abcdef", *digit = c ? strchr(hex, c >= 'A' && c <= 'F' ? c + 'a' - 'A' : c) : NULL;
@@ -444,7 +447,7 @@ size_t talk_body(struct talk_body *b, const uint8_t *in, size_t bytes)
     return at;
 }
 
-/* --- all --- */
+/* --- the public functions --- */
 
 enum talk_next talk_read(struct talk *t, const uint8_t *in, size_t bytes, size_t *taken, struct talk_reply *reply)
 {

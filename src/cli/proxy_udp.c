@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Datagrams of a proxy: see proxy_udp.h. As anywhere on their way, one for which there is no room is dropped.
+ * Datagrams of a proxy: see proxy_udp.h. A datagram for which there is no room is dropped, as on any network.
  */
 #include "cli/proxy_udp.h"
 
@@ -12,10 +12,10 @@
 #include "cli/proxy_talk.h"
 #include "gateway/net.h"
 
-#define TURNS    64u                 /* datagrams at a time */
-#define WAIT_MAX 8u                  /* datagrams that wait until their flow is open */
-#define IDLE_NS  (120 * WEFT_SECOND) /* a flow that nobody uses */
-#define AGAIN_NS (5 * WEFT_SECOND)   /* between two attempts to open a flow that was refused */
+#define TURNS    64u                 /* how many datagrams are handled before other work */
+#define WAIT_MAX 8u                  /* datagrams of one flow that may wait until it is open */
+#define IDLE_NS  (120 * WEFT_SECOND) /* a flow without datagrams for this time ends */
+#define AGAIN_NS (5 * WEFT_SECOND)   /* how long a flow that could not be opened stays refused */
 
 struct datagram {
     struct datagram *next;
@@ -23,7 +23,7 @@ struct datagram {
     uint8_t at[];
 };
 struct flow {
-    struct forward_changed changed; /* the first member */
+    struct forward_changed changed; /* must be the first member */
     struct association *a;
     struct flow *next;
     char host[256];
@@ -38,8 +38,8 @@ struct flow {
 struct association {
     struct proxy_udp *u;
     struct association *next, **at;
-    struct net_address client;  /* port 0: not known yet */
-    struct sockaddr_storage to; /* the same as the socket wants it, when it is known */
+    struct net_address client;  /* where the client's datagrams come from; port 0: not known yet */
+    struct sockaddr_storage to; /* the same address in the form that sendto() needs, when it is known */
     socklen_t to_len;
     struct flow *flows;
 };
@@ -65,7 +65,7 @@ static void flow_free(struct flow **at)
 {
     struct flow *w = *at;
     struct proxy_udp *u = w->a->u;
-    weft_net_close(w->net); /* from here on notice() is not called */
+    weft_net_close(w->net); /* after this, notice() is not called any more */
     forward_list_remove(&u->changed, &w->changed);
     for (struct datagram *d; (d = w->waiting);) {
         w->waiting = d->next;
@@ -107,7 +107,7 @@ static struct flow *flow_new(struct association *a, const char *host, uint32_t p
     a->flows = w;
     u->flows++;
     weft_net_notify(w->net, notice, w);
-    notice(w); /* it may be open already */
+    notice(w); /* the socket may be open already, and then notice() was not called */
     return w;
 }
 
@@ -148,7 +148,7 @@ static void flow_opened(struct flow *w)
     }
 }
 
-/* Passes on what has come from the network. */
+/* Passes datagrams that have come from the network on to the client. */
 static void flow_receive(struct flow *w)
 {
     struct proxy_udp *u = w->a->u;
@@ -163,7 +163,7 @@ static void flow_receive(struct flow *w)
         if (sendto(u->watch.fd, at - head, head + n, MSG_DONTWAIT, (struct sockaddr *)&w->a->to, w->a->to_len) > 0)
             forward_count(&u->f->down_bytes, n);
     }
-    notice(w); /* the others first */
+    notice(w); /* continue after other flows had their turn */
 }
 
 bool proxy_udp_go_on(struct proxy_udp *u)
@@ -206,7 +206,8 @@ static bool same_host(const struct net_address *a, const struct net_address *b)
                                         : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
 }
 
-/* Whose datagram it is: that of the association with this address; else of the first one of this host that has got none yet. */
+/* Finds the association to which a datagram belongs: the one with this address and port; otherwise the oldest one of this host whose port
+ * is not known yet. */
 static struct association *association_of(struct proxy_udp *u, struct net_address *from)
 {
     struct association *first = NULL;
@@ -216,7 +217,7 @@ static struct association *association_of(struct proxy_udp *u, struct net_addres
         if (*port_of(&a->client) == *port_of(from))
             return a;
         if (!*port_of(&a->client))
-            first = a; /* the list begins with the newest */
+            first = a; /* no break: the list begins with the newest, and the oldest is wanted */
     }
     if (first)
         *port_of(&first->client) = *port_of(from);
@@ -278,7 +279,7 @@ struct association *proxy_udp_associate(struct proxy_udp *u, int client, uint32_
         return NULL;
     }
     *port_of(&a->client) = htons((uint16_t)port);
-    *port_of(&here) = *port_of(&there); /* the client has reached this address */
+    *port_of(&here) = *port_of(&there); /* the client has connected to this address, so it can reach it */
     net_address_text(&here, at, FORWARD_ADDRESS);
     a->u = u;
     a->next = u->associations;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft publish: a port of another node's host, the gateway, that leads to a server on a host without network. The control node asks the
- * gateway to listen, and moves the bytes (publish_serve.c).
+ * weft publish: makes a server on a host without network reachable at a port of another host. The control node, the node of the standing
+ * cluster on this host, asks a node of that other host, the gateway, to listen, and moves the bytes of all connections (publish_serve.c).
  */
 #include <stdio.h>
 #include <string.h>
@@ -16,19 +16,21 @@ static const char help[] =
     "Usage: weft publish [OPTIONS] [ADDRESS:]PORT\n"
     "       weft publish --end [ADDRESS:]PORT [--cluster NAME]\n"
     "\n"
-    "Lets others reach a server of this host, which may have no network, at a port of another host of a standing cluster\n"
-    "(`weft up`), the gateway. Prints the address there, and stays until a signal or the cluster's end. Several may run at\n"
-    "once; `weft status` shows them. Without ADDRESS the gateway listens at all its addresses: whoever reaches these can use\n"
-    "the server. PORT 0: any free port.\n"
+    "Publishes a server of this host, which need not have a network, at a port of another host of a standing cluster\n"
+    "(`weft up`). A node on the other host, the gateway, listens at the port; whoever connects there reaches the server.\n"
+    "Prints the gateway's address, and runs until a signal comes or the cluster ends. Several ports can be published at once;\n"
+    "`weft status` shows them. Without ADDRESS the gateway listens at all its addresses. PORT 0 means any free port.\n"
     "\n"
-    "      --via HOST         the gateway: a host, as `weft status` names it, or the number of a node; else the first other node\n"
-    "      --to HOST:PORT     the server: a port of the loopback of that host; else PORT of this host. With another host,\n"
-    "                         the gateway is this host unless --via names one. HOST may be empty: this host\n"
-    "      --to HOST:/PATH    the server: a Unix socket of that host\n"
-    "      --keep             do not stay: the port stays until --end, or until the gateway or the cluster ends\n"
-    "      --end              end a port of --keep\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-    "  -h, --help             this text\n"
+    "      --via HOST         the gateway: a host's name or a node's number, as `weft status` shows them; default: the first\n"
+    "                         other node that offers its network\n"
+    "      --to HOST:PORT     the server: port PORT of the loopback address of HOST. An empty HOST is this host. Default: the\n"
+    "                         port of this host that has the published number. If HOST is another host and --via is not\n"
+    "                         given, this host is the gateway\n"
+    "      --to HOST:/PATH    the server: a Unix socket of HOST\n"
+    "      --keep             return at once; the port stays published until --end, or until the gateway or the cluster ends\n"
+    "      --end              end a port that was published with --keep\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 for a failure; 2 for a wrong command line.\n"
     "\n"
@@ -94,16 +96,18 @@ int cli_publish(int argc, char **argv)
         case 'e': o.end = true; break;
         case 'T':
             if (!is_target(optarg))
-                return cli_usage("publish", "--to '%s': expected HOST:PORT, or HOST:/PATH with a path of at most 103 bytes", optarg);
+                return cli_usage("publish", "--to '%s' is not valid: write HOST:PORT, or HOST:/PATH with a path of at most 103 bytes",
+                                 optarg);
             o.to = optarg;
             break;
         case 'h': fputs(help, stdout); return cli_flush("publish");
         default: return CLI_USAGE;
         }
     if (optind + 1 != argc)
-        return cli_usage("publish", argc > optind ? "unexpected '%s'" : "give the port of the gateway", argv[argc - 1]);
+        return cli_usage("publish", argc > optind ? "unexpected argument '%s'" : "no port: give the port at which the gateway must listen",
+                         argv[argc - 1]);
     if (o.end && (o.via || o.to || o.keep))
-        return cli_usage("publish", "--end excludes --via, --to and --keep");
+        return cli_usage("publish", "--end cannot be used with --via, --to or --keep");
     if (forward_parse(argv[optind], host, &port))
         return cli_usage("publish", "%s", base_error());
     return o.end ? forward_end("publish", o.cluster, CONTROL_PUBLISH, argv[optind]) : publish(&o, argv[optind]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serves a published port: one thread for all its connections. The gateway accepts a connection for this node, and the target connects to
- * the server for it: both by the net service. This thread copies the bytes from the rings of the one to the rings of the other.
+ * Serves all connections of a published port on one thread. For each client, there is a pair of connections of the net service: the gateway
+ * accepts the client's connection, and the target node connects to the server. This thread copies bytes between the rings of the two.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,24 +12,25 @@
 #include "cli/forward_loop.h"
 #include "weft/net.h"
 
-#define TURNS     16u                /* pieces that one connection moves before the next one gets its turn */
-#define ACCEPTS   16u                /* connections for which the gateway has somebody who waits */
-#define READY_MAX 256u               /* connections to go on with, before the rest is looked at */
-#define PAUSE_NS  (20 * WEFT_MS)     /* when something cannot be done now: no memory, no descriptors */
-#define AGAIN_NS  (10 * WEFT_SECOND) /* a Unix socket whose queue is full: how long to try again */
-#define SAY_NS    (10 * WEFT_SECOND) /* between two sentences that connections cannot be made */
+#define TURNS     16u                /* how many pieces one pair moves before others get a turn */
+#define BRIEF     65536u             /* largest piece when the progress thread moves bytes; it moves at most two */
+#define ACCEPTS   16u                /* how many accepts wait at the gateway at the same time */
+#define READY_MAX 256u               /* how many changed pairs are served before anything else */
+#define PAUSE_NS  (20 * WEFT_MS)     /* how long to wait when there is no memory or no descriptor */
+#define AGAIN_NS  (10 * WEFT_SECOND) /* how long connecting is tried again if the queue of a Unix socket is full */
+#define SAY_NS    (10 * WEFT_SECOND) /* failures to connect to the server are logged at most this often */
 
 enum pair_state { PAIR_ACCEPTS, PAIR_CONNECTS, PAIR_AGAIN, PAIR_MOVES };
 enum { CLIENT, SERVER };
 struct pair {
-    struct forward_changed changed; /* the first member */
+    struct forward_changed changed; /* must be the first member */
     struct publish *p;
     struct pair *next, **at;
     enum pair_state state;
-    weft_socket *side[2]; /* CLIENT: at the gateway; SERVER: at the target */
-    bool over[2];         /* nothing more is taken from that side */
+    weft_socket *side[2]; /* CLIENT: the connection at the gateway; SERVER: the one at the target */
+    bool over[2];         /* that side sends no more */
     weft_op op[2];
-    int64_t deadline; /* PAIR_AGAIN */
+    int64_t deadline; /* in PAIR_AGAIN: until when connecting is tried again */
 };
 struct publish {
     struct forward *f;
@@ -40,14 +41,20 @@ struct publish {
     int64_t said;
 };
 
-/* The connection has changed: called by weft on any thread. */
+/* weft calls this on any thread when one of the two connections has changed (weft_net_notify()). */
 static void notice(void *arg)
 {
     struct pair *c = arg;
+    forward_notice(&c->p->loop, &c->changed);
+}
+
+/* It must be looked at again. */
+static void pair_again(struct pair *c)
+{
     forward_list_add(&c->p->loop.changed, &c->changed);
 }
 
-/* The listener's gateway is gone. */
+/* weft calls this when the listener has changed: its gateway is gone. */
 static void notice_end(void *arg)
 {
     const struct publish *p = arg;
@@ -57,7 +64,7 @@ static void notice_end(void *arg)
 static void pair_free(struct pair *c, bool drop)
 {
     struct publish *p = c->p;
-    for (int i = 0; i < 2; i++) { /* from here on notice() is not called */
+    for (int i = 0; i < 2; i++) { /* after this, notice() is not called any more */
         if (drop)
             weft_net_abort(c->side[i]);
         else
@@ -75,7 +82,7 @@ static void pair_free(struct pair *c, bool drop)
     free(c);
 }
 
-/* Client and server see a reset, so that neither takes an incomplete stream for a complete one. */
+/* Resets the connections to client and server. The resets tell both that the stream is incomplete. */
 static void pair_reset(struct pair *c)
 {
     pair_free(c, true);
@@ -83,7 +90,7 @@ static void pair_reset(struct pair *c)
 
 /* --- moving bytes --- */
 
-/* Moves one piece. False: nothing more now. `*broken`: reset both. */
+/* Moves one piece from one side to the other. False: nothing can be moved now. `*broken`: reset both connections. */
 static bool move_one(struct pair *c, int from, bool *broken)
 {
     const void *at;
@@ -104,11 +111,12 @@ static bool move_one(struct pair *c, int from, bool *broken)
     if (rc == -EAGAIN)
         return false;
     if (rc) {
-        c->over[from] = rc == -EPIPE; /* the other side takes no more; what it has sent is still passed on */
+        c->over[from] = rc == -EPIPE; /* the other side reads no more; the bytes that it has sent are still passed on */
         *broken = rc != -EPIPE;
         return false;
     }
     size_t n = have < room ? have : room;
+    n = c->p->loop.brief && n > BRIEF ? BRIEF : n;
     memcpy(to, at, n);
     *broken = weft_net_put(c->side[!from], n) != 0 || weft_net_taken(c->side[from], n) != 0;
     forward_count(from == CLIENT ? &c->p->f->up_bytes : &c->p->f->down_bytes, n);
@@ -118,18 +126,19 @@ static bool move_one(struct pair *c, int from, bool *broken)
 static void pair_move(struct pair *c)
 {
     bool broken = false, more = false;
+    const unsigned turns = c->p->loop.brief ? 2 : TURNS;
     for (int from = CLIENT; from <= SERVER && !broken; from++) {
         unsigned i = 0;
-        while (!c->over[from] && i < TURNS && move_one(c, from, &broken))
+        while (!c->over[from] && i < turns && move_one(c, from, &broken))
             i++;
-        more = more || i == TURNS;
+        more = more || i == turns;
     }
     if (broken)
         pair_reset(c);
     else if (c->over[CLIENT] && c->over[SERVER])
         pair_free(c, false);
     else if (more)
-        notice(c); /* the others first */
+        pair_again(c); /* continue after other pairs had their turn */
 }
 
 /* --- opening --- */
@@ -141,12 +150,12 @@ static void pair_connect(struct pair *c)
         .bytes = sizeof spec, .host = f->to, .port = f->to_port, .flags = WEFT_NET_LOOPBACK | (f->to_port ? WEFT_NET_NODELAY : 0)};
     c->state = PAIR_CONNECTS;
     if (weft_net_connect_start(f->w, f->target, &spec, &c->side[SERVER], &c->op[SERVER])) {
-        c->state = PAIR_AGAIN; /* no memory, perhaps */
+        c->state = PAIR_AGAIN; /* there may be no memory now: try again later */
         c->p->paused = true;
         return;
     }
     weft_net_notify(c->side[SERVER], notice, c);
-    notice(c); /* it may be open already */
+    pair_again(c); /* the connection may be open already, and then notice() was not called */
 }
 
 static void say_refused(struct publish *p)
@@ -159,7 +168,7 @@ static void say_refused(struct publish *p)
     base_log(BASE_LOG_WARN, "published port %s: a connection was reset: %s", p->f->address, weft_error());
 }
 
-/* The target has connected, or not. */
+/* Handles the end of the target's attempt to connect. */
 static void pair_connected(struct pair *c)
 {
     int rc = weft_net_error(c->side[SERVER]);
@@ -181,7 +190,7 @@ static void pair_connected(struct pair *c)
     pair_reset(c);
 }
 
-/* The gateway has accepted a connection, or not. */
+/* Handles the end of an accept at the gateway. */
 static void pair_accepted(struct pair *c)
 {
     struct publish *p = c->p;
@@ -189,7 +198,7 @@ static void pair_accepted(struct pair *c)
     if (rc == -EINPROGRESS)
         return;
     if (rc) {
-        p->paused = true; /* no descriptors, perhaps */
+        p->paused = true; /* there may be no descriptors now: accept again later */
         pair_free(c, true);
         return;
     }
@@ -201,7 +210,7 @@ static void pair_accepted(struct pair *c)
     pair_connect(c);
 }
 
-/* Asks for the next connection. False: not now. */
+/* Starts an accept at the gateway. False: not possible now. */
 static bool pair_new(struct publish *p)
 {
     struct pair *c = calloc(1, sizeof *c);
@@ -218,26 +227,34 @@ static bool pair_new(struct publish *p)
     p->count++;
     p->accepting++;
     weft_net_notify(c->side[CLIENT], notice, c);
-    notice(c); /* it may have come already */
+    pair_again(c); /* a connection may have come already, and then notice() was not called */
     return true;
 }
 
 /* --- the published port --- */
 
-/* Goes on with pairs that have changed. False: some are left. */
+/* Serves one pair that has changed. False: there is none. */
+static bool pair_go_on(void *arg)
+{
+    struct publish *p = arg;
+    struct pair *c = (struct pair *)forward_list_take(&p->loop.changed);
+    switch (c ? c->state : PAIR_AGAIN) {
+    case PAIR_ACCEPTS: pair_accepted(c); break;
+    case PAIR_CONNECTS: pair_connected(c); break;
+    case PAIR_MOVES: pair_move(c); break;
+    default: break;
+    }
+    if (p->loop.brief && (p->paused || p->accepting < ACCEPTS)) /* only the thread of the loop makes new pairs */
+        forward_wake(p->loop.changed.wake_fd);
+    return c;
+}
+
+/* Serves pairs that have changed. False: some are left for later. */
 static bool look_at_ready(struct publish *p)
 {
-    for (unsigned i = 0; i < READY_MAX; i++) {
-        struct pair *c = (struct pair *)forward_list_take(&p->loop.changed);
-        if (!c)
+    for (unsigned i = 0; i < READY_MAX; i++)
+        if (!pair_go_on(p))
             return true;
-        switch (c->state) {
-        case PAIR_ACCEPTS: pair_accepted(c); break;
-        case PAIR_CONNECTS: pair_connected(c); break;
-        case PAIR_MOVES: pair_move(c); break;
-        default: break;
-        }
-    }
     return false;
 }
 
@@ -253,7 +270,7 @@ static void look_at_paused(struct publish *p)
     }
 }
 
-/* Returns 0 when the command is gone; else why the published port has ended. */
+/* Returns 0 when the forward must end (forward_loop.over); otherwise the error of the listener. */
 static int publish_loop(struct publish *p)
 {
     while (!p->loop.over) {
@@ -275,7 +292,7 @@ static int publish_loop(struct publish *p)
 int publish_serve(struct forward *f)
 {
     struct publish p = {.f = f};
-    int rc = forward_loop_open(&p.loop, f->control);
+    int rc = forward_loop_open(&p.loop, f->w, f->control, pair_go_on, &p);
     if (rc)
         base_fail(rc, "the published port cannot wait for connections: %s", base_strerror(rc));
     else {

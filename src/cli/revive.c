@@ -19,6 +19,7 @@
 #define AGAIN_MAX (30 * WEFT_SECOND)
 #define TRIES     3u              /* a node must join within this many attempts */
 #define LOOK_NS   (500 * WEFT_MS) /* time between two checks whether the cluster is to end */
+#define START_NS  (10 * WEFT_MS)  /* time between two checks whether the cluster is up */
 
 static void forget(struct launcher *s)
 {
@@ -45,16 +46,23 @@ static void give_up(struct launcher *s, uint32_t place, const char *why)
     s->status = s->status ? s->status : 1;
 }
 
+/* Once the cluster is up, nodes that end are started again. Before, the end of one node ends all of them. */
+static void see_if_up(struct launcher *s)
+{
+    s->up = s->up || access(s->l->revive->up, F_OK) == 0;
+}
+
 bool revive_ended(struct launcher *s, uint32_t rank, int how)
 {
     struct node *node = &s->nodes[rank];
     uint32_t place = launch_place(s, rank);
     int status = base_process_status(how);
     char name[32], what[96];
+    see_if_up(s);
     if (!s->up)
         return false;
     if (status == LAUNCH_CANNOT_JOIN) {
-        give_up(s, place, "it cannot join; its message says why");
+        give_up(s, place, "the node cannot join; see its error message in this log");
         return true;
     }
     node->tries = status == LAUNCH_NOT_JOINED ? node->tries + 1 : 0;
@@ -104,8 +112,7 @@ static void start_again(struct launcher *s, uint32_t rank)
 
 bool revive_down(struct launcher *s)
 {
-    /* checked often, because a control node that leaves removes the socket for a moment */
-    s->up = s->up || access(s->l->revive->up, F_OK) == 0;
+    see_if_up(s); /* checked often, because a control node that leaves removes the socket for a moment */
     return !s->ending && access(s->l->revive->down, F_OK) == 0;
 }
 
@@ -120,7 +127,7 @@ void revive_round(struct launcher *s)
 
 int64_t revive_due(const struct launcher *s)
 {
-    int64_t due = base_now_ns() + LOOK_NS;
+    int64_t due = base_now_ns() + (s->up ? LOOK_NS : START_NS);
     for (uint32_t i = 0; i < s->l->nodes && s->waiting; i++)
         if (s->nodes[i].waits && s->nodes[i].again < due)
             due = s->nodes[i].again;

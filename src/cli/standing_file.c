@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the control node does for `weft cat`, `weft files` and `weft pin`: it asks the nodes' service 'file'.
+ * The control node's part of `weft cat`, `weft files` and `weft pin`: sends requests to the service 'file' of other nodes (weft/file.h).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,12 +9,12 @@
 #include "weft/file.h"
 #include "weft/service.h"
 
-#define READ_NS   (30 * WEFT_SECOND) /* for a part of a file to come from the gateway's disk */
+#define READ_NS   (30 * WEFT_SECOND) /* how long the gateway may take to read a part of a file from its disk */
 #define CAT_BYTES (256u << 10)
-#define PIN_SAY   8u     /* pieces that are read between two signs of life */
-#define FILES_MAX 10000u /* of one node */
+#define PIN_SAY   8u     /* after so many pieces, the command is told that reading goes on */
+#define FILES_MAX 10000u /* most files of one node that are listed */
 
-/* The node that has a file. */
+/* Finds the node that a request names, and checks that it offers files. */
 static int file_node(weft_node *w, struct jobs *jobs, const struct control_request *r, uint32_t *node)
 {
     int rc = jobs_node(jobs, r->hosts[0], node);
@@ -24,7 +24,9 @@ static int file_node(weft_node *w, struct jobs *jobs, const struct control_reque
         return base_fail(-ECONNRESET, "%s: node %u is gone", r->hosts[0], *node);
     return weft_service_offered(w, *node, WEFT_SERVICE_FILE)
                ? 0
-               : base_fail(-EOPNOTSUPP, "%s: node %u does not offer the service 'file'", r->hosts[0], *node);
+               : base_fail(-EOPNOTSUPP,
+                           "%s: node %u does not offer the service 'file'; if it has just joined, try again, else name another host",
+                           r->hosts[0], *node);
 }
 
 static void send_end(int fd, int rc)
@@ -37,7 +39,7 @@ static void send_end(int fd, int rc)
 
 /* --- weft cat --- */
 
-/* False: the command is gone. */
+/* Sends bytes to the command. False: the command has ended. */
 static bool send_bytes(int fd, uint32_t node, const uint8_t *bytes, size_t len)
 {
     for (size_t at = 0, n; at < len; at += n) {
@@ -74,7 +76,7 @@ void standing_cat(weft_node *w, struct jobs *jobs, int fd, const struct control_
 
 /* --- weft pin --- */
 
-/* Reads the whole file into the cache. */
+/* Reads one byte of each piece, so that the gateway caches the whole file. */
 static int pin_read(weft_file *f, int fd)
 {
     char byte;
@@ -113,7 +115,7 @@ static json_t *number(uint64_t n)
     return json_integer((json_int_t)n);
 }
 
-/* The path, with '?' for what JSON or a terminal cannot show. */
+/* Returns the path, with '?' in place of bytes that JSON or a terminal cannot show. */
 static json_t *path_text(char *path)
 {
     for (char *c = path; *c; c++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the control node does for `weft proxy` and `weft publish`: it makes a forward, lists it, and serves it. A proxy's listening socket
- * comes from its command. The listener of a published port is at the gateway.
+ * The control node's part of `weft proxy` and `weft publish`: makes a forward, lists it, and serves it (forward.h). The listening socket of
+ * a proxy comes from its command; the listener of a published port is at the gateway.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #include "gateway/net.h"
 #include "weft/service.h"
 
-#define SOCKET_NS (10 * WEFT_SECOND) /* the command sends its socket at once */
+#define SOCKET_NS (10 * WEFT_SECOND) /* how long to wait for the command's socket, which it sends at once */
 
 /* --- the list --- */
 
@@ -27,7 +27,7 @@ static int forward_list(struct forward *f)
     if (!closing) {
         f->began = (int64_t)time(NULL);
         f->at = &all->forwards;
-        while (*f->at) /* the newest is the last */
+        while (*f->at) /* find the end of the list: forwards are listed in the order in which they began */
             f->at = &(*f->at)->next;
         *f->at = f;
         all->running++;
@@ -47,14 +47,14 @@ static void forward_unlist(struct forward *f)
         close(f->end);
     all->running--;
     pthread_cond_broadcast(&all->changed);
-    pthread_mutex_unlock(&all->lock); /* from now on jobs_close() may free all */
+    pthread_mutex_unlock(&all->lock); /* from here on jobs_close() may free `all` */
 }
 
-/* With the jobs' lock held. */
+/* Makes a kept forward end. Called with the jobs' lock held. */
 static void end_kept(struct forward *f)
 {
     if (f->end >= 0)
-        close(f->end); /* its thread sees the end of the pipe */
+        close(f->end); /* its thread sees that the pipe was closed, and ends */
     f->end = -1;
 }
 
@@ -66,7 +66,7 @@ void forwards_end(struct jobs *jobs)
     pthread_mutex_unlock(&jobs->lock);
 }
 
-/* "1080" means each forward of that port. */
+/* Whether `text` means this forward. It is an address, or only a port, which means all forwards with that port. */
 static bool is_at(const struct forward *f, const char *text)
 {
     const char *colon = strrchr(f->address, ':');
@@ -86,8 +86,8 @@ static int end_by_address(struct jobs *jobs, bool publishes, const char *text)
     }
     pthread_mutex_unlock(&jobs->lock);
     const char *what = publishes ? "published port" : "proxy";
-    return rc == -EBUSY ? base_fail(rc, "the %s %s ends with its command, which still runs", what, text)
-           : rc         ? base_fail(rc, "there is no %s %s of this host that was started with --keep: `weft status` lists them", what, text)
+    return rc == -EBUSY ? base_fail(rc, "the %s %s was not started with --keep: to end it, end its command", what, text)
+           : rc         ? base_fail(rc, "there is no %s at %s on this host: `weft status` lists those that there are", what, text)
                         : 0;
 }
 
@@ -130,10 +130,12 @@ static int offers_net(struct forward *f, const char *option, const char *word, u
         return base_fail(-ECONNRESET, "%s %s: node %u is gone", option, word, node);
     return weft_service_offered(f->w, node, WEFT_SERVICE_NET)
                ? 0
-               : base_fail(-EOPNOTSUPP, "%s %s: node %u (%s) does not offer the service 'net'", option, word, node, host);
+               : base_fail(-EOPNOTSUPP,
+                           "%s %s: node %u (%s) does not offer the service 'net'; if it has just joined, try again, else name another host",
+                           option, word, node, host);
 }
 
-/* The gateway: the node that was asked for; else the first one other than `but` that offers `net`, this node first. */
+/* Chooses the gateway: the node of --via; otherwise the first node except `but` that offers `net`, beginning with this node. */
 static int choose_gateway(struct forward *f, const struct control_request *r, uint32_t but)
 {
     uint32_t own = weft_rank(f->w);
@@ -148,7 +150,8 @@ static int choose_gateway(struct forward *f, const struct control_request *r, ui
             return 0;
         }
     }
-    return base_fail(-EOPNOTSUPP, "no other node of the cluster offers the service 'net': name a gateway with --via HOST");
+    return base_fail(-EOPNOTSUPP,
+                     "no other node of the cluster offers the service 'net', so no gateway can be chosen: name one with --via HOST");
 }
 
 static int take_listener(struct forward *f)
@@ -162,12 +165,12 @@ static int take_listener(struct forward *f)
     f->listener = fds[0];
     f->datagrams = fds[1];
     if (rc || f->listener < 0)
-        return base_fail(rc ? rc : -EPROTO, "the command has sent no listening socket: %s", base_strerror(rc ? rc : -EPROTO));
+        return base_fail(rc ? rc : -EPROTO, "the command has not sent a listening socket: %s", base_strerror(rc ? rc : -EPROTO));
     if (getsockopt(f->listener, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) || !listens)
-        return base_fail(-EPROTO, "the descriptor that the command has sent is no listening socket");
+        return base_fail(-EPROTO, "the first descriptor that the command has sent is not a listening socket");
     len = sizeof type;
     if (f->datagrams >= 0 && (getsockopt(f->datagrams, SOL_SOCKET, SO_TYPE, &type, &len) || type != SOCK_DGRAM))
-        return base_fail(-EPROTO, "the second descriptor that the command has sent is no socket of datagrams");
+        return base_fail(-EPROTO, "the second descriptor that the command has sent is not a UDP socket");
     fcntl(f->listener, F_SETFL, O_NONBLOCK);
     len = sizeof a;
     if (getsockname(f->listener, (struct sockaddr *)&a, &len) == 0 && net_address_take(&address, (struct sockaddr *)&a, len))
@@ -190,10 +193,10 @@ static int proxy_make(struct forward *f, const struct control_request *r)
         return rc;
     jobs_host(f->jobs, f->gateway, host, sizeof host);
     rc = control_send(f->control, CONTROL_STARTED, f->gateway, 0, host, strlen(host));
-    return rc ? base_fail(rc, "the command is gone") : take_listener(f);
+    return rc ? base_fail(rc, "the command that asked for it has ended") : take_listener(f);
 }
 
-/* Reads HOST:PORT or HOST:PATH, of which HOST may be empty. */
+/* Reads HOST:PORT or HOST:PATH. An empty HOST means this host. */
 static int publish_target(struct forward *f, const char *to, uint32_t port)
 {
     char host[FORWARD_WORD_MAX + 1] = "";
@@ -204,13 +207,14 @@ static int publish_target(struct forward *f, const char *to, uint32_t port)
         if (colon[1] == '/')
             snprintf(f->to, sizeof f->to, "%s", colon + 1);
         else if (base_parse_number(colon + 1, 1, 65535, &n))
-            return base_fail(-EINVAL, "--to %s: expected HOST:PORT or HOST:/PATH", to);
+            return base_fail(-EINVAL, "--to %s is not valid: write HOST:PORT or HOST:/PATH", to);
     }
     f->to_port = f->to[0] ? 0 : (uint32_t)n;
     f->target = weft_rank(f->w);
     int rc = host[0] ? jobs_node(f->jobs, host, &f->target) : 0;
     if (!rc && !f->to[0] && !f->to_port)
-        rc = base_fail(-EINVAL, "port 0 is any free port of the gateway: --to HOST:PORT must say where it leads");
+        rc =
+            base_fail(-EINVAL, "port 0 means any free port of the gateway, so the server's port is not known: give it with --to HOST:PORT");
     return rc ? rc : offers_net(f, "--to", host[0] ? host : "this host", f->target);
 }
 
@@ -233,7 +237,7 @@ static int publish_make(struct forward *f, const struct control_request *r)
     int n = snprintf(text, sizeof text, "%s ", f->address);
     jobs_host(f->jobs, f->gateway, text + n, sizeof text - (size_t)n);
     rc = control_send(f->control, CONTROL_STARTED, f->gateway, 0, text, strlen(text));
-    return rc ? base_fail(rc, "the command is gone") : 0;
+    return rc ? base_fail(rc, "the command that asked for it has ended") : 0;
 }
 
 /* --- serving --- */
@@ -259,7 +263,7 @@ static void *serve_kept(void *arg)
     int control = f->control;
     if (forward_serve(f))
         base_log(BASE_LOG_WARN, "the %s %s has ended: %s", f->publishes ? "published port" : "proxy", f->address, base_error());
-    weft_net_close(f->published); /* before jobs_close() may go on, and the node leaves */
+    weft_net_close(f->published); /* before forward_unlist(): after that, jobs_close() may go on and the node may leave */
     f->published = NULL;
     forward_unlist(f);
     close(control);
@@ -267,13 +271,13 @@ static void *serve_kept(void *arg)
     return NULL;
 }
 
-/* Passes the forward to a thread of its own, which frees it. */
+/* Starts a thread that serves the forward and frees it. */
 static int forward_keep(struct forward *f)
 {
     pthread_t thread;
     int ends[2], rc = base_pipe(ends, O_NONBLOCK);
     if (rc)
-        return base_fail(rc, "no pipe for a proxy or published port that stays: %s", base_strerror(rc));
+        return base_fail(rc, "cannot make a pipe for a proxy or published port with --keep: %s", base_strerror(rc));
     f->control = ends[0];
     f->end = ends[1];
     f->kept = true;
@@ -290,7 +294,7 @@ static int forward_keep(struct forward *f)
     }
     forward_unlist(f);
     close(ends[0]);
-    return base_fail(rc, "no thread for a proxy or published port that stays: %s", base_strerror(rc));
+    return base_fail(rc, "cannot start a thread for a proxy or published port with --keep: %s", base_strerror(rc));
 }
 
 void standing_forward(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r)

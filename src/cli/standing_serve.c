@@ -264,7 +264,7 @@ static void serve_page(struct standing_server *s, int fd)
     head[n] = '\0';
     bool ours = strncmp(head, "GET /metrics ", 13) == 0 || strncmp(head, "GET / ", 6) == 0;
     char *text = ours ? standing_metrics(s->w, s->jobs) : NULL;
-    const char *body = text ? text : "GET /metrics is all that is here\n";
+    const char *body = text ? text : "this server has only the page /metrics\n";
     int m = snprintf(
         first, sizeof first,
         "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * The tasks of a job: the processes, their output and their input. Each task has a thread that reads its standard output and waits for its
- * end, and one that reads its standard error. They send what they read to the command: while it does not read, they wait, and so do the
- * processes. What a detached job writes is kept instead.
+ * end, and one that reads its standard error. They send what they read to the command. If the command does not read, the threads wait, and
+ * so do the processes. The output of a detached job is kept instead.
  *
- * A task has ended when its process has, and its output has been read. A process that has left the group of its task (setsid) may hold the
- * output open: it is no longer read LATE_NS after the end of the task's process.
+ * A task has ended when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the
+ * output open. So the output is no longer read LATE_NS after the end of the task's process.
  */
 #include <poll.h>
 #include <signal.h>

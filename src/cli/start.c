@@ -283,7 +283,7 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
         fcntl(f->control[1], F_SETFL, O_NONBLOCK);
         ssize_t written = write(f->control[1], order, len);
         if (written != (ssize_t)len)
-            rc = base_fail(-E2BIG, "%zu bytes of arguments and settings do not fit into a pipe", len);
+            rc = base_fail(-E2BIG, "%zu bytes of arguments and settings are too many for the launch message: pass them in a file", len);
     }
     if (order)
         sodium_memzero(order, len); /* it has the secret */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft status. Also what several commands of a standing cluster use to ask the control socket.
+ * weft status; and the functions by which all commands of a standing cluster send requests to the control socket.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -27,7 +27,8 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
         fd = standing_connect(&p, true);
     if (fd >= 0) {
         int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
-        if (rc && rc != -EPIPE && rc != -ECONNRESET) { /* these two: the control node has closed the connection, and its answer says why */
+        /* EPIPE and ECONNRESET: the control node has closed the connection; its answer, which can still be read, says why */
+        if (rc && rc != -EPIPE && rc != -ECONNRESET) {
             close(fd);
             fd = rc == -ETIMEDOUT ? base_fail(rc, "%s", CONTROL_SILENT)
                                   : base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
@@ -135,12 +136,12 @@ static const char status_help[] =
     "Shows a standing cluster: its nodes with their hosts, memory and services, their RDMA devices, the links between them,\n"
     "the proxies and published ports of this host, and the jobs of `weft exec`. What is shown is at most two seconds old.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
     "      --json             print everything as JSON\n"
     "      --metrics          print the figures in Prometheus' text format\n"
-    "      --memory           print what uses how much of each node's pool, instead of devices and links\n"
+    "      --memory           show how much of each node's pool is used for what, instead of devices and links\n"
     "      --watch            show the status again every second, until a signal\n"
-    "  -h, --help             this text\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if the cluster is not up; 2 if the command line is wrong.\n";
 
@@ -364,7 +365,7 @@ int cli_status(int argc, char **argv)
         }
     }
     if (optind < argc)
-        return cli_usage("status", "unexpected '%s'", argv[optind]);
+        return cli_usage("status", "unexpected argument '%s'", argv[optind]);
     if (watch)
         cli_catch_signals();
     do

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Implements terminal.h.
+ * The terminal of `weft exec --tty`: see terminal.h.
  */
 #include "cli/terminal.h"
 
@@ -12,7 +12,7 @@
 #include "base/base.h"
 #include "base/process.h"
 
-static struct termios found, raw; /* the settings before, and those of raw mode */
+static struct termios found, raw; /* found: the settings before; raw: those of raw mode */
 static bool is_raw;
 static int helper_pipe = -1;
 static pid_t helper;

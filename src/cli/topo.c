@@ -134,7 +134,7 @@ int cli_topo(int argc, char **argv)
             return status;
     }
     if (optind < argc)
-        return cli_usage("topo", "unexpected '%s'", argv[optind]);
+        return cli_usage("topo", "unexpected argument '%s'", argv[optind]);
     if (!o.time_ns)
         o.time_ns = o.format == TOPO_MATRIX ? WEFT_MS : 50 * WEFT_MS;
     return as_node ? topo_node(o.format, o.time_ns, hosts_file(l.hostfile)) : topo_start(&l, argc, argv);

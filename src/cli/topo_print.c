@@ -157,7 +157,7 @@ static const char *usable_device(const struct topo_node *n)
     return NULL;
 }
 
-/* Nobody should wonder why it is slow. */
+/* Names pairs of nodes that use libfabric although both have RDMA devices, because this is slow but not visible otherwise. */
 static void print_slow_pairs(const struct topo *t)
 {
     uint32_t pairs = 0, a = 0, b = 0;

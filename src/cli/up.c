@@ -3,7 +3,7 @@
  * weft up and weft down: start and end a standing cluster.
  *
  * Each host has its own launcher, in the background. It starts the nodes of its host (`weft up --as-node`), and starts them again when they
- * die, so no host depends on another one. The launchers of other hosts are started over ssh, which is not needed after that (up_hosts.c).
+ * die, so no host depends on another host. The launchers of other hosts are started over ssh, which is not needed after that (up_hosts.c).
  * If a launcher is killed, its keeper process kills its nodes.
  */
 #include "cli/up.h"
@@ -26,29 +26,30 @@ static const char up_help[] =
     "       weft up --add N|HOST,... [--cluster NAME] [--remote-weft PATH]\n"
     "       weft up --here [--hostfile FILE] [OPTIONS]\n"
     "\n"
-    "Starts a standing cluster: one node on each host of the hostfile, started as by `weft run`. The nodes stay until `weft down`.\n"
-    "The command returns when all nodes have joined. Then this user's programs on each of these hosts can use the cluster, for\n"
-    "example by `weft exec`, `weft status` and `weft run --cluster`. The first host of the hostfile must be this one, but once the\n"
-    "cluster is up, it runs on without any of its hosts. A node that dies is started again on its host, and gets a new number.\n"
+    "Starts a standing cluster: one node on each host of the hostfile, which stays until `weft down`. The command starts the nodes\n"
+    "as `weft run` does, and returns when all nodes have joined. Then this user's programs on each of these hosts can use the\n"
+    "cluster, for example by `weft exec`, `weft status` and `weft run --cluster`. The first host of the hostfile must be this\n"
+    "host. Once the cluster is up, it does not depend on any one host. When a node dies, a new one is started on its host.\n"
     "\n"
-    "  -n, --nodes N          start N nodes on this host, as a trial; without it, one for each entry of the hostfile\n"
+    "  -n, --nodes N          start N nodes on this host, as a trial; default: one node for each entry of the hostfile\n"
     "      --hostfile FILE    the cluster's hosts and settings\n"
-    "      --add N|HOST,...   more nodes for a cluster that is up: N on this host, or one on each of these hosts\n"
-    "      --cluster NAME     the cluster's name on its hosts (WEFT_CLUSTER, else \"default\")\n"
-    "      --foreground       do not return: stay until the cluster ends, and print its log here\n"
-    "      --here             start only the node of this host, in the foreground, without ssh; each host does the same (for\n"
+    "      --add N|HOST,...   add nodes to a cluster that is up: N nodes on this host, or one on each of these hosts\n"
+    "      --cluster NAME     the cluster's name on its hosts; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "      --foreground       stay in the foreground until the cluster ends, and print its log here\n"
+    "      --here             start only the node of this host, in the foreground and without ssh; run this on every host (for\n"
     "                         systemd and launchd). WEFT_RANK is the number of the node. If the cluster is already\n"
     "                         running, the node joins it\n"
-    "      --metrics ADDRESS  serve http://ADDRESS/metrics for Prometheus on this host: 127.0.0.1:9464\n"
-    "      --allow WHAT       let other nodes reach this through the network of a node (weft-proxy): an address, a network, a name,\n"
-    "                         with :PORT or not. All may be reached but link-local addresses and each node's own loopback\n"
-    "      --deny WHAT        do not let them reach this. The first --allow or --deny that fits counts\n"
+    "      --metrics ADDRESS  serve http://ADDRESS/metrics for Prometheus on this host, as in 127.0.0.1:9464\n"
+    "      --allow WHAT       let other nodes reach WHAT through the network of these nodes (see weft-proxy): an address, a network\n"
+    "                         or a name, with :PORT or without. By default they reach all addresses except link-local and\n"
+    "                         multicast addresses, metadata services of clouds, and the node's own loopback\n"
+    "      --deny WHAT        do not let other nodes reach WHAT. The first --allow or --deny that matches decides\n"
     "      --root FOLDER      let other nodes read only files below this folder of a node (weft-cat)\n"
-    "      --cache SIZE       how much of its pool a node uses for what it has read for others; else a quarter\n"
-    "      --pool SIZE        each node's pool, as in 1G (sets WEFT_POOL)\n"
-    "      --remote-weft PATH the command weft on other hosts, if its path is not the same as here\n"
-    "      --softverbs TOPO   emulated RDMA devices, each node on a host of its own: switch:4, mesh:4:tb5\n"
-    "  -h, --help             this text\n"
+    "      --cache SIZE       how much of its pool a node uses to cache files for other nodes; default: a quarter\n"
+    "      --pool SIZE        size of each node's pool, as in 1G (sets WEFT_POOL)\n"
+    "      --remote-weft PATH the path of the command weft on other hosts, if it differs from the path here\n"
+    "      --softverbs TOPO   emulated RDMA devices, each node on an emulated host: switch:4, mesh:4:tb5\n"
+    "  -h, --help             print this text\n"
     "\n"
     "The control socket and the log are in $XDG_RUNTIME_DIR/weft/NAME, or in /tmp/weft-UID/NAME, on each host. The log keeps at\n"
     "most 8 MiB.\n"
@@ -238,7 +239,7 @@ int cli_up(int argc, char **argv)
             return status;
     }
     if (optind < argc)
-        return cli_usage("up", "unexpected '%s'", argv[optind]);
+        return cli_usage("up", "unexpected argument '%s'", argv[optind]);
     if (u.as_node)
         return up_as_node(&u);
     if (u.end)
@@ -255,14 +256,15 @@ int cli_up(int argc, char **argv)
 
 /* --- weft down --- */
 
-static const char down_help[] = "Usage: weft down [--cluster NAME]\n"
-                                "\n"
-                                "Ends a standing cluster: its jobs are killed, its nodes leave. Returns when they have.\n"
-                                "\n"
-                                "      --cluster NAME     the cluster's name on this host (WEFT_CLUSTER, else \"default\")\n"
-                                "  -h, --help             this text\n"
-                                "\n"
-                                "Exit status: 0; 1 if there is no such cluster, or it does not end; 2 if the command line is wrong.\n";
+static const char down_help[] =
+    "Usage: weft down [--cluster NAME]\n"
+    "\n"
+    "Ends a standing cluster: kills its jobs, and returns when its nodes have left.\n"
+    "\n"
+    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "  -h, --help             this text\n"
+    "\n"
+    "Exit status: 0; 1 if there is no such cluster, or it does not end; 2 if the command line is wrong.\n";
 
 int cli_down(int argc, char **argv)
 {
@@ -280,6 +282,6 @@ int cli_down(int argc, char **argv)
         cluster = optarg;
     }
     if (optind < argc)
-        return cli_usage("down", "unexpected '%s'", argv[optind]);
+        return cli_usage("down", "unexpected argument '%s'", argv[optind]);
     return up_end("down", cluster, false);
 }

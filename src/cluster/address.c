@@ -117,7 +117,8 @@ static int lookup(const char *text, const struct address *a, int flags, struct a
     }
     if (rc == 0 && *list)
         return 0;
-    return base_fail(rc == EAI_MEMORY ? -ENOMEM : -EHOSTUNREACH, "address '%s': cannot resolve '%s': %s", text, a->name,
+    return base_fail(rc == EAI_MEMORY ? -ENOMEM : -EHOSTUNREACH,
+                     "address '%s': cannot resolve '%s': %s; check the name, or give a numeric address", text, a->name,
                      rc == EAI_SYSTEM ? base_strerror(errno) : gai_strerror(rc));
 }
 
@@ -163,7 +164,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     socklen_t len = unix_address(a, &un);
     int fd = new_socket(AF_UNIX);
     if (fd < 0)
-        return base_fail(fd, "cannot listen at '%s': the socket cannot be created: %s", text, base_strerror(fd));
+        return base_fail(fd, "cannot listen at '%s': the socket cannot be created: %s" BASE_FILES_HINT, text, base_strerror(fd));
     fchmod(fd, 0600); /* before bind(): on Linux the socket file is then created with this mode */
     int rc = bind(fd, (struct sockaddr *)&un, len);
     if (rc && errno == EADDRINUSE) {
@@ -343,7 +344,9 @@ int cluster_address_towards(const char *address, char *out, size_t len)
         rc = cluster_socket_host(fd, false, out, len);
     if (fd >= 0)
         close(fd);
-    return rc ? base_fail(rc, "this host has no address from which it reaches %s: %s", address, base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "this host has no address from which it reaches %s: %s; check its interfaces and routes", address,
+                          base_strerror(rc))
+              : 0;
 }
 
 /* Whether a TCP socket is connected to itself. The system may choose the destination port of this host as the source port; if nobody
@@ -434,8 +437,10 @@ int cluster_connect(const char *address, int64_t deadline)
         }
         int64_t left = deadline - base_now_ns();
         if (left <= 0) {
-            fd = base_fail(-ETIMEDOUT, "cannot connect to '%s': no program listened there before the deadline: %s", address,
-                           base_strerror(why));
+            fd = base_fail(-ETIMEDOUT,
+                           "cannot connect to '%s': no program listened there before the deadline: %s; check the address, and that the "
+                           "node which listens there was started",
+                           address, base_strerror(why));
             break;
         }
         base_sleep_ns(pause < left ? pause : left);

@@ -58,9 +58,10 @@ struct cluster_settings {
     struct mem_options pool; /* all members except the heap's offset */
     int64_t join_timeout_ns;
     char serve[64];       /* names of services */
-    char net_rules[1024]; /* whom this node reaches for others, if it offers `net` */
-    char file_root[1024]; /* files below this folder are served, if it offers `file`; "": all */
-    uint64_t file_cache;  /* bytes of the pool that they may take; 0: a quarter */
+    char net_rules[1024]; /* which addresses this node connects to for other nodes, if it offers the service `net` */
+    uint32_t net_sockets; /* how many sockets one asker may have at this node; 0: most of what the node can have */
+    char file_root[1024]; /* the service `file` serves the files below this folder; "": all files */
+    uint64_t file_cache;  /* how many bytes of the pool may hold cached files; 0: a quarter of the pool */
     uint8_t *secret;      /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */

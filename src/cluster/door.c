@@ -282,7 +282,7 @@ static void door_step(struct door *d, int64_t now)
         for (uint32_t i = 0; i < size; i++)
             if (i != w->rank && fab_alive(w, i) && g->peers[i] == GROW_NOT_ASKED)
                 door_ask(d, i);
-        door_step(d, now); /* there may be nobody to ask */
+        door_step(d, now); /* the node may be the only member: then there is nobody to ask */
         return;
     }
     if (d->step == DOOR_ASKS_ALL) {
@@ -543,7 +543,7 @@ int cluster_door_open(struct weft_node *w)
         if (d)
             join_callers_close(&d->callers);
         free(d);
-        return base_fail(rc, "no memory for the listener at WEFT_GROW");
+        return base_fail(rc, "no memory for the listener at WEFT_GROW" BASE_MEMORY_HINT);
     }
     d->g = g;
     d->guest.fd = d->at.fd = -1;
@@ -555,7 +555,7 @@ int cluster_door_open(struct weft_node *w)
     if (!rc) {
         rc = base_thread(&g->thread, door_thread, d);
         if (rc)
-            base_fail(rc, "cannot start the thread that lets nodes join (WEFT_GROW): %s", base_strerror(rc));
+            base_fail(rc, "cannot start the thread that lets nodes join (WEFT_GROW): %s" BASE_THREAD_HINT, base_strerror(rc));
     }
     if (rc) {
         cluster_unlisten(d->at.fd, d->at.bound);

@@ -13,7 +13,7 @@
 #include "cluster/join.h"
 
 #define TRY_WAIT     (500 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
-#define TRY_MOST     (60 * WEFT_SECOND) /* up to about this */
+#define TRY_MOST     (60 * WEFT_SECOND) /* the longest such time, about */
 #define ANSWER_GRACE (2 * WEFT_SECOND)  /* wait this much longer than the door, whose error has more details */
 
 void join_entry_free(struct join *j)
@@ -47,14 +47,14 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
             -EACCES, "the member that answered has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)");
     if (a->kind == WIRE_REFUSED) {
         int error = a->error == ENOSPC || a->error == EBUSY || a->error == ETIMEDOUT ? a->error : EINVAL;
-        return base_fail(-error, "the cluster says: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
+        return base_fail(-error, "the cluster refuses this node: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
     }
     if (a->number == 0 || a->number >= WEFT_MAX_NUMBERS || a->founders == 0 || a->founders > a->number || a->founders > WEFT_MAX_NODES)
         return base_fail(-EPROTO,
                          "the member that answered sent an invalid number for this node: do all nodes run the same version of weft?");
     j->cards = calloc((size_t)a->number + 1, sizeof *j->cards);
     if (!j->cards)
-        return base_fail(-ENOMEM, "cannot join the cluster: no memory for the names and addresses of %u nodes", a->number);
+        return base_fail(-ENOMEM, "cannot join the cluster: no memory for the names and addresses of %u nodes" BASE_MEMORY_HINT, a->number);
     for (uint32_t i = 0; i < a->count; i++) {
         if (cards[i].rank >= a->number || !join_card_ok(&cards[i], cards[i].rank))
             return base_fail(
@@ -76,7 +76,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     j->hubs = calloc(1, sizeof *j->hubs);
     j->fds = calloc(3 + JOIN_STRANGERS, sizeof *j->fds);
     if (!j->hubs || !j->fds)
-        return base_fail(-ENOMEM, "no memory for the connection to node %u", a->from);
+        return base_fail(-ENOMEM, "no memory for the connection to node %u" BASE_MEMORY_HINT, a->from);
     j->hubs[0] = (struct join_hub){.fd = fd, .rank = a->from};
     j->hub_count = 1;
     s->rank = a->number;
@@ -166,7 +166,7 @@ int cluster_enter(struct cluster_settings *s)
         return base_fail(-EIO, "cannot join the cluster: the library libsodium cannot be initialised");
     struct join *j = calloc(1, sizeof *j);
     if (!j)
-        return base_fail(-ENOMEM, "no memory for the state of joining the cluster");
+        return base_fail(-ENOMEM, "no memory for the state of joining the cluster" BASE_MEMORY_HINT);
     *j = (struct join){.settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     join_key(j->key, s);
     rc = join_listen_here(j);

@@ -219,7 +219,7 @@ int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join
 {
     struct grow *g = calloc(1, sizeof *g);
     if (!g)
-        return base_fail(-ENOMEM, "no memory to let other nodes join (WEFT_GROW)");
+        return base_fail(-ENOMEM, "no memory to let other nodes join (WEFT_GROW)" BASE_MEMORY_HINT);
     g->w = w;
     g->j = (struct join){.w = w, .here = j->here, .away = j->away, .place.listener = -1};
     memcpy(g->j.key, j->key, sizeof g->j.key);
@@ -236,7 +236,7 @@ int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join
     g->peers = calloc(w->room, 1);
     int rc = g->cards && g->peers ? grow_keep_cards(g, j) : -ENOMEM;
     if (rc)
-        base_fail(rc, "no memory for the names and addresses of %u nodes that may join (WEFT_GROW)", w->room);
+        base_fail(rc, "no memory for the names and addresses of %u nodes that may join (WEFT_GROW)" BASE_MEMORY_HINT, w->room);
     else
         rc = base_pipe(g->wake, O_NONBLOCK);
     if (!rc)

@@ -67,7 +67,7 @@ static int expected(struct reader *r, const char *what, const json_t *found)
 
 static int out_of_memory(const struct reader *r)
 {
-    return base_fail(-ENOMEM, "%s: no memory for the contents of the hostfile", r->name);
+    return base_fail(-ENOMEM, "%s: no memory for the contents of the hostfile" BASE_MEMORY_HINT, r->name);
 }
 
 /* Names appear on command lines and in messages: they must be printable, have no blanks, and not look like an option. */
@@ -558,7 +558,7 @@ int cluster_hostfile_read(struct cluster_hostfile **out, const char *path)
     }
     text = malloc((size_t)st.st_size + 1);
     if (!text) {
-        rc = base_fail(-ENOMEM, "%s: no memory to read the hostfile", path);
+        rc = base_fail(-ENOMEM, "%s: no memory to read the hostfile" BASE_MEMORY_HINT, path);
         goto out;
     }
     while (len < (size_t)st.st_size) {

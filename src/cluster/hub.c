@@ -62,7 +62,7 @@ int join_hub_add(struct join *j, int fd, uint32_t rank)
     }
     if (!j->hubs || !j->fds) {
         close(fd);
-        return base_fail(-ENOMEM, "no memory for the connections to %u nodes", j->w->size);
+        return base_fail(-ENOMEM, "no memory for the connections to %u nodes" BASE_MEMORY_HINT, j->w->size);
     }
     j->hubs[j->hub_count++] = (struct join_hub){.fd = fd, .rank = rank};
     return 0;

@@ -20,7 +20,7 @@
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
 #define ADDRESS_WAIT (250 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
-#define ADDRESS_MOST (60 * WEFT_SECOND) /* up to about this */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* the longest such time, about */
 #define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
 
 /* --- cards --- */
@@ -59,7 +59,7 @@ enum stage { WAIT_HELLO, WAIT_PROOF, SEATED /* authenticated, and its card is in
 struct guest {
     int fd, pid;
     enum stage stage;
-    int64_t came; /* when it was accepted */
+    int64_t came; /* when the connection was accepted */
     size_t got;   /* received bytes of the current message */
     struct wire_hello hello;
     struct wire_challenge challenge;
@@ -238,7 +238,7 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
             return turn_away(j, &g[i + 1], guests - i - 1, ETIMEDOUT, text);
         }
         rc = join_hub_add(j, g[i].fd, g[i].hello.rank);
-        g[i].fd = -1; /* the hub owns it now */
+        g[i].fd = -1; /* the hub now owns the descriptor */
     }
     return rc;
 }
@@ -289,7 +289,7 @@ static int coordinate(struct join *j)
     struct guest *g = calloc(PENDING_MAX, sizeof *g);
     struct pollfd *fds = calloc(PENDING_MAX + 1, sizeof *fds);
     if (!g || !fds) {
-        rc = base_fail(-ENOMEM, "no memory for the connections of the nodes that join");
+        rc = base_fail(-ENOMEM, "no memory for the connections of the nodes that join" BASE_MEMORY_HINT);
         goto out;
     }
     rc = join_listen_away(j, listener);
@@ -434,7 +434,7 @@ static int attend(struct join *j)
     }
     if (!table) {
         answer.text[sizeof answer.text - 1] = '\0';
-        rc = base_fail(answer.error == ETIMEDOUT ? -ETIMEDOUT : -EINVAL, "node 0 says: %s", answer.text);
+        rc = base_fail(answer.error == ETIMEDOUT ? -ETIMEDOUT : -EINVAL, "node 0 refuses this node: %s", answer.text);
         goto out;
     }
     memcpy(j->session, answer.session, sizeof j->session);
@@ -522,7 +522,7 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
         return keep_launcher(w, s);
     j.cards = calloc(w->size, sizeof *j.cards);
     if (!j.cards)
-        return base_fail(-ENOMEM, "no memory for the names and addresses of %u nodes", w->size);
+        return base_fail(-ENOMEM, "no memory for the names and addresses of %u nodes" BASE_MEMORY_HINT, w->size);
     rc = join_listen_here(&j);
     if (!rc && w->size > 1)
         rc = find_each_other(&j, s);

@@ -14,6 +14,19 @@
  *   join.c     connects every node to node 0 and exchanges the cards
  *   newcomer.c a member connects to the node that joins
  *   door.c     the thread of a member that lets nodes join
+ *
+ * Words:
+ *
+ *   card      what a node tells the others about itself: its number, host and addresses
+ *   guest     a connection to node 0 that has not proved yet that it knows the secret
+ *   hub       the connections of all nodes to node 0, until all pairs have connected
+ *   notice    what a node publishes through a launcher before it joins
+ *   caller    a connection to this node's listeners for side connections, until its token has arrived
+ *   token     what the caller of a side connection sends first: it names the two nodes, and proves that the caller has joined
+ *   member    a node of a running cluster
+ *   newcomer  a node that joins a running cluster
+ *   door      the thread of a member at which newcomers connect
+ *   ticket    the random session number of one newcomer
  */
 #ifndef WEFT_JOIN_H
 #define WEFT_JOIN_H
@@ -104,7 +117,7 @@ int join_pairs_late(struct join *j);
  * silent one does not delay the others. */
 struct join_caller {
     int fd, pid;
-    int64_t came; /* when it was accepted */
+    int64_t came; /* when the connection was accepted */
     size_t got;   /* bytes of `token` received */
     struct wire_token token;
 };
@@ -164,7 +177,7 @@ struct grow_message {
 };
 struct grow_ask {               /* payload of GROW_ASK: the notice of who joins */
     uint8_t ticket[WIRE_NONCE]; /* the session from which the tokens of the newcomer's side connections are made */
-    struct wire_card card;      /* with its number */
+    struct wire_card card;      /* the newcomer's card, with its number */
 };
 /* Whether the bytes are a valid message; only computes. */
 bool grow_message_ok(const struct grow_message *m, const void *payload, size_t payload_len);
@@ -212,9 +225,9 @@ struct grow {
 
 int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join *j); /* takes listeners and cards over from `j` */
 struct grow *grow_of(struct weft_node *w);
-/* None of these waits: a member may be stopped. grow_try(): an error means that the message was not sent. grow_send() then keeps it, and
- * grow_send_again(), which the thread of door.c calls, sends what is kept; true: there still is something. If too much is kept already, the
- * message is lost, and the attempt that it belongs to ends when its time has passed. */
+/* None of these waits, because a member may be stopped. If grow_try() returns an error, the message was not sent. grow_send() then keeps
+ * the message. grow_send_again(), which the thread of door.c calls, sends what is kept. It returns true if something is still kept. If too
+ * much is kept already, the message is lost, and the attempt that it belongs to ends when its time has passed. */
 int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
 void grow_send(struct grow *g, uint32_t to, const struct grow_message *m);
 bool grow_send_again(struct grow *g);

@@ -240,7 +240,7 @@ int meet_agree(struct meet_place *place, struct cluster_settings *s, uint8_t sec
         return 0;
     }
     struct wire_notice *all = calloc(s->size, sizeof *all), *mine = calloc(1, sizeof *mine);
-    int rc = all && mine ? 0 : base_fail(-ENOMEM, "no memory for the addresses that %u nodes exchange at node 0", s->size);
+    int rc = all && mine ? 0 : base_fail(-ENOMEM, "no memory for the addresses that %u nodes exchange at node 0" BASE_MEMORY_HINT, s->size);
     if (!rc)
         rc = meet_by_launcher(place, s, mine, all, deadline);
     if (rc) {

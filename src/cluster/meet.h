@@ -11,7 +11,7 @@ struct meet_place {
     char addresses[WIRE_INTERFACES][128]; /* of node 0, best first */
     uint32_t count;
     int listener;    /* node 0's listening socket, if it is open already; else -1 */
-    char bound[128]; /* its address */
+    char bound[128]; /* the address of `listener` */
 };
 
 /* Find the address of node 0. If node 0 has published the cluster's secret and no setting gives one, `secret` gets it and *has_secret is

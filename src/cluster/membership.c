@@ -31,10 +31,10 @@ static void membership_forget(struct weft_node *w, void *arg)
 int weft_on_change(weft_node *w, weft_member_fn fn, void *arg)
 {
     if (!fn)
-        return base_fail(-EINVAL, "weft_on_change(): fn is NULL");
+        return base_fail(-EINVAL, "weft_on_change(): fn must not be NULL");
     struct listener *l = malloc(sizeof *l);
     if (!l)
-        return base_fail(-ENOMEM, "no memory for a membership callback");
+        return base_fail(-ENOMEM, "no memory for a membership callback" BASE_MEMORY_HINT);
     *l = (struct listener){fn, arg};
     int rc = fab_hook(w, &(struct fab_hook){.gone = membership_tell, .joined = membership_tell_join, .close = membership_forget, .arg = l});
     if (rc)

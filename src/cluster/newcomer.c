@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A member of a running cluster, when a node that joins opens the side connection to it: checks that this is the node that joins now,
- * connects to it, makes it alive and tells its door. door.c calls it, on its thread.
+ * What a member of a running cluster does when a node that joins opens a side connection to it. The member checks that this is the node
+ * that joins now, connects to it, makes it alive, and tells its door. door.c calls these functions, on its thread.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static int newcomer_card(struct grow *g, uint32_t number, const struct wire_card
 {
     struct wire_card *copy = card ? malloc(sizeof *copy) : NULL;
     if (card && !copy)
-        return base_fail(-ENOMEM, "no memory for the names and addresses of the joining node");
+        return base_fail(-ENOMEM, "no memory for the names and addresses of the joining node" BASE_MEMORY_HINT);
     if (card)
         *copy = *card;
     pthread_mutex_lock(&g->lock);

@@ -179,7 +179,7 @@ int join_callers_open(struct join_callers *cs, uint32_t most)
     *cs = (struct join_callers){.most = most};
     cs->list = calloc(most, sizeof *cs->list);
     cs->fds = calloc(most + 2, sizeof *cs->fds);
-    return cs->list && cs->fds ? 0 : base_fail(-ENOMEM, "no memory for the connections of %u nodes", most);
+    return cs->list && cs->fds ? 0 : base_fail(-ENOMEM, "no memory for the connections of %u nodes" BASE_MEMORY_HINT, most);
 }
 
 void join_callers_close(struct join_callers *cs)
@@ -212,13 +212,13 @@ int join_caller_take(struct join_callers *cs, int listener)
     if (c.fd < 0)
         return c.fd == -EINTR || c.fd == -EAGAIN || c.fd == -ECONNABORTED
                    ? 0
-                   : base_fail(c.fd, "accepting the connection of another node: %s", base_strerror(c.fd));
+                   : base_fail(c.fd, "cannot accept the connection of another node: %s", base_strerror(c.fd));
     if (!join_user_allowed(c.fd, &c.pid)) {
         close(c.fd);
         return 0;
     }
     if (cs->count == cs->most)
-        join_caller_refuse(cs, 0, "it has not authenticated, and there are too many of this kind");
+        join_caller_refuse(cs, 0, "it has not authenticated, and too many other connections have not either");
     c.came = base_now_ns();
     cs->list[cs->count++] = c;
     return 0;
@@ -359,8 +359,8 @@ static int pairs_check(struct join *j, uint32_t i)
     base_error_clear();
     if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
         return base_fail(-EHOSTUNREACH,
-                         "node %u (on %s) is on another host or in another container, which shm "
-                         "(WEFT_TRANSPORT) does not reach",
+                         "node %u (on %s) is on another host or in another container, which shm (WEFT_TRANSPORT) does not reach: set "
+                         "another transport, or none",
                          i, c->host);
     if (!fab_choose(w, c->host_id))
         return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this host reaches it", i, c->host);

@@ -203,7 +203,7 @@ static int launcher_call(struct launcher **at, int (*step)(struct launcher *, in
     atomic_store_explicit(&p->state, RUNNING, memory_order_relaxed);
     int rc = base_thread(&thread, launcher_thread, p);
     if (rc)
-        return base_fail(rc, "no thread for PMIx: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that calls PMIx: %s" BASE_THREAD_HINT, base_strerror(rc));
     pthread_detach(thread);
     for (;;) {
         uint32_t seen = atomic_load_explicit(&p->state, memory_order_acquire);
@@ -354,8 +354,8 @@ static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 }
 
 /* Reads what `rank` publishes for this exchange, without a fence. That process may disconnect and connect again meanwhile, and then the
- * launcher may never answer a request that waits: so this asks again each second. Between, it asks the launcher's daemon on this host,
- * without waiting. */
+ * launcher may never answer a request that waits: so this asks again each second. Between two such requests, it asks the launcher's
+ * daemon on this host seven times without waiting. */
 static pmix_status_t step_wait_for(const struct launcher *p, uint32_t rank, int64_t deadline, pmix_value_t **v)
 {
     for (uint32_t i = 1;; i++) {
@@ -413,7 +413,7 @@ int launcher_open(struct launcher **out, const char *library, int64_t deadline)
     struct launcher *p = calloc(1, sizeof *p);
     *out = NULL;
     if (!p)
-        return base_fail(-ENOMEM, "no memory for the connection to the launcher");
+        return base_fail(-ENOMEM, "no memory for the connection to the launcher" BASE_MEMORY_HINT);
     int rc = library_load(&p->library, library);
     if (!rc)
         rc = launcher_call(&p, step_open, deadline, "connecting to the launcher");
@@ -434,7 +434,7 @@ int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *
     p->all = calloc(p->size, len);
     p->len = len;
     if (!p->mine || !p->all)
-        return base_fail(-ENOMEM, "no memory for the data that %u nodes exchange over PMIx", p->size);
+        return base_fail(-ENOMEM, "no memory for the data that %u nodes exchange over PMIx" BASE_MEMORY_HINT, p->size);
     memcpy(p->mine, mine, len);
     unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
     snprintf(p->key, sizeof p->key, "weft.%u", earlier);

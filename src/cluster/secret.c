@@ -64,7 +64,7 @@ static int read_secret_file(const struct found *f, struct cluster_settings *out)
         if (out->secret)
             memcpy(out->secret, bytes, len);
         else
-            rc = base_fail(-ENOMEM, "no memory for the secret from the file");
+            rc = base_fail(-ENOMEM, "no memory for the secret from the file" BASE_MEMORY_HINT);
     }
     sodium_memzero(bytes, sizeof bytes);
     return rc;
@@ -85,7 +85,7 @@ int settings_read_secret(const struct found *found, struct cluster_settings *out
             return base_fail(-EINVAL, "%s: expected 1 to %u bytes, found %zu", settings_speaker(SECRET_TEXT, text), SECRET_MAX, len);
         out->secret = (uint8_t *)strdup(text->text);
         out->secret_len = len;
-        return out->secret ? 0 : base_fail(-ENOMEM, "no memory for the secret");
+        return out->secret ? 0 : base_fail(-ENOMEM, "no memory for the secret" BASE_MEMORY_HINT);
     }
     return file->text[0] ? read_secret_file(file, out) : 0;
 }

@@ -156,7 +156,8 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
     if (is_node && found[JOIN].text) {
         enum id other = found[SIZE].text ? SIZE : RANK;
         if (found[other].text)
-            return base_fail(-EINVAL, "%s and %s are both set: a node that joins a running cluster gets its number from it, so unset %s",
+            return base_fail(-EINVAL,
+                             "%s and %s are both set: a node that joins a running cluster gets its number from the cluster, so unset %s",
                              settings_table[JOIN].variable, settings_speaker(other, &found[other]), settings_speaker(other, &found[other]));
         out->coord[0] = '\0';
         out->size = 1;

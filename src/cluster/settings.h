@@ -48,6 +48,7 @@ enum id {
     SPIN,
     SERVE,
     NET_RULES,
+    NET_SOCKETS,
     FILE_ROOT,
     FILE_CACHE,
     SSH,

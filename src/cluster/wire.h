@@ -50,10 +50,10 @@ struct wire_card {
     uint32_t reserved;
     uint8_t host_id[16];
     char host[64];
-    char side[WIRE_ADDRESS];       /* where it listens for side connections from its host */
-    char away[WIRE_ADDRESS];       /* the same for other hosts: numeric HOST:PORT; "": none */
+    char side[WIRE_ADDRESS];       /* where the node listens for side connections from its host */
+    char away[WIRE_ADDRESS];       /* where the node listens for side connections from other hosts: numeric HOST:PORT; "": nowhere */
     int64_t liveness_ns;           /* how long a peer on another host may be silent */
-    uint64_t cpus[BASE_CPU_WORDS]; /* processors of its host that it may use */
+    uint64_t cpus[BASE_CPU_WORDS]; /* processors of its host that the node may use */
 };
 
 struct wire_proof {
@@ -84,9 +84,10 @@ struct wire_token {
 
 struct wire_news {
     uint64_t magic;
-    uint32_t rank;          /* the node that the message is about */
-    int32_t error;          /* 0: it has connected to all nodes; from node 0: all nodes have. Else the errno with which it failed */
-    char text[WIRE_REASON]; /* why it failed */
+    uint32_t rank; /* the node that the message is about */
+    int32_t error; /* 0: the node has connected to all nodes; from node 0: all nodes have connected. Else the errno with which the node
+                      failed */
+    char text[WIRE_REASON]; /* why the node failed */
     uint8_t mac[WIRE_MAC];  /* over everything else, and the session */
 };
 
@@ -103,15 +104,15 @@ struct wire_interface {
 struct wire_notice {
     uint64_t magic;
     uint32_t rank, pid;
-    int32_t error; /* 0: it joins; else an errno: its weft_open() has failed, `text` says why */
+    int32_t error; /* 0: the node joins; else an errno: its weft_open() has failed, and `text` says why */
     uint8_t host_id[16];
     char host[64];
-    uint32_t interface_count; /* of its host */
+    uint32_t interface_count; /* how many interfaces the node's host has */
     struct wire_interface interfaces[WIRE_INTERFACES];
     /* Set by node 0 only: */
-    uint32_t port;            /* TCP port at which it listens on all interfaces; 0: none */
-    char here[WIRE_ADDRESS];  /* Unix socket at which it listens if all nodes are on its host */
-    char coord[128];          /* the address in its settings, used instead of these; "": none */
+    uint32_t port;            /* TCP port at which node 0 listens on all interfaces; 0: none */
+    char here[WIRE_ADDRESS];  /* Unix socket at which node 0 listens if all nodes are on its host */
+    char coord[128];          /* the address in node 0's settings, used instead of `port` and `here`; "": none */
     uint8_t secret[WIRE_MAC]; /* the cluster's secret if no setting gives one */
     char text[WIRE_REASON];
 };

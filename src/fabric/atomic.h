@@ -56,7 +56,7 @@ static inline void fab_fence_after_rmw(void)
 static inline void fab_copy_little(void *dst, const void *src, size_t len)
 {
     if (BASE_LIKELY(len == 8)) {
-        /* one load and one store: nobody sees half of an aligned word */
+        /* one load and one store: no other thread sees an aligned word half written */
         uint64_t v;
         if (BASE_LIKELY(((uintptr_t)src & 7) == 0))
             v = __atomic_load_n((const uint64_t *)src, __ATOMIC_RELAXED);

@@ -157,7 +157,7 @@ int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft
     return atomic_op(w, FAB_SWAP, word, value, 0, old, op);
 }
 
-/* The slow path of put-signal: the address may be invalid (fail with a sentence), or the memory may be a GPU's. */
+/* The slow path of put-signal: the address may be invalid, which sets an error text, or the memory may be a GPU's. */
 static BASE_COLD int signal_elsewhere(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add,
                                       weft_op *op)
 {
@@ -192,8 +192,10 @@ int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header
     if (BASE_UNLIKELY(node >= w->size || atomic_load_explicit(&w->links[node].state, memory_order_acquire) != FAB_ALIVE))
         return fab_refuse_node(w, node);
     if (BASE_UNLIKELY(header_len > WEFT_HEADER_MAX || payload_len > WEFT_PAYLOAD_MAX))
-        return base_fail(-EMSGSIZE, "message to node %u: header %zu and payload %zu bytes; at most %u and %u: put larger data", node,
-                         header_len, payload_len, WEFT_HEADER_MAX, WEFT_PAYLOAD_MAX);
+        return base_fail(-EMSGSIZE,
+                         "message to node %u: a header of %zu and a payload of %zu bytes: at most %u and %u are possible; send larger data "
+                         "by weft_put()",
+                         node, header_len, payload_len, WEFT_HEADER_MAX, WEFT_PAYLOAD_MAX);
     struct fab_link *l = &w->links[node];
     return l->transport->send(w, l, id, header, header_len, payload, payload_len, op);
 }
@@ -223,7 +225,7 @@ static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct f
     return l->transport->flushed(w, l, f);
 }
 
-/* The error of operations on GPU memory that had no op. */
+/* The first error of operations on GPU memory that had no op. */
 static inline int arena_failure(struct weft_node *w, uint32_t node)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) ? w->arenas->failure(w, node) : 0;
@@ -262,7 +264,11 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
     if (!flushed(&f)) {
         int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "flush of node %u: not complete before the deadline; the node is not accepting work (stopped?)", node);
+            return base_fail(
+                rc,
+                "flush of node %u: not complete before the deadline; the node accepts no more work (is its process stopped?); flush again, "
+                "or allow more time",
+                node);
         if (rc)
             return rc;
     }
@@ -279,8 +285,8 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
         return rc;
     if (BASE_UNLIKELY(atomic_exchange_explicit(&w->links[node].unsure, false, memory_order_relaxed)))
         return base_fail(-ECONNABORTED,
-                         "flush of node %u: the link broke, or a device refused a request: an operation that was started without an "
-                         "op may not have happened",
+                         "flush of node %u: the link broke, or a device refused a request: an operation that was started without an op may "
+                         "not have happened; pass an op to each operation to learn which one",
                          node);
     rc = arena_failure(w, node);
     return rc ? base_fail(rc, "flush of node %u: an operation on a GPU's memory, without an op, has failed: %s", node, base_strerror(rc))
@@ -306,7 +312,10 @@ static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
     if (arenas_flushed(&a))
         return 0;
     int rc = fab_wait_for_room(w, arenas_flushed, &a);
-    return rc == -ETIMEDOUT ? base_fail(rc, "fence to node %u: operations on GPUs' memory are not complete before the deadline", node)
+    return rc == -ETIMEDOUT                   ? base_fail(rc,
+                                                          "fence to node %u: operations on GPUs' memory were not complete before the deadline; set the fence "
+                                                                            "again, or allow more time",
+                                                          node)
            : rc == -ENOBUFS || rc == -EDEADLK ? base_fail(-EDEADLK,
                                                           "fence to node %u: the fence would wait for operations on GPUs' memory, and a "
                                                           "handler must not wait: call it in another thread",
@@ -362,7 +371,7 @@ int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
     if (BASE_UNLIKELY(!op_done(op))) {
         int rc = fab_wait(w, op_done, op, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "an operation to node %u was not complete before the deadline", op->node);
+            return base_fail(rc, "an operation to node %u was not complete before the deadline; wait again, or allow more time", op->node);
         if (rc)
             return rc;
     }
@@ -454,8 +463,8 @@ static int fabric_wait_for_word(struct word_wait *c, weft_gaddr word)
             return rc;
         rc = fab_patience_check(p);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "the word at %#llx was still %llu at the deadline of the wait", (unsigned long long)word,
-                             (unsigned long long)c->seen);
+            return base_fail(rc, "the word at %#llx was still %llu at the deadline of the wait; wait again, or allow more time",
+                             (unsigned long long)word, (unsigned long long)c->seen);
         if (rc)
             return base_fail(rc, "the wait for the word at %#llx, which is still %llu, has failed: %s", (unsigned long long)word,
                              (unsigned long long)c->seen, fab_patience_loss(p));

@@ -73,8 +73,9 @@ struct fab_options {
     char transport[16];   /* the transport for peers; "rdma": any that uses devices; "": the best */
     char device[64];      /* the verbs device to use; "": the best */
     int gid_index;        /* index into the device's GID table; -1: choose (verbs_choose_gid()) */
-    uint32_t rails;       /* rc: number of devices to use together; 0: only `device` if it is set, else all that are as good as the best */
-    char rail_names[FAB_RAILS_MAX][64]; /* rc: their names; "": choose */
+    uint32_t
+        rails; /* rc: number of devices to use together; 0: only `device` if that is set, else all devices that are as good as the best */
+    char rail_names[FAB_RAILS_MAX][64]; /* rc: names of the devices; "": choose */
     uint64_t stripe_bytes;              /* rc: puts and gets of at least this size are spread over several rails */
     bool gpu_rdma;                      /* arenas of GPUs are registered with the RDMA device, where that is possible */
     /* shm: threads that copy a large buffer together, the caller included; 0: depends on the processors */
@@ -116,7 +117,7 @@ struct fab_transport {
     const char *(*broken)(struct weft_node *w, struct fab_link *l); /* why the peer must be treated as dead; NULL: no reason */
     /* The peer is gone: deliver the messages that it had sent. Bound their number: the peer may be alive after all, and go on sending. */
     void (*last_words)(struct weft_node *w, struct fab_link *l);
-    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* then every pending operation fails */
+    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* ends the connection; afterwards every pending operation fails */
     void (*release)(struct weft_node *w, struct fab_link *l);    /* at close, when nothing uses the link any more */
 
     int (*put)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
@@ -131,13 +132,13 @@ struct fab_transport {
     int (*send)(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
                 size_t payload_len, weft_op *op);
     bool (*flushed)(struct weft_node *w, struct fab_link *l,
-                    struct fab_flush *f); /* weft_flush() calls it again and again while it waits; `f` is all zeros at first */
+                    struct fab_flush *f); /* weft_flush() calls this again and again while it waits; `f` is all zeros at first */
     void (*fence)(struct weft_node *w, struct fab_link *l);
-    /* may be NULL; does the work that needs no handler. Any thread calls it, also while a handler runs. */
+    /* may be NULL; does the transport's work that needs no handler. Any thread calls this, also while a handler runs. */
     int (*service)(struct weft_node *w);
-    int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events it handled */
-    bool (*idle)(
-        struct weft_node *w); /* whether there is nothing to do. Called after the progress thread has announced that it will sleep */
+    int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events the transport handled */
+    bool (*idle)(struct weft_node
+                     *w); /* whether the transport has nothing to do. Called after the progress thread has announced that it will sleep */
     /* NULL: the peer's pool cannot be accessed by loads and stores */
     void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset);
     /* Wakes the threads of the peer that wait for its memory to change (weft_wait_until). */
@@ -191,9 +192,9 @@ struct fab_link {
         given_up;        /* the reason for which a room above wants to treat the peer as dead (fab_give_up()); NULL: no room does */
     _Atomic bool unsure; /* an operation without an op may not have happened; the next flush reports it */
     /* The following fields are only for peers on other hosts (peer.c): */
-    int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: on this host, the kernel reports its death */
+    int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
-    int64_t unanswered_ns; /* the same for the peer's host */
+    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted in the same way */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
     /* bytes written to the side connection, and how many of them the peer's host has acknowledged, as far as known; under side_lock */
@@ -203,7 +204,7 @@ struct fab_link {
 /* Callbacks of the rooms above, called in the order in which they were installed. */
 struct fab_hook {
     void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
-    void (*joined)(struct weft_node *w, uint32_t node, void *arg);          /* likewise: a node has joined the running cluster */
+    void (*joined)(struct weft_node *w, uint32_t node, void *arg); /* on the progress thread: a node has joined the running cluster */
     /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
        again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
@@ -234,12 +235,12 @@ struct fab_arenas {
     int (*atomic)(struct weft_node *w, enum fab_atomic kind, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old, weft_op *op);
     int (*put_signal)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
     int (*free)(struct weft_node *w, weft_gaddr addr);
-    bool (*owns)(struct weft_node *w, const void *p); /* is it memory of a GPU of this process? */
+    bool (*owns)(struct weft_node *w, const void *p); /* whether the address is in memory of a GPU of this process */
     /* Whether all operations to the node that had begun when `f` was first passed (flush.h) are complete. */
     bool (*flushed)(struct weft_node *w, uint32_t node, struct fab_flush *f);
-    int (*service)(struct weft_node *w); /* takes the next steps of operations that are under way; returns whether any was taken */
-    /* Whether a GPU is copying for this node, and should end within milliseconds. Nothing but looking shows its end, so a thread that
-       sleeps would notice it late. */
+    int (*service)(struct weft_node *w);
+    /* Whether a GPU is copying for this node, and should end within milliseconds. Only polling shows the end of a copy, so a thread that
+     * sleeps would notice it late. */
     bool (*copying)(struct weft_node *w);
     int (*failure)(struct weft_node *w, uint32_t node); /* the first error of operations that had no op; reading it clears it */
     void (*stat)(struct weft_node *w, uint32_t node, weft_link_stats *out);
@@ -258,14 +259,14 @@ struct weft_node {
     uint32_t founders;          /* the nodes 0 to founders - 1 started together: barriers and exchanges are for them */
     uint32_t room;              /* size of the tables of nodes: `size` if no node can join later, else WEFT_MAX_NUMBERS */
     _Atomic uint32_t size_here; /* nodes on this host */
-    uint32_t prepared;          /* entries of `links` that are written: below it. Only used by the thread that connects nodes */
+    uint32_t prepared;          /* the first `prepared` entries of `links` are written. Used only by the thread that connects nodes */
     _Atomic uint32_t newcomer;  /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
     struct fab_options options;
     struct mem_pool *pool;
     _Atomic uint64_t used[FAB_USES]; /* bytes of the pool */
     uint8_t *pool_base;
     uint64_t pool_bytes;
-    uint64_t heap_offset; /* of every pool: the system words are below it, and no program may address them */
+    uint64_t heap_offset; /* offset of the heap in every pool: the system words are below it, and no program may address them */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
     /* A GPU of this process has memory, so a local pointer may be one of its addresses. Placed beside what every put and get reads. */
@@ -275,13 +276,13 @@ struct weft_node {
     void *shm, *rc, *tb, *ofi;                                      /* the state of each transport */
     char address[64]; /* the numeric address by which nodes of other hosts reach this one; "": all are on this host */
     base_spin now_lock;
-    struct fab_now *now; /* under it: see now.c */
+    struct fab_now *now; /* protected by now_lock; see now.c */
     char **towards; /* [founders]: the device that leads to each node, NULL: none; NULL as a whole: not configured, tb finds the cables */
 
     struct fab_link *links; /* [room] */
     struct fab_bell *bell;  /* this node's */
 
-    base_spin progress; /* the thread that holds it delivers messages */
+    base_spin progress; /* the thread that holds this lock delivers messages */
     struct fab_handler handlers[FAB_HANDLERS];
 
     _Atomic uint64_t epoch;
@@ -306,7 +307,7 @@ struct weft_node {
     _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */
     struct weft_node *next_open; /* node/open.c */
     int wake_fd[2];              /* a pipe that wakes the progress thread */
-    struct pollfd *poll_fds;     /* the progress thread's poll set, and the links it belongs to */
+    struct pollfd *poll_fds;     /* the progress thread's poll set, and the link of each entry */
     uint32_t *poll_nodes;
 
     const struct fab_arenas *arenas; /* set before the node joins */
@@ -323,17 +324,19 @@ static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
-uint32_t fab_count_dead(const struct weft_node *w, uint32_t below); /* how many nodes with numbers below `below` are alive */
+uint32_t fab_count_dead(const struct weft_node *w, uint32_t below); /* how many nodes with numbers below `below` have died */
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
 /* --- wake.c --- */
-void fab_wake_here(struct weft_node *w);           /* wakes this node's own waiting threads; call it after changing what they wait for */
-void fab_wake(struct weft_node *w, uint32_t node); /* wakes the waiting threads of another node; call it after putting to its memory */
-void fab_kick(struct weft_node *w);                /* wakes the progress thread of this node */
+void fab_wake_here(struct weft_node *w); /* wakes this node's own waiting threads; call this after changing what they wait for */
+void fab_wake(struct weft_node *w,
+              uint32_t node);       /* wakes the waiting threads of another node; call this after putting to that node's memory */
+void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
+bool fab_on_progress_thread(void); /* whether this is the progress thread of a node: work of a few microseconds disturbs no program there */
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
 /* Records that the program polls, so that the progress thread leaves the work to it for a while. It is only a hint: a lost increment does
@@ -356,15 +359,15 @@ void fab_last_look(struct weft_node *w);
 /* Runs the handler of a message; transports call it from progress(). False: the handler is not installed yet, try again later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
                  size_t payload_len);
-/* For peer.c and the progress thread; they run as if inside a handler. They deliver the last messages of a peer, call the `gone` hooks,
-   and call the periodic hooks. */
-void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `state`: what the link's state becomes */
+/* For peer.c and the progress thread. What these functions call runs as if inside a handler. They deliver the last messages of a peer, call
+ * the `gone` hooks, and call the periodic hooks. */
+void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
-int64_t fab_run_ticks(struct weft_node *w); /* returns after how many ns to call it again */
+int64_t fab_run_ticks(struct weft_node *w); /* returns after how many ns to call this again */
 
 /* --- fabric.c --- */
-/* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with a sentence. */
+/* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with base_fail(). */
 int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
 /* Whether this is local memory that only a GPU can access. */
 static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
@@ -379,10 +382,10 @@ int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t
 /* A flush that does not report what a broken link did to the program's operations: the program's own flush reports that. Messages and
    system words are never lost by a broken link. */
 int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
-/* One step of a flush, without waiting; `f` is all zeros at first. -EINPROGRESS: call again; else the flush's result, without a sentence.
+/* One step of a flush, without waiting; `f` is all zeros at first. -EINPROGRESS: call again; else the flush's result, without base_fail().
  */
 int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
-/* One step of weft_fence(), without waiting; `f` is all zeros at first. -EAGAIN: call again. Errors come without a sentence. */
+/* One step of weft_fence(), without waiting; `f` is all zeros at first. -EAGAIN: call again. Errors come without base_fail(). */
 int fab_fence_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
@@ -407,7 +410,7 @@ int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, stru
 void fab_memory_remove(struct weft_node *w, struct fab_memory *m); /* before the transports are closed; NULL allowed */
 /* Whether operations between this memory and the node's pool can be direct. `m` may be NULL. */
 bool fab_memory_leads(const struct weft_node *w, const struct fab_memory *m, uint32_t node);
-/* weft_put() and weft_get() whose local memory is in `m`, to a node that it leads to. */
+/* weft_put() and weft_get() whose local memory is in `m`, to a node that can be reached with `m` */
 int fab_memory_put(struct weft_node *w, struct fab_memory *m, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
@@ -439,15 +442,15 @@ void fab_pulse_stop(struct weft_node *w);
 int64_t fab_judge_silence(struct weft_node *w);
 
 /* --- side.c: the side connection, once the pair is connected --- */
-/* Sends or receives all these bytes before `deadline`, while the pair connects. Returns a negative errno without a sentence. */
+/* Sends or receives all these bytes before `deadline`, while the pair connects. Returns a negative errno without base_fail(). */
 int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
 #define FAB_SIDE_MESSAGE_MAX 512u
 /* Sends a message to the same transport at the peer, in order. Only on the progress thread. -ENOBUFS: the peer has not read the earlier
    ones. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
 bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: the socket is full and the byte was dropped */
-void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket accepts it */
-/* whether bytes wait for the socket: call fab_side_read() when it is writable */
+void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
+/* whether bytes wait for the socket: call fab_side_read() when the socket is writable */
 bool fab_side_pending(struct fab_link *l);
 /* Reads at most `most` kilobytes. NULL: the peer goes on; else why it is gone, and whether it died. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);
@@ -460,8 +463,8 @@ int fab_settle(struct weft_node *w, int64_t deadline); /* waits until every node
 void fab_stop(struct weft_node *w);                    /* says goodbye to the peers and ends the thread */
 
 /* --- wait.c --- */
-/* Waits until ready(arg) is true: spins a little (making progress), then sleeps. -ETIMEDOUT at `deadline`, a point in time; without a
-   sentence. -EDEADLK in a handler. */
+/* Waits until ready(arg) is true: spins a little (making progress), then sleeps. -ETIMEDOUT at `deadline`, a point in time; without
+ * base_fail(). -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* The same for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to others.
@@ -473,7 +476,7 @@ bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
 /* converts a time-out, WEFT_TIMEOUT_DEFAULT included, to a point in time */
 int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
 /* Waits for room, before an operation is queued for a peer that is not accepting work; at most until the node's deadline. -EAGAIN at once
-   in a call that must not wait. Errors come without a sentence. */
+ * in a call that must not wait. Errors come without base_fail(). */
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
 bool fab_nowait(bool on); /* on: from now on this thread's operations do not wait for room. Returns the former value. */
 /* For calls that have one deadline and consist of several operations. Sets a limit for the operations that this thread starts, or waits for
@@ -486,7 +489,7 @@ int64_t fab_limit(int64_t deadline);
 enum fab_whom {
     FAB_KNOWN, /* a node that the caller knows, and whose death the caller checks for */
     FAB_ANY,   /* unknown: a node that dies during the wait may be the one */
-    FAB_LAST,  /* any living node can end it: the wait fails only when no other node is left */
+    FAB_LAST,  /* any living node can end the wait: it fails only when no other node is left */
 };
 struct fab_patience {
     struct weft_node *w;
@@ -505,7 +508,8 @@ static inline int64_t fab_patience_next(const struct fab_patience *p)
     int64_t next = p->deadline < p->say_at ? p->deadline : p->say_at;
     return next < p->lost_at ? next : p->lost_at;
 }
-/* 0: go on waiting. -ETIMEDOUT: the deadline has passed. -ECONNRESET: the node that should end the wait is gone. Without a sentence. */
+/* 0: go on waiting. -ETIMEDOUT: the deadline has passed. -ECONNRESET: the node that should end the wait is gone. All without
+ * base_fail(). */
 int fab_patience_check(struct fab_patience *p);
 /* True once: it is time to print for whom this node waits. */
 bool fab_patience_due(struct fab_patience *p);
@@ -516,7 +520,7 @@ void fab_patience_say(const struct fab_patience *p, const char *what, const char
 uint32_t fab_name_nodes(const bool in[], uint32_t count, char *buf, size_t len);
 /* "node 1 is alive", "no other node is alive" */
 void fab_name_living(const struct weft_node *w, char *buf, size_t len);
-/* Why a wait has failed that unknown nodes could have ended: the rest of a sentence for -ECONNRESET. */
+/* Why a wait has failed that unknown nodes could have ended: the rest of an error text for -ECONNRESET. */
 const char *fab_patience_loss(const struct fab_patience *p);
 
 /* --- grow.c: nodes that join the running cluster. One thread calls these: the one that connects nodes --- */
@@ -536,7 +540,8 @@ void fab_announce(struct weft_node *w); /* for the progress thread: does what fa
 void fab_abandon(struct weft_node *w, uint32_t node);
 
 /* --- node.c --- */
-/* Make the node's handle and open the transports; free it. `w->links` has entries for `size` nodes, all FAB_UNKNOWN. */
+/* What fab_create() needs to make the node's handle and open the transports. The new w->links has entries for `size` nodes, all
+ * FAB_UNKNOWN. */
 struct fab_config {
     uint32_t rank, size;
     uint32_t founders; /* see struct weft_node; 0: as `size` */
@@ -552,8 +557,8 @@ struct fab_config {
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
-/* Make the transports that nodes may need which join later search for their devices. Call it before the progress thread starts, because the
- * search would delay other threads. */
+/* Nodes that join later may need transports that no node uses yet. Make these transports search for their devices. Call it before the
+ * progress thread starts, because the search would delay other threads. */
 void fab_look_early(struct weft_node *w);
 /* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
@@ -562,11 +567,11 @@ const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_
 /* Both nodes of a pair call it with their side connection: agrees on the best transport that both can use for this pair, and connects. */
 int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline);
 
-/* The result of looking for devices. They are looked for once, when a peer first needs them. */
+/* The result of the search for devices. The search runs once, when a peer first needs a device. */
 struct fab_look {
     bool done;
-    int failed;    /* the errno with which the search failed; 0: it did not */
-    char why[960]; /* the sentence of that failure */
+    int failed;    /* the errno with which the search failed; 0: the search has not failed */
+    char why[960]; /* the error text of that failure */
 };
 /* Returns false when the search failed; base_error() then says why. */
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w));

@@ -19,9 +19,8 @@ struct fab_flush {
     uint32_t turn;
     uint64_t asked;   /* rc: asks that had been sent */
     uint64_t kept[2]; /* works that had been begun, for each lane; shm: messages */
-    uint64_t at;   /* the point up to which everything must have arrived. rc: position after the last change; tb: number of the frame after
-                      the last one with records */
-    uint64_t read; /* rc: position after the last read */
+    uint64_t at;      /* what must have arrived: rc: the requests before this position; tb: the frames before this number */
+    uint64_t read;    /* rc: position after the last read */
 };
 
 #endif

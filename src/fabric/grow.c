@@ -56,7 +56,7 @@ int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline)
         else if (atomic_compare_exchange_strong(&w->newcomer, &mine, 0))
             return base_fail(-ETIMEDOUT, "this node could not announce node %u in time: a handler runs for too long", node);
         else
-            return 0; /* it is alive, and its hooks are still running */
+            return 0; /* the node is alive, and its hooks are still running */
     }
     return 0;
 }
@@ -64,7 +64,7 @@ int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline)
 void fab_abandon(struct weft_node *w, uint32_t node)
 {
     struct fab_link *l = &w->links[node];
-    base_spin_lock(&l->side_lock); /* the transport may be sending over it, on the progress thread */
+    base_spin_lock(&l->side_lock); /* the transport may be sending over the side connection, on the progress thread */
     if (l->side_fd >= 0)
         close(l->side_fd);
     l->side_fd = -1;

@@ -38,7 +38,7 @@ static bool node_may_use(const struct weft_node *w, const struct fab_transport *
     const char *only = w->options.transport;
     bool names_device = w->options.device[0] || w->options.rail_names[0][0];
     if (!only[0] && names_device && !t->rdma && !t->at_once)
-        return false; /* the user has named a device, so an ordinary network must not replace it */
+        return false; /* the user has named a device, so no ordinary network may be used instead */
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 
@@ -84,8 +84,8 @@ struct offer {
 int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline)
 {
     char why[700] = "", there[64] = "";
-    const char *fast = NULL; /* who could use a better transport */
-    bool here = false;       /* this node could */
+    const char *fast = NULL; /* a node of the two that could use a better transport, when the other could not; NULL: none */
+    bool here = false;       /* that node is this one */
     for (uint8_t i = 0; w->transports[i]; i++) {
         const struct fab_transport *t = w->transports[i];
         base_error_clear();
@@ -104,7 +104,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (theirs.index != i || theirs.can > 1)
             return base_fail(-EPROTO, "node %u has other transports than this node: run the same version of weft on both", l->node);
         if (mine.can && theirs.can) {
-            if (fast) /* the warning explains why the pair is slow */
+            if (fast) /* one of the two nodes has RDMA devices: warn, because the pair is slower than the user may expect */
                 base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
                          here || !why[0] ? "`weft doctor` on the other's host says why it has none that it can use" : why);
             return t->connect(w, l, side_fd, deadline);
@@ -138,7 +138,7 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
 {
     struct weft_node *w = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *w, BASE_CACHE_LINE));
     if (!w)
-        return base_fail(-ENOMEM, "no memory for the node's handle");
+        return base_fail(-ENOMEM, "no memory for the node's handle" BASE_MEMORY_HINT);
     memset(w, 0, sizeof *w);
     w->rank = config->rank;
     atomic_init(&w->size, config->size);
@@ -157,7 +157,7 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
         goto fail;
     w->links = calloc(w->room, sizeof *w->links);
     if (!w->links) {
-        rc = base_fail(-ENOMEM, "no memory for the links to %u nodes", w->room);
+        rc = base_fail(-ENOMEM, "no memory for the links to %u nodes" BASE_MEMORY_HINT, w->room);
         goto fail;
     }
     fab_prepare(w, w->size - 1);
@@ -168,7 +168,7 @@ int fab_create(struct weft_node **out, const struct fab_config *config)
             if (config->towards[i] && !(w->towards[i] = strdup(config->towards[i])))
                 rc = -ENOMEM;
         if (rc) {
-            base_fail(rc, "no memory for the names of %u devices", w->founders);
+            base_fail(rc, "no memory for the names of %u devices" BASE_MEMORY_HINT, w->founders);
             goto fail;
         }
     }
@@ -232,7 +232,7 @@ int fab_hook(struct weft_node *w, const struct fab_hook *hook)
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_relaxed);
     int rc = 0;
     if (n == FAB_HOOKS_MAX) {
-        rc = base_fail(-ENOSPC, "more than %u hooks", FAB_HOOKS_MAX);
+        rc = base_fail(-ENOSPC, "cannot install a hook: all %u places are in use (an error in weft: report it)", FAB_HOOKS_MAX);
     } else {
         w->hooks[n] = *hook;
         /* release: the progress thread (acquire) sees a whole hook */
@@ -297,7 +297,7 @@ int weft_free(weft_node *w, weft_gaddr addr)
 {
     if (addr == WEFT_NULL)
         return 0;
-    /* One comparison for node and space: space 0 of this node. */
+    /* One comparison checks node and space: the address must be in space 0 of this node. */
     if (BASE_UNLIKELY(addr >> WEFT_OFFSET_BITS != (uint64_t)w->rank << WEFT_SPACE_BITS)) {
         if (weft_gaddr_node(addr) == w->rank && w->arenas)
             return w->arenas->free(w, addr);

@@ -32,7 +32,7 @@ static struct fab_now *now_take(struct weft_node *w)
         *at = n->next;
     base_spin_unlock(&w->now_lock);
     if (!n && !(n = malloc(sizeof *n)))
-        base_fail(-ENOMEM, "no memory for an operation");
+        base_fail(-ENOMEM, "no memory for an operation" BASE_MEMORY_HINT);
     return n;
 }
 
@@ -74,7 +74,7 @@ static int now_begin(struct weft_node *w, struct fab_now **n)
 static int now_end(struct weft_node *w, struct fab_now *n, int rc, int64_t timeout_ns)
 {
     if (rc)
-        n->op.status = rc; /* it was not started */
+        n->op.status = rc; /* the operation was not started */
     else
         rc = weft_wait(w, &n->op, timeout_ns);
     return rc;
@@ -170,7 +170,7 @@ int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint
         return -ENOMEM;
     int rc = weft_compare_swap(w, word, expected, desired, &n->old, &n->op);
     if (rc) {
-        n->op.status = rc; /* it was not started */
+        n->op.status = rc; /* the operation was not started */
         now_give(w, n);
         return rc;
     }

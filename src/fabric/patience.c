@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for other nodes: for a barrier, a lock, a word, work. A slow node is not an error. So unless the caller gives a time-out, or
- * somebody has set the deadline (WEFT_DEADLINE), such a wait lasts as long as the nodes it waits for are alive, and prints once for whom it
+ * Waits for other nodes: for a barrier, a lock, a word, work. A slow node is not an error. So such a wait lasts as long as the nodes it
+ * waits for are alive, unless the caller gives a time-out or the user has set a deadline (WEFT_DEADLINE). The wait prints once for whom it
  * waits (WEFT_SAY_AFTER).
  *
  * For some waits it is not known which node will end them, because any node may write to a word. A node that dies during the wait may have

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The end of a peer: deliver what it had sent, fail pending operations to it, raise the epoch, tell the rooms above. This file also detects
- * the death of peers on other hosts: each node sends the other a heartbeat, the byte 'h', over the side connection, and a peer that is
- * silent for too long is dead. Messages of a transport count as well.
+ * the death of peers on other hosts. Both nodes of a pair send heartbeats, the byte 'h', over the side connection. A peer that is silent
+ * for too long is dead. Messages of a transport count as well.
  *
  * How long that is depends on the peer's host. The kernel of that host acknowledges our heartbeats, whatever the peer's process does, and
  * closes the connection when the process ends. So a process whose host does not answer either is dead after WEFT_LIVENESS. A process whose
@@ -38,7 +38,7 @@ void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *wh
         return;
     base_log(died ? BASE_LOG_WARN : BASE_LOG_INFO, "node %u (pid %d on %s) %s: %s", node, l->pid, l->host, died ? "is dead" : "has left",
              why);
-    l->gone_why = strdup(why); /* copied: `why` may be this thread's error sentence, which the failing operations below overwrite */
+    l->gone_why = strdup(why); /* copied: `why` may be this thread's error text, which the failing operations below overwrite */
     fab_last_words(w, l, died ? FAB_DEAD : FAB_LEFT);
     l->transport->disconnect(w, l);
     shutdown(l->side_fd, SHUT_RDWR); /* if the peer is alive after all, it learns by this that it was given up */
@@ -77,7 +77,7 @@ int fab_pulse_start(struct weft_node *w)
 {
     int rc = base_thread(&w->pulse_thread, pulse_thread, w);
     if (rc)
-        return base_fail(rc, "cannot start the thread for heartbeats: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread for heartbeats: %s" BASE_THREAD_HINT, base_strerror(rc));
     w->pulse_started = true;
     return 0;
 }

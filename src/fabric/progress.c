@@ -21,10 +21,18 @@
 #define NAP_MS     1000 /* the longest sleep: for peers whose death no descriptor reports */
 #define READS      64   /* kilobytes read from one side connection before the next one is read */
 #define LAST_READS 4096 /* kilobytes to read when the process has ended: more than a socket holds */
-#define GOODBYE_WAIT \
-    (2 * WEFT_SECOND)   /* how long to wait at most, for all peers together, until they read the goodbye: a peer may be stopped or busy */
-#define TICK_NS WEFT_MS /* how often upkeep runs while messages keep coming */
+#define GOODBYE_WAIT                                                                                                                       \
+    (2 * WEFT_SECOND) /* how long to wait at most, for all peers together, until the peers have read the goodbye: a peer may be stopped or \
+                         busy */
+#define TICK_NS WEFT_MS        /* how often upkeep runs while messages keep coming */
 #define LOOK_NS (20 * WEFT_MS) /* how often the peers are checked, however many messages come */
+
+static BASE_THREAD_LOCAL bool is_progress_thread;
+
+bool fab_on_progress_thread(void)
+{
+    return is_progress_thread;
+}
 
 /* Whether there is nothing to do, so that the thread may sleep. */
 static bool idle(struct weft_node *w)
@@ -129,6 +137,7 @@ static void *progress_thread(void *arg)
     uint64_t polls_before = 0;
     int64_t looked = 0, judge = 0, ticked = 0, next = 0;
     bool busy = false, again = false;
+    is_progress_thread = true;
     while (!atomic_load_explicit(&w->stopping, memory_order_acquire)) {
         int64_t now = base_now_ns();
         if (BASE_UNLIKELY(atomic_load_explicit(&w->newcomer, memory_order_acquire)))
@@ -161,11 +170,11 @@ static void *progress_thread(void *arg)
         if (polled || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             polls_before = polls;
             atomic_store_explicit(&w->lazy, true, memory_order_seq_cst);
-            /* seq_cst pairs with fab_wait(), where it goes to sleep */
+            /* seq_cst: pairs with fab_wait(), at the place where it goes to sleep */
             bool rested = atomic_load_explicit(&w->polls, memory_order_seq_cst) == atomic_load_explicit(&w->rested, memory_order_seq_cst);
             look_at_peers(w, fds, nodes, rested ? 0 : timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
             atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);
-            if (rested && again) /* one thread sleeps, another has been in a handler for long */
+            if (rested && again) /* a thread of the program has gone to sleep, and another one is in a long handler */
                 base_sleep_ns(SHORT_NS);
             again = rested;
             judge = fab_judge_silence(w);
@@ -193,15 +202,14 @@ static void *progress_thread(void *arg)
 
 int fab_start(struct weft_node *w)
 {
-    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* at once */
+    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* the most nodes that are alive at the same time */
     w->poll_fds = calloc(1 + FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS + 2 * alive, sizeof *w->poll_fds);
     w->poll_nodes = calloc(1 + 2 * alive, sizeof *w->poll_nodes);
     if (!w->poll_fds || !w->poll_nodes)
-        return base_fail(-ENOMEM, "no memory to watch %u nodes", w->size);
+        return base_fail(-ENOMEM, "no memory to watch %u nodes" BASE_MEMORY_HINT, w->size);
     int rc = base_thread(&w->thread, progress_thread, w);
     if (rc)
-        return base_fail(rc, "cannot start the progress thread: %s%s", base_strerror(rc),
-                         rc == -EAGAIN ? "; this user may have too many processes and threads (ulimit -u)" : "");
+        return base_fail(rc, "cannot start the progress thread: %s%s", base_strerror(rc), rc == -EAGAIN ? BASE_THREAD_HINT : "");
     w->thread_started = true;
     return 0;
 }

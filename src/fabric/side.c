@@ -84,9 +84,9 @@ int fab_side_send(struct fab_link *l, const void *bytes, size_t len)
     base_spin_lock(&l->side_lock);
     struct fab_side *s = buffers(l);
     if (!s) {
-        rc = base_fail(-ENOMEM, "no memory for a message on the side connection to node %u", l->node);
+        rc = base_fail(-ENOMEM, "no memory for a message on the side connection to node %u" BASE_MEMORY_HINT, l->node);
     } else if (len > FAB_SIDE_MESSAGE_MAX || s->out + HEAD_BYTES + len > sizeof s->outgoing) {
-        rc = base_fail(-ENOBUFS, "node %u does not read its side connection (stopped?)", l->node);
+        rc = base_fail(-ENOBUFS, "node %u does not read its side connection (is its process stopped?)", l->node);
     } else {
         uint8_t *at = s->outgoing + s->out;
         at[0] = 'm';

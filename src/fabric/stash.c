@@ -48,7 +48,7 @@ static BASE_COLD void put_aside(struct stash *s, uint32_t id, const void *header
     size_t at = stash_payload_at(header_len);
     struct stashed *copy = malloc(sizeof *copy + at + payload_len);
     if (!copy) {
-        base_log(BASE_LOG_ERROR, "a message from node %u is lost: no memory to keep it for its handler", s->from);
+        base_log(BASE_LOG_ERROR, "a message from node %u is lost: no memory to keep it for its handler" BASE_MEMORY_HINT, s->from);
         return;
     }
     *copy = (struct stashed){.since = base_now_ns(), .id = id, .header_len = (uint32_t)header_len, .payload_len = (uint32_t)payload_len};

@@ -12,7 +12,7 @@
 #define SLICE_NS        (10 * WEFT_MS)
 #define YIELD_FOR       16 /* how many spin times a waiting thread yields the processor, when there are more nodes than processors */
 #define LOOKS_PER_CLOCK 32u
-#define LINGER_FOR      4 /* how many spin times fab_linger() looks: a thread that is told of an event needs some to wake up and to answer */
+#define LINGER_FOR      4 /* how many spin times fab_linger() polls: the expected event comes from a thread that must first be woken */
 
 static BASE_THREAD_LOCAL int64_t limit; /* fab_limit(); 0: none */
 
@@ -111,7 +111,7 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
 /* This thread stops polling: the progress thread takes over. */
 static void rest(struct weft_node *w)
 {
-    /* Handle what has come meanwhile, instead of leaving it to the progress thread. */
+    /* Handle what has arrived meanwhile, instead of leaving it to the progress thread. */
     fab_progress(w);
     /* seq_cst pairs with the progress thread's load: either it sees this store, or this thread sees that it has become lazy. */
     atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
@@ -145,8 +145,8 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
             if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS, &rung))
                 return 0;
         }
-        /* Not ready, but operations are making progress and would wake this thread again and again. So this thread makes progress itself,
-         * unless another thread does. */
+        /* The condition does not hold yet, but operations make progress and would wake this thread again and again. So this thread makes
+         * progress itself, unless another thread does. */
     }
 }
 

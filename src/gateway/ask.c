@@ -107,7 +107,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
 {
     const weft_request record = *q->record, *r = &record; /* a copy, because the asker may free its record as soon as the request can end */
     if (r->node >= g->w->size)
-        return base_fail(-EFAULT, "a request to node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
+        return base_fail(-EFAULT, "cannot send a request to node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
     if (atomic_load_explicit(&g->closing, memory_order_acquire))
         return base_fail(-ECONNRESET, "this node is being closed, so it sends no more requests");
     struct gateway_ask *a = malloc(sizeof *a);
@@ -140,8 +140,12 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
     int rc;
     if (!number) {
         free(a);
-        rc = room ? base_fail(-ENOMEM, "no room in the table of requests for one to node %u", r->node)
-                  : base_fail(-EAGAIN, "%u requests to node %u are outstanding: wait for some", WEFT_REQUESTS_MAX, r->node);
+        rc = room ? base_fail(-ENOMEM,
+                              "cannot send a request to node %u: the table of requests is full, or there is no memory: wait for earlier "
+                              "requests first",
+                              r->node)
+                  : base_fail(-EAGAIN, "%u requests to node %u are not answered yet, the most possible: wait for some of them first",
+                              WEFT_REQUESTS_MAX, r->node);
         goto out;
     }
     /* From here on another thread may end and free the request: the node may answer, or may be gone. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service: opens and closes files, and says what is cached.
+ * The file service at the gateway: opens, closes and pins files, and lists what is cached.
  */
 #include "gateway/file.h"
 
@@ -9,7 +9,21 @@
 #include <string.h>
 #include <unistd.h>
 
-#define WAIT_LOOK_NS (100 * WEFT_MS) /* between two looks whether there is room, while requests wait for it */
+#include "gateway/record.h"
+
+#define WAIT_LOOK_NS (100 * WEFT_MS) /* how often requests that wait for room in the cache are tried again */
+
+static void job_drop(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct file_open *o = job->open;
+    if (o && --o->jobs == 0 && o->closed) { /* a handle that is not closed is freed with the table */
+        if (o->fd >= 0)
+            close(o->fd);
+        free(o);
+    }
+    file_job_free(job);
+}
 
 static int file_open(struct gateway_server *server, void **state)
 {
@@ -19,23 +33,30 @@ static int file_open(struct gateway_server *server, void **state)
         return base_fail(-ENOMEM, "no memory for the service 'file'");
     *state = all;
     all->server = server;
-    all->root.fd = -1;
+    all->root.fd = all->notices.fd = -1;
     all->waiting_last = &all->waiting;
     all->over = INT64_MAX;
     all->limit = g->file_cache ? g->file_cache : g->w->pool_bytes / 4;
     if (g->file_cache && (g->file_cache < FILE_CACHE_MIN || g->file_cache > g->w->pool_bytes))
-        return base_fail(-EINVAL, "WEFT_FILE_CACHE: the cache of files has %llu bytes: give it from 4M to the size of the pool, WEFT_POOL",
+        return base_fail(-EINVAL,
+                         "WEFT_FILE_CACHE: a cache of %llu bytes for files is not possible; set it to at least 4M and at most the size of "
+                         "the pool (WEFT_POOL)",
                          (unsigned long long)g->file_cache);
-    int rc = file_root_open(&all->root, g->file_root);
+    g->file_offers = file_offers_new();
+    if (!g->file_offers)
+        return base_fail(-ENOMEM, "no memory for the service 'file'");
+    int rc = file_root_open(&all->root, g->file_root, g->file_offers);
     if (rc)
         return rc;
-    rc = gateway_works_open(&all->works, gateway_server_watches(server), FILE_THREADS);
-    return rc ? base_fail(rc, "cannot prepare to read files for other nodes: %s", base_strerror(rc)) : 0;
+    file_watch_open(all);
+    rc = gateway_works_open(&all->works, gateway_server_watches(server),
+                            &(struct gateway_works_how){.threads = FILE_THREADS, .drop = job_drop});
+    return rc ? base_fail(rc, "cannot start reading files for other nodes: %s", base_strerror(rc)) : 0;
 }
 
 /* --- opening --- */
 
-/* Makes the handle. Takes the job's descriptor. */
+/* Makes the handle, which takes over the job's descriptor. */
 static int open_make(struct files *all, struct file_job *job, uint32_t node, struct file_open **out)
 {
     struct file_open *o = all->opens.used < FILE_OPEN_MAX ? calloc(1, sizeof *o) : NULL;
@@ -49,6 +70,8 @@ static int open_make(struct files *all, struct file_job *job, uint32_t node, str
     }
     o->body = file_body_get(all, &job->is, job->path, job->fd);
     job->fd = -1;
+    if (o->body)
+        file_watch(all, o->body);
     o->id = o->body ? gateway_table_add(&all->opens, o) : 0;
     if (o->body)
         o->body->opens++;
@@ -76,7 +99,10 @@ static void open_done(struct gateway_work *work)
     if (c && !rc)
         rc = open_make(all, job, c->node, &o);
     if (c && rc && job->outside) {
-        base_fail(rc, "%.300s at node %u is outside of WEFT_FILE_ROOT, %s", job->path, gateway_of(all->server)->w->rank, all->root.path);
+        base_fail(rc,
+                  rc == -EPERM ? "%.300s at node %u is not offered by its program, and WEFT_FILE_ROOT is %s"
+                               : "%.300s at node %u is outside of WEFT_FILE_ROOT, %s",
+                  job->path, gateway_of(all->server)->w->rank, all->root.path);
         gateway_answer_error(c, rc);
     } else if (c && rc) {
         file_answer_failed(c, rc, job->path);
@@ -86,12 +112,12 @@ static void open_done(struct gateway_work *work)
     file_job_over(job);
 }
 
-/* The path of a request, with a zero byte. False: there is none, and the request is answered. */
+/* Copies the path of a request and adds a zero byte. False: the path is invalid, and the request was answered. */
 static bool take_path(struct gateway_call *c, char out[WEFT_FILE_PATH_MAX + 1])
 {
     uint64_t len = c->record.data_bytes;
     if (!len || len > WEFT_FILE_PATH_MAX || !c->data || memchr(c->data, 0, len)) {
-        base_fail(-EINVAL, "a path of a file must have 1 to %u bytes, none of them zero", WEFT_FILE_PATH_MAX);
+        base_fail(-EINVAL, "invalid path of a file: it must have 1 to %u bytes, none of them zero", WEFT_FILE_PATH_MAX);
         gateway_answer_error(c, -EINVAL);
         return false;
     }
@@ -104,7 +130,7 @@ static void begin_open(struct files *all, struct gateway_call *c)
 {
     uint32_t flags = c->record.flags;
     if (flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE))) {
-        base_fail(-EINVAL, "a request to open a file has flags %#x, which are unknown or need WEFT_FILE_WRITE", flags);
+        base_fail(-EINVAL, "invalid request to open a file: some of the flags %#x are unknown, or need WEFT_FILE_WRITE as well", flags);
         gateway_answer_error(c, -EINVAL);
         return;
     }
@@ -122,7 +148,7 @@ static void begin_open(struct files *all, struct gateway_call *c)
     file_job_start(all, job);
 }
 
-/* The asker does not use the handle any more. */
+/* Closes a handle: its asker has closed it or is gone. */
 static void open_close(struct files *all, struct file_open *o)
 {
     file_leases_of(all, o);
@@ -132,7 +158,7 @@ static void open_close(struct files *all, struct file_open *o)
         file_open_free(all, o);
 }
 
-/* --- what there is --- */
+/* --- information about files and the cache --- */
 
 static void check_done(struct gateway_work *work)
 {
@@ -283,23 +309,12 @@ static int64_t file_tick(void *state, int64_t now)
     return next;
 }
 
-static void job_drop(struct gateway_work *work)
-{
-    struct file_job *job = (struct file_job *)(void *)work;
-    struct file_open *o = job->open;
-    if (o && --o->jobs == 0 && o->closed) { /* else it is in the table */
-        if (o->fd >= 0)
-            close(o->fd);
-        free(o);
-    }
-    file_job_free(job);
-}
-
 static void file_close(void *state)
 {
     struct files *all = state;
     uint32_t at = 0;
-    gateway_works_close(all->works, job_drop);
+    gateway_works_close(all->works);
+    file_watch_close(all);
     for (struct file_open *o; (o = gateway_table_next(&all->opens, &at));) {
         if (o->fd >= 0)
             close(o->fd);
@@ -307,15 +322,9 @@ static void file_close(void *state)
     }
     gateway_table_free(&all->opens);
     file_cache_free(all);
+    gateway_of(all->server)->file_offers = NULL;
     file_root_close(&all->root);
     free(all);
-}
-
-/* Requests by record: not yet. */
-static int file_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
-{
-    (void)g, (void)r, (void)data, (void)arg;
-    return -EOPNOTSUPP;
 }
 
 const struct gateway_service gateway_file = {
@@ -327,5 +336,7 @@ const struct gateway_service gateway_file = {
     .cancel = file_cancel,
     .gone = file_gone,
     .tick = file_tick,
-    .submit = file_submit,
+    .submit = gateway_file_submit,
+    .told = gateway_file_told,
+    .late = gateway_file_late,
 };

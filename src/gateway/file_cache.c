@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The cache of the file service: generations of files, their pieces in the pool, and who uses which piece. A piece that nobody uses is in
- * the list of idle pieces, in the order in which they were used, unless its file is pinned. To make room, the oldest idle piece is dropped.
+ * The cache of the file service: generations of files (bodies), their pieces in the pool, and the leases of pieces. A piece without leases
+ * is in the list of idle pieces, least recently used first, unless its file is pinned. To make room, the first piece of this list is
+ * dropped.
  */
 #include "gateway/file.h"
 
@@ -52,7 +53,7 @@ static uint64_t charge(const struct file_piece *p)
 
 /* --- files --- */
 
-/* The files that were cached under this path or inode, and are not so any more. */
+/* Marks the bodies of this inode that have another generation as stale, and unpins those of this path. */
 static void forget_others(struct files *all, const struct file_identity *is, const char *path)
 {
     for (struct file_body *b = *body_bucket(all, is), *next; b; b = next) {
@@ -71,7 +72,7 @@ struct file_body *file_body_get(struct files *all, const struct file_identity *i
     while (b && (b->stale || !file_same(&b->is, is)))
         b = b->hashed;
     if (!b && (b = calloc(1, sizeof *b))) {
-        *b = (struct file_body){.hashed = *bucket, .generation = ++all->generations, .is = *is, .path = strdup(path), .fd = -1};
+        *b = (struct file_body){.hashed = *bucket, .generation = ++all->generations, .is = *is, .path = strdup(path), .fd = -1, .wd = -1};
         if (!b->path) {
             free(b);
             b = NULL;
@@ -95,6 +96,8 @@ void file_body_leave(struct files *all, struct file_body *b)
     }
     if (b->opens || b->jobs || b->pieces || b->pinned)
         return;
+    if (all->forget)
+        all->forget(all, b);
     struct file_body **at = body_bucket(all, &b->is);
     while (*at != b)
         at = &(*at)->hashed;
@@ -135,12 +138,24 @@ uint32_t file_body_unpin(struct files *all, const char *path, const struct file_
     return n;
 }
 
+/* Who has it open need not wait until its leases are over. If a message is lost because the other node is gone, nobody is there to tell. */
+static void tell_readers(struct files *all, const struct file_body *b)
+{
+    uint32_t at = 0;
+    for (const struct file_open *o; (o = gateway_table_next(&all->opens, &at));)
+        if (o->body == b && !o->closed)
+            (void)gateway_post(gateway_of(all->server), o->node, &(struct gateway_message){.type = GATEWAY_CHANGED, .to = o->id}, NULL, 0);
+}
+
 void file_body_stale(struct files *all, struct file_body *b)
 {
     if (b->stale)
         return;
-    b->opens++; /* it must not be freed with its last piece, in the loop */
+    b->opens++; /* keeps the body while the loop drops its last piece */
     b->stale = true;
+    if (all->forget)
+        all->forget(all, b);
+    tell_readers(all, b);
     file_body_pin(all, b, false);
     for (struct file_piece *p = b->pieces, *next; p; p = next) {
         next = p->of_body;
@@ -208,7 +223,7 @@ int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struc
     if (!p)
         return -ENOMEM;
     *p = (struct file_piece){.body = b, .index = index, .bytes = left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE};
-    b->opens++; /* dropping its other pieces must not free it */
+    b->opens++; /* keeps the body while its other pieces are dropped to make room */
     int rc = 0;
     while (!rc && all->cached + charge(p) > all->limit)
         rc = drop_oldest(all) ? 0 : -EAGAIN;
@@ -243,7 +258,7 @@ void file_piece_rest(struct files *all, struct file_piece *p)
         idle_add(all, p);
 }
 
-/* --- who uses which piece --- */
+/* --- leases --- */
 
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, uint64_t *id)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the file service does on threads, because it may block: opens, reads, checks, writes.
+ * The work of the file service that may block and therefore runs on threads: opens, reads, checks, writes and syncs files.
  *
- * A change of a file shows in its modification time, but systems count that time in steps (10 ms at most on Linux; a second or two on some
- * file systems). So a file that has just changed is read only when the step is over: any later change then gets another time.
+ * A change of a file changes its modification time, but this time advances in steps (at most 10 ms on Linux; one or two seconds on some
+ * file systems). Two changes within one step would have the same time. So a file that has just changed is not read before the step is over:
+ * any later change then gets another time.
  */
 #include "gateway/file.h"
 
@@ -15,9 +16,9 @@
 #include <unistd.h>
 
 #define STEP_NS       (20 * WEFT_MS)
-#define WHOLE_STEP_NS (2 * WEFT_SECOND) /* if the time is a whole second: such a file system may count so */
+#define WHOLE_STEP_NS (2 * WEFT_SECOND) /* for a time that is a whole second: the file system may store whole seconds only */
 
-/* May wrap round for times that no clock shows: they are only compared. */
+/* May wrap around for absurd times. That does no harm, because times are only compared. */
 static int64_t time_ns(const struct timespec *t)
 {
     return (int64_t)((uint64_t)t->tv_sec * (uint64_t)WEFT_SECOND + (uint64_t)t->tv_nsec);
@@ -51,18 +52,22 @@ static int look(int fd, struct file_identity *out)
 static int check(const struct file_job *job)
 {
     struct file_identity is = {0};
-    int rc = look(job->fd, &is);
+    bool outside;
+    int fd = job->fd >= 0 ? job->fd : file_path_open(job->root, job->path, O_RDONLY, &outside);
+    int rc = fd < 0 ? -ESTALE : look(fd, &is);
+    if (fd >= 0 && job->fd < 0)
+        close(fd);
     return rc ? rc : file_same(&is, &job->is) ? 0 : -ESTALE;
 }
 
-/* Waits until a change from now on gets another time than the file has. */
+/* Waits until any further change would give the file another modification time. */
 static void settle(int64_t modified_ns)
 {
     struct timespec t;
     int64_t step = modified_ns % WEFT_SECOND ? STEP_NS : WHOLE_STEP_NS;
     clock_gettime(CLOCK_REALTIME, &t);
     int64_t since = (int64_t)((uint64_t)time_ns(&t) - (uint64_t)modified_ns);
-    if (since >= 0 && since < step) /* a time in the future is not that of a change which begins now */
+    if (since >= 0 && since < step) /* with a time in the future there is no need to wait: a change now gets the present time */
         base_sleep_ns(step - since);
 }
 
@@ -74,12 +79,15 @@ static int job_open(struct file_job *job)
     int rc = job->fd = file_path_open(job->root, job->path, flags, &job->outside);
     if (rc < 0)
         return rc;
-    rc = job->flags & WEFT_FILE_TRUNCATE && ftruncate(job->fd, 0) ? -errno : 0; /* only now: it is a regular file */
+    /* not with O_TRUNC: first it must be known that this is a regular file */
+    rc = job->flags & WEFT_FILE_TRUNCATE && ftruncate(job->fd, 0) ? -errno : 0;
     return rc ? rc : look(job->fd, &job->is);
 }
 
 static int job_read(struct file_job *job)
 {
+    if (job->pool)
+        mem_prepare(job->pool, job->place, job->bytes);
     settle(job->is.modified_ns);
     int rc = check(job);
     for (uint64_t got = 0; !rc && got < job->bytes;) {
@@ -87,7 +95,7 @@ static int job_read(struct file_job *job)
         if (n > 0)
             got += (uint64_t)n;
         else if (n == 0)
-            rc = -ESTALE; /* it got shorter */
+            rc = -ESTALE; /* the file has become shorter */
         else if (errno != EINTR)
             rc = -errno;
     }
@@ -118,6 +126,7 @@ static void job_run(struct gateway_work *work)
     case FILE_TASK_READ: job->result = job_read(job); break;
     case FILE_TASK_CHECK: job->result = check(job); break;
     case FILE_TASK_WRITE: job->result = job_write(job); break;
+    case FILE_TASK_ENLARGE: mem_enlarge(job->pool, job->place, job->bytes); break;
     case FILE_TASK_SYNC: job->result = fsync(job->fd) ? -errno : 0; break;
     }
 }

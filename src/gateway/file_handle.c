@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handles of files: opening, closing, and what needs one request.
+ * The asker's handles of files: opens and closes them, and makes the calls that need one request.
  */
 #include "gateway/file_handle.h"
 
@@ -13,13 +13,21 @@ weft_request file_request(const weft_file *f, enum file_kind kind)
         .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = (uint16_t)kind, .node = f->node, .handle = f->there};
 }
 
+int file_claim(weft_file *f)
+{
+    if (atomic_exchange_explicit(&f->busy, true, memory_order_acquire)) /* acquire: pairs with file_unuse() */
+        return base_fail(-EBUSY, "%s at node %u: another call reads or writes through this handle: open the file once for each call",
+                         f->path, f->node);
+    atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
+    return 0;
+}
+
 int file_use(weft_file *f, bool alone)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "%s at node %u: a handler must not wait for a file", f->path, f->node);
-    if (alone && atomic_exchange_explicit(&f->busy, true, memory_order_acquire)) /* acquire: pairs with file_unuse() */
-        return base_fail(-EBUSY, "%s at node %u: another thread reads or writes through this handle: open it once for each thread", f->path,
-                         f->node);
+        return base_fail(-EDEADLK, "%s at node %u: a handler must not wait for a file; make this call in another thread", f->path, f->node);
+    if (alone)
+        return file_claim(f);
     atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
     return 0;
 }
@@ -48,9 +56,48 @@ void file_slots_leave(weft_file *f)
 {
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         if (atomic_load_explicit(&f->slot[i].state, memory_order_acquire) == SLOT_ASKED)
-            (void)gateway_ask_leave(f->g, f->slot[i].ask, 0); /* afterwards nobody writes to the slot */
+            (void)gateway_ask_leave(f->g, f->slot[i].ask, 0); /* after this no answer is written to the slot */
         atomic_store_explicit(&f->slot[i].state, SLOT_FREE, memory_order_relaxed);
     }
+}
+
+/* --- what is mapped --- */
+
+void file_post_return(struct gateway *g, uint32_t node, uint64_t lease)
+{
+    const weft_request r = {
+        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = FILE_RETURN, .node = node, .arg = {lease}};
+    (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
+}
+
+void file_map_slot_free(struct file_slot *s)
+{
+    s->claimed = false;
+    atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
+}
+
+/* Frees a slot for which no thread waits. Called with `maps` locked. */
+void file_map_slot_leave(weft_file *f, struct file_slot *s)
+{
+    /* If the answer has not come yet, mapped_late() will end the lease. */
+    if (file_slot_state(s) == SLOT_ASKED)
+        (void)gateway_ask_leave(f->g, s->ask, 0);
+    if (file_slot_state(s) == SLOT_READY)
+        file_post_return(f->g, f->node, s->lease);
+    file_map_slot_free(s);
+}
+
+bool file_maps_leave(weft_file *f)
+{
+    bool any = false;
+    pthread_mutex_lock(&f->maps);
+    for (unsigned i = 0; i < FILE_MAP_SLOTS; i++)
+        if (file_slot_state(&f->map_slot[i]) != SLOT_FREE && !f->map_slot[i].claimed) {
+            file_map_slot_leave(f, &f->map_slot[i]);
+            any = true;
+        }
+    pthread_mutex_unlock(&f->maps);
+    return any;
 }
 
 /* --- opening and closing --- */
@@ -62,28 +109,72 @@ static void post_close(struct gateway *g, uint32_t node, uint64_t there)
     (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
 }
 
-/* The answer to a request that was given up here. */
+/* The answer to a request to open that this node has cancelled: closes the file again. */
 static void opened_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0)
         post_close(g, a->node, r->word[0]);
 }
 
+/* The gateway reports that a file has changed. So the next read or map sends a request, whose answer is -ESTALE. */
+void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m)
+{
+    base_spin_lock(&g->lock);
+    for (weft_file *f = g->files; f; f = f->next)
+        if (f->node == from && f->there == m->to) {
+            atomic_store_explicit(&f->changed[FILE_CHANGED_READ], true, memory_order_relaxed);
+            atomic_store_explicit(&f->changed[FILE_CHANGED_MAP], true, memory_order_relaxed);
+        }
+    base_spin_unlock(&g->lock);
+}
+
+static void handle_list(struct gateway *g, weft_file *f)
+{
+    base_spin_lock(&g->lock);
+    f->next = g->files;
+    f->at_next = &g->files;
+    if (f->next)
+        f->next->at_next = &f->next;
+    g->files = f;
+    base_spin_unlock(&g->lock);
+}
+
+static void handle_unlist(struct gateway *g, weft_file *f)
+{
+    base_spin_lock(&g->lock);
+    if (f->next)
+        f->next->at_next = f->at_next;
+    *f->at_next = f->next;
+    base_spin_unlock(&g->lock);
+}
+
 static void file_free(weft_file *f)
 {
+    pthread_mutex_destroy(&f->maps);
     free(f->path);
     free(f);
 }
 
-int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns)
+int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags)
 {
     size_t len = path ? strlen(path) : 0;
-    *out = NULL;
+    if (node >= w->size)
+        return base_fail(-EFAULT, "weft_file_open(): there is no node %u; the cluster has %u nodes", node, w->size);
     if (!len || flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
-        return base_fail(-EINVAL, "weft_file_open() of '%s': the path is empty, or the flags (%#x) are unknown or need WEFT_FILE_WRITE",
-                         len ? path : "", flags);
+        return base_fail(
+            -EINVAL, "weft_file_open() of '%s': the path is empty, or some of the flags %#x are unknown or need WEFT_FILE_WRITE as well",
+            len ? path : "", flags);
     if (len > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes; at most %u are possible", len, WEFT_FILE_PATH_MAX);
+        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes, but at most %u are possible", len, WEFT_FILE_PATH_MAX);
+    return 0;
+}
+
+int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns)
+{
+    *out = NULL;
+    int rc = file_open_check(w, node, path, flags);
+    if (rc)
+        return rc;
     weft_file *f = calloc(1, sizeof *f);
     if (!f || !(f->path = strdup(path))) {
         free(f);
@@ -92,14 +183,15 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     f->g = gateway_in(w);
     f->node = node;
     f->flags = flags;
-    f->last = UINT64_MAX;
+    f->last = f->mapped = UINT64_MAX;
+    pthread_mutex_init(&f->maps, NULL);
     weft_request r = file_request(f, FILE_OPEN);
     struct gateway_result result;
     r.flags = flags;
-    r.data_bytes = len;
+    r.data_bytes = strlen(path);
     size_t info = sizeof f->info;
     struct gateway_question q = {.record = &r, .data = path, .late = opened_late};
-    int rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &f->info, &info);
+    rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &f->info, &info);
     if (!rc && info != sizeof f->info)
         rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", path, node);
     if (rc) {
@@ -107,6 +199,7 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
         return rc;
     }
     f->there = result.word[0];
+    handle_list(f->g, f);
     *out = f;
     return 0;
 }
@@ -133,6 +226,8 @@ int weft_file_close(weft_file *f)
     if (atomic_load_explicit(&f->users, memory_order_relaxed))
         return base_fail(-EBUSY, "%s at node %u cannot be closed while a thread waits for it", f->path, f->node);
     file_slots_leave(f);
+    (void)file_maps_leave(f);
+    handle_unlist(f->g, f);
     copies_free(f);
     post_close(f->g, f->node, f->there);
     file_free(f);
@@ -170,6 +265,12 @@ int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t time
     return rc;
 }
 
+int file_sync(weft_file *f, int64_t timeout_ns)
+{
+    weft_request r = file_request(f, FILE_SYNC);
+    return file_ask(f, &r, NULL, false, NULL, timeout_ns);
+}
+
 int weft_file_sync(weft_file *f, int64_t timeout_ns)
 {
     return ask_one(f, FILE_SYNC, timeout_ns);
@@ -180,8 +281,8 @@ int weft_file_pin(weft_file *f, int64_t timeout_ns)
     return ask_one(f, FILE_PIN, timeout_ns);
 }
 
-/* Writes at most one piece. A larger one than fits into a message is fetched by the gateway from the pool; it checks that it has not
- * changed meanwhile, so the memory may be freed when nobody waits for the answer any more. */
+/* Writes at most one piece. If the bytes do not fit into the message, they are copied to this node's pool, from where the gateway fetches
+ * them. The gateway checks a hash of the bytes, so the copy may be freed after a time-out: bytes that have changed are not written. */
 static int write_some(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -203,26 +304,41 @@ static int write_some(weft_file *f, const void *buf, size_t len, uint64_t offset
     return rc;
 }
 
-int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns)
+int file_write_check(const weft_file *f)
 {
-    int64_t deadline = fab_timeout(f->g->w, timeout_ns);
+    return f->flags & WEFT_FILE_WRITE
+               ? 0
+               : base_fail(-EBADF, "%s at node %u cannot be written: open it with WEFT_FILE_WRITE", f->path, f->node);
+}
+
+int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline)
+{
     size_t done = 0, n;
-    if (put)
-        *put = 0;
-    if (!(f->flags & WEFT_FILE_WRITE))
-        return base_fail(-EBADF, "%s at node %u was not opened with WEFT_FILE_WRITE", f->path, f->node);
-    int rc = file_use(f, true);
-    if (rc)
-        return rc;
-    file_slots_leave(f); /* they are of the old generation; their leases end by their time */
+    int rc = 0;
+    file_slots_leave(f); /* the slots hold pieces of the old generation; their leases expire at the gateway */
+    (void)file_maps_leave(f);
     f->last = UINT64_MAX;
     while (!rc && done < len) {
         rc = write_some(f, (const uint8_t *)buf + done, len - done < WEFT_FILE_PIECE ? len - done : WEFT_FILE_PIECE, offset + done, &n,
                         deadline);
         done += n;
         if (!rc && !n)
-            rc = base_fail(-EIO, "%s: node %u has written nothing", f->path, f->node);
+            rc = base_fail(-EIO, "%s: node %u has written no bytes, and has named no reason", f->path, f->node);
     }
+    *put = done;
+    return rc;
+}
+
+int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns)
+{
+    int64_t deadline = fab_timeout(f->g->w, timeout_ns);
+    size_t done = 0;
+    int rc = file_write_check(f);
+    if (put)
+        *put = 0;
+    if (rc || (rc = file_use(f, true)))
+        return rc;
+    rc = file_write(f, buf, len, offset, &done, deadline);
     file_unuse(f, true);
     if (put)
         *put = done;
@@ -264,7 +380,7 @@ int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t by
     weft_request r = {.kind = FILE_LIST, .arg = {*next}};
     int rc = cache_ask(w, node, &r, NULL, next, &full, sizeof full, timeout_ns);
     if (rc == -ENOENT)
-        return base_fail(rc, "node %u has no file open or cached", node);
+        return base_fail(rc, "node %u has no open or cached files", node);
     if (!rc) {
         full.path[WEFT_FILE_PATH_MAX] = '\0';
         base_give_struct(out, bytes, &full, sizeof full);
@@ -280,5 +396,5 @@ int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeo
         return base_fail(-EINVAL, "weft_file_unpin(): a path must have 1 to %u bytes", WEFT_FILE_PATH_MAX);
     weft_request r = {.kind = FILE_UNPIN, .data_bytes = len};
     int rc = cache_ask(w, node, &r, path, &word, NULL, 0, timeout_ns);
-    return rc == -ENOENT ? base_fail(rc, "node %u has pinned no file %s", node, path) : rc;
+    return rc == -ENOENT ? base_fail(rc, "node %u has not pinned %s: give the path with which it was pinned", node, path) : rc;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handle of a file (struct weft_file). The slots are the pieces that it has a lease of, or has asked for; answers write to them
- * under gateway.lock. One thread at a time reads or writes through a handle (`busy`), so nobody else changes them.
+ * The asker's handle of a file (struct weft_file). Each slot is for one piece that was asked for: the handle waits for the answer, or has a
+ * lease of the piece. Answers are written to slots under gateway.lock. Otherwise only the one thread that reads or writes through the
+ * handle (`busy`) changes slots.
  */
 #ifndef WEFT_GATEWAY_FILE_HANDLE_H
 #define WEFT_GATEWAY_FILE_HANDLE_H
@@ -11,44 +12,77 @@
 #define FILE_AHEAD_PIECES 4u
 #define FILE_SLOTS        (FILE_AHEAD_PIECES + 2u)
 _Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
-#define FILE_TEXT 512u
+enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
+#define FILE_MAP_AHEAD 2u
+#define FILE_MAP_SLOTS (FILE_MAP_AHEAD + 2u)
+#define FILE_TEXT      512u
 
 enum slot_state { SLOT_FREE, SLOT_ASKED, SLOT_READY, SLOT_FAILED };
 struct file_slot {
-    _Atomic int state; /* enum slot_state; written last, by the answer */
+    _Atomic int state; /* enum slot_state; the answer writes it after all other members */
     int error;
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    int64_t until; /* of the lease; on this node's clock, counted from before it was asked for: so the gateway's ends later */
+    bool claimed; /* a map slot: a thread waits for it */
+    /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
+    int64_t until;
     char text[FILE_TEXT];
 };
-struct file_copy { /* of a mapped piece, in this node's pool */
+struct file_copy { /* a copy of a mapped piece, in this node's pool */
     struct file_copy *next;
     weft_gaddr at;
     uint32_t bytes;
 };
 struct weft_file {
     struct gateway *g;
+    struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
-    uint64_t there; /* its number at the gateway */
+    uint64_t there; /* the handle's number at the gateway */
     weft_file_info info;
+    _Atomic bool changed[2]; /* the file has changed: what was asked for is not used by reads, and maps, any more */
     _Atomic bool busy;
-    _Atomic uint32_t users; /* threads in calls */
+    _Atomic uint32_t users; /* how many threads are in calls with this handle */
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
     char *path;
     struct file_slot slot[FILE_SLOTS];
-    struct file_copy *copies; /* mapped pieces of another host, under gateway.lock */
+    struct file_copy *copies;                  /* copies for views of files on another host; under gateway.lock */
+    pthread_mutex_t maps;                      /* guards the next two: several threads may map */
+    uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
+    struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };
 
 /* --- file_handle.c --- */
-/* Sends a request about the file, and waits. `info`: the answer has a weft_file_info. */
+/* Sends a request about the file and waits for the answer. `info`: the answer contains a weft_file_info. */
 int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct gateway_result *out, int64_t timeout_ns);
 weft_request file_request(const weft_file *f, enum file_kind kind);
-/* Begin and end a call that only one thread may be in. -EBUSY, -EDEADLK. */
+/* Begin and end a call. `alone`: only one thread may be in such a call. -EBUSY, -EDEADLK. */
 int file_use(weft_file *f, bool alone);
+int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);
+static inline int file_slot_state(const struct file_slot *s)
+{
+    return atomic_load_explicit(&s->state, memory_order_acquire);
+}
+void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* gives a piece back that was mapped */
+void file_map_slot_free(struct file_slot *s);
+void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
+bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
 void file_copy_free(weft_file *f, struct file_copy *c);
-void file_slots_leave(weft_file *f); /* nobody waits for their answers, and the leases are left to the gateway */
+void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
+
+int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags);
+int file_write_check(const weft_file *f);
+/* Like weft_file_write() and weft_file_sync(), between file_use() and file_unuse(). */
+int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline);
+int file_sync(weft_file *f, int64_t timeout_ns);
+
+/* --- file_read.c --- */
+/* between file_use() and file_unuse() */
+int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline);
+bool file_slot_settled(void *slot);
+int file_slot_error(const weft_file *f, const struct file_slot *s);
+void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
+uint32_t file_piece_bytes(const weft_file *f, uint64_t index);
 
 #endif

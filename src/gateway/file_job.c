@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service's jobs on threads, and its answers. A job keeps its file open, and its handle's structure, until it is over.
+ * The file service's jobs on threads, and the answers to requests. While a job runs, its file stays open and its handle is not freed.
  */
 #include "gateway/file.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -70,6 +71,40 @@ void file_open_free(struct files *all, struct file_open *o)
     free(o);
 }
 
+/* --- comparing a file with the disk --- */
+
+static void recheck_done(struct gateway_work *work)
+{
+    struct file_job *job = (struct file_job *)(void *)work;
+    struct files *all = job->all;
+    struct file_body *b = job->body;
+    b->checking = false;
+    if (job->result == -ESTALE)
+        file_body_stale(all, b);
+    if (b->again && !b->stale)
+        file_recheck(all, b);
+    file_job_over(job);
+}
+
+void file_recheck(struct files *all, struct file_body *b)
+{
+    b->again = b->checking;
+    if (b->checking)
+        return;
+    struct file_job *job = file_job_new(all, FILE_TASK_CHECK, recheck_done);
+    if (!job)
+        return;
+    b->checked = base_now_ns();
+    b->checking = true;
+    b->jobs++;
+    job->body = b;
+    job->fd = b->fd;
+    job->is = b->is;
+    if (b->fd < 0) /* cached only */
+        snprintf(job->path, sizeof job->path, "%s", b->path);
+    file_job_start(all, job);
+}
+
 /* --- answers --- */
 
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word)
@@ -84,16 +119,16 @@ void file_answer_failed(struct gateway_call *c, int rc, const char *path)
 {
     uint32_t node = gateway_of(c->server)->w->rank;
     if (rc == -ESTALE)
-        base_fail(rc, "%.300s at node %u has changed since it was opened: open it again", path, node);
+        base_fail(rc, "%.300s at node %u has changed since it was opened: open the file again", path, node);
     else if (rc == -ENOBUFS)
         base_fail(rc,
-                  "%.300s at node %u: at most half of the file cache may be mapped or pinned, and this would be more: unmap or unpin some, "
-                  "or give node %u a larger cache (WEFT_FILE_CACHE, weft up --cache)",
+                  "%.300s at node %u: this would map or pin more than half of the file cache: unmap or unpin some files, or give node %u a "
+                  "larger cache (WEFT_FILE_CACHE, weft up --cache)",
                   path, node, node);
     else
         base_fail(rc, "%.300s at node %u: %s", path, node,
-                  rc == -EISDIR   ? "it is a folder, not a file"
-                  : rc == -EINVAL ? "it is not a regular file"
+                  rc == -EISDIR   ? "this is a folder, not a file"
+                  : rc == -EINVAL ? "this is not a regular file"
                                   : base_strerror(rc));
     gateway_answer_error(c, rc);
 }

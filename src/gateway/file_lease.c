@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service's requests for pieces. A request for a piece that is being read waits at the piece; one for which there is no room in
- * the cache waits in a list, until a lease ends.
+ * The file service's requests for pieces. If the piece is being read, the request waits in the piece's list. If the cache has no room for
+ * the piece, the request waits in a list of the service until a lease ends.
  */
 #include "gateway/file.h"
 
@@ -18,7 +18,7 @@ static bool has_piece(const struct file_body *b, uint64_t index)
     return index < b->is.bytes / WEFT_FILE_PIECE + (b->is.bytes % WEFT_FILE_PIECE != 0);
 }
 
-/* Answers a request for a piece that is there. */
+/* Answers a request for a piece that is in the cache. */
 static void lease_answer(struct files *all, struct gateway_call *c, struct file_piece *p)
 {
     uint64_t id;
@@ -58,29 +58,34 @@ static void read_done(struct gateway_work *work)
     (void)file_lease_again(all);
 }
 
-static void recheck_done(struct gateway_work *work)
+/* While a file is read from the cache, compares it with the disk once per FILE_CHECK_NS, so that readers learn of a change. Even without
+ * this check, readers never get bytes of two generations. */
+static void recheck(struct files *all, struct file_body *b)
+{
+    if (base_now_ns() - b->checked >= FILE_CHECK_NS)
+        file_recheck(all, b);
+}
+
+static void enlarge_done(struct gateway_work *work)
 {
     struct file_job *job = (struct file_job *)(void *)work;
-    if (job->result == -ESTALE)
-        file_body_stale(job->all, job->body);
+    job->all->enlarging = false;
     file_job_over(job);
 }
 
-/* Compares a file with the disk now and then, while it is read from the cache. Its bytes are those of its generation in any case: this is
- * for readers to learn of a change. */
-static void recheck(struct files *all, struct file_body *b)
+/* Puts a piece that is read often into huge pages, one at a time. The piece may be dropped meanwhile: its memory stays as it is. */
+static void enlarge(struct files *all, struct file_piece *p)
 {
-    int64_t now = base_now_ns();
-    if (now - b->checked < FILE_CHECK_NS)
+    struct mem_pool *pool = gateway_of(all->server)->w->pool;
+    if (++p->hits < FILE_HOT || all->enlarging || !mem_small(pool, weft_gaddr_offset(p->at), p->bytes))
         return;
-    b->checked = now;
-    struct file_job *job = file_job_new(all, FILE_TASK_CHECK, recheck_done);
+    struct file_job *job = file_job_new(all, FILE_TASK_ENLARGE, enlarge_done);
     if (!job)
         return;
-    b->jobs++;
-    job->body = b;
-    job->fd = b->fd;
-    job->is = b->is;
+    all->enlarging = true;
+    job->pool = pool;
+    job->place = weft_gaddr_offset(p->at);
+    job->bytes = p->bytes;
     file_job_start(all, job);
 }
 
@@ -104,6 +109,8 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
     job->fd = b->fd;
     job->is = b->is;
     job->memory = weft_ptr(gateway_of(all->server)->w, p->at, p->bytes);
+    job->pool = gateway_of(all->server)->w->pool;
+    job->place = weft_gaddr_offset(p->at);
     job->offset = p->index * WEFT_FILE_PIECE;
     job->bytes = p->bytes;
     c->next = NULL;
@@ -112,19 +119,22 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
     return 0;
 }
 
-/* -EAGAIN: no room now. Else the request is answered, or waits at its piece. */
+/* Returns -EAGAIN if the cache has no room now. Otherwise the request was answered or waits in its piece's list. */
 static int lease_try(struct files *all, struct gateway_call *c)
 {
     struct file_open *o = open_of(all, c);
-    int rc = !o ? -EBADF : o->body->stale || !has_piece(o->body, c->record.arg[0]) ? -ESTALE : 0; /* it waited, and a write came between */
+    /* a write may have come while the request waited */
+    int rc = !o ? -EBADF : o->body->stale || !has_piece(o->body, c->record.arg[0]) ? -ESTALE : 0;
     struct file_piece *p = rc ? NULL : file_piece_find(all, o->body, c->record.arg[0]);
     if (p) {
         all->hits++;
         o->body->hits++;
     }
     if (p && p->ready) {
+        struct file_body *b = p->body;
+        enlarge(all, p);
         lease_answer(all, c, p);
-        recheck(all, p->body);
+        recheck(all, b);
         return 0;
     }
     if (p) {
@@ -148,13 +158,15 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
             file_lease_end(all, l);
     }
     if (!has_piece(o->body, r->arg[0])) {
-        base_fail(-EINVAL, "%.300s at node %u has no piece %llu", o->body->path, gateway_of(all->server)->w->rank,
+        base_fail(-EINVAL, "%.300s at node %u ends before piece %llu", o->body->path, gateway_of(all->server)->w->rank,
                   (unsigned long long)r->arg[0]);
         gateway_answer_error(c, -EINVAL);
         return;
     }
     bool ahead = r->flags & FILE_AHEAD;
-    bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* those that wait come first */
+    bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* requests that wait already come first */
+    if (ahead && r->flags & FILE_MAPS) /* pieces that are mapped in advance must leave room for pieces that are mapped now */
+        full = full || all->mapped + all->pinned + WEFT_FILE_PIECE > all->limit / 4;
     int rc = full ? -EAGAIN : lease_try(all, c);
     if (rc == -EAGAIN && ahead) {
         gateway_answer(c, rc, NULL, 0, NULL, 0);

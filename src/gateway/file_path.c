@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens the files that askers name, as this process's user. With a root, no component of the path leads out of it: the system checks that
- * while it walks the path (openat2(2)), so that nobody can change a folder to a symbolic link in between. On systems that cannot, no
- * component may be a symbolic link or `..`.
+ * Opens the files that askers name, as this process's user. If a root is set (WEFT_FILE_ROOT), no path may lead out of it. On Linux the
+ * system enforces that itself while it opens the path (openat2(2) with RESOLVE_BENEATH), so a folder that is replaced by a symbolic link in
+ * the meantime does no harm. Where openat2() is missing, a path must not contain a symbolic link or `..`. Files that the program itself
+ * offers are opened by exactly the path that it gave.
  */
 #include "gateway/file.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,11 +18,93 @@
 #include <sys/syscall.h>
 #endif
 
-#define TRIES 64 /* while others rename folders: the system then asks to try again */
+#define TRIES 64 /* openat2() returns EAGAIN while a folder of the path is being renamed */
 
-int file_root_open(struct file_root *out, const char *path)
+/* --- what the program offers --- */
+
+#define OFFER_BUCKETS 4096u
+
+struct offer {
+    struct offer *next;
+    char path[];
+};
+struct file_offers {
+    pthread_mutex_t lock;
+    struct offer *bucket[OFFER_BUCKETS];
+};
+
+struct file_offers *file_offers_new(void)
 {
-    *out = (struct file_root){.fd = -1};
+    struct file_offers *all = calloc(1, sizeof *all);
+    if (all)
+        pthread_mutex_init(&all->lock, NULL);
+    return all;
+}
+
+static void offers_free(struct file_offers *all)
+{
+    for (uint32_t i = 0; all && i < OFFER_BUCKETS; i++)
+        for (struct offer *o; (o = all->bucket[i]);) {
+            all->bucket[i] = o->next;
+            free(o);
+        }
+    if (all)
+        pthread_mutex_destroy(&all->lock);
+    free(all);
+}
+
+static struct offer **offer_bucket(struct file_offers *all, const char *path)
+{
+    uint32_t hash = 2166136261u; /* FNV-1a: the program chooses the paths, not an asker */
+    for (const char *p = path; *p; p++)
+        hash = (hash ^ (uint8_t)*p) * 16777619u;
+    return &all->bucket[hash % OFFER_BUCKETS];
+}
+
+static bool offered(struct file_offers *all, const char *path)
+{
+    pthread_mutex_lock(&all->lock);
+    struct offer *o = *offer_bucket(all, path);
+    while (o && strcmp(o->path, path) != 0)
+        o = o->next;
+    pthread_mutex_unlock(&all->lock);
+    return o != NULL;
+}
+
+int weft_file_offer(weft_node *w, const char *path)
+{
+    struct file_offers *all = gateway_in(w)->file_offers;
+    size_t len = path ? strlen(path) : 0;
+    if (!len)
+        return base_fail(-EINVAL, "weft_file_offer(): the path is empty");
+    if (len > WEFT_FILE_PATH_MAX)
+        return base_fail(-ENAMETOOLONG, "weft_file_offer(): the path has %zu bytes, but at most %u are possible", len, WEFT_FILE_PATH_MAX);
+    if (!all)
+        return base_fail(-EOPNOTSUPP, "weft_file_offer(): this node does not offer the service 'file': set WEFT_SERVE=file");
+    if (offered(all, path))
+        return 0;
+    struct offer *o = malloc(sizeof *o + len + 1);
+    if (!o)
+        return base_fail(-ENOMEM, "no memory to offer %s", path);
+    memcpy(o->path, path, len + 1);
+    struct offer **at = offer_bucket(all, path);
+    pthread_mutex_lock(&all->lock);
+    o->next = *at;
+    *at = o;
+    pthread_mutex_unlock(&all->lock);
+    return 0;
+}
+
+/* --- opening --- */
+
+static bool only_offered(const struct file_root *root)
+{
+    return root->path && strcmp(root->path, "-") == 0;
+}
+
+int file_root_open(struct file_root *out, const char *path, struct file_offers *offers)
+{
+    *out = (struct file_root){.fd = -1, .offers = offers};
     if (!path[0])
         return 0;
     size_t len = strlen(path);
@@ -28,14 +112,17 @@ int file_root_open(struct file_root *out, const char *path)
         len--;
     out->path = strndup(path, len);
     if (!out->path)
-        return base_fail(-ENOMEM, "no memory for WEFT_FILE_ROOT");
+        return base_fail(-ENOMEM, "no memory for the path of WEFT_FILE_ROOT");
     int rc = 0;
+    if (only_offered(out))
+        return 0;
     if (path[0] != '/')
         rc = -EINVAL;
     else if ((out->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
         rc = -errno;
     if (rc)
-        return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path, rc == -EINVAL ? "give the whole path of a folder" : base_strerror(rc));
+        return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path,
+                         rc == -EINVAL ? "the path is not absolute; set it to the absolute path of a folder, or to -" : base_strerror(rc));
     return 0;
 }
 
@@ -44,10 +131,11 @@ void file_root_close(struct file_root *root)
     if (root->fd >= 0)
         close(root->fd);
     free(root->path);
+    offers_free(root->offers);
     *root = (struct file_root){.fd = -1};
 }
 
-/* The part of a path that follows the root. NULL: it is not below the root. */
+/* Returns the part of the path after the root. NULL: the path is not below the root. */
 static const char *below(const struct file_root *root, const char *path)
 {
     size_t len = strlen(root->path);
@@ -59,7 +147,7 @@ static const char *below(const struct file_root *root, const char *path)
     return path + strspn(path, "/");
 }
 
-/* Component by component. */
+/* Opens a path one component at a time, for systems without openat2(). */
 static int open_each(int root, const char *path, int flags)
 {
     char name[256];
@@ -100,7 +188,8 @@ static int open_below(int root, const char *path, int flags)
         long fd = syscall(SYS_openat2, root, path, &how, sizeof how);
         if (fd >= 0)
             return (int)fd;
-        if (errno == ENOSYS || errno == EPERM) /* EPERM: a container forbids the call; or the file is sealed, which open_each() tells */
+        /* EPERM: a container forbids openat2(), or the file is immutable, which open_each() reports again */
+        if (errno == ENOSYS || errno == EPERM)
             break;
         if (errno != EAGAIN && errno != EINTR)
             return -errno;
@@ -116,8 +205,14 @@ int file_path_open(const struct file_root *root, const char *path, int flags, bo
     struct stat st;
     int fd;
     *outside = false;
-    flags |= O_CLOEXEC | O_NOCTTY | O_NONBLOCK; /* neither a terminal nor a FIFO must have an effect on this process */
-    if (root->fd < 0) {
+    /* a terminal must not become this process's controlling terminal, and a FIFO must not block it */
+    flags |= O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+    bool named = root->path && root->offers && !(flags & (O_RDWR | O_CREAT)) && offered(root->offers, path);
+    if (only_offered(root) && !named) {
+        *outside = true;
+        return -EPERM;
+    }
+    if (root->fd < 0 || named) {
         do
             fd = open(path, flags, 0666);
         while (fd < 0 && errno == EINTR);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service's requests that change files. A write begins a new generation, which the writer's handle has from then on.
+ * The file service's requests to write and to sync. A write gives the file a new generation. The handle of the writer then reads this
+ * generation.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -9,15 +10,16 @@
 
 #include "gateway/file.h"
 
-/* Gives the handle the generation that it has written. False: no memory; then its old one stays, which is stale. */
+/* Moves the handle to the generation that it has written. False: no memory; then the handle keeps its old generation, which is stale. */
 static bool move_on(struct files *all, struct file_open *o, const struct file_identity *is)
 {
     struct file_body *old = o->body;
     int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
-    file_body_stale(all, old); /* also if size and time are the same: the bytes are not */
+    file_body_stale(all, old); /* even if size and time have not changed, because the bytes have */
     struct file_body *new = fd < 0 ? NULL : file_body_get(all, is, old->path, fd);
     if (!new)
         return false;
+    file_watch(all, new);
     new->opens++;
     o->body = new;
     old->opens--;
@@ -36,7 +38,7 @@ static void write_done(struct gateway_work *work)
     if (c && rc)
         file_answer_failed(c, rc, job->body->path);
     else if (c)
-        file_answer_info(c, o, job->bytes); /* after a part was written, the next write gets the error */
+        file_answer_info(c, o, job->bytes); /* if only a part was written, the next write reports the error */
     file_job_over(job);
     (void)file_lease_again(all);
 }
@@ -63,7 +65,7 @@ void file_begin_write(struct files *all, struct file_open *o, struct gateway_cal
         return;
     }
     if (bytes)
-        memcpy(job->memory, c->data, bytes); /* the request may be cancelled meanwhile */
+        memcpy(job->memory, c->data, bytes); /* a copy, because the request may be cancelled while the thread writes */
     file_job_start(all, job);
 }
 

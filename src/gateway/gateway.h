@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * gateway: services that nodes offer to each other, and the requests for them. Other directories call only the functions at the end.
+ * gateway: the services that nodes offer to each other (weft/service.h, weft/net.h, weft/file.h), and the requests for them. Other
+ * directories call only the functions at the end of this header.
  *
  * Each file here calls only those before it:
  *
  *   table.c     gives objects numbers by which other nodes name them; no number is used twice
  *   watch.c     waits for descriptors: epoll, or poll
+ *   turn.c      lets the progress thread serve in place of a thread that sleeps
+ *   work.c      runs blocking work on a few threads
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
  *   post.c      messages to other nodes, queued while there is no room to send them
  *   stream.c    byte streams between nodes, with flow control by credit
- *   ask.c       this node's requests that are not answered yet
+ *   ask.c       asker: the node's requests that are not answered yet
  *   serve.c     requests of other nodes: the server thread
  *   block.c     packs program, arguments, environment and limits into the data of a request, and unpacks them
  *   pty.c       process service: the pseudo-terminal of one process
@@ -20,10 +23,11 @@
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
- *   work.c, file_path.c, file_disk.c, file_cache.c, file_job.c, file_lease.c, file_write.c, file.c   file service (file.h)
- *   file_handle.c, file_read.c   asker's side of the file service
+ *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service (file.h)
+ *   file_handle.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
+ *   record_object.c, record_copy.c, net_record.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
- *   record.c    requests by record, from programs and GPU kernels
+ *   record.c    takes records from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
  *
  * The asker is the node that sends a request. It enters the request in its table and sends a REQUEST message with the record and its data.
@@ -49,13 +53,13 @@ struct gateway_server;
 
 /* --- table.c: called with gateway.lock held --- */
 struct gateway_slot {
-    uint64_t id; /* 0: free */
+    uint64_t id; /* 0: the slot is free */
     void *object;
     uint32_t next, round;
 };
 struct gateway_table {
     struct gateway_slot *slots;
-    uint32_t made, free, used; /* free: index of the first free slot + 1; 0: none is free */
+    uint32_t made, free, used; /* made: slots that exist; free: index of the first free slot plus 1, 0: none is free; used: objects */
 };
 #define GATEWAY_TABLE_BITS 20u
 /* Adds an object and returns its number. 0: the table has 2^20 entries, or there is no memory. */
@@ -66,7 +70,7 @@ void gateway_table_remove(struct gateway_table *t, uint64_t id);
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
 void gateway_table_free(struct gateway_table *t);
 
-/* --- watch.c: all calls come from one thread --- */
+/* --- watch.c: all calls come from one thread, or from one that has taken its turn --- */
 enum { GATEWAY_READABLE = 1, GATEWAY_WRITABLE = 2 };
 struct gateway_watch {
     int fd; /* -1: not watched */
@@ -84,17 +88,80 @@ void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *wat
                           unsigned events);                                     /* 0: stop waiting for events, but keep the descriptor */
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
 void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
+/* Takes the turn of the thread that waits, which goes on sleeping, or is held up until leave(). False: that thread is awake, or another one
+ * has its turn. */
+bool gateway_watches_try(struct gateway_watches *all);
+void gateway_watches_leave(struct gateway_watches *all);
 
-/* Takes the result of socket() or accept() for a connection of others. Returns the descriptor, or a negative errno: -EMFILE and closes it
- * if it is one of the last that this process may open, which are for its own files. */
-int gateway_connection(int fd);
+/* --- turn.c --- */
+/* The work of a thread that waits for `watches`, after a message has come for it. If that thread sleeps, the progress thread, which handled
+ * the message, does a little of the work itself. So the other thread need not be woken. */
+struct gateway_turn {
+    struct gateway_turn *next;
+    bool listed;                          /* the thread that handles a message will call run() */
+    uint32_t runs;                        /* threads in run() */
+    void (*run)(struct gateway_turn *t);  /* without gateway.lock; must do little, and never wait. Calls wake() for the rest */
+    void (*wake)(struct gateway_turn *t); /* wakes the thread; with or without gateway.lock */
+    void *arg;
+};
+/* There is something to do: calls run() soon, on this thread, or wake() now. With gateway.lock held. */
+void gateway_turn(struct gateway_turn *t);
+/* After this, run() is not called because of earlier gateway_turn(). Waits while it runs; not from a handler. */
+void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
+/* Around the handling of a message; both without the lock. */
+struct gateway_turns {
+    struct gateway_turn *first;
+    bool collects;
+};
+void gateway_turns_begin(struct gateway_turns *t);
+void gateway_turns_end(struct gateway *g, struct gateway_turns *t);
+
+/* socket() and accept() for a connection that serves other nodes: nonblocking, and closed by exec. Return the descriptor or a negative
+ * errno. If only few descriptors are left below the process's limit, they return -EMFILE: the last ones are reserved for the process
+ * itself. */
+int gateway_socket(int family, int type);
+int gateway_accept(int listener);
+uint64_t gateway_connections_max(void); /* descriptors below this number are for connections of others */
+
+/* Shares a number of things (`all`) between askers. Returns whether an asker may have one more, if `used` of them are in use and `own` of
+ * these are its own. An asker may have up to three times as many as it leaves unused for others. So one asker alone gets three quarters,
+ * and an asker that has none always gets some. */
+static inline bool gateway_share_allows(uint32_t own, uint32_t used, uint32_t all)
+{
+    return used < all && own / 3 < all - used;
+}
+
+/* --- work.c --- */
+struct gateway_work {
+    struct gateway_work *next;
+    uint32_t asker;                         /* the asker for which the job is done */
+    bool left;                              /* nobody waits for it any more */
+    void (*run)(struct gateway_work *job);  /* runs on one of the threads; may block */
+    void (*done)(struct gateway_work *job); /* runs afterwards, on the thread that waits for the watches */
+};
+struct gateway_works;
+struct gateway_works_how {
+    uint32_t threads;
+    uint32_t askers; /* number of askers between which the threads are shared; 0: jobs run in the order in which they came */
+    uint32_t queued; /* jobs that may be queued or running, shared between the askers; 0: no limit */
+    bool leaves;     /* closing does not wait for what is being run */
+    /* frees a job whose done() will not be called, because it was left or the threads were closed. Runs on any thread */
+    void (*drop)(struct gateway_work *job);
+};
+int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
+/* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
+int gateway_work(struct gateway_works *all, struct gateway_work *job);
+/* nobody waits for the job any more: drop() will be called for it. Call this on the thread that waits for the watches */
+void gateway_work_leave(struct gateway_works *all, struct gateway_work *job);
+void gateway_works_close(struct gateway_works *all);
 
 /* --- groups.c --- */
 #define GATEWAY_PROCESSES 1024u
 struct gateway_groups;
 /* Starts the guardian process. Call this early, before this process has memory and descriptors that the guardian would inherit. */
 int gateway_groups_open(struct gateway_groups **out);
-/* A free place, where a new process writes its process ID. NULL: all are used. To free the place, store 0 in it. */
+/* Returns a free place in the table of process groups; the caller stores the new process's ID there. NULL: all are used. To free the place,
+ * store 0 in it. */
 _Atomic int32_t *gateway_groups_place(struct gateway_groups *all);
 void gateway_groups_close(struct gateway_groups *all);
 
@@ -108,11 +175,12 @@ enum gateway_message_type {
     GATEWAY_CANCEL,     /* word 0: the request's number at the sender */
     GATEWAY_DATA, /* to: the stream; word 0: the sender's number of the stream; 1: position; 2: count of bytes; 3: 1 if these are the last;
                      payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
-    GATEWAY_CREDIT, /* to: the stream; word 0: how many bytes the reader has taken so far */
-    GATEWAY_SHUT,   /* to: the stream, whose reader reads no more */
-    GATEWAY_END,    /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
-    GATEWAY_UNREAD, /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
-                       writing into the stream's ring, ends the stream; then the ring is freed */
+    GATEWAY_CREDIT,  /* to: the stream; word 0: how many bytes the reader has taken so far */
+    GATEWAY_SHUT,    /* to: the stream; its reader reads no more */
+    GATEWAY_END,     /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_CHANGED, /* to: the server's number of a handle of a file, which has changed */
+    GATEWAY_UNREAD,  /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
+                        writing into the stream's ring, ends the stream; then the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -122,8 +190,8 @@ struct gateway_message {
     uint64_t to;
     uint64_t word[GATEWAY_WORDS];
 };
-_Static_assert(sizeof(struct gateway_message) == WEFT_HEADER_MAX, "a message's header");
-_Static_assert(sizeof(weft_request) + WEFT_REQUEST_INLINE == WEFT_PAYLOAD_MAX, "a request with its data");
+_Static_assert(sizeof(struct gateway_message) == WEFT_HEADER_MAX, "the header of a message has its fixed size");
+_Static_assert(sizeof(weft_request) + WEFT_REQUEST_INLINE == WEFT_PAYLOAD_MAX, "a request with its data fits into one message");
 
 /* --- post.c --- */
 struct gateway_posts;
@@ -201,7 +269,7 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
-    bool answered; /* the server does not work on the request any more: it has answered, or the request was never sent */
+    bool answered; /* the server no longer works on the request: it has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
@@ -235,7 +303,7 @@ struct gateway_question {
 };
 /* Sends a request. `*id` (`id` may be NULL) becomes its number, for gateway_ask_leave(). If this fails, tell() is not called. */
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
-/* Nobody waits for the answer any more: tell() gets the status `why`, or is not called if that is 0. False: the answer has come already. */
+/* Stops waiting for the answer: tell() gets the status `why`, or is not called if `why` is 0. False: the answer has come already. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
 /* Sends a request, waits for the answer and returns its status; sets weft_error() on failure. `out` may be NULL. The answer's payload is
  * copied to `payload` (may be NULL); `*payload_len` is the room there, and becomes the payload's length. */
@@ -280,10 +348,14 @@ struct gateway_service {
     void (*begin)(void *state, struct gateway_call *c);
     void (*cancel)(void *state, struct gateway_call *c); /* the service must answer the request now */
     void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after its requests were cancelled */
-    int64_t (*tick)(void *state, int64_t now);           /* may be NULL. Returns in how many ns it must be called again at the latest */
+    /* The progress thread may call begin(), tick(), and on_moved() of streams whose ring is mapped, while the server thread sleeps: none of
+     * them takes longer than a few system calls. See gateway_server_brief(). */
+    bool quick;
+    int64_t (*tick)(void *state, int64_t now); /* may be NULL. Returns in how many ns it must be called again at the latest */
     /* The asker's side of requests by record, on any thread; each may be NULL. submit() handles a record that needs no server, and prepares
-     * others. It returns 1 if the record is to be sent to the server, else the status of the answer, with the result in r->result. `arg` is
-     * passed on to told(), which writes the server's answer to r->result with gateway.lock held. late(): see struct gateway_question. */
+     * others. It returns 1 if the record is to be sent to the server, GATEWAY_LATER (record.h) if the service answers it itself, else the
+     * status of the answer, with the result in r->result. `arg` is passed on to told(), which writes the server's answer to r->result with
+     * gateway.lock held. late(): see struct gateway_question. */
     int (*submit)(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
     void (*told)(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
     gateway_tell_fn late;
@@ -303,10 +375,14 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
-void gateway_server_linger(struct gateway_server *s); /* another request is likely to come soon, and nothing else is to be done */
+bool gateway_server_brief(
+    const struct gateway_server *s); /* true on the progress thread: move little, and leave the rest to the server thread */
+/* tells the server thread to look for the next request for a moment before it sleeps */
+void gateway_server_linger(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
+    bool quick; /* as of a service */
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
 };
 void gateway_server_moved(struct gateway_stream *s);                                 /* s->arg is a gateway_listener */
@@ -357,6 +433,15 @@ extern const struct gateway_service *const gateway_services[];
 /* Converts a list such as "process,name" to bits. -EINVAL (sets the error text). */
 int gateway_services_read(const char *text, uint64_t *out);
 
+/* --- record_object.c, record_copy.c --- */
+struct gateway_object;
+struct gateway_copies;
+void gateway_objects_tick(struct gateway *g);
+void gateway_objects_free(struct gateway *g);
+int gateway_copies_open(struct gateway *g);
+void gateway_copies_end(struct gateway *g); /* waits for the copies under way, at most until the node's deadline */
+void gateway_copies_free(struct gateway *g);
+
 /* --- record.c --- */
 void gateway_record_of_kernel(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
@@ -365,7 +450,7 @@ struct gateway {
     struct weft_node *w;
     const struct gateway_service *const *services; /* ends with NULL */
     base_spin lock;
-    struct gateway_table asks, streams, processes, sockets;
+    struct gateway_table asks, streams, processes, sockets, objects;
     int64_t next_deadline;
     uint32_t *outstanding;    /* [size]: this node's unanswered requests to each node; under the lock */
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
@@ -373,14 +458,28 @@ struct gateway {
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *unused; /* closed handles, to be freed; under the lock */
-    _Atomic bool unclosed;       /* a socket could not be closed at its gateway yet */
-    struct weft_socket *dead;    /* closed sockets whose memory the gateway no longer uses, to be freed; under the lock */
-    char net_rules[1024];        /* whom this node reaches for others (net_rules.c) */
-    char file_root[1024];        /* files below this folder are served; "": all */
-    uint64_t file_cache;         /* bytes of the pool for files; 0: a quarter */
+    struct weft_process *unused;         /* closed handles that must be freed; under the lock */
+    _Atomic bool unclosed;               /* a request to close a socket could not be sent yet */
+    struct gateway_object *dead_objects; /* closed objects of records, to be freed; under the lock */
+    struct gateway_copies *copies;
+    struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
+    char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
+    uint32_t net_sockets;     /* sockets that one other node may have here; 0: three times as many as are left */
+    /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
+    char file_root[1024];
+    struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
+    uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
+    struct weft_file *files;         /* open handles of files; under the lock */
+    struct file_async *file_async;   /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;
 };
+/* --- file_handle.c --- */
+void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
+
+/* --- file_async.c --- */
+int file_async_open(struct gateway *g);
+void file_async_end(struct gateway *g); /* what was not begun ends with -ECONNRESET */
+void file_async_free(struct gateway *g);
 static inline struct gateway *gateway_in(weft_node *w)
 {
     return w->gateway;
@@ -393,6 +492,7 @@ void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is n
 struct gateway_settings {
     const char *serve, *net_rules, *file_root;
     uint64_t file_cache;
+    uint32_t net_sockets;
 };
 int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups);
 int gateway_start(struct weft_node *w);  /* called when the node has joined */

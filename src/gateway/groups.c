@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The process groups that this node runs for others. Their numbers are in memory shared with a helper process, the guardian. When the
- * node's process ends in any way, the guardian sees its pipe close and kills the groups that are left.
+ * The process groups that this node runs for other nodes. Their numbers are in memory that is shared with a helper process, the guardian.
+ * The guardian reads from a pipe whose other end the node's process holds. When the node's process ends in any way, the pipe closes, and
+ * the guardian kills the groups that are left.
  */
 #include "gateway/gateway.h"
 
@@ -52,7 +53,7 @@ int gateway_groups_open(struct gateway_groups **out)
         if (memory != MAP_FAILED)
             munmap(memory, GROUPS_BYTES);
         free(all);
-        return base_fail(rc, "cannot prepare the table of the processes that other nodes may start on this node: %s", base_strerror(rc));
+        return base_fail(rc, "cannot make the table of the processes that other nodes may start on this node: %s", base_strerror(rc));
     }
     all->number = memory;
     all->guardian = base_process_fork();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handles of processes on other nodes: starting, waiting for the end, signals, closing.
+ * The asker's handles of processes on other nodes: starts processes, waits for their end, sends signals, closes handles.
  */
 #include "gateway/handle.h"
 
@@ -26,7 +26,7 @@ static bool is_unused(const struct weft_process *p)
     return p->closed && !p->asked && (!p->out[0] || p->out[0]->ended) && (!p->out[1] || p->out[1]->ended);
 }
 
-/* Something has changed for which a closed handle has waited. */
+/* If the handle is closed and the server can no longer write to its rings, puts it on the list of handles to be freed. */
 static void handle_look(struct weft_process *p)
 {
     struct gateway *g = p->g;
@@ -39,7 +39,7 @@ static void handle_look(struct weft_process *p)
     fab_kick(g->w);
 }
 
-/* The server works on the request no more. If it has not started the process, it has no streams either. */
+/* The server no longer works on the request to start the process. If the process did not start, there are no streams either. */
 static void handle_answered(struct weft_process *p, int status)
 {
     p->asked = false;
@@ -133,11 +133,12 @@ static void handle_free(struct weft_process *p)
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out)
 {
     if (r->node >= g->w->size)
-        return base_fail(-EFAULT, "starting a program on node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
+        return base_fail(-EFAULT, "cannot start a program on node %u: there is no such node; the cluster has %u nodes", r->node,
+                         g->w->size);
     for (unsigned i = 0; i < 2; i++)
         if (r->arg[5 + i] && !gateway_ring_fits(r->arg[5 + i]))
             return base_fail(-EINVAL,
-                             "a ring of %llu bytes for the output of a process: the size must be a power of two from 4 KiB to 16 MiB",
+                             "a ring of %llu bytes for the output of a process is not possible: give a power of two from 4 KiB to 16 MiB",
                              (unsigned long long)r->arg[5 + i]);
     struct weft_process *p = calloc(1, sizeof *p);
     if (!p)
@@ -190,14 +191,14 @@ void handle_close(struct weft_process *p)
     bool now = is_unused(p);
     if (now) {
         gateway_table_remove(&p->g->processes, p->id);
-        p->id = 0; /* so that no other thread frees it */
+        p->id = 0; /* makes the handle unreachable, so that no other thread frees it */
     }
     base_spin_unlock(&p->g->lock);
     if (now)
         handle_free(p);
 }
 
-/* Ends a process that was started although its handle is closed already. */
+/* Ends a process that the server has started after its handle was closed. */
 static void close_there(struct gateway *g, uint32_t node, uint64_t there)
 {
     weft_request r = {
@@ -216,7 +217,7 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
         close_there(g, a->node, r->word[0]);
 }
 
-/* Copies data that does not fit into a message to the pool, where the server fetches it. */
+/* Copies data that does not fit into a message to this node's pool, from where the server fetches it. */
 static int put_data(struct gateway *g, weft_request *r, const uint8_t *data)
 {
     if (r->data_bytes <= WEFT_REQUEST_INLINE)
@@ -333,7 +334,8 @@ int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t d
     return rc;
 }
 
-/* The deadline of these waits: without a time-out or a set WEFT_DEADLINE they last as long as the node is alive. */
+/* The deadline of a wait for a process: if neither the call has a time-out nor WEFT_DEADLINE is set, the wait lasts as long as the server
+ * is alive. */
 int64_t handle_until(const struct weft_process *p, int64_t timeout_ns)
 {
     return timeout_ns < 0 && !p->g->w->options.bounded ? INT64_MAX : fab_timeout(p->g->w, timeout_ns);
@@ -386,7 +388,7 @@ int weft_process_wait_start(weft_process *p, weft_op *op)
 
 /* --- signals, the end --- */
 
-/* Sends a request about a process that runs. `what` has not happened if this fails. */
+/* Sends a request about a running process. `what` is the first part of the error text: it says what was not done. */
 static int ask_of_running(weft_process *p, uint16_t kind, uint64_t arg, uint64_t arg1, const char *what, int64_t timeout_ns)
 {
     int64_t deadline = fab_timeout(p->g->w, timeout_ns);
@@ -454,8 +456,9 @@ int weft_process_close(weft_process *p)
         cancel_ops(p);
     base_spin_unlock(&g->lock);
     if (busy)
-        return base_fail(-EBUSY, "process %u on node %u cannot be closed while a thread waits for it", p->pid, p->node);
-    if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer has just come */
+        return base_fail(-EBUSY, "the handle of process %u on node %u cannot be closed while a thread waits for the process", p->pid,
+                         p->node);
+    if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer has come in the meantime */
         there = p->there != 0;
     if (there && fab_alive(g->w, p->node))
         close_there(g, p->node, p->there);

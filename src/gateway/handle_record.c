@@ -6,7 +6,7 @@
 
 #include "gateway/handle.h"
 
-/* The process that the record names; NULL: none that a record may name. With the lock held. */
+/* Returns the process that the record names; NULL: there is none, or no record started it. With the lock held. */
 static struct weft_process *of_record(struct gateway *g, const weft_request *r)
 {
     struct weft_process *p = gateway_table_find(&g->processes, r->handle);
@@ -77,7 +77,7 @@ int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint6
         rc = handle_new(g, r, true, &p);
         if (rc)
             return rc;
-        p->asked = true; /* told() is called in any case */
+        p->asked = true; /* told() is called for every answer */
         *arg = p->id;
         return 1;
     }

@@ -70,7 +70,7 @@ static void answer_name(struct gateway_call *c, const weft_name *n)
     gateway_answer(c, 0, (const uint64_t[3]){n->addr, n->bytes, n->owner}, 3, NULL, 0);
 }
 
-/* A name was published: answers the requests that wait for it. */
+/* Answers the requests that wait for a name that was just published. */
 static void name_tell(struct names *all, const weft_name *n)
 {
     struct gateway_call **at = &all->waiting[bucket_of(n->name)];
@@ -99,7 +99,7 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
     if (n && n->n.owner != c->node)
         return base_fail(-EEXIST, "name '%s': node %u has published this name: choose another name", name, n->n.owner);
     if (!n && all->count == NAMES_MOST)
-        return base_fail(-ENOSPC, "name '%s': node %u has %u names, the most possible: withdraw some", name, w->rank, NAMES_MOST);
+        return base_fail(-ENOSPC, "name '%s': node %u already has %u names, the most possible: withdraw some", name, w->rank, NAMES_MOST);
     if (!n) {
         n = *at = calloc(1, sizeof *n);
         if (!n)
@@ -166,7 +166,7 @@ static void name_begin(void *state, struct gateway_call *c)
     char name[WEFT_NAME_BYTES];
     uint16_t kind = c->record.kind;
     if (kind != WEFT_NAME_LIST && !name_read(&c->record, name)) {
-        base_fail(-EINVAL, "cannot %s a name: the name is %s: give a name of 1 to %u bytes",
+        base_fail(-EINVAL, "cannot %s a name: the name is %s; give a name of 1 to %u bytes",
                   kind == WEFT_NAME_PUBLISH    ? "publish"
                   : kind == WEFT_NAME_WITHDRAW ? "withdraw"
                                                : "look up",
@@ -197,7 +197,7 @@ static void name_cancel(void *state, struct gateway_call *c)
     gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
 }
 
-/* A node is gone: removes the names that it published and those that lead to its memory. */
+/* Removes the names that a node which is gone has published, and the names of its memory. */
 static void name_gone(void *state, uint32_t node)
 {
     struct names *all = state;

@@ -17,7 +17,7 @@ static int name_record(weft_request *r, uint32_t node, uint16_t kind, const char
     return 0;
 }
 
-/* Sends a request and waits for the answer. No answer can come at once, so a time-out of 0 becomes the shortest wait. */
+/* Sends a request about names and waits for the answer. */
 static int name_ask(weft_node *w, const weft_request *r, int64_t timeout_ns, struct gateway_result *out, void *payload, size_t *len)
 {
     struct gateway_question q = {.record = r};
@@ -138,7 +138,7 @@ int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, ui
 
 /* --- records --- */
 
-/* The data of a list request is where names are written, so it is not sent. */
+/* The data of a list request is the memory to which the names are written, so it is not sent. */
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     (void)g;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The net service: its requests, and the end of askers.
+ * The net service at the gateway: handles the requests of askers, and closes their sockets when they leave or die.
  */
 #include "gateway/net.h"
 
 #include <stdlib.h>
 
-#define LOOK_NS (100 * WEFT_US) /* between two looks at sockets whose bytes are being fetched */
+#include "gateway/record.h"
+
+#define LOOK_NS (100 * WEFT_US) /* how often net_tick() checks sockets whose bytes are being fetched */
 
 static int net_open(struct gateway_server *server, void **state)
 {
@@ -15,8 +17,11 @@ static int net_open(struct gateway_server *server, void **state)
         return base_fail(-ENOMEM, "no memory for the service 'net'");
     *state = all;
     all->server = server;
+    uint32_t askers = gateway_of(server)->w->room;
+    if (!(all->asker = calloc(askers, sizeof *all->asker)))
+        return base_fail(-ENOMEM, "no memory for the service 'net' of %u nodes", askers);
     int rc = net_rules_read(gateway_of(server)->net_rules, &all->rules);
-    return rc ? base_context(rc, "WEFT_NET_RULES") : net_names_open(&all->names, gateway_server_watches(server), net_open_resolved);
+    return rc ? base_context(rc, "WEFT_NET_RULES") : net_names_open(&all->names, gateway_server_watches(server), askers);
 }
 
 static struct net_socket *socket_of(struct net *all, const struct gateway_call *c)
@@ -63,7 +68,7 @@ static void net_begin(void *state, struct gateway_call *c)
     }
 }
 
-/* Finds the socket that a request waits for. */
+/* Cancels a request: finds the socket that it is about, and answers it. */
 static void net_cancel(void *state, struct gateway_call *c)
 {
     struct net *all = state;
@@ -123,25 +128,20 @@ static void net_close(void *state)
     net_pieces_free(all);
     gateway_table_free(&all->table);
     net_rules_free(all->rules);
-    net_names_close(all->names);
+    gateway_works_close(all->names);
+    free(all->asker);
     free(all);
-}
-
-/* Requests by record: not yet. */
-static int net_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
-{
-    (void)g, (void)r, (void)data, (void)arg;
-    return -EOPNOTSUPP;
 }
 
 const struct gateway_service gateway_net = {
     .name = "net",
     .number = WEFT_SERVICE_NET,
+    .quick = true,
     .open = net_open,
     .close = net_close,
     .begin = net_begin,
     .cancel = net_cancel,
     .gone = net_gone,
     .tick = net_tick,
-    .submit = net_submit,
+    .submit = gateway_net_submit,
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's side of a connection: receiving and sending, with and without copies.
+ * The asker's side of a connection: sends and receives bytes, with and without a copy.
  */
 #include "gateway/net_handle.h"
 
@@ -8,7 +8,9 @@
 
 static int no_connection(const struct weft_socket *s)
 {
-    return base_fail(-EINVAL, "the socket %s at node %u listens: accept connections, and use these", s->what, s->node);
+    return base_fail(-EINVAL,
+                     "the socket %s at node %u is a listener, which sends and receives no bytes: use a socket of weft_net_accept()",
+                     s->what, s->node);
 }
 
 uint32_t weft_net_node(const weft_socket *s)
@@ -100,7 +102,7 @@ int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t
     s->in->busy = true;
     base_spin_unlock(&g->lock);
     if (busy)
-        return base_fail(-EBUSY, "another thread receives from %s already", s->what);
+        return base_fail(-EBUSY, "another thread is receiving from %s: let one thread receive at a time", s->what);
     if (s->flags & WEFT_NET_DATAGRAMS) {
         int rc = socket_receive_datagram(s, NULL, buf, len, got, timeout_ns);
         receive_ends(s);
@@ -110,7 +112,7 @@ int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t
     if (rc == -EAGAIN) {
         rc = socket_wait(s, has_bytes, s, socket_until(s, timeout_ns));
         if (rc == -ETIMEDOUT && timeout_ns)
-            base_fail(rc, "nothing came from %s through node %u before the deadline", s->what, s->node);
+            base_fail(rc, "no bytes came from %s through node %u before the deadline", s->what, s->node);
         if (!rc && (rc = weft_net_received(s, &at, &n)))
             rc = socket_bytes_error(s, rc);
     } else if (rc) {
@@ -118,7 +120,7 @@ int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t
     }
     if (!rc && n) {
         *got = n < len ? n : len;
-        memcpy(buf, at, *got); /* the gateway leaves these bytes alone until they are taken */
+        memcpy(buf, at, *got); /* without the lock: the gateway does not change these bytes before weft_net_taken() */
         (void)weft_net_taken(s, *got);
     }
     receive_ends(s);
@@ -153,7 +155,7 @@ int weft_net_put(weft_socket *s, size_t bytes)
     int rc = weft_net_room(s, &at, &room);
     if (rc || bytes > room)
         return base_fail(rc ? rc : -EINVAL, "sending %zu bytes to %s through node %u: %s", bytes, s->what, s->node,
-                         rc ? base_strerror(rc) : "there is less room in the ring");
+                         rc ? base_strerror(rc) : "the ring has less room; ask weft_net_room() first");
     return bytes ? gateway_stream_send(s->out, NULL, bytes, false, 0) : 0;
 }
 
@@ -180,8 +182,8 @@ int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *put, int6
         if (rc == -EAGAIN) {
             rc = socket_wait(s, has_room, s, deadline);
             if (rc == -ETIMEDOUT && timeout_ns)
-                base_fail(rc, "%s takes nothing through node %u: %zu of %zu bytes were sent before the deadline", s->what, s->node, done,
-                          len);
+                base_fail(rc, "%s does not read what node %u sends to it: %zu of %zu bytes were sent before the deadline", s->what, s->node,
+                          done, len);
             continue;
         }
         if (rc) {
@@ -208,6 +210,6 @@ int weft_net_shutdown(weft_socket *s)
     if (over)
         return socket_error(s);
     if (opens)
-        return base_fail(-EAGAIN, "the connection to %s is not open yet: end it later", s->what);
+        return base_fail(-EAGAIN, "the connection to %s is not open yet: call weft_net_shutdown() when it is open", s->what);
     return ended ? 0 : gateway_stream_send(s->out, NULL, 0, true, 0);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's side of datagrams: see struct net_datagram. A record of what is sent lies together in the ring, so that the gateway can fetch
- * it as a whole; one of what is received may go on at the ring's start.
+ * The asker's side of datagrams. Each datagram is a record in the ring (struct net_datagram). A record to send is contiguous, so that the
+ * gateway can fetch it with one get. A received record may wrap from the end of the ring to its start.
  */
 #include "gateway/net_handle.h"
 
@@ -9,8 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Reads "10.0.0.1:53" or "[fd00::1]:53". */
-static int read_address(const char *text, struct net_datagram *d)
+int socket_read_address(const char *text, struct net_datagram *d)
 {
     char host[64] = "";
     int64_t port = 0;
@@ -21,7 +20,7 @@ static int read_address(const char *text, struct net_datagram *d)
         snprintf(host, sizeof host, "%.*s", (int)(n - 2 * v6), text + v6);
     d->family = v6 ? 6 : 4;
     if (!host[0] || inet_pton(v6 ? AF_INET6 : AF_INET, host, d->address) != 1 || base_parse_number(colon + 1, 1, 65535, &port))
-        return base_fail(-EINVAL, "'%.80s' is no address for a datagram: expected one as in 10.0.0.1:53 or [fd00::1]:53", text);
+        return base_fail(-EINVAL, "'%.80s' is not an address for a datagram: write it as in 10.0.0.1:53 or [fd00::1]:53", text);
     d->port = (uint16_t)port;
     return 0;
 }
@@ -43,8 +42,7 @@ static void ring_read(const struct gateway_stream *s, uint64_t from, void *to, u
     memcpy((uint8_t *)to + first, s->memory, n - first);
 }
 
-/* The next datagram's head. -EAGAIN: there is none now. */
-static int next_datagram(struct weft_socket *s, struct net_datagram *d)
+int socket_next_datagram(struct weft_socket *s, struct net_datagram *d)
 {
     base_spin_lock(&s->g->lock);
     const struct gateway_stream *in = s->in;
@@ -61,21 +59,30 @@ static int next_datagram(struct weft_socket *s, struct net_datagram *d)
     return rc;
 }
 
+void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d)
+{
+    struct gateway_credit due = {0};
+    base_spin_lock(&s->g->lock);
+    gateway_stream_take(s->in, sizeof *d + d->bytes, &due);
+    base_spin_unlock(&s->g->lock);
+    gateway_credit_give(s->g, &due);
+}
+
 static bool has_datagram(void *arg)
 {
     struct net_datagram d;
-    return next_datagram(arg, &d) != -EAGAIN;
+    return socket_next_datagram(arg, &d) != -EAGAIN;
 }
 
 int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns)
 {
     struct net_datagram d;
-    int rc = next_datagram(s, &d);
+    int rc = socket_next_datagram(s, &d);
     if (rc == -EAGAIN) {
         rc = socket_wait(s, has_datagram, s, socket_until(s, timeout_ns));
-        if (rc == -ETIMEDOUT) /* without a text if the caller did not wait */
+        if (rc == -ETIMEDOUT) /* sets no error text if the caller did not want to wait */
             return timeout_ns ? base_fail(rc, "no datagram came from %s through node %u before the deadline", s->what, s->node) : rc;
-        rc = rc ? rc : next_datagram(s, &d);
+        rc = rc ? rc : socket_next_datagram(s, &d);
     }
     if (rc)
         return socket_bytes_error(s, rc);
@@ -83,14 +90,10 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
         write_address(&d, from);
     *got = d.bytes;
     if (d.bytes > len)
-        return base_fail(-EMSGSIZE, "the next datagram from %s has %u bytes, and the buffer %zu: it waits for a larger one", s->what,
-                         d.bytes, len);
-    struct gateway_credit due = {0};
-    ring_read(s->in, s->in->first + sizeof d, buf, d.bytes); /* `first` is this thread's */
-    base_spin_lock(&s->g->lock);
-    gateway_stream_take(s->in, sizeof d + d.bytes, &due);
-    base_spin_unlock(&s->g->lock);
-    gateway_credit_give(s->g, &due);
+        return base_fail(-EMSGSIZE, "the next datagram from %s has %u bytes, but the buffer only %zu: call again with a larger buffer",
+                         s->what, d.bytes, len);
+    ring_read(s->in, s->in->first + sizeof d, buf, d.bytes); /* only the thread that receives changes `first` */
+    socket_datagram_taken(s, &d);
     return 0;
 }
 
@@ -98,10 +101,10 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
 
 struct wanted {
     struct weft_socket *s;
-    uint64_t bytes, skip; /* of the record; and before it, up to the end of the ring */
+    uint64_t bytes, skip; /* bytes of the record, and bytes to skip before it because it does not fit before the end of the ring */
 };
 
-/* Finds room for a record. -EAGAIN: there is none now. */
+/* Finds room for a record. -EAGAIN: there is no room now. */
 static int record_room(struct wanted *want)
 {
     struct weft_socket *s = want->s;
@@ -123,47 +126,66 @@ static bool has_record_room(void *arg)
     return record_room(arg) != -EAGAIN;
 }
 
+int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip)
+{
+    struct wanted want = {s, sizeof(struct net_datagram) + len, 0};
+    int rc = record_room(&want);
+    *skip = want.skip;
+    return rc;
+}
+
+int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip)
+{
+    struct gateway_stream *out = s->out;
+    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* only the thread that sends changes `last` */
+    if (skip >= sizeof *d)
+        memcpy(at, &(struct net_datagram){.bytes = NET_DATAGRAM_SKIP}, sizeof *d);
+    memcpy(skip ? out->memory : at, d, sizeof *d);
+    return gateway_stream_send(out, NULL, skip + sizeof *d + d->bytes, false, 0);
+}
+
 int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns)
 {
     struct net_datagram d = {.bytes = (uint32_t)len};
     struct wanted want = {s, sizeof d + len, 0};
     int64_t deadline = fab_timeout(s->g->w, timeout_ns);
     if (len > WEFT_NET_DATAGRAM_MAX)
-        return base_fail(-EMSGSIZE, "a datagram of %zu bytes to %s: at most %u are possible", len, to ? to : s->what,
+        return base_fail(-EMSGSIZE, "a datagram of %zu bytes to %s is too large: at most %u bytes are possible", len, to ? to : s->what,
                          WEFT_NET_DATAGRAM_MAX);
-    int rc = to ? read_address(to, &d) : 0;
+    int rc = to ? socket_read_address(to, &d) : 0;
     if (!rc && (rc = record_room(&want)) == -EAGAIN) {
         rc = socket_wait(s, has_record_room, &want, deadline);
         if (rc == -ETIMEDOUT)
-            return timeout_ns ? base_fail(rc, "node %u takes no more datagrams to %s: the deadline is over", s->node, s->what) : rc;
+            return timeout_ns
+                       ? base_fail(
+                             rc, "node %u has not sent earlier datagrams to %s, and there was no room for another one before the deadline",
+                             s->node, s->what)
+                       : rc;
         rc = rc ? rc : record_room(&want);
         if (rc)
             return socket_bytes_error(s, rc);
     } else if (rc) {
         return to && rc == -EINVAL ? rc : socket_bytes_error(s, rc);
     }
-    struct gateway_stream *out = s->out;
-    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* `last` is this thread's */
-    if (want.skip >= sizeof d)
-        memcpy(at, &(struct net_datagram){.bytes = NET_DATAGRAM_SKIP}, sizeof d);
-    at = want.skip ? out->memory : at;
-    memcpy(at, &d, sizeof d);
+    const struct gateway_stream *out = s->out;
+    uint8_t *at = out->memory + (want.skip ? 0 : out->last & (out->bytes - 1));
     memcpy(at + sizeof d, buf, len);
-    return gateway_stream_send(out, NULL, want.skip + want.bytes, false, 0);
+    return socket_datagram_put(s, &d, want.skip);
 }
 
 static int no_datagrams(const struct weft_socket *s)
 {
-    return base_fail(-EINVAL, "the socket %s at node %u has no datagrams: it was made without WEFT_NET_DATAGRAMS", s->what, s->node);
+    return base_fail(-EINVAL, "the socket %s at node %u is not for datagrams: open it with WEFT_NET_DATAGRAMS", s->what, s->node);
 }
 
 int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns)
 {
     if (!(s->flags & WEFT_NET_DATAGRAMS))
         return no_datagrams(s);
-    if (s->peer[0] || !to) /* its peer was checked when it was opened */
+    if (s->peer[0] || !to) /* a socket with a peer was checked for this peer only */
         return base_fail(-EINVAL,
-                         s->peer[0] ? "the socket %s sends to its peer only: use weft_net_send()" : "a datagram from %s needs an address",
+                         s->peer[0] ? "the socket %s sends only to its peer: use weft_net_send()"
+                                    : "the socket %s has no peer: give weft_net_send_to() an address",
                          s->what);
     return socket_send_datagram(s, to, buf, len, timeout_ns);
 }

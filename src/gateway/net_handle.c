@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handles of sockets at a gateway: opening, accepting, closing.
+ * The asker's handles of sockets at a gateway: opens, accepts and closes them.
  */
 #include "gateway/net_handle.h"
 
@@ -43,7 +43,7 @@ static void copy_addresses(struct weft_socket *s, const struct gateway_result *r
     for (unsigned i = 0; i < 2 && at < end; i++) {
         size_t n = strnlen(at, (size_t)(end - at));
         if (n < NET_ADDRESS_TEXT)
-            memcpy(to[i], at, n); /* the rest is zeros */
+            memcpy(to[i], at, n); /* the rest of the text is already zero */
         at += n + 1;
     }
 }
@@ -54,9 +54,9 @@ static void opened(struct gateway *g, const struct gateway_ask *a, const struct 
     struct weft_socket *s = a->arg;
     if (r->status) {
         if (r->answered)
-            s->served = false; /* the handle is not closed yet, or it would have left the request */
+            s->served = false; /* the handle is still in use: closing it would have cancelled this request */
         s->text = r->len ? strndup((const char *)r->payload, r->len) : NULL;
-        socket_over(s, r->status == -EINPROGRESS ? -EPROTO : r->status); /* which would say that there will be another answer */
+        socket_over(s, r->status == -EINPROGRESS ? -EPROTO : r->status); /* -EINPROGRESS would mean that another answer follows */
         return;
     }
     s->there = r->word[0];
@@ -78,7 +78,8 @@ static void closed_there(struct gateway *g, const struct gateway_ask *a, const s
 {
     struct weft_socket *s = a->arg;
     if (r->answered && (r->status == -ENOMEM || r->status == -EAGAIN))
-        g->unclosed = s->unclosed = true; /* the gateway could not take the request, and still uses the rings: the tick tries again */
+        /* the gateway had no room for the request, and still uses the rings: the node's upkeep sends the request again */
+        g->unclosed = s->unclosed = true;
     else if (r->answered || r->status == -ECONNRESET)
         socket_unserved(s);
 }
@@ -107,11 +108,11 @@ static void close_there(struct weft_socket *s, bool drop)
     if (rc == -ECONNRESET)
         socket_unserved(s);
     else
-        g->unclosed = s->unclosed = true; /* the tick tries again */
+        g->unclosed = s->unclosed = true; /* the node's upkeep sends the request again */
     base_spin_unlock(&g->lock);
 }
 
-/* The answer to a request that was given up here. The gateway has the socket now, or never will. */
+/* The answer to a request that this node has cancelled. Now it is known whether the gateway has the socket. */
 static void opened_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     struct weft_socket *s = a->arg;
@@ -155,7 +156,7 @@ static int make_rings(struct weft_socket *s)
     return rc;
 }
 
-/* Makes a handle like `like`, of which the members up to `flags` are read. */
+/* Makes a handle with the members of `like` up to `flags`. */
 static int socket_new(const struct weft_socket *like, bool listens, struct weft_socket **out)
 {
     struct gateway *g = like->g;
@@ -173,7 +174,9 @@ static int socket_new(const struct weft_socket *like, bool listens, struct weft_
     base_spin_lock(&g->lock);
     s->id = gateway_table_add(&g->sockets, s);
     base_spin_unlock(&g->lock);
-    int rc = s->id ? 0 : base_fail(-ENOMEM, "no memory for the handle of a socket, or this node has too many");
+    int rc = s->id ? 0
+                   : base_fail(-ENOMEM,
+                               "no memory for the handle of a socket, or this node has too many handles: close some with weft_net_close()");
     if (!rc && !listens)
         rc = make_rings(s);
     if (rc) {
@@ -215,25 +218,28 @@ static int check_spec(const weft_net_spec *spec, uint32_t kind)
     bool near = spec->flags & WEFT_NET_LOOPBACK;
     bool rings = (!spec->receive_ring || gateway_ring_fits(spec->receive_ring)) && (!spec->send_ring || gateway_ring_fits(spec->send_ring));
     if (!rings)
-        return base_fail(-EINVAL, "weft_net_spec: rings of %llu and %llu bytes: the sizes must be powers of two from 4 KiB to 16 MiB",
+        return base_fail(-EINVAL, "weft_net_spec: rings of %llu and %llu bytes are not possible: give powers of two from 4 KiB to 16 MiB",
                          (unsigned long long)spec->receive_ring, (unsigned long long)spec->send_ring);
     if (strlen(host) > NET_HOST_MAX || spec->port > 65535 || (kind == NET_CONNECT && !near && (!host[0] || !spec->port)))
-        return base_fail(-EINVAL, "weft_net_spec: host '%.64s', port %u: expected a name or an address of at most %u bytes, and a port",
+        return base_fail(-EINVAL,
+                         "weft_net_spec: host '%.64s' and port %u are not valid: give a name or an address of at most %u bytes, and a port "
+                         "from 1 to 65535",
                          host, spec->port, NET_HOST_MAX);
     if (near && (kind != NET_CONNECT || (host[0] ? host[0] != '/' || spec->port : !spec->port)))
         return base_fail(
             -EINVAL,
-            "weft_net_spec: WEFT_NET_LOOPBACK is to connect: to a port with no host, or to the path of a Unix socket with no port");
+            "weft_net_spec: WEFT_NET_LOOPBACK connects to a port (then give no host) or to the path of a Unix socket (then give no port)");
     bool small = (spec->receive_ring && spec->receive_ring < NET_DATAGRAM_RING) || (spec->send_ring && spec->send_ring < NET_DATAGRAM_RING);
     if (spec->flags & WEFT_NET_DATAGRAMS && (small || (near && host[0])))
-        return base_fail(-EINVAL, "weft_net_spec: datagrams need rings of at least 128 KiB, and a Unix socket has none here");
+        return base_fail(-EINVAL,
+                         "weft_net_spec: WEFT_NET_DATAGRAMS needs rings of at least 128 KiB, and cannot be used with a Unix socket");
     if (spec->flags & ~WEFT_NET_FLAGS || (spec->flags & both) == both || spec->receive_buffer > INT32_MAX || spec->send_buffer > INT32_MAX)
-        return base_fail(-EINVAL, "weft_net_spec: the flags (%#x) are unknown or exclude each other, or a buffer is over 2 GiB",
+        return base_fail(-EINVAL, "weft_net_spec: some of the flags %#x are unknown or exclude each other, or a buffer has more than 2 GiB",
                          spec->flags);
     return 0;
 }
 
-static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, weft_socket **out, weft_op *op)
+int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op)
 {
     weft_net_spec spec;
     struct weft_socket *s, like = {.g = gateway_in(w), .node = node};
@@ -242,7 +248,7 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
     if (!rc)
         rc = check_spec(&spec, kind);
     if (!rc && node >= w->size)
-        rc = base_fail(-EFAULT, "a socket at node %u: there is no such node; the cluster has %u nodes", node, w->size);
+        rc = base_fail(-EFAULT, "cannot open a socket at node %u: there is no such node; the cluster has %u nodes", node, w->size);
     if (rc)
         return rc;
     const char *host = spec.host ? spec.host : "";
@@ -264,7 +270,7 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
     weft_request r = {.kind = (uint16_t)kind,
                       .flags = spec.flags,
                       .data_bytes = strlen(host),
-                      .timeout_ns = op ? 0 : INT64_MAX, /* without an op this thread waits, with its own deadline */
+                      .timeout_ns = timeout_ns,
                       .arg = {[0] = spec.port, [7] = spec.receive_buffer, [8] = spec.send_buffer, [9] = spec.backlog}};
     rc = socket_ask(s, &r, host, op);
     if (!rc)
@@ -274,7 +280,7 @@ static int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_ne
 
 int weft_net_connect_start(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, weft_op *op)
 {
-    return socket_open(w, node, NET_CONNECT, spec, out, op);
+    return socket_open(w, node, NET_CONNECT, spec, 0, out, op);
 }
 
 /* --- waiting --- */
@@ -304,7 +310,7 @@ int socket_bytes_error(struct weft_socket *s, int rc)
     base_spin_unlock(&s->g->lock);
     if (lost)
         return socket_error(s);
-    return base_fail(rc, "connection to %s through node %u: %s", s->what, s->node, base_strerror(rc));
+    return base_fail(rc, "the connection to %s through node %u has failed: %s", s->what, s->node, base_strerror(rc));
 }
 
 int64_t socket_until(const struct weft_socket *s, int64_t timeout_ns)
@@ -327,12 +333,12 @@ int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t de
     return rc;
 }
 
-/* Waits until the socket is open. If it cannot be opened, it is closed. */
+/* Waits until the socket is open. If opening fails, closes the handle. */
 static int settle(struct weft_socket *s, int64_t deadline, weft_socket **out)
 {
     int rc = fab_wait(s->g->w, socket_is_settled, s, deadline);
     if (rc == -ETIMEDOUT)
-        rc = base_fail(rc, "node %u has not opened the socket %s before the deadline; the request is cancelled", s->node, s->what);
+        rc = base_fail(rc, "node %u has not opened the socket %s before the deadline; the request was cancelled", s->node, s->what);
     else if (!rc)
         rc = socket_error(s);
     if (rc)
@@ -349,7 +355,7 @@ static int open_now(weft_node *w, uint32_t node, uint32_t kind, const weft_net_s
     if (fab_in_handler())
         return base_fail(-EDEADLK, "a handler must not wait for a socket; call weft_net_connect_start(), which does not wait");
     int64_t deadline = fab_timeout(w, timeout_ns), before = fab_limit(deadline);
-    int rc = socket_open(w, node, kind, spec, &s, NULL);
+    int rc = socket_open(w, node, kind, spec, INT64_MAX, &s, NULL); /* this thread waits, with its own deadline */
     fab_limit(before);
     return rc ? rc : settle(s, deadline, out);
 }
@@ -371,7 +377,7 @@ static int accept_new(struct weft_socket *listener, struct weft_socket **out, we
     return rc ? rc : socket_ask(*out, &r, NULL, op);
 }
 
-/* A socket for the next connection: one that an earlier call has left, or a new one. */
+/* Gets a handle for the next connection: one for which an earlier call has waited in vain, or a new one. */
 static int accept_begin(struct weft_socket *listener, struct weft_socket **out)
 {
     struct gateway *g = listener->g;
@@ -391,21 +397,22 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
     struct gateway *g = listener->g;
     *out = NULL;
     if (!listener->listens)
-        return base_fail(-EINVAL, "weft_net_accept(): this socket does not listen");
+        return base_fail(-EINVAL, "weft_net_accept(): this socket is not a listener: use one of weft_net_listen()");
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_net_accept(): a handler must not wait for a connection");
+        return base_fail(-EDEADLK,
+                         "weft_net_accept(): a handler must not wait for a connection; call weft_net_accept_start(), which does not wait");
     int rc = accept_begin(listener, &s);
     if (rc)
         return rc;
     socket_use(listener, 1);
     rc = fab_wait(g->w, socket_is_settled, s, socket_until(listener, timeout_ns));
-    if (rc == -ETIMEDOUT) { /* a connection that comes now must not be lost: the next call gets it */
+    if (rc == -ETIMEDOUT) { /* keep the handle: if a connection still comes, the next call gets it */
         base_spin_lock(&g->lock);
         s->spare = listener->spare;
         listener->spare = s;
         base_spin_unlock(&g->lock);
         if (timeout_ns)
-            base_fail(rc, "nobody has connected to %s at node %u before the deadline", listener->local, listener->node);
+            base_fail(rc, "no connection came to %s at node %u before the deadline", listener->local, listener->node);
     } else {
         rc = rc ? rc : socket_error(s);
         if (rc)
@@ -422,9 +429,10 @@ int weft_net_accept_start(weft_socket *listener, weft_socket **out, weft_op *op)
     struct weft_socket *s;
     *out = NULL;
     if (!listener->listens)
-        return base_fail(-EINVAL, "weft_net_accept_start(): this socket does not listen");
+        return base_fail(-EINVAL, "weft_net_accept_start(): this socket is not a listener: use one of weft_net_listen()");
     if (!socket_is_settled(listener))
-        return base_fail(-EAGAIN, "the listener %s at node %u is not open yet", listener->what, listener->node);
+        return base_fail(-EAGAIN, "the listener %s at node %u is not open yet: wait until weft_net_error() returns 0", listener->what,
+                         listener->node);
     int rc = socket_error(listener);
     rc = rc ? rc : accept_new(listener, &s, op);
     if (!rc)
@@ -457,14 +465,14 @@ static int socket_close(weft_socket *s, bool drop)
     bool open = s->state == SOCKET_OPEN, ends = open && s->out && !s->out->ended && !s->out->shut && !drop;
     base_spin_unlock(&g->lock);
     if (ends)
-        (void)gateway_stream_send(s->out, NULL, 0, true, 0); /* the peer sees the end behind all bytes, not a reset */
+        (void)gateway_stream_send(s->out, NULL, 0, true, 0); /* the peer sees the end of the stream after all bytes, not a reset */
     gateway_stream_close(s->in);
     gateway_stream_close(s->out);
     s->in = s->out = NULL;
     if (open)
-        close_there(s, drop); /* if it is served and not open, opened_late() does this */
+        close_there(s, drop); /* while the socket is still being opened, opened_late() does this when the answer comes */
     base_spin_lock(&g->lock);
-    s->closed = true; /* only now: from here on another thread may free it, as soon as the gateway no longer uses the rings */
+    s->closed = true; /* set last: from here on another thread may free the handle, as soon as the gateway no longer uses the rings */
     bool served = s->served;
     base_spin_unlock(&g->lock);
     if (!served)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handle of a socket at a gateway (struct weft_socket). Fields that other threads or messages change are under gateway.lock.
+ * The asker's handle of a socket at a gateway (struct weft_socket). gateway.lock protects the fields that other threads or message handlers
+ * change.
  *
- * The gateway writes to the rings of a connection, and reads them, until it has answered the request that closes the socket. So the handle
- * and its rings live until then, although weft_net_close() has returned; or until the gateway is gone.
+ * The gateway reads and writes the rings of a connection until it has answered the request that closes the socket. So the handle and its
+ * rings stay until this answer or until the gateway is gone, even if weft_net_close() has returned before.
  */
 #ifndef WEFT_GATEWAY_NET_HANDLE_H
 #define WEFT_GATEWAY_NET_HANDLE_H
@@ -14,42 +15,56 @@ enum socket_state { SOCKET_OPENS, SOCKET_OPEN, SOCKET_OVER };
 struct weft_socket {
     struct gateway *g;
     struct weft_socket *next_dead;
-    struct weft_socket
-        *spare;              /* of a listener: sockets for which no connection has come yet, when accepting was given up; linked by this */
-    uint64_t id, there, ask; /* its number here, and at the gateway; the request that opens it */
+    struct weft_socket *spare; /* of a listener: list of handles for connections that had not come when weft_net_accept() timed out; linked
+                                  by this member */
+    uint64_t id, there, ask;   /* the socket's number at this node and at the gateway; the number of the request that opens it */
     uint32_t node, users;
     enum socket_state state;
     bool listens;
     bool served;    /* the gateway has the socket, or may have it */
-    bool closed;    /* by weft_net_close() */
-    bool unclosed;  /* the request to close it could not be sent: again later */
+    bool closed;    /* weft_net_close() was called */
+    bool unclosed;  /* the request to close it could not be sent yet */
     bool ended_out; /* weft_net_shutdown() was called */
-    int error;      /* why it could not be opened, or that the gateway is gone; 0: neither */
-    char *text;     /* the gateway's error text; NULL: none */
+    int error;      /* why the socket could not be opened, or -ECONNRESET: the gateway is gone; 0: neither */
+    char *text;     /* the gateway's error text; NULL: it sent none */
     weft_gaddr memory;
     uint64_t receive_ring, send_ring;
     uint32_t flags;
-    struct gateway_stream *in, *out; /* NULL: a listener */
+    struct gateway_stream *in, *out; /* bytes received, bytes to send; NULL: a listener */
     weft_net_fn notify;
     void *notify_arg;
-    char what[NET_HOST_MAX + 16]; /* for messages */
+    char what[NET_HOST_MAX + 16]; /* "HOST:PORT", for error texts */
     char local[NET_ADDRESS_TEXT], peer[NET_ADDRESS_TEXT];
 };
 
-bool socket_is_settled(void *arg); /* arg: a socket that is open, or could not be opened */
+/* Begins to open a socket of that kind, NET_CONNECT or NET_LISTEN. With an op it does not wait. `timeout_ns`: for the answer; 0: the node's
+ * deadline; INT64_MAX: none. */
+int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op);
+bool socket_is_settled(void *arg); /* `arg` is a socket. True: it is open, or could not be opened */
 int socket_error(struct weft_socket *s);
-/* How a socket ended, for the calls whose -EAGAIN means that there is nothing now: nobody must wait for more. */
+/* The status of a socket that has ended, for calls whose -EAGAIN means "nothing now": -EAGAIN becomes -ENOTCONN, so that no caller waits
+ * for more. */
 static inline int socket_end_of(int status)
 {
     return status == -EAGAIN ? -ENOTCONN : status;
 }
-int socket_bytes_error(struct weft_socket *s, int rc); /* of receiving or sending: sets the text */
+int socket_bytes_error(struct weft_socket *s, int rc); /* sets the error text for an error of receiving or sending; returns the error */
 int64_t socket_until(const struct weft_socket *s, int64_t timeout_ns);
-/* Waits until ready(arg). The handle cannot be closed meanwhile. */
+/* Waits until ready(arg) is true. The handle cannot be closed meanwhile. */
 int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t deadline);
 
-/* --- net_datagrams.c: of sockets with WEFT_NET_DATAGRAMS. `from`, `to`: NULL: its peer --- */
+/* --- net_datagrams.c: for sockets with WEFT_NET_DATAGRAMS. `from` may be NULL; `to` NULL: the socket's peer --- */
 int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
+/* For requests by record, without waiting. next: the head of the next datagram, which stays; its bytes follow in the ring from s->in->first
+ * + sizeof *d on. -EAGAIN: there is none. taken: it is not needed any more. */
+int socket_next_datagram(struct weft_socket *s, struct net_datagram *d);
+void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d);
+/* room: how far from s->out->last the head of one with `len` bytes begins. -EAGAIN: there is no room. put: sends it, when its bytes are
+ * behind the place of its head. */
+int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip);
+int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip);
+/* Reads an address such as "10.0.0.1:53" or "[fd00::1]:53". -EINVAL (sets the error text). */
+int socket_read_address(const char *text, struct net_datagram *d);
 
 #endif

@@ -1,35 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Resolves names. getaddrinfo(3) blocks, so a few threads call it. They belong to shared state of their own, which the last of them frees:
- * so whoever closes this does not wait for a name server that does not answer.
+ * Resolves names. getaddrinfo(3) blocks, so the threads of work.c call it. No asker can occupy all of these threads. Closing the service
+ * does not wait for a thread whose name server does not answer.
  */
+#include <netdb.h>
+#include <stdlib.h>
+
 #include "gateway/net.h"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#define THREADS_MAX 8u
-#define QUEUED_MAX  1024u
-
-struct shared {
-    pthread_mutex_t lock;
-    pthread_cond_t some;
-    struct net_lookup *waiting, **waiting_last, *done;
-    unsigned threads, idle, queued, unstarted, users; /* queued: not done; unstarted: not begun; users: threads, and the service */
-    bool closing;
-    int wake; /* write end of the pipe; -1: closed */
-};
-struct net_names {
-    struct shared *shared;
-    struct gateway_watches *watches;
-    struct gateway_watch watch;
-    void (*done)(struct net_lookup *l);
-};
+#define THREADS 8u
 
 void net_lookup_free(struct net_lookup *l)
 {
@@ -64,150 +43,39 @@ int net_names_numeric(struct net_lookup *l)
     return l->result;
 }
 
-static void shared_leave(struct shared *s)
+static struct net_lookup *lookup_of(struct gateway_work *work)
 {
-    bool last = --s->users == 0;
-    pthread_mutex_unlock(&s->lock);
-    if (!last)
-        return;
-    for (struct net_lookup *l; (l = s->waiting);) {
-        s->waiting = l->next;
-        net_lookup_free(l);
-    }
-    for (struct net_lookup *l; (l = s->done);) {
-        s->done = l->next;
-        net_lookup_free(l);
-    }
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->some);
-    free(s);
+    return (struct net_lookup *)(void *)work; /* `work` is the first member of struct net_lookup */
 }
 
-static void *resolve(void *arg)
+static void names_run(struct gateway_work *work)
 {
-    struct shared *s = arg;
-    pthread_mutex_lock(&s->lock);
-    while (!s->closing) {
-        struct net_lookup *l = s->waiting;
-        if (!l) {
-            s->idle++;
-            pthread_cond_wait(&s->some, &s->lock);
-            s->idle--;
-            continue;
-        }
-        s->waiting = l->next;
-        if (!s->waiting)
-            s->waiting_last = &s->waiting;
-        s->unstarted--;
-        bool wanted = l->owner;
-        pthread_mutex_unlock(&s->lock);
-        if (wanted)
-            look_up(l, 0);
-        pthread_mutex_lock(&s->lock);
-        s->queued--;
-        l->next = s->done;
-        s->done = l;
-        if (s->wake >= 0) {
-            ssize_t n = write(s->wake, "", 1);
-            (void)n; /* if the pipe is full, its reader wakes anyway */
-        }
-    }
-    shared_leave(s);
-    return NULL;
+    struct net_lookup *l = lookup_of(work);
+    look_up(l, l->canonical ? AI_CANONNAME : 0);
 }
 
-static void names_done(struct gateway_watch *watch)
+static void names_done(struct gateway_work *work)
 {
-    struct net_names *all = watch->arg;
-    char bytes[64];
-    while (read(watch->fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
-        ;
-    pthread_mutex_lock(&all->shared->lock);
-    struct net_lookup *l = all->shared->done;
-    all->shared->done = NULL;
-    pthread_mutex_unlock(&all->shared->lock);
-    for (struct net_lookup *next; l; l = next) {
-        next = l->next;
-        if (l->owner)
-            all->done(l);
-        else
-            net_lookup_free(l);
-    }
+    struct net_lookup *l = lookup_of(work);
+    l->resolved(l);
 }
 
-int net_names_open(struct net_names **out, struct gateway_watches *watches, void (*done)(struct net_lookup *l))
+static void names_drop(struct gateway_work *work)
 {
-    struct net_names *all = calloc(1, sizeof *all);
-    struct shared *s = calloc(1, sizeof *s);
-    int fds[2], rc = all && s ? base_pipe(fds, O_NONBLOCK) : -ENOMEM;
-    if (rc) {
-        free(all);
-        free(s);
-        return base_fail(rc, "cannot prepare to resolve names for other nodes: %s", base_strerror(rc));
-    }
-    *s = (struct shared){.waiting_last = &s->waiting, .users = 1, .wake = fds[1]};
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->some, NULL);
-    *all = (struct net_names){.shared = s, .watches = watches, .done = done, .watch = {.fd = -1, .ready = names_done, .arg = all}};
-    *out = all;
-    rc = gateway_watch(watches, &all->watch, fds[0], GATEWAY_READABLE);
-    if (!rc)
-        return 0;
-    close(fds[0]);
-    net_names_close(all);
-    *out = NULL;
-    return base_fail(rc, "cannot prepare to resolve names for other nodes: %s", base_strerror(rc));
+    net_lookup_free(lookup_of(work));
 }
 
-int net_names_ask(struct net_names *all, struct net_lookup *l)
+int net_names_open(struct gateway_works **out, struct gateway_watches *watches, uint32_t askers)
 {
-    struct shared *s = all->shared;
-    pthread_t thread;
-    int rc = 0;
-    pthread_mutex_lock(&s->lock);
-    if (s->queued >= QUEUED_MAX)
-        rc = -EAGAIN;
-    if (!rc && s->unstarted >= s->idle && s->threads < THREADS_MAX) {
-        s->users++;
-        rc = base_thread(&thread, resolve, s);
-        if (!rc) {
-            pthread_detach(thread);
-            s->threads++;
-        } else {
-            s->users--;
-            rc = s->threads ? 0 : rc; /* the others will do it */
-        }
-    }
-    if (!rc) {
-        s->queued++;
-        s->unstarted++;
-        l->next = NULL;
-        *s->waiting_last = l;
-        s->waiting_last = &l->next;
-        pthread_cond_signal(&s->some);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return rc;
+    const struct gateway_works_how how = {
+        .threads = THREADS, .askers = askers, .queued = NET_LOOKUPS_MAX, .leaves = true, .drop = names_drop};
+    int rc = gateway_works_open(out, watches, &how);
+    return rc ? base_fail(rc, "cannot start resolving names for other nodes: %s", base_strerror(rc)) : 0;
 }
 
-void net_names_leave(struct net_names *all, struct net_lookup *l)
+int net_names_ask(struct gateway_works *all, struct net_lookup *l)
 {
-    pthread_mutex_lock(&all->shared->lock);
-    l->owner = NULL;
-    pthread_mutex_unlock(&all->shared->lock);
-}
-
-void net_names_close(struct net_names *all)
-{
-    if (!all)
-        return;
-    struct shared *s = all->shared;
-    gateway_unwatch(all->watches, &all->watch);
-    pthread_mutex_lock(&s->lock);
-    s->closing = true;
-    close(s->wake);
-    s->wake = -1;
-    pthread_cond_broadcast(&s->some);
-    shared_leave(s);
-    free(all);
+    l->work.run = names_run;
+    l->work.done = names_done;
+    return gateway_work(all, &l->work);
 }

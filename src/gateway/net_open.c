@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Makes the sockets of the net service: resolves a name, checks each address against the rules, and connects to the first that answers. The
- * address that was checked is the one that is connected to: a name is resolved once.
+ * Opens the sockets of the net service: resolves a name, checks each address against the rules, and connects to the first address that
+ * answers. A name is resolved only once, so the gateway connects to exactly the address that it has checked.
  */
 #include "gateway/net.h"
 
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -14,8 +13,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define RESOLVE_NS (15 * WEFT_SECOND) /* how long a name may take to resolve */
-#define TRY_NS     (3 * WEFT_SECOND)  /* how long one address is tried while others are left */
+#define RESOLVE_NS (15 * WEFT_SECOND) /* how long resolving a name may take */
+#define TRY_NS     (3 * WEFT_SECOND)  /* how long one address is tried if others are left to try */
 #define BACKLOG    128
 
 static uint32_t own_rank(const struct net *all)
@@ -23,13 +22,13 @@ static uint32_t own_rank(const struct net *all)
     return gateway_of(all->server)->w->rank;
 }
 
-/* Answers the request of a socket that could not be opened, with the text of base_fail(), and frees the socket. */
+/* Answers the request for a socket that could not be opened with this thread's weft_error() text, and frees the socket. */
 static void open_failed(struct net_socket *s, int rc)
 {
     struct gateway_call *c = s->call;
     s->call = NULL;
     s->down_over = s->up_over = true;
-    gateway_answer_error(c, rc); /* first: the error text is this thread's last one */
+    gateway_answer_error(c, rc); /* before the socket is freed, which may set another error text */
     net_socket_free(s);
 }
 
@@ -49,6 +48,11 @@ static void open_done(struct net_socket *s, struct gateway_call *c, enum net_sta
         struct sockaddr_storage a;
         struct net_address own;
         socklen_t len = sizeof a;
+        if (far && c->record.kind == NET_CONNECT && s->address.len) {
+            net_address_text(&s->address, text + n, NET_ADDRESS_TEXT);
+            n += strlen(text + n) + 1;
+            continue;
+        }
         int rc = far ? getpeername(s->watch.fd, (struct sockaddr *)&a, &len) : getsockname(s->watch.fd, (struct sockaddr *)&a, &len);
         if (rc == 0 && net_address_take(&own, (struct sockaddr *)&a, len))
             net_address_text(&own, text + n, NET_ADDRESS_TEXT);
@@ -63,7 +67,8 @@ static void open_done(struct net_socket *s, struct gateway_call *c, enum net_sta
 
 static void set_number(int fd, int level, int option, int value)
 {
-    (void)setsockopt(fd, level, option, &value, sizeof value); /* options of speed: a connection works without them */
+    /* errors are ignored: these options only tune a connection, which works without them */
+    (void)setsockopt(fd, level, option, &value, sizeof value);
 }
 
 static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
@@ -84,11 +89,9 @@ static void set_options(int fd, uint32_t flags, uint64_t receive, uint64_t send)
 static int open_socket(const struct net_socket *s)
 {
     const weft_request *r = &s->call->record;
-    int fd = gateway_connection(socket(s->address.any.sa_family, s->lookup->type, 0));
+    int fd = gateway_socket(s->address.any.sa_family, s->lookup->type);
     if (fd < 0)
         return fd;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
     set_options(fd, s->flags, r->arg[7], r->arg[8]);
     return fd;
 }
@@ -104,42 +107,59 @@ static int connect_refused(struct net_socket *s)
 {
     const char *port = s->lookup->port, *host = !s->lookup->host[0] ? "localhost" : s->lookup->host;
     if (s->tried == -EACCES && port[0])
-        return s->tried; /* the sentence is there */
+        return s->tried; /* deny() has set the error text */
     return base_fail(s->tried, "node %u cannot connect to %s%s%s: %s", own_rank(s->all), host, port[0] ? " port " : "", port,
                      base_strerror(s->tried));
+}
+
+/* The name for which the host's name stands; NULL: not known. */
+static const char *canonical_of(const struct net_socket *s)
+{
+    const struct addrinfo *first = s->lookup->found;
+    return first && s->lookup->canonical ? first->ai_canonname : NULL;
 }
 
 static int deny(struct net_socket *s, const char *why)
 {
     char text[NET_ADDRESS_TEXT];
     net_address_text(&s->address, text, sizeof text);
-    base_log(BASE_LOG_WARN, "net: node %u may not connect to %s port %s (%s): %s", s->node, host_of(s), s->lookup->port, text, why);
-    return base_fail(-EACCES, "node %u does not connect to %s port %s (%s) for other nodes: %s", own_rank(s->all), host_of(s),
-                     s->lookup->port, text, why);
+    base_log(BASE_LOG_WARN, "net: refused to connect to %s port %s (%s) for node %u: %s", host_of(s), s->lookup->port, text, s->node, why);
+    return base_fail(-EACCES, "node %u may not connect to %s port %s (%s): %s", own_rank(s->all), host_of(s), s->lookup->port, text, why);
 }
 
-/* Tries the next address that may be reached. 0: connected, 1: it will be known later; or the last failure. */
+static bool is_connected(int fd)
+{
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a;
+    return getpeername(fd, (struct sockaddr *)&a, &len) == 0;
+}
+
+/* Tries the next address that the rules allow. 0: connected; 1: connecting; otherwise the errno of the last address that failed. */
 static int connect_next(struct net_socket *s)
 {
-    char why[NET_HOST_MAX + 128];
+    char why[2 * NET_HOST_MAX + 128];
     while (s->next_address) {
         const struct addrinfo *a = s->next_address;
         s->next_address = a->ai_next;
         if (!net_address_take(&s->address, a->ai_addr, (socklen_t)a->ai_addrlen))
             continue;
-        if (!net_rules_allow(s->all->rules, s->lookup->host, &s->address, s->flags & WEFT_NET_LOOPBACK, why, sizeof why)) {
+        const struct net_target target = {
+            .host = s->lookup->host, .canonical = canonical_of(s), .to = &s->address, .near = s->flags & WEFT_NET_LOOPBACK};
+        if (!net_rules_allow(s->all->rules, &target, why, sizeof why)) {
             int rc = deny(s, why);
             s->tried = s->tried ? s->tried : rc;
             continue;
         }
         int fd = open_socket(s), rc = fd < 0 ? fd : connect(fd, &s->address.any, s->address.len) ? -errno : 0;
+        if (rc == -EINPROGRESS && is_connected(fd)) /* a host nearby answers while connect() runs */
+            rc = 0;
         if (rc && rc != -EINPROGRESS) {
             if (fd >= 0)
                 close(fd);
             s->tried = rc;
             continue;
         }
-        s->tried = net_socket_watch(s, fd, GATEWAY_WRITABLE);
+        s->tried = net_socket_watch(s, fd, rc ? GATEWAY_WRITABLE : GATEWAY_READABLE);
         if (!s->tried) {
             net_socket_time(s, s->next_address ? base_deadline(TRY_NS) : INT64_MAX);
             return rc ? 1 : 0;
@@ -159,7 +179,7 @@ static void connect_go_on(struct net_socket *s)
         open_failed(s, connect_refused(s));
 }
 
-/* Connects to a Unix socket of this host, whose path is the lookup's host. */
+/* Connects to a Unix socket of this host. s->lookup->host is its path. */
 static void connect_path(struct net_socket *s)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -170,14 +190,12 @@ static void connect_path(struct net_socket *s)
     s->lookup->port[0] = '\0';
     if (len >= sizeof a.sun_path)
         rc = -ENAMETOOLONG;
-    else if ((fd = gateway_connection(socket(AF_UNIX, SOCK_STREAM, 0))) < 0)
+    else if ((fd = gateway_socket(AF_UNIX, SOCK_STREAM)) < 0)
         rc = fd;
     if (!rc) {
         memcpy(a.sun_path, s->lookup->host, len + 1);
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-        fcntl(fd, F_SETFL, O_NONBLOCK);
         set_options(fd, 0, r->arg[7], r->arg[8]);
-        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* at once; -EAGAIN: its backlog is full */
+        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* never waits: -EAGAIN means that the listener's backlog is full */
         if (!rc)
             rc = net_socket_watch(s, fd, 0);
         else
@@ -234,7 +252,8 @@ static int listen_now(struct net_socket *s)
 static void listen_go_on(struct net_socket *s)
 {
     int rc = listen_now(s);
-    if (rc == -EAFNOSUPPORT && !s->lookup->host[0] && !(s->flags & WEFT_NET_IPV6)) { /* all addresses of a system without IPv6 */
+    /* all addresses were asked for, and the system has no IPv6: listen at those of IPv4 */
+    if (rc == -EAFNOSUPPORT && !s->lookup->host[0] && !(s->flags & WEFT_NET_IPV6)) {
         freeaddrinfo(s->lookup->found);
         s->lookup->family = AF_INET;
         rc = net_names_numeric(s->lookup);
@@ -252,7 +271,7 @@ static void accept_ready(struct net_socket *s)
 {
     for (struct gateway_call *c; (c = s->accepts);) {
         struct net_socket *new;
-        int fd = gateway_connection(accept(s->watch.fd, NULL, NULL));
+        int fd = gateway_accept(s->watch.fd);
         int rc = fd < 0 ? fd : 0;
         if (rc == -EINTR || rc == -ECONNABORTED)
             continue;
@@ -268,8 +287,6 @@ static void accept_ready(struct net_socket *s)
             gateway_answer_error(c, rc);
             continue;
         }
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
-        fcntl(fd, F_SETFL, O_NONBLOCK);
         set_options(fd, s->flags, 0, 0);
         new->call = c;
         new->state = NET_CONNECTS;
@@ -294,7 +311,7 @@ void net_open_accept(struct net_socket *listener, struct gateway_call *c)
     accept_ready(listener);
 }
 
-/* --- what all begin with --- */
+/* --- the start of all requests for a socket --- */
 
 static void on_open_ready(struct gateway_watch *watch)
 {
@@ -329,7 +346,7 @@ static void resolve_failed(struct net_socket *s, int rc)
 void net_open_resolved(struct net_lookup *l)
 {
     struct net_socket *s = l->owner;
-    s->state = NET_CONNECTS; /* from now on the lookup is the socket's */
+    s->state = NET_CONNECTS; /* in this state the socket owns the lookup, and frees it */
     if (l->result)
         resolve_failed(s, l->result);
     else
@@ -349,9 +366,9 @@ void net_open_timeout(struct net_socket *s)
     } else if (s->closing) {
         struct gateway_call *c = s->call;
         s->call = NULL;
-        s->up_over = false; /* not all was sent: the peer sees a reset */
+        s->up_over = false; /* makes net_socket_free() reset the connection, because not all bytes were sent */
         net_socket_free(s);
-        base_fail(-ETIMEDOUT, "a connection was closed before its peer had taken all bytes: it was reset");
+        base_fail(-ETIMEDOUT, "the connection was closed, but its peer did not read all bytes within 10 s: the connection was reset");
         gateway_answer_error(c, -ETIMEDOUT);
     }
 }
@@ -361,31 +378,36 @@ static int check_open(const weft_request *r)
     const uint32_t both = WEFT_NET_IPV4 | WEFT_NET_IPV6;
     if (r->flags & ~WEFT_NET_FLAGS || (r->flags & both) == both || r->arg[0] > 65535 || r->data_bytes > NET_HOST_MAX ||
         r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
-        return base_fail(-EINVAL, "a request for a socket has wrong flags (%#x), port (%llu), buffer sizes, or a host of %llu bytes",
-                         r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
+        return base_fail(
+            -EINVAL,
+            "invalid request for a socket: flags %#x, port %llu, or a buffer size is out of range, or the host's name has %llu bytes",
+            r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
     bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
     if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
-        return base_fail(-EINVAL, "a request to connect has no host or no port");
+        return base_fail(-EINVAL, "invalid request to connect: it names no host or no port");
     bool udp = r->flags & WEFT_NET_DATAGRAMS;
     if (udp && (path || r->arg[3] < NET_DATAGRAM_RING || r->arg[6] < NET_DATAGRAM_RING))
-        return base_fail(-EINVAL, "a request for datagrams names a Unix socket, or rings of less than 128 KiB");
+        return base_fail(-EINVAL, "invalid request for datagrams: a Unix socket cannot be used, and the rings must have at least 128 KiB");
     return 0;
 }
 
-/* Whether askers may connect to this host itself: if they may start programs, which could do so. */
+/* Askers may connect to servers on this host only if they may also start programs here, because such a program could connect as well. */
 static int check_near(const struct net *all, const struct gateway_call *c)
 {
     if (!(c->record.flags & WEFT_NET_LOOPBACK))
         return 0;
     if (!(gateway_of(all->server)->offered >> WEFT_SERVICE_PROCESS & 1))
-        return base_fail(-EACCES, "node %u does not connect to its own host for other nodes, because it does not offer 'process'",
+        return base_fail(-EACCES,
+                         "node %u does not connect other nodes to servers on its own host, because it does not offer 'process'; set "
+                         "WEFT_SERVE=process,net there",
                          own_rank(all));
     if (c->record.data_bytes && c->data[0] != '/')
-        return base_fail(-EINVAL, "a request to connect to a Unix socket does not name its absolute path");
+        return base_fail(-EINVAL, "invalid request to connect to a Unix socket: the path must be absolute");
     return 0;
 }
 
-/* The resolver reads "\097" as "a", which a rule would not; and a new line would forge lines of the log. */
+/* Refuses characters that would deceive the rules or the log: the resolver reads "\097" as "a" but a rule does not, and a line break in a
+ * name could forge lines of the log. */
 static bool is_host(const uint8_t *host, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -400,7 +422,10 @@ static struct net_lookup *lookup_of(struct net_socket *s, const struct gateway_c
     struct net_lookup *l = calloc(1, sizeof *l);
     if (!l)
         return NULL;
-    *l = (struct net_lookup){.family = r->flags & WEFT_NET_IPV4   ? AF_INET
+    *l = (struct net_lookup){.work.asker = c->node,
+                             .canonical = r->kind == NET_CONNECT && net_rules_deny_names(s->all->rules),
+                             .resolved = net_open_resolved,
+                             .family = r->flags & WEFT_NET_IPV4   ? AF_INET
                                        : r->flags & WEFT_NET_IPV6 ? AF_INET6
                                                                   : AF_UNSPEC,
                              .type = r->flags & WEFT_NET_DATAGRAMS ? SOCK_DGRAM : SOCK_STREAM,
@@ -410,7 +435,7 @@ static struct net_lookup *lookup_of(struct net_socket *s, const struct gateway_c
         memcpy(l->host, c->data, (size_t)r->data_bytes);
     snprintf(l->port, sizeof l->port, "%u", (unsigned)r->arg[0]);
     if (l->passive && !l->host[0] && !l->family)
-        l->family = AF_INET6; /* takes connections of IPv4, too */
+        l->family = AF_INET6; /* an IPv6 listener accepts IPv4 connections, too */
     return l;
 }
 
@@ -421,7 +446,7 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     bool near = c->record.flags & WEFT_NET_LOOPBACK;
     const size_t len = (size_t)c->record.data_bytes;
     if (!rc && c->data && (near ? memchr(c->data, 0, len) != NULL : !is_host(c->data, len)))
-        rc = base_fail(-EINVAL, "a request for a socket names a host with a character that no name and no address has");
+        rc = base_fail(-EINVAL, "invalid request for a socket: the host has a character that cannot be in a name or an address");
     if (!rc)
         rc = check_near(all, c);
     if (!rc)
@@ -434,7 +459,7 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     s->watch.ready = on_open_ready;
     s->state = NET_CONNECTS;
     if (!(s->lookup = lookup_of(s, c)))
-        rc = base_fail(-ENOMEM, "no memory for a socket for node %u", c->node);
+        rc = base_fail(-ENOMEM, "no memory to open a socket for node %u", c->node);
     if (!rc && (c->record.kind == NET_CONNECT || c->record.flags & WEFT_NET_DATAGRAMS))
         rc = net_socket_streams(s, &c->record);
     if (rc) {
@@ -451,7 +476,13 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     }
     rc = net_names_ask(all->names, s->lookup);
     if (rc) {
-        resolve_failed(s, rc);
+        if (rc == -EDQUOT)
+            open_failed(s, base_fail(-EAGAIN,
+                                     "node %u resolves at most %u names at a time, and those of one node are three times as many as it "
+                                     "leaves to others: no more for node %u until some are resolved",
+                                     own_rank(all), NET_LOOKUPS_MAX, c->node));
+        else
+            resolve_failed(s, rc);
         return;
     }
     s->state = NET_RESOLVES;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Whom the askers of the net service may reach: the rules of the gateway's owner, the first that fits, and then the default rules. A rule
- * is checked against the very address that is connected to.
+ * The addresses that askers of the net service may reach. The rules of WEFT_NET_RULES come first, then the default rules; the first rule
+ * that matches decides. A rule is checked against the resolved address to which the gateway is about to connect.
  */
 #include "gateway/net.h"
 
@@ -21,8 +21,8 @@ struct rule {
     uint8_t family; /* RULE_NET: 4 or 6 */
     uint8_t bits;
     uint8_t net[16];
-    uint16_t port, last_port;    /* 0 and 65535: all */
-    char name[NET_HOST_MAX + 1]; /* RULE_NAME: lower case; ".example.com" stands for all names below it */
+    uint16_t port, last_port;    /* the ports to which the rule applies; 0 to 65535: all */
+    char name[NET_HOST_MAX + 1]; /* RULE_NAME: the name in lower case; ".example.com" matches all names below example.com */
     char text[NET_HOST_MAX + 32];
 };
 struct net_rules {
@@ -30,7 +30,7 @@ struct net_rules {
     struct rule rule[];
 };
 
-/* In this order behind the rules of the owner. What is none of them is allowed. */
+/* The default rules, checked in this order after those of WEFT_NET_RULES. An address that matches no rule is allowed. */
 static const struct {
     const char *net, *what;
 } presets[] = {
@@ -54,7 +54,7 @@ static const struct {
 
 /* --- addresses --- */
 
-/* An address of IPv6 that begins with this stands for one of IPv4. */
+/* An IPv6 address that begins with these bytes stands for an IPv4 address. */
 static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
 bool net_address_take(struct net_address *out, const struct sockaddr *from, socklen_t len)
@@ -98,23 +98,23 @@ void net_address_text(const struct net_address *a, char *out, size_t len)
 static int rule_wrong(const char *text, const char *why)
 {
     return base_fail(-EINVAL,
-                     "net rule '%s': %s: expected allow=WHAT or deny=WHAT; WHAT is an address, a network, a name, *.NAME or *, and may end "
-                     "with :PORT or :PORT-PORT, as in deny=10.0.0.0/8, allow=[fd00::1]:443, deny=*:25",
+                     "net rule '%s': %s; write allow=WHAT or deny=WHAT, where WHAT is an address, a network, a name, *.NAME or *, with "
+                     ":PORT or :PORT-PORT at its end or not, as in deny=10.0.0.0/8, allow=[fd00::1]:443, deny=*:25",
                      text, why);
 }
 
-/* Splits "HOST:PORTS" at the colon before the ports. An address of IPv6 with ports is in brackets. */
+/* Splits "HOST:PORTS" at the colon before the ports. An IPv6 address with ports is in brackets. */
 static int rule_ports(struct rule *r, char *what)
 {
     char *close = what[0] == '[' ? strchr(what, ']') : NULL, *colon = strchr(close ? close : what, ':');
     int64_t first = 0, last = 65535;
     r->last_port = 65535;
     if (!close && colon && strchr(colon + 1, ':'))
-        colon = NULL; /* an address of IPv6 without ports */
+        colon = NULL; /* an IPv6 address without ports */
     if (close) {
         if (close[1] && close[1] != ':' && close[1] != '/')
             return rule_wrong(r->text, "an unexpected character after ']'");
-        memmove(what, what + 1, strlen(what)); /* the zero byte included */
+        memmove(what, what + 1, strlen(what)); /* with the zero byte */
         close--;
         if (colon)
             colon--;
@@ -129,13 +129,13 @@ static int rule_ports(struct rule *r, char *what)
     if (dash)
         *dash = '\0';
     if (base_parse_number(colon + 1, 1, 65535, &first) || (dash && base_parse_number(dash + 1, first, 65535, &last)))
-        return rule_wrong(r->text, "the port is wrong");
+        return rule_wrong(r->text, "its port is not a number or a range from 1 to 65535");
     r->port = (uint16_t)first;
     r->last_port = (uint16_t)(dash ? last : first);
     return 0;
 }
 
-/* Reads an address or a network. False: it is none. */
+/* Reads an address or a network. False: the text is neither. */
 static bool rule_net(struct rule *r, const char *what)
 {
     char host[64];
@@ -160,7 +160,8 @@ static bool rule_net(struct rule *r, const char *what)
     return true;
 }
 
-/* Whether it is the last part of an address, such as "1" in "127.1": no name ends so. */
+/* Whether `part` is a number, as in the last part of "127.1". No name of a host ends with a number, so such text is an incomplete address.
+ */
 static bool is_number(const char *part)
 {
     bool hex = part[0] == '0' && part[1] == 'x';
@@ -172,7 +173,7 @@ static int rule_read(struct rule *r, const char *text, size_t len)
     char what[sizeof r->text];
     *r = (struct rule){.allow = true};
     if (len >= sizeof r->text)
-        return base_fail(-EINVAL, "a net rule has %zu bytes: at most %zu are possible", len, sizeof r->text - 1);
+        return base_fail(-EINVAL, "a net rule has %zu bytes, but at most %zu are possible: shorten it", len, sizeof r->text - 1);
     memcpy(r->text, text, len);
     r->text[len] = '\0';
     size_t word = strcspn(r->text, "=");
@@ -189,7 +190,7 @@ static int rule_read(struct rule *r, const char *text, size_t len)
         const char *name = what[0] == '*' ? what + 1 : what;
         size_t n = strlen(name);
         if (n == 0 || n > NET_HOST_MAX || strpbrk(name, "*/:[] \\") || (name != what && name[0] != '.'))
-            return rule_wrong(r->text, "the host is wrong");
+            return rule_wrong(r->text, "its host has a character that is not allowed, or is too long");
         r->host = RULE_NAME;
         for (size_t i = 0; i <= n; i++)
             r->name[i] = (char)tolower((unsigned char)name[i]);
@@ -197,7 +198,7 @@ static int rule_read(struct rule *r, const char *text, size_t len)
             r->name[n - 1] = '\0';
         const char *dot = strrchr(r->name, '.');
         if (!r->name[0] || is_number(dot ? dot + 1 : r->name))
-            return rule_wrong(r->text, "the host is neither a name nor a complete address");
+            return rule_wrong(r->text, "its host is neither a name nor a complete address");
     }
     return 0;
 }
@@ -209,7 +210,7 @@ int net_rules_read(const char *text, struct net_rules **out)
         count += *c == ',';
     *out = NULL;
     if (count > RULES_MAX + PRESETS)
-        return base_fail(-EINVAL, "%zu net rules: at most %u are possible", count - PRESETS, RULES_MAX);
+        return base_fail(-EINVAL, "there are %zu net rules, but at most %u are possible: remove some", count - PRESETS, RULES_MAX);
     struct net_rules *all = calloc(1, sizeof *all + count * sizeof all->rule[0]);
     if (!all)
         return base_fail(-ENOMEM, "no memory for %zu net rules", count);
@@ -262,7 +263,8 @@ static bool name_fits(const struct rule *r, const char *host)
     return true;
 }
 
-/* The address of IPv4 that an address of IPv6 contains, if a translator, a tunnel, or an old rule makes one of it. */
+/* The IPv4 address that is embedded in an IPv6 address, for the prefixes of NAT64, 6to4, SIIT and the old "IPv4-compatible" form. NULL:
+ * none. Packets to such an address may reach the IPv4 address, so its rules count as well. */
 static const uint8_t *contained(const uint8_t *v6)
 {
     static const uint8_t translated[12] = {0, 0x64, 0xff, 0x9b}, own_translator[6] = {0, 0x64, 0xff, 0x9b, 0, 1}, compatible[12] = {0},
@@ -273,25 +275,56 @@ static const uint8_t *contained(const uint8_t *v6)
     return old || memcmp(v6, translated, 12) == 0 || memcmp(v6, own_translator, 6) == 0 || memcmp(v6, siit, 12) == 0 ? v6 + 12 : NULL;
 }
 
-bool net_rules_allow(const struct net_rules *all, const char *host, const struct net_address *to, bool near, char *why, size_t len)
+bool net_rules_deny_names(const struct net_rules *all)
 {
-    bool v4 = to->any.sa_family == AF_INET, named = false;
-    const uint8_t *bytes = v4 ? (const uint8_t *)&to->v4.sin_addr : to->v6.sin6_addr.s6_addr, *inner = v4 ? NULL : contained(bytes);
-    uint16_t port = ntohs(v4 ? to->v4.sin_port : to->v6.sin6_port);
+    for (size_t i = 0; i < all->count; i++)
+        if (!all->rule[i].allow && all->rule[i].host == RULE_NAME)
+            return true;
+    return false;
+}
+
+/* Whether a rule matches the target, without its ports. An allow rule for a name matches only the name that the asker gave, because the
+ * owner of a name decides what it stands for. A deny rule for a name also matches the canonical name; then `*behind` becomes true. */
+static bool rule_fits(const struct rule *r, const struct net_target *t, bool *behind)
+{
+    bool v4 = t->to->any.sa_family == AF_INET;
+    const uint8_t *bytes = v4 ? (const uint8_t *)&t->to->v4.sin_addr : t->to->v6.sin6_addr.s6_addr, *inner = v4 ? NULL : contained(bytes);
+    *behind = false;
+    if (r->host == RULE_ANY)
+        return true;
+    if (r->host == RULE_NET)
+        return net_holds(r, v4 ? 4 : 6, bytes) || (inner && net_holds(r, 4, inner));
+    if (name_fits(r, t->host))
+        return true;
+    *behind = !r->allow && t->canonical && name_fits(r, t->canonical);
+    return *behind;
+}
+
+static void refuse(const struct rule *r, const char *behind, char *why, size_t len)
+{
+    if (r->preset)
+        snprintf(why, len, "a default rule of the gateway forbids %s; a rule allow=ADDRESS at the gateway permits it", r->text);
+    else if (behind)
+        snprintf(why, len, "rule %s of the gateway forbids it, because the name stands for %s", r->text, behind);
+    else
+        snprintf(why, len, "rule %s of the gateway forbids it", r->text);
+}
+
+bool net_rules_allow(const struct net_rules *all, const struct net_target *t, char *why, size_t len)
+{
+    bool named = false, behind;
+    uint16_t port = ntohs(t->to->any.sa_family == AF_INET ? t->to->v4.sin_port : t->to->v6.sin6_port);
     why[0] = '\0';
     for (size_t i = 0; i < all->count; i++) {
         const struct rule *r = &all->rule[i];
-        bool fits = r->host == RULE_ANY    ? true
-                    : r->host == RULE_NAME ? name_fits(r, host)
-                                           : net_holds(r, v4 ? 4 : 6, bytes) || (inner && net_holds(r, 4, inner));
-        if (!fits || port < r->port || port > r->last_port || (r->preset ? near : named))
+        if (port < r->port || port > r->last_port || (r->preset ? t->near : named) || !rule_fits(r, t, &behind))
             continue;
-        if (!r->allow && r->preset)
-            snprintf(why, len, "%s cannot be reached by default (allow=ADDRESS at the gateway permits it)", r->text);
-        else if (!r->allow)
-            snprintf(why, len, "rule %s of the gateway", r->text);
+        if (!r->allow)
+            refuse(r, behind ? t->canonical : NULL, why, len);
         if (r->allow && r->host != RULE_NET)
-            named = true; /* a name, or *, does not open what is denied by default: whoever owns a name decides where it leads */
+            /* an allow rule for a name or for * does not override the default rules: the owner of a name decides to which address it leads
+             */
+            named = true;
         else
             return r->allow;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Moves bytes between one socket of the gateway and the memory of its asker. The socket is read while the asker's ring has room, and
- * written while there are bytes in the other ring; so a slow asker, or a slow peer, holds up its own connection only.
+ * Moves bytes between one socket of the gateway and the memory of its asker. The socket is read while the ring of `down` has room, and
+ * written while the ring of `up` has bytes. So a slow asker or a slow peer delays only its own connection.
  */
 #include "gateway/net.h"
 
@@ -9,9 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TURNS     16u             /* pieces that one connection moves before the next one gets its turn */
-#define GET_TRIES 64u             /* how often a get that has just begun is tested before the tick does it */
-#define GET_NS    (100 * WEFT_US) /* between two tests of gets */
+#define TURNS     16u             /* how many pieces one connection moves before others get a turn */
+#define BRIEF     65536u          /* largest piece when the server is brief (gateway_server_brief()); it moves at most two */
+#define GET_TRIES 64u             /* how often a get is tested right after its start; later net_tick() tests it */
+#define GET_NS    (100 * WEFT_US) /* time between two tests of gets */
 #define LINGER_NS (10 * WEFT_SECOND)
 
 #if !defined(MSG_NOSIGNAL)
@@ -23,7 +24,7 @@ static struct gateway_watches *watches_of(const struct net_socket *s)
     return gateway_server_watches(s->all->server);
 }
 
-/* --- the list of sockets that the tick looks at --- */
+/* --- the list of sockets that net_tick() checks --- */
 
 void net_socket_time(struct net_socket *s, int64_t deadline)
 {
@@ -48,19 +49,32 @@ void net_socket_untime(struct net_socket *s)
         s->timed_next->timed_at = s->timed_at;
 }
 
-/* --- buffers for what is fetched --- */
+/* --- buffers for fetched bytes --- */
 
-static struct net_piece *piece_take(struct net *all)
+/* Returns whether an asker may have `more` buffers: see gateway_share_allows(). */
+static bool piece_allowed(const struct net *all, uint32_t asker, uint32_t more)
 {
-    struct net_piece *p = all->spare;
-    if (p) {
+    uint32_t used = all->pieces - all->spares, own = all->asker[asker].pieces;
+    return gateway_share_allows(own + more - 1, used + more - 1, NET_PIECES);
+}
+
+static struct net_piece *piece_take(struct net *all, uint32_t asker)
+{
+    struct net_piece *p = NULL;
+    if (!piece_allowed(all, asker, 1))
+        return NULL;
+    if (all->spare) {
+        p = all->spare;
         all->spare = p->next;
         all->spares--;
-    } else if (all->pieces < NET_PIECES && (p = malloc(sizeof *p))) {
+    } else if ((p = malloc(sizeof *p))) {
         all->pieces++;
     }
-    if (p)
-        p->have = p->used = p->getting = 0;
+    if (!p)
+        return NULL;
+    p->have = p->used = p->getting = 0;
+    p->asker = asker;
+    all->asker[asker].pieces++;
     return p;
 }
 
@@ -69,13 +83,17 @@ static void piece_give(struct net *all, struct net_piece *p)
     struct net_piece **list = p->getting ? &all->orphans : &all->spare;
     p->next = *list;
     *list = p;
-    all->spares += !p->getting;
+    if (p->getting)
+        return; /* until the get ends, the buffer still counts for the asker */
+    all->spares++;
+    all->asker[p->asker].pieces--;
 }
 
-/* Connections whose peers do not read keep at most three quarters of the buffers: the others need some, too. */
-static bool pieces_are_short(const struct net *all)
+/* True if few buffers are left for the asker. Then a connection whose peer does not read gives its buffer back, for the asker's other
+ * connections. */
+static bool pieces_are_short(const struct net *all, uint32_t asker)
 {
-    return NET_PIECES - all->pieces + all->spares < NET_PIECES / 4;
+    return !piece_allowed(all, asker, NET_PIECES / 8);
 }
 
 int64_t net_pieces_tick(struct net *all)
@@ -96,7 +114,8 @@ void net_pieces_free(struct net *all)
 {
     for (struct net_piece *p; (p = all->orphans);) {
         all->orphans = p->next;
-        if (weft_wait(gateway_of(all->server)->w, &p->op, WEFT_TIMEOUT_DEFAULT) != -ETIMEDOUT) /* else the fabric may still write there */
+        /* after a time-out the get may still write there, so the memory is never freed */
+        if (weft_wait(gateway_of(all->server)->w, &p->op, WEFT_TIMEOUT_DEFAULT) != -ETIMEDOUT)
             free(p);
     }
     for (struct net_piece *p; (p = all->spare);) {
@@ -107,28 +126,50 @@ void net_pieces_free(struct net *all)
 
 /* --- making and closing --- */
 
+/* How many sockets this process can have for other nodes. */
+static uint32_t sockets_max(void)
+{
+    uint64_t files = gateway_connections_max();
+    return files < NET_SOCKETS_MAX ? (uint32_t)files : NET_SOCKETS_MAX;
+}
+
+/* Checks whether a node may have one more socket. -EMFILE: it may not. */
+static int socket_allowed(const struct net *all, uint32_t node)
+{
+    const struct gateway *g = gateway_of(all->server);
+    uint32_t own = all->asker[node].sockets, most = sockets_max(), used = all->table.used;
+    if (used < most && (g->net_sockets ? own < g->net_sockets : gateway_share_allows(own, used, most)))
+        return 0;
+    return base_fail(-EMFILE,
+                     "node %u has %u sockets at node %u and cannot have more%s: close some, set WEFT_NET_SOCKETS of node %u, which is %u, "
+                     "or raise its limit of open files (ulimit -n), which allows %u sockets for all nodes",
+                     node, own, g->w->rank, g->net_sockets ? "" : ", because the rest is for others", g->w->rank, g->net_sockets, most);
+}
+
 int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_socket **out)
 {
-    if (all->table.used >= NET_SOCKETS_MAX)
-        return base_fail(-EMFILE, "node %u has %u sockets for other nodes, and makes no more: close some", gateway_of(all->server)->w->rank,
-                         NET_SOCKETS_MAX);
+    int rc = socket_allowed(all, node);
+    if (rc)
+        return rc;
     struct net_socket *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for a socket for node %u", node);
+        return base_fail(-ENOMEM, "no memory to open a socket for node %u", node);
     *s = (struct net_socket){.all = all, .node = node, .flags = flags, .watch = {.fd = -1, .arg = s}, .deadline = INT64_MAX};
     s->accepts_last = &s->accepts;
     s->id = gateway_table_add(&all->table, s);
     if (!s->id) {
         free(s);
-        return base_fail(-ENOMEM, "no memory for a socket for node %u", node);
+        return base_fail(-ENOMEM, "no memory to open a socket for node %u", node);
     }
+    all->asker[node].sockets++;
     *out = s;
     return 0;
 }
 
 static void socket_move(struct net_socket *s, bool down, bool up);
 
-/* Saves calls that would say that nothing is there: a socket that is waited for is not read because its asker has sent something. */
+/* A stream has changed. If the socket is already watched for bytes to read, a change of `up` is no reason to try to read it, which saves a
+ * system call. */
 static void on_moved(struct gateway_listener *l, struct gateway_stream *stream)
 {
     struct net_socket *s = (struct net_socket *)l;
@@ -144,6 +185,7 @@ int net_socket_streams(struct net_socket *s, const weft_request *r)
 {
     struct gateway *g = gateway_of(s->all->server);
     s->listener.on_moved = on_moved;
+    s->listener.quick = true;
     int rc = gateway_stream_write(g, s->node, r->arg[1], r->arg[2], r->arg[3], gateway_server_moved, &s->listener, &s->down);
     if (!rc)
         rc = gateway_stream_fetch(g, s->node, r->arg[4], r->arg[5], r->arg[6], gateway_server_moved, &s->listener, &s->up);
@@ -167,7 +209,7 @@ static void drop_stream(struct net_socket *s, struct gateway_stream **stream)
     *stream = NULL;
 }
 
-/* Makes the system reset the connection when it is closed: the peer must not take an incomplete stream for a complete one. */
+/* Makes the system reset the connection when it is closed. The reset tells the peer that the stream is incomplete. */
 static void socket_reset(const struct net_socket *s)
 {
     const struct linger now = {.l_onoff = 1};
@@ -184,17 +226,18 @@ void net_socket_free(struct net_socket *s)
     drop_stream(s, &s->down);
     drop_stream(s, &s->up);
     if (s->lookup && s->state == NET_RESOLVES)
-        net_names_leave(all->names, s->lookup); /* the resolver frees it */
+        gateway_work_leave(all->names, &s->lookup->work); /* the resolving thread still uses the lookup, and frees it */
     else
         net_lookup_free(s->lookup);
     if (s->piece)
         piece_give(all, s->piece);
     net_socket_untime(s);
     gateway_table_remove(&all->table, s->id);
+    all->asker[s->node].sockets--;
     free(s);
 }
 
-/* --- the ends of both directions --- */
+/* --- the end of each direction --- */
 
 static void up_end(struct net_socket *s)
 {
@@ -203,7 +246,7 @@ static void up_end(struct net_socket *s)
         piece_give(s->all, s->piece);
     s->piece = NULL;
     s->wants_piece = false;
-    drop_stream(s, &s->up); /* tells the asker, unless it has ended the stream itself */
+    drop_stream(s, &s->up); /* this also tells the asker, unless the asker has ended the stream */
 }
 
 static void down_end(struct net_socket *s, int status)
@@ -228,7 +271,7 @@ static bool is_udp(const struct net_socket *s)
     return s->flags & WEFT_NET_DATAGRAMS;
 }
 
-/* Moves one piece. False: there is nothing more to read now, or no room. */
+/* Reads one piece from the socket. False: there is nothing to read now, or no room in the ring. */
 static bool down_move(struct net_socket *s)
 {
     if (is_udp(s)) {
@@ -242,6 +285,11 @@ static bool down_move(struct net_socket *s)
         s->down_over = is_shut(s->down);
     if (!room)
         return false;
+    if (s->down->memory && room > BRIEF && gateway_server_brief(s->all->server)) {
+        piece[0].iov_len = piece[0].iov_len < BRIEF ? piece[0].iov_len : BRIEF;
+        piece[1].iov_len = 0;
+        room = piece[0].iov_len;
+    }
     ssize_t n = s->down->memory ? readv(s->watch.fd, piece, piece[1].iov_len ? 2 : 1) : read(s->watch.fd, some, (size_t)room);
     if (n > 0)
         return gateway_stream_send(s->down, some, (uint64_t)n, false, 0) == 0 && (uint64_t)n == room;
@@ -259,12 +307,13 @@ static bool down_move(struct net_socket *s)
 
 /* --- from the asker to the network --- */
 
-/* Fetches bytes of a ring that is not mapped. 1: they are in s->piece; 0: they will be; or a negative errno. */
+/* Fetches bytes from a ring that is not mapped. 1: the bytes are in s->piece; 0: the get is under way, or must be tried again; otherwise a
+ * negative errno. */
 static int up_fetch(struct net_socket *s, uint64_t n)
 {
     struct gateway_stream *up = s->up;
     struct weft_node *w = up->g->w;
-    s->piece = s->piece ? s->piece : piece_take(s->all);
+    s->piece = s->piece ? s->piece : piece_take(s->all, s->node);
     struct net_piece *p = s->piece;
     s->wants_piece = true;
     if (!s->timed)
@@ -294,7 +343,8 @@ static int up_fetch(struct net_socket *s, uint64_t n)
     return rc ? rc : 1;
 }
 
-/* The bytes to be written next. 0: none now; `*last`: no more will come; or a negative errno. */
+/* Returns how many bytes can be written next, and where they are. 0: none now; then `*last` says whether the stream has ended. Otherwise a
+ * negative errno. */
 static int64_t up_next(struct net_socket *s, const uint8_t **at, bool *last)
 {
     struct gateway_stream *up = s->up;
@@ -330,12 +380,12 @@ static void up_taken(struct net_socket *s, uint64_t n)
     }
 }
 
-/* The asker has given up, or its memory cannot be read, or it has sent nonsense. */
+/* Ends a connection because the asker has dropped it, its memory cannot be read, or it has sent invalid data. */
 static bool up_broken(struct net_socket *s, int error)
 {
     socket_reset(s);
     if (!s->down_over)
-        down_end(s, error); /* else an asker that waits for bytes would wait for ever */
+        down_end(s, error); /* otherwise an asker that waits for bytes would wait for ever */
     up_end(s);
     return false;
 }
@@ -347,7 +397,7 @@ static void piece_drop(struct net_socket *s)
     s->piece = NULL;
 }
 
-/* Sends one datagram of the `n` bytes. False: not now, or the socket is broken. */
+/* Sends the first datagram of the `n` bytes at `at`. False: the socket is full (`*full`) or broken. */
 static bool up_datagram(struct net_socket *s, const uint8_t *at, uint64_t n, bool *full)
 {
     struct gateway_stream *up = s->up;
@@ -362,13 +412,13 @@ static bool up_datagram(struct net_socket *s, const uint8_t *at, uint64_t n, boo
     if (taken < 0 || (uint64_t)taken > all || (taken == 0 && !again))
         return up_broken(s, taken < 0 ? (int)taken : -EPROTO);
     if (taken == 0 || skip)
-        piece_drop(s); /* the rest of it does not hold the whole datagram, which is fetched again: it fits into a piece */
+        piece_drop(s); /* the piece ends within the datagram, which is fetched again from its start; a whole datagram fits into a piece */
     if (taken)
         up_taken(s, (uint64_t)taken);
     return true;
 }
 
-/* Moves one piece. False: nothing to write now; `*full`: the socket takes no more. */
+/* Writes one piece to the socket. False: there is nothing to write now, or the socket is full (`*full`), or broken. */
 static bool up_move(struct net_socket *s, bool *full)
 {
     const uint8_t *at = NULL;
@@ -385,6 +435,8 @@ static bool up_move(struct net_socket *s, bool *full)
         }
         return false;
     }
+    if (n > (int64_t)BRIEF && gateway_server_brief(s->all->server))
+        n = BRIEF;
     ssize_t put = send(s->watch.fd, at, (size_t)n, MSG_NOSIGNAL);
     if (put > 0) {
         up_taken(s, (uint64_t)put);
@@ -393,20 +445,20 @@ static bool up_move(struct net_socket *s, bool *full)
     if (put < 0 && errno == EINTR)
         return true;
     *full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    if (*full && s->piece && pieces_are_short(s->all)) { /* what it holds is still in the ring, and is fetched again */
+    if (*full && s->piece && pieces_are_short(s->all, s->node)) { /* its bytes are still in the ring, and are fetched again later */
         piece_give(s->all, s->piece);
         s->piece = NULL;
     }
     if (!*full) {
         int rc = put < 0 ? -errno : -EPIPE;
-        if (!s->down_over && rc != -EPIPE) /* with EPIPE there may be bytes to read still */
+        if (!s->down_over && rc != -EPIPE) /* after EPIPE there may still be bytes to read */
             down_end(s, rc);
         up_end(s);
     }
     return false;
 }
 
-/* --- both --- */
+/* --- both directions --- */
 
 static bool up_waits(const struct net_socket *s)
 {
@@ -424,14 +476,16 @@ static void socket_closed(struct net_socket *s)
 static void socket_move(struct net_socket *s, bool down, bool up)
 {
     bool full = !up && s->watch.events & GATEWAY_WRITABLE, more = false;
+    const unsigned turns = gateway_server_brief(s->all->server) ? 2 : TURNS;
     if (s->state != NET_OPEN)
         return;
-    for (unsigned i = 0; down && i < TURNS && !s->down_over; i++)
+    for (unsigned i = 0; down && i < turns && !s->down_over; i++)
         if (!(more = down_move(s)))
             break;
     for (unsigned i = 0; up && !s->up_over; i++) {
-        if (i == TURNS) {
-            full = true; /* writable: called again at once */
+        if (i == turns) {
+            /* watch for GATEWAY_WRITABLE: the socket has room, so this is called again after other connections had their turn */
+            full = true;
             break;
         }
         if (!up_move(s, &full))
@@ -444,7 +498,7 @@ static void socket_move(struct net_socket *s, bool down, bool up)
     if (s->timed && !up_waits(s))
         net_socket_untime(s);
     if (s->down_over && s->up_over) {
-        gateway_unwatch(watches_of(s), &s->watch); /* frees the descriptor; the asker closes the rest */
+        gateway_unwatch(watches_of(s), &s->watch); /* closes the descriptor; the asker's CLOSE request frees the rest */
         return;
     }
     struct iovec piece[2];
@@ -475,5 +529,5 @@ void net_socket_close(struct net_socket *s, struct gateway_call *c)
 void net_socket_drop(struct net_socket *s, struct gateway_call *c)
 {
     s->call = c;
-    socket_closed(s); /* a side that is not over yet makes it a reset */
+    socket_closed(s); /* resets the connection if a direction has not ended yet */
 }

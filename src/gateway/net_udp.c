@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Datagrams of one socket of the gateway. In the streams each is a record, a struct net_datagram and the bytes, so that it stays whole.
+ * Datagrams of one socket of the gateway. Streams carry bytes, so each datagram is a record in its stream: a struct net_datagram and then
+ * the bytes.
  */
 #include "gateway/net.h"
 
 #include <string.h>
 
-#define SAY_NS WEFT_SECOND /* between two sentences about a socket */
+#define SAY_NS WEFT_SECOND /* a socket logs dropped datagrams at most this often */
 
 int64_t net_datagram_read(struct net_datagram *out, const uint8_t *at, uint64_t have, uint64_t gap)
 {
@@ -30,7 +31,8 @@ static void address_of(const struct net_datagram *d, struct net_address *out)
     if (d->family == 4)
         memcpy(a.sin6_addr.s6_addr, (const uint8_t[12]){[10] = 0xff, [11] = 0xff}, 12);
     memcpy(a.sin6_addr.s6_addr + (d->family == 4 ? 12 : 0), d->address, d->family == 4 ? 4 : 16);
-    (void)net_address_take(out, (struct sockaddr *)&a, sizeof a); /* makes IPv4 of what stands for it: for the rules */
+    /* converts an address such as ::ffff:10.0.0.1 to IPv4, so that the rules for IPv4 apply */
+    (void)net_address_take(out, (struct sockaddr *)&a, sizeof a);
 }
 
 static void datagram_dropped(struct net_socket *s, const char *to, uint32_t bytes, const char *why)
@@ -39,10 +41,10 @@ static void datagram_dropped(struct net_socket *s, const char *to, uint32_t byte
     if (s->said && now - s->said < SAY_NS)
         return;
     s->said = now;
-    base_log(BASE_LOG_WARN, "net: a datagram of %u bytes of node %u to %s was not sent: %s", bytes, s->node, to, why);
+    base_log(BASE_LOG_WARN, "net: dropped a datagram of %u bytes from node %u to %s: %s", bytes, s->node, to, why);
 }
 
-/* An address as the socket takes it: one of IPv6 takes those of IPv4 as ::ffff:10.0.0.1. */
+/* Converts an IPv4 address to the form that an IPv6 socket needs (::ffff:10.0.0.1). */
 static void as_family(struct net_address *a, int family)
 {
     struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = a->v4.sin_port};
@@ -66,7 +68,7 @@ int64_t net_udp_send(struct net_socket *s, const uint8_t *at, uint64_t have, uin
     if (d.family) {
         address_of(&d, &to);
         net_address_text(&to, text, sizeof text);
-        if (!net_rules_allow(s->all->rules, "", &to, false, why, sizeof why)) {
+        if (!net_rules_allow(s->all->rules, &(struct net_target){.host = "", .to = &to}, why, sizeof why)) {
             datagram_dropped(s, text, d.bytes, why);
             return total;
         }
@@ -80,7 +82,7 @@ int64_t net_udp_send(struct net_socket *s, const uint8_t *at, uint64_t have, uin
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return -EAGAIN;
-    if (n < 0 && errno != ECONNREFUSED) /* which is an answer to an earlier one */
+    if (n < 0 && errno != ECONNREFUSED) /* ECONNREFUSED reports the fate of an earlier datagram */
         datagram_dropped(s, text, d.bytes, base_strerror(-errno));
     return total;
 }
@@ -95,7 +97,7 @@ uint64_t net_udp_room(const struct gateway_stream *down)
     return room >= NET_DATAGRAM_ROOM ? room : 0;
 }
 
-/* Appends a record, for which there is room. */
+/* Appends a record to the stream. The caller has checked that there is room. */
 static int stream_append(struct gateway_stream *s, const uint8_t *bytes, uint64_t n)
 {
     struct iovec piece[2];
@@ -125,7 +127,7 @@ bool net_udp_receive(struct net_socket *s)
     struct iovec bytes = {record + sizeof d, sizeof record - sizeof d};
     struct msghdr m = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_name = &from, .msg_namelen = sizeof from};
     ssize_t n = recvmsg(s->watch.fd, &m, 0);
-    if (n < 0) /* other errors are answers to what was sent: a datagram may get lost */
+    if (n < 0) /* other errors report the fate of datagrams that were sent; a datagram may get lost, so they are ignored */
         return errno != EAGAIN && errno != EWOULDBLOCK;
     d.bytes = (uint32_t)n;
     if (net_address_take(&a, (struct sockaddr *)&from, m.msg_namelen)) {

@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
  * Sends messages without waiting. A message to another node that finds no room is queued, and the node's upkeep sends the queue in order.
- * The callers bound the queue: requests are limited by WEFT_REQUESTS_MAX, the bytes of a stream by its ring. A message to this node itself
- * is handled at once, on the thread that posts it, so no other thread has to be woken for it.
+ * The callers bound what this node sends of its own accord: requests by WEFT_REQUESTS_MAX, the bytes of a stream by its ring. Replies are
+ * bounded here: a node that sends on and on, but does not read the replies, is treated as dead. A message to this node itself is handled at
+ * once, on the thread that posts it, so no other thread has to be woken for it.
  */
 #include "gateway/gateway.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* The most bytes of replies that are queued for a node. One that keeps to the rules has at most WEFT_REQUESTS_MAX answers to come, 72 MiB
+ * of the largest ones, and a few credits for each of its streams. */
+#define REPLIES_MAX ((size_t)96 << 20)
 
 struct post {
     struct post *next;
@@ -16,7 +21,8 @@ struct post {
     uint8_t payload[];
 };
 struct post_queue {
-    struct post *first, **last; /* last: valid while there is a first one */
+    struct post *first, **last; /* last: last: valid only if `first` is not NULL */
+    size_t replies;             /* bytes of the replies in it */
     bool sending;               /* a thread is sending the first message */
 };
 struct gateway_posts {
@@ -34,10 +40,18 @@ int gateway_posts_open(struct gateway *g)
     return 0;
 }
 
+/* How much of REPLIES_MAX a message takes. 0: it is no reply to a message of its node. */
+static size_t reply_bytes(const struct gateway_message *m, size_t len)
+{
+    bool reply = m->type == GATEWAY_ANSWER || m->type == GATEWAY_CREDIT || m->type == GATEWAY_SHUT || m->type == GATEWAY_END;
+    return reply ? sizeof(struct post) + len : 0;
+}
+
 static void drop(struct gateway_posts *p, struct post_queue *q)
 {
     struct post *first = q->first;
     q->first = first->next;
+    q->replies -= reply_bytes(&first->m, first->len);
     atomic_fetch_sub_explicit(&p->kept, 1, memory_order_relaxed);
     free(first);
 }
@@ -59,12 +73,12 @@ static int post_now(struct gateway *g, uint32_t node, const struct gateway_messa
     return rc == -ENOBUFS || rc == -ENOMEM || rc == -ENETDOWN ? -EAGAIN : rc;
 }
 
-/* False: the handler is not installed yet. */
+/* Handles a message to this node itself. False: the handler is not installed yet. */
 static bool post_here(struct gateway *g, const struct gateway_message *m, const void *payload, size_t len)
 {
     if (!fab_deliver(g->w, g->w->rank, GATEWAY_HANDLER, m, sizeof *m, payload, len))
         return false;
-    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* those two are for the server thread, which has its own wake-up */
+    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* these two types are for the server thread, which is woken on its own */
         fab_wake_here(g->w);
     return true;
 }
@@ -88,13 +102,22 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     if (len)
         memcpy(kept->payload, payload, len);
     base_spin_lock(&p->lock);
+    bool floods = q->replies + reply_bytes(m, len) > REPLIES_MAX;
+    if (floods) {
+        base_spin_unlock(&p->lock);
+        free(kept);
+        fab_give_up(g->w, node, "it sends messages to services on and on, but does not read the replies");
+        return -ECONNRESET;
+    }
+    q->replies += reply_bytes(m, len);
     if (!q->first)
         q->last = &q->first;
     *q->last = kept;
     q->last = &kept->next;
-    atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed);
+    bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* else the upkeep looks again and again already */
     base_spin_unlock(&p->lock);
-    fab_kick(g->w);
+    if (first)
+        fab_kick(g->w);
     return 0;
 }
 

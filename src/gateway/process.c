@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The process service: starts programs for askers, notices their end, and ends them. At most GATEWAY_PROCESSES run at a time. Further
- * requests wait in order, and so do requests while the system has no more descriptors or processes for this node.
+ * The process service: starts programs for askers, detects when they end, and kills them when they must end. At most GATEWAY_PROCESSES run
+ * at a time. Further requests wait in their order. Requests also wait while the system has no more descriptors or processes for this node.
  */
 #include "base/process.h"
 
@@ -28,14 +28,15 @@ struct processes {
     struct run *runs;
     uint32_t running;
     struct gateway_call *waiting, **waiting_last;
-    char **environment; /* of new processes; one allocation, strings included */
+    char **environment; /* environment of new processes; one allocation, strings included */
     int null;
-    struct rlimit files; /* of new processes: this node may raise its own later */
+    struct rlimit files; /* limit of open files of new processes, read before this node raises its own */
 };
 
 /* --- opening --- */
 
-/* Variables that started programs do not inherit: those that name this node, since a weft program would join as this node; and the secret.
+/* Whether a variable is one that started programs must not inherit: one that describes this node, because a weft program would join as this
+ * node; or the secret.
  */
 static bool is_ours(const char *variable)
 {
@@ -82,7 +83,7 @@ static int process_open(struct gateway_server *s, void **state)
     all->environment = copy_environment();
     all->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (!all->environment || all->null < 0)
-        return base_fail(all->environment ? -errno : -ENOMEM, "cannot prepare to run processes for other nodes: %s",
+        return base_fail(all->environment ? -errno : -ENOMEM, "cannot start running processes for other nodes: %s",
                          base_strerror(all->environment ? errno : ENOMEM));
     return 0;
 }
@@ -126,7 +127,7 @@ static void run_end(struct run *r)
     r->ended = true;
     atomic_store_explicit(r->place, 0, memory_order_seq_cst);
     r->all->running--;
-    if (!r->left) /* first, because the asker waits for it */
+    if (!r->left) /* before anything else, because the asker waits for this message */
         tell_end(r, how, &use);
     gateway_unwatch(gateway_server_watches(r->server), &r->end);
     run_input_end(r);
@@ -203,7 +204,7 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
     if (step == BASE_STEP_LIMITS)
         return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
-        return base_fail(rc, "node %u: cannot start a process for '%s': %s", node, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: cannot create a process for '%s': %s", node, b->program, base_strerror(rc));
     if (rc == -ENOENT && base_check_interpreter(path) == -ENOENT)
         return base_context(rc, "node %u", node);
     return refuse_program(r, b, rc);
@@ -350,7 +351,7 @@ static void run_free(struct run *r)
         atomic_store_explicit(r->place, 0, memory_order_seq_cst);
     run_close(r);
     gateway_table_remove(&r->all->table, r->id);
-    if (!r->getting) /* if a node died during a get, the fabric may still write to r->buffer: then `r` is never freed */
+    if (!r->getting) /* if a node died during a get, the get may still write to r->buffer: then `r` is never freed */
         free(r);
 }
 
@@ -367,7 +368,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
         gateway_block_clear(&b);
         return base_fail(-ENOMEM, "no memory to start a process for node %u", c->node);
     }
-    *r = (struct run){.listener = {run_listen},
+    *r = (struct run){.listener = {.on_moved = run_listen},
                       .all = all,
                       .server = all->server,
                       .there = q->arg[11],
@@ -408,7 +409,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     return 0;
 }
 
-/* Tries to start the process of a request. True: the request has been answered; false: it must wait. */
+/* Tries to start the process of a request. True: the request was answered; false: the request must wait. */
 static bool try_start(struct processes *all, struct gateway_call *c)
 {
     struct run *r;

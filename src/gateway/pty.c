@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pseudo-terminal of one process (WEFT_SPAWN_TERMINAL). The process leads a session, whose controlling terminal this is. A shell in it
- * makes further process groups, so signals go to the terminal's foreground group, too. When this side is closed, the kernel sends SIGHUP to
- * the leader and to the foreground group.
+ * The pseudo-terminal of one process (WEFT_SPAWN_TERMINAL). The process leads a session, and the pseudo-terminal is its controlling
+ * terminal. If the process is a shell, it makes further process groups, so signals are sent to the terminal's foreground group as well.
+ * When the server closes its side, the kernel sends SIGHUP to the session's leader and to the foreground group.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -58,7 +58,8 @@ int pty_open(int *ours, int *theirs, uint32_t rows, uint32_t columns)
     return pty_size(fd, rows, columns);
 }
 
-/* The group's number cannot belong to a group of another session: its leader is of this one, or has ended while others of the group live.
+/* Checks the group's session first, so that a process ID that another session has reused is not signalled. ESRCH: the group's leader has
+ * ended, but other processes of the group live, so the number cannot have been reused.
  */
 void pty_signal(int fd, pid_t session, int signal)
 {

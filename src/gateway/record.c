@@ -1,78 +1,63 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests by record, from programs and GPU kernels (weft/request.h). A record is in this node's pool, where every node can write; so it
- * is copied once, and only the copy is checked and used.
+ * Takes records from programs and GPU kernels (weft/request.h): checks what all services have in common, and hands them to their service.
  */
-#include "gateway/gateway.h"
+#include "gateway/record.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct record {
-    weft_request r;
-    weft_request *there; /* the record in the pool */
-    const struct gateway_service *service;
-    weft_gpu_call *call; /* the kernel's call; NULL: the record is a program's */
-    void *data;
-    uint64_t arg;
-};
-
-static void record_answer(const struct record *x, int status)
-{
-    weft_request *there = x->there;
-    memcpy(there->result, x->r.result, sizeof there->result);
-    there->status = status;
-    __atomic_store_n(&there->answered, x->r.id, __ATOMIC_RELEASE); /* release: an asker that sees this also sees the answer */
-    if (x->call)
-        (void)weft_gpu_answer(x->call, status, x->r.result[0]);
-}
-
 static void record_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *result)
 {
-    struct record *x = a->arg;
+    struct gateway_record *x = a->arg;
     if (x->service->told)
         x->service->told(g, &x->r, x->arg, result, x->data);
     else
         memcpy(x->r.result, result->word, sizeof x->r.result);
-    record_answer(x, result->status);
+    gateway_record_write(x, result->status);
     free(x);
 }
 
-static int record_check(struct gateway *g, struct record *x)
+static int record_check(struct gateway *g, struct gateway_record *x)
 {
     const weft_request *r = &x->r;
     if (r->version != WEFT_REQUEST_VERSION || r->id == 0 || r->timeout_ns < 0 || r->data_bytes > WEFT_REQUEST_DATA_MAX)
-        return base_fail(-EINVAL, "a request's record is invalid: version %u, id %llu, time-out %lld ns, %llu bytes of data", r->version,
-                         (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
+        return base_fail(-EINVAL, "the record of a request is invalid: version %u, id %llu, time-out %lld ns, %llu bytes of data",
+                         r->version, (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
     for (const struct gateway_service *const *s = g->services; *s; s++)
         if ((*s)->number == r->service)
             x->service = *s;
     if (!x->service)
-        return base_fail(-EINVAL, "a request's record names service %u, which does not exist", r->service);
+        return base_fail(-EINVAL, "the record of a request names service %u, which does not exist", r->service);
     if (r->data_bytes) {
         bool own = weft_gaddr_node(r->data) == g->w->rank && weft_gaddr_space(r->data) == 0;
         x->data = own ? weft_ptr(g->w, r->data, r->data_bytes) : NULL;
         if (!x->data || weft_gaddr_offset(r->data) < g->w->heap_offset)
-            return base_fail(-EFAULT, "a request's record names %llu bytes of data at %#llx, which are not in this node's pool",
+            return base_fail(-EFAULT, "the record of a request names %llu bytes of data at %#llx, which are not in this node's pool",
                              (unsigned long long)r->data_bytes, (unsigned long long)r->data);
     }
     return 0;
 }
 
 /* Starts the request of a record. Takes ownership of `x`. If this fails, nothing is written to the record. */
-static int record_start(struct gateway *g, struct record *x, weft_op *op)
+static int record_start(struct gateway *g, struct gateway_record *x, weft_op *op)
 {
     int rc = record_check(g, x);
     if (rc) {
         if (x->call)
-            record_answer(x, rc);
+            gateway_record_write(x, rc);
         rc = x->call ? 0 : rc;
         free(x);
         return rc;
     }
+    x->op = op;
+    if (op)
+        fab_pending(op, g->w->rank);
     rc = x->service->submit ? x->service->submit(g, &x->r, x->data, &x->arg) : 1;
-    if (rc != 1) { /* answered without a server */
-        record_answer(x, rc);
+    if (rc == GATEWAY_LATER) /* the record may already be answered and freed, so it must not be used */
+        return 0;
+    if (rc != 1) { /* the request needs no server, and is answered now */
+        gateway_record_write(x, rc);
         if (op)
             fab_complete(op, rc);
         free(x);
@@ -91,7 +76,7 @@ static int record_start(struct gateway *g, struct record *x, weft_op *op)
     if (x->service->told)
         x->service->told(g, &x->r, x->arg, &failed, NULL);
     if (x->call)
-        record_answer(x, rc);
+        gateway_record_write(x, rc);
     base_spin_unlock(&g->lock);
     rc = x->call ? 0 : rc;
     free(x);
@@ -103,9 +88,9 @@ int weft_request_start(weft_node *w, weft_gaddr at, weft_op *op)
     struct gateway *g = gateway_in(w);
     weft_request *there = weft_gaddr_node(at) == w->rank && weft_gaddr_space(at) == 0 ? weft_ptr(w, at, sizeof *there) : NULL;
     if (!there || at % 8 || weft_gaddr_offset(at) < w->heap_offset)
-        return base_fail(-EFAULT, "a request's record at %#llx is not in this node's pool, or not aligned to 8 bytes",
+        return base_fail(-EFAULT, "the record of a request, at %#llx, is not in this node's pool, or not aligned to 8 bytes",
                          (unsigned long long)at);
-    struct record *x = calloc(1, sizeof *x);
+    struct gateway_record *x = calloc(1, sizeof *x);
     if (!x)
         return base_fail(-ENOMEM, "no memory for the record of a request");
     x->there = there;
@@ -117,7 +102,7 @@ void gateway_record_of_kernel(weft_node *w, void *record, weft_gpu_call *call, v
 {
     struct gateway *g = arg;
     (void)w;
-    struct record *x = calloc(1, sizeof *x);
+    struct gateway_record *x = calloc(1, sizeof *x);
     if (!x) {
         (void)weft_gpu_answer(call, -ENOMEM, 0);
         return;

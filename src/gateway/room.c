@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The top level of the gateway: incoming messages, deaths of nodes, opening and closing.
+ * The top level of the gateway: passes incoming messages and the deaths of nodes to the other files, and opens and closes the services.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,15 +9,17 @@
 #include "gateway/gateway.h"
 #include "weft/gpu.h"
 
-/* Handles a message of node `from`. Header and payload may hold anything. */
+/* Handles a message of node `from`. Header and payload are not trusted: they may contain anything. */
 static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                        void *arg)
 {
     struct gateway *g = arg;
     struct gateway_message m;
+    struct gateway_turns turns;
     if (header_len != sizeof m || from >= w->size)
         return;
     memcpy(&m, header, sizeof m);
+    gateway_turns_begin(&turns);
     switch (m.type) {
     case GATEWAY_OFFERS: atomic_store_explicit(&g->offers[from], m.word[0], memory_order_release); break;
     case GATEWAY_REQUEST: gateway_server_request(g, from, &m, payload, payload_len); break;
@@ -27,9 +29,11 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     case GATEWAY_CREDIT:
     case GATEWAY_SHUT: gateway_stream_message(g, from, &m, payload, payload_len); break;
     case GATEWAY_END: gateway_handle_ended(g, from, &m, payload, payload_len); break;
+    case GATEWAY_CHANGED: gateway_file_changed(g, from, &m); break;
     case GATEWAY_UNREAD: gateway_handle_unread(g, from, &m); break;
     default: break;
     }
+    gateway_turns_end(g, &turns);
 }
 
 static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
@@ -44,7 +48,7 @@ static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
     fab_wake_here(w);
 }
 
-/* A node has joined the running cluster: tell it which services this node offers. */
+/* Tells a node that has joined the running cluster which services this node offers. */
 static void on_joined(struct weft_node *w, uint32_t node, void *arg)
 {
     struct gateway *g = arg;
@@ -60,6 +64,7 @@ static int64_t on_tick(struct weft_node *w, int64_t now, void *arg)
     int64_t next = gateway_asks_tick(g, now);
     gateway_handles_tick(g);
     gateway_sockets_tick(g);
+    gateway_objects_tick(g);
     if ((gateway_posts_flush(g) || g->unclosed) && next > WEFT_MS)
         next = WEFT_MS;
     return next < 0 ? 0 : next;
@@ -73,12 +78,15 @@ static void on_close(struct weft_node *w, void *arg)
     gateway_server_free(g);
     gateway_groups_close(g->groups);
     gateway_handles_free(g);
+    gateway_objects_free(g);
     gateway_sockets_free(g);
+    gateway_copies_free(g);
     for (struct gateway_stream *s; (s = gateway_table_next(&g->streams, &at));)
         free(s);
     gateway_table_free(&g->streams);
     gateway_table_free(&g->asks);
     gateway_posts_free(g);
+    file_async_free(g);
     free((void *)g->offers);
     free(g->outstanding);
     free(g);
@@ -106,6 +114,7 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     snprintf(g->net_rules, sizeof g->net_rules, "%s", settings->net_rules);
     snprintf(g->file_root, sizeof g->file_root, "%s", settings->file_root);
     g->file_cache = settings->file_cache;
+    g->net_sockets = settings->net_sockets;
     g->next_deadline = INT64_MAX;
     w->gateway = g;
     g->offers = calloc(w->room, sizeof *g->offers);
@@ -113,6 +122,10 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     int rc = g->offers && g->outstanding ? 0 : base_fail(-ENOMEM, "no memory for the services of %u nodes", w->size);
     if (!rc)
         rc = gateway_posts_open(g);
+    if (!rc)
+        rc = gateway_copies_open(g);
+    if (!rc)
+        rc = file_async_open(g);
     if (!rc)
         rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .close = on_close, .arg = g});
     if (rc) {
@@ -148,5 +161,7 @@ void gateway_leave(struct weft_node *w)
     atomic_store_explicit(&g->closing, true, memory_order_release);
     gateway_server_end(g);
     gateway_asks_end(g, -ECONNRESET);
+    gateway_copies_end(g);
     fab_wake_here(w);
+    file_async_end(g);
 }

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define TURNS 16u /* reads from one pipe before the next pipe gets its turn */
+#define TURNS 16u /* how many reads from one pipe before other pipes get a turn */
 
 static bool stream_is_shut(const struct gateway_stream *s)
 {
@@ -44,7 +44,7 @@ static void output_discard(struct run *r, unsigned which)
         output_done(r, which);
 }
 
-/* Moves one piece from a pipe to its ring. False: there is nothing to move or no room now. */
+/* Moves bytes from a pipe to its ring. False: there is nothing to move, or no room now. */
 static bool output_move(struct run *r, unsigned which)
 {
     struct gateway_stream *s = r->out_stream[which];
@@ -115,7 +115,7 @@ void run_input_end(struct run *r)
         input_stream_end(r);
 }
 
-/* The next bytes of the process's input. 0: none now; `*last`: no more will come. */
+/* Returns how many bytes of input can be written next, and where they are. 0: none now; then `*last` says whether the input has ended. */
 static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
 {
     if (r->in_stream) {

@@ -17,7 +17,7 @@ struct run {
     uint64_t id, there; /* the process's number here and at the asker */
     uint32_t node;      /* the asker */
     pid_t pid;
-    _Atomic int32_t *place; /* where its group's number is (gateway_groups_place()) */
+    _Atomic int32_t *place; /* the place of its process group in the guardian's table (gateway_groups_place()) */
     bool detached;
     bool terminal;  /* out[0] is a pseudo-terminal, `in` a duplicate of it */
     bool left;      /* the asker has closed its handle */
@@ -30,8 +30,8 @@ struct run {
     /* the process's input, if the asker has given memory for it */
     weft_gaddr data;
     uint64_t data_left;
-    uint8_t
-        *buffer; /* NULL: the memory is mapped. Else a copy of a part of it, of which `have` bytes from `used` on are still to be written */
+    uint8_t *buffer; /* NULL: the memory at `data` is mapped. Otherwise a copy of a part of it; of its `have` bytes, those from `used` on
+                        are still to be written */
     size_t have, used;
     bool getting;
     weft_op get;
@@ -51,7 +51,8 @@ void run_close(struct run *r); /* closes its pipes and streams */
 /* Opens a pseudo-terminal: `ours` does not block; `theirs` is for the process. Both are close-on-exec. Return 0 or a negative errno,
  * without base_fail(); after an error of pty_open() the caller closes what is not -1. */
 int pty_open(int *ours, int *theirs, uint32_t rows, uint32_t columns);
-int pty_size(int fd, uint32_t rows, uint32_t columns); /* the foreground group gets SIGWINCH if the size is a new one */
-void pty_signal(int fd, pid_t session, int signal);    /* signals the foreground group, unless the session's leader leads it */
+int pty_size(int fd, uint32_t rows, uint32_t columns); /* the foreground group gets SIGWINCH if the size has changed */
+/* signals the foreground group, unless it is the process group of the session's leader */
+void pty_signal(int fd, pid_t session, int signal);
 
 #endif

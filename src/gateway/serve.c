@@ -13,14 +13,14 @@
 #include <xxhash.h>
 
 #define CALL_BUCKETS  4096u
-#define FETCH_MOST    (UINT64_C(8) << 20) /* the most bytes that are fetched from one asker at a time */
+#define FETCH_MOST    (UINT64_C(8) << 20) /* at most so many bytes are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
-#define KEEP_NS       WEFT_MS /* how long until messages that could not be sent are tried again */
+#define KEEP_NS       WEFT_MS /* after this time, sending is tried again for messages that found no room */
 
 /* The server thread sleeps until its pipe is readable. */
 enum server_woken {
-    SERVER_SLEEPS, /* or is about to: who has something for it writes to the pipe */
-    SERVER_LOOKS,  /* it looks at `woken` again and again */
+    SERVER_SLEEPS, /* asleep or about to sleep: to wake it, write to the pipe */
+    SERVER_LOOKS,  /* it polls `woken` */
     SERVER_WOKEN,
 };
 
@@ -31,6 +31,9 @@ struct gateway_server {
     _Atomic bool stop;
     _Atomic int woken; /* enum server_woken */
     bool lingers;      /* another request is likely to come soon; used only by the server thread */
+    bool brief;        /* the progress thread has taken the server thread's turn */
+    int64_t sleeps_until;
+    struct gateway_turn turn;
     int wake[2];
     struct gateway_watch wake_watch;
     struct gateway_watches *watches;
@@ -57,6 +60,11 @@ struct gateway_watches *gateway_server_watches(struct gateway_server *s)
     return s->watches;
 }
 
+bool gateway_server_brief(const struct gateway_server *s)
+{
+    return s->brief;
+}
+
 struct gateway_groups *gateway_server_groups(struct gateway_server *s)
 {
     return s->g->groups;
@@ -66,7 +74,7 @@ static void server_wake(struct gateway_server *s)
 {
     if (atomic_exchange_explicit(&s->woken, SERVER_WOKEN, memory_order_acq_rel) == SERVER_SLEEPS) {
         ssize_t n = write(s->wake[1], "", 1);
-        (void)n; /* if the pipe is full, the thread wakes anyway */
+        (void)n; /* a full pipe wakes the thread as well */
     }
 }
 
@@ -153,15 +161,17 @@ void gateway_server_request(struct gateway *g, uint32_t from, const struct gatew
         s->outstanding[from]++;
         *s->arrived_last = c;
         s->arrived_last = &c->next;
+        if (service->quick)
+            gateway_turn(&s->turn);
     }
     base_spin_unlock(&g->lock);
     if (rc) {
         free(c->data);
         free(c);
         answer_now(g, from, ask, rc);
-        return;
+    } else if (!service->quick) {
+        server_wake(s);
     }
-    server_wake(s);
 }
 
 void gateway_server_cancel(struct gateway *g, uint32_t from, uint64_t ask)
@@ -192,6 +202,13 @@ void gateway_server_gone(struct gateway *g, uint32_t node)
     server_wake(s);
 }
 
+/* Whether the progress thread may handle it. Bytes of a ring that is not mapped must be fetched, for which the thread must be free. */
+static bool is_quick(const struct gateway_stream *stream)
+{
+    const struct gateway_listener *l = stream->arg;
+    return l->quick && stream->memory;
+}
+
 void gateway_server_moved(struct gateway_stream *stream)
 {
     struct gateway_server *s = stream->g->server;
@@ -200,7 +217,10 @@ void gateway_server_moved(struct gateway_stream *stream)
     stream->listed = true;
     stream->next_moved = s->moved;
     s->moved = stream;
-    server_wake(s);
+    if (is_quick(stream))
+        gateway_turn(&s->turn);
+    else
+        server_wake(s);
 }
 
 /* --- the server thread --- */
@@ -269,7 +289,8 @@ static void call_begin(struct gateway_call *c)
     c->service->begin(state_of(c), c);
     if (!late)
         return;
-    /* server_cancel() has looked at this request before it had begun: it must look again. So must services, if the asker is gone. */
+    /* The request may have been cancelled before begin() was called, and server_cancel() does not pass such a request to its service: it
+     * must look again. If the asker is gone, the services must look again as well. */
     base_spin_lock(&g->lock);
     s->some_cancelled = true;
     if (!fab_alive(g->w, node)) {
@@ -277,6 +298,8 @@ static void call_begin(struct gateway_call *c)
         s->some_gone = true;
     }
     base_spin_unlock(&g->lock);
+    if (s->brief)
+        server_wake(s);
 }
 
 /* Fetches the request's data. -EINPROGRESS: it has not arrived yet. */
@@ -338,7 +361,7 @@ static void server_arrived(struct gateway_server *s)
             c->next = s->fetching;
             s->fetching = c;
         } else if (c->record.data_bytes && !c->data) {
-            base_fail(-EINVAL, "a request names %llu bytes of data, but its message carries none",
+            base_fail(-EINVAL, "a request announces %llu bytes of data, but its message contains none",
                       (unsigned long long)c->record.data_bytes);
             gateway_answer_error(c, -EINVAL);
         } else {
@@ -384,21 +407,30 @@ static void server_cancel(struct gateway_server *s)
     }
 }
 
+/* Handles one stream that has changed. False: there is none. */
+static bool server_moved_one(struct gateway_server *s, bool quick)
+{
+    base_spin_lock(&s->g->lock);
+    struct gateway_stream **at = &s->moved;
+    while (*at && quick && !is_quick(*at))
+        at = &(*at)->next_moved;
+    struct gateway_stream *stream = *at;
+    if (stream) {
+        *at = stream->next_moved;
+        stream->listed = false;
+    }
+    base_spin_unlock(&s->g->lock);
+    if (!stream)
+        return false;
+    struct gateway_listener *l = stream->arg;
+    l->on_moved(l, stream);
+    return true;
+}
+
 static void server_moved(struct gateway_server *s)
 {
-    for (;;) {
-        base_spin_lock(&s->g->lock);
-        struct gateway_stream *stream = s->moved;
-        if (stream) {
-            s->moved = stream->next_moved;
-            stream->listed = false;
-        }
-        base_spin_unlock(&s->g->lock);
-        if (!stream)
-            return;
-        struct gateway_listener *l = stream->arg;
-        l->on_moved(l, stream);
-    }
+    while (server_moved_one(s, false))
+        ;
 }
 
 static int64_t server_tick(struct gateway_server *s)
@@ -415,6 +447,65 @@ static int64_t server_tick(struct gateway_server *s)
     return next < 0 ? 0 : next;
 }
 
+/* --- the progress thread takes the server thread's turn --- */
+
+#define BRIEF_MAX 4u /* requests and streams that it handles then */
+
+/* Handles one request of a quick service. False: there is none. */
+static bool server_begin_one(struct gateway_server *s)
+{
+    base_spin_lock(&s->g->lock);
+    struct gateway_call **at = &s->arrived;
+    while (*at && !((*at)->service->quick && ((*at)->data || !(*at)->record.data_bytes)))
+        at = &(*at)->next;
+    struct gateway_call *c = *at;
+    if (c && !(*at = c->next))
+        s->arrived_last = at;
+    base_spin_unlock(&s->g->lock);
+    if (c)
+        call_begin(c);
+    return c;
+}
+
+static int64_t server_tick_quick(struct gateway_server *s, int64_t now)
+{
+    int64_t next = INT64_MAX;
+    for (const struct gateway_service *const *v = s->g->services; *v; v++)
+        if (s->state[(*v)->number] && (*v)->quick && (*v)->tick) {
+            int64_t in = (*v)->tick(s->state[(*v)->number], now);
+            next = in < next ? in : next;
+        }
+    return next;
+}
+
+static void server_turn_wake(struct gateway_turn *t)
+{
+    server_wake(t->arg);
+}
+
+static void server_turn(struct gateway_turn *t)
+{
+    struct gateway_server *s = t->arg;
+    if (!gateway_watches_try(s->watches)) {
+        server_wake(s);
+        return;
+    }
+    bool before = fab_nowait(true);
+    unsigned n = 0;
+    s->brief = true;
+    while (n < BRIEF_MAX && (server_begin_one(s) || server_moved_one(s, true)))
+        n++;
+    int64_t now = base_now_ns(), next = server_tick_quick(s, now);
+    bool wake = n == BRIEF_MAX || base_after(now, next) < s->sleeps_until;
+    s->brief = false;
+    fab_nowait(before);
+    gateway_watches_leave(s->watches);
+    if (wake)
+        server_wake(s);
+}
+
+/* --- the server thread's loop --- */
+
 static bool server_is_woken(void *arg)
 {
     struct gateway_server *s = arg;
@@ -426,7 +517,8 @@ void gateway_server_linger(struct gateway_server *s)
     s->lingers = true;
 }
 
-/* Looks for the next request for a moment, so that an asker that asks again at once need not wake a thread. True: something has come. */
+/* Polls for the next request for a moment, so that an asker that sends requests in sequence need not wake this thread each time. True:
+ * something has come. */
 static bool server_linger(struct gateway_server *s)
 {
     int sleeps = SERVER_SLEEPS, looks = SERVER_LOOKS;
@@ -449,6 +541,7 @@ static void *server_run(void *arg)
         server_moved(s);
         server_cancel(s);
         int64_t next = server_tick(s);
+        s->sleeps_until = base_deadline(next);
         if (!s->lingers || !server_linger(s))
             gateway_watches_wait(s->watches, next);
     }
@@ -466,6 +559,7 @@ int gateway_server_open(struct gateway *g)
     s->g = g;
     s->wake[0] = s->wake[1] = -1;
     s->arrived_last = &s->arrived;
+    s->turn = (struct gateway_turn){.run = server_turn, .wake = server_turn_wake, .arg = s};
     s->wake_watch = (struct gateway_watch){.fd = -1, .ready = on_wake};
     s->outstanding = calloc(g->w->room, sizeof *s->outstanding);
     s->gone = calloc(g->w->room, sizeof *s->gone);
@@ -478,7 +572,7 @@ int gateway_server_open(struct gateway *g)
     if (!rc)
         rc = gateway_watch(s->watches, &s->wake_watch, s->wake[0], GATEWAY_READABLE);
     if (rc)
-        return base_fail(rc, "cannot prepare to serve requests for services: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start serving requests for services: %s", base_strerror(rc));
     for (const struct gateway_service *const *v = g->services; *v && !rc; v++)
         if (g->offered >> (*v)->number & 1)
             rc = (*v)->open(s, &s->state[(*v)->number]);
@@ -498,7 +592,7 @@ void gateway_server_end(struct gateway *g)
     struct gateway_server *s = g->server;
     if (!s)
         return;
-    if (s->started) { /* it is not if the node could not join */
+    if (s->started) { /* the thread was not started if the node could not join */
         atomic_store_explicit(&s->stop, true, memory_order_release);
         server_wake(s);
         pthread_join(s->thread, NULL);

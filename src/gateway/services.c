@@ -18,16 +18,17 @@ int gateway_services_read(const char *text, uint64_t *out)
             if (strlen((*s)->name) == len && memcmp((*s)->name, p, len) == 0)
                 found = *s;
         if (!found)
-            return base_fail(
-                -EINVAL, "WEFT_SERVE='%s': there is no such service: expected a list of process, name, net and file, with commas between",
-                text);
+            return base_fail(-EINVAL,
+                             "WEFT_SERVE='%s': the list names a service that does not exist; set it to some of process, name, net and "
+                             "file, separated by commas",
+                             text);
         *out |= UINT64_C(1) << found->number;
         p += len;
         if (*p == ',' && p[1])
             p++;
         else if (*p)
             return base_fail(
-                -EINVAL, "WEFT_SERVE='%s': the list ends with a comma: expected a list of process, name, net and file, with commas between",
+                -EINVAL, "WEFT_SERVE='%s': the list ends with a comma; set it to some of process, name, net and file, separated by commas",
                 text);
     }
     return 0;

@@ -1,41 +1,99 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. ready() may stop watching any descriptor, even one that is
- * also ready and whose ready() was not called yet: then it is not called.
+ * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. A call of ready() may stop watching any descriptor. If
+ * that descriptor is ready as well, its ready() is then not called.
+ *
+ * On Linux, while that thread sleeps, another thread may take its turn (gateway_watches_try()), and may start and stop watching
+ * descriptors. Then the events that epoll has reported may be outdated, so the thread asks epoll once more.
  */
 #include "gateway/gateway.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define SPARE_FILES 64u
 
-int gateway_connection(int fd)
+uint64_t gateway_connections_max(void)
 {
     struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files))
+        return UINT64_MAX;
+    return files.rlim_cur - (files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES);
+}
+
+/* Takes the result of socket() or accept(). */
+static int connection_of(int fd)
+{
     if (fd < 0)
         return -errno;
-    if (getrlimit(RLIMIT_NOFILE, &files))
-        return fd;
-    rlim_t spare = files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES;
-    if ((rlim_t)fd < files.rlim_cur - spare) /* the system gives the lowest number that is free */
+#if !defined(__linux__)
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+#endif
+    if ((uint64_t)fd <
+        gateway_connections_max()) /* a new descriptor always has the lowest free number, so a high number means that few are left */
         return fd;
     close(fd);
     return -EMFILE;
 }
 
+int gateway_socket(int family, int type)
+{
 #if defined(__linux__)
+    type |= SOCK_CLOEXEC | SOCK_NONBLOCK;
+#endif
+    return connection_of(socket(family, type, 0));
+}
+
+int gateway_accept(int listener)
+{
+#if defined(__linux__)
+    return connection_of(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+#else
+    return connection_of(accept(listener, NULL, NULL));
+#endif
+}
+
+#if defined(__linux__)
+#include <sched.h>
 #include <sys/epoll.h>
 
 #define AT_A_TIME 64
 
 struct gateway_watches {
-    int fd, count; /* count: events that are not handled yet */
+    _Atomic bool taken; /* a thread is at work: the one that waits, or one that has taken its turn. That thread alone uses the rest */
+    int fd, count;      /* count: events that are not handled yet */
+    uint64_t changes;   /* how often a descriptor was watched or not any more, or for other events */
     struct epoll_event events[AT_A_TIME];
 };
+
+bool gateway_watches_try(struct gateway_watches *all)
+{
+    /* acquire and release: whoever has the turn sees what was done in the last one */
+    return !atomic_load_explicit(&all->taken, memory_order_relaxed) && !atomic_exchange_explicit(&all->taken, true, memory_order_acquire);
+}
+
+void gateway_watches_leave(struct gateway_watches *all)
+{
+    atomic_store_explicit(&all->taken, false, memory_order_release);
+}
+
+#define TRIES 100u
+
+static void watches_take(struct gateway_watches *all)
+{
+    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread has the turn, for a few microseconds */
+        if (i < TRIES)
+            base_relax();
+        else
+            sched_yield();
+    }
+}
 
 static uint32_t watch_bits(unsigned events)
 {
@@ -53,6 +111,7 @@ int gateway_watches_open(struct gateway_watches **out)
         free(all);
         return rc;
     }
+    atomic_init(&all->taken, true);
     *out = all;
     return 0;
 }
@@ -68,6 +127,7 @@ int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int 
 {
     watch->fd = fd;
     watch->events = events;
+    all->changes++;
     /* Not added to epoll while it waits for no events: epoll would report a closed pipe again and again. */
     if (!events || epoll_ctl(all->fd, EPOLL_CTL_ADD, fd, &(struct epoll_event){.events = watch_bits(events), .data.ptr = watch}) == 0)
         return 0;
@@ -82,6 +142,7 @@ void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *wat
     int how = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     epoll_ctl(all->fd, how, watch->fd, &(struct epoll_event){.events = watch_bits(events), .data.ptr = watch});
     watch->events = events;
+    all->changes++;
 }
 
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch)
@@ -99,7 +160,15 @@ void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch)
 void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
 {
     int64_t ms = (timeout_ns + WEFT_MS - 1) / WEFT_MS;
-    all->count = epoll_wait(all->fd, all->events, AT_A_TIME, ms > 60000 ? 60000 : (int)ms);
+    uint64_t before = all->changes;
+    if (ms > 0)
+        gateway_watches_leave(all);
+    int n = epoll_wait(all->fd, all->events, AT_A_TIME, ms > 60000 ? 60000 : (int)ms);
+    if (ms > 0)
+        watches_take(all);
+    if (n > 0 && before != all->changes)
+        n = epoll_wait(all->fd, all->events, AT_A_TIME, 0);
+    all->count = n;
     for (int i = 0; i < all->count; i++) {
         struct gateway_watch *watch = all->events[i].data.ptr;
         if (watch)
@@ -113,6 +182,18 @@ struct gateway_watches {
     struct pollfd *fds;
     nfds_t count, made;
 };
+
+/* poll() would not notice what another thread watches meanwhile. */
+bool gateway_watches_try(struct gateway_watches *all)
+{
+    (void)all;
+    return false;
+}
+
+void gateway_watches_leave(struct gateway_watches *all)
+{
+    (void)all;
+}
 
 int gateway_watches_open(struct gateway_watches **out)
 {

@@ -1,65 +1,130 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs what blocks, such as reading a disk, on a few threads, so that the server thread does not wait. Threads are started when all others
- * are busy, and stay.
+ * Runs blocking work, such as reading a disk or asking a name server, on a few threads, so that the server thread does not wait. A thread
+ * is started when all others are busy, and ends when the service closes. Closing need not wait for a thread that blocks, because the last
+ * user of the shared state frees it.
  */
-#include "gateway/file.h"
-
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "gateway/gateway.h"
+
 #define THREADS_MAX 16u
 
+struct works_asker {
+    uint32_t runs, queued; /* runs: jobs of this asker that threads are running; queued: its jobs that are not done */
+};
 struct gateway_works {
+    struct gateway_works_how how;
     struct gateway_watches *watches;
     struct gateway_watch watch;
     pthread_mutex_t lock;
     pthread_cond_t some;
     struct gateway_work *waiting, **waiting_last, *done, **done_last;
-    unsigned most, threads, idle, unstarted;
+    struct works_asker *asker;                              /* [how.askers] */
+    uint32_t threads, idle, unstarted, runs, queued, users; /* users: threads, and the service */
     bool closing;
-    int wake; /* write end of the pipe */
+    int wake; /* write end of the pipe; -1: closed */
     pthread_t thread[THREADS_MAX];
 };
 
-static struct gateway_work *work_next(struct gateway_works *all)
+/* --- with the lock held --- */
+
+static struct works_asker *asker_of(struct gateway_works *all, const struct gateway_work *job)
 {
-    while (!all->waiting && !all->closing) {
-        all->idle++;
-        pthread_cond_wait(&all->some, &all->lock);
-        all->idle--;
-    }
-    struct gateway_work *job = all->closing ? NULL : all->waiting;
-    if (!job)
-        return NULL;
-    all->waiting = job->next;
-    if (!all->waiting)
-        all->waiting_last = &all->waiting;
-    all->unstarted--;
-    return job;
+    return job->asker < all->how.askers ? &all->asker[job->asker] : NULL;
 }
+
+/* Takes the first job whose asker may occupy one more thread. NULL: there is none. */
+static struct gateway_work *work_take(struct gateway_works *all)
+{
+    for (struct gateway_work **at = &all->waiting, *job; (job = *at); at = &job->next) {
+        struct works_asker *a = asker_of(all, job);
+        if (a && !job->left && !gateway_share_allows(a->runs, all->runs, all->how.threads))
+            continue;
+        if (!(*at = job->next))
+            all->waiting_last = at;
+        if (a)
+            a->runs++;
+        all->runs++;
+        all->unstarted--;
+        return job;
+    }
+    return NULL;
+}
+
+static void work_ended(struct gateway_works *all, struct gateway_work *job)
+{
+    struct works_asker *a = asker_of(all, job);
+    bool first = !all->done;
+    if (a) {
+        a->runs--;
+        a->queued--;
+    }
+    all->runs--;
+    all->queued--;
+    job->next = NULL;
+    *all->done_last = job;
+    all->done_last = &job->next;
+    if (all->waiting && all->idle)
+        pthread_cond_signal(&all->some); /* a job whose asker had too many threads may run now */
+    if (first && all->wake >= 0) {
+        ssize_t n = write(all->wake, "", 1);
+        (void)n; /* a full pipe wakes its reader as well */
+    }
+}
+
+static void drop_all(const struct gateway_works *all, struct gateway_work *job)
+{
+    for (struct gateway_work *next; job; job = next) {
+        next = job->next;
+        all->how.drop(job);
+    }
+}
+
+/* Removes one user; the last one frees the state. Releases the lock. */
+static void works_leave(struct gateway_works *all)
+{
+    bool last = --all->users == 0;
+    pthread_mutex_unlock(&all->lock);
+    if (!last)
+        return;
+    drop_all(all, all->waiting);
+    drop_all(all, all->done);
+    pthread_mutex_destroy(&all->lock);
+    pthread_cond_destroy(&all->some);
+    free(all->asker);
+    free(all);
+}
+
+/* --- the threads --- */
 
 static void *works_run(void *arg)
 {
     struct gateway_works *all = arg;
     pthread_mutex_lock(&all->lock);
-    for (struct gateway_work *job; (job = work_next(all));) {
-        pthread_mutex_unlock(&all->lock);
-        job->run(job);
-        pthread_mutex_lock(&all->lock);
-        bool first = !all->done;
-        job->next = NULL;
-        *all->done_last = job;
-        all->done_last = &job->next;
-        if (first) {
-            ssize_t n = write(all->wake, "", 1);
-            (void)n; /* if the pipe is full, its reader wakes anyway */
+    while (!all->closing) {
+        struct gateway_work *job = work_take(all);
+        if (!job) {
+            all->idle++;
+            pthread_cond_wait(&all->some, &all->lock);
+            all->idle--;
+            continue;
         }
+        bool left = job->left;
+        pthread_mutex_unlock(&all->lock);
+        if (!left)
+            job->run(job);
+        pthread_mutex_lock(&all->lock);
+        work_ended(all, job);
     }
-    pthread_mutex_unlock(&all->lock);
+    works_leave(all);
     return NULL;
 }
+
+/* --- the thread that waits for the watches --- */
 
 static void works_done(struct gateway_watch *watch)
 {
@@ -74,29 +139,38 @@ static void works_done(struct gateway_watch *watch)
     pthread_mutex_unlock(&all->lock);
     for (struct gateway_work *next; job; job = next) {
         next = job->next;
-        job->done(job);
+        if (job->left)
+            all->how.drop(job);
+        else
+            job->done(job);
     }
 }
 
-int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, unsigned threads)
+int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how)
 {
     struct gateway_works *all = calloc(1, sizeof *all);
-    int fds[2], rc = all ? base_pipe(fds, O_NONBLOCK) : -ENOMEM;
+    struct works_asker *askers = calloc(how->askers ? how->askers : 1, sizeof *askers);
+    int fds[2], rc = all && askers ? base_pipe(fds, O_NONBLOCK) : -ENOMEM;
     if (rc) {
         free(all);
+        free(askers);
         return rc;
     }
-    *all = (struct gateway_works){.watches = watches,
+    *all = (struct gateway_works){.how = *how,
+                                  .watches = watches,
                                   .watch = {.fd = -1, .ready = works_done, .arg = all},
                                   .waiting_last = &all->waiting,
                                   .done_last = &all->done,
-                                  .most = threads < THREADS_MAX ? threads : THREADS_MAX,
+                                  .asker = askers,
+                                  .users = 1,
                                   .wake = fds[1]};
+    all->how.threads = how->threads < THREADS_MAX ? how->threads : THREADS_MAX;
     rc = gateway_watch(watches, &all->watch, fds[0], GATEWAY_READABLE);
     if (rc) {
         close(fds[0]);
         close(fds[1]);
         free(all);
+        free(askers);
         return rc;
     }
     pthread_mutex_init(&all->lock, NULL);
@@ -105,17 +179,32 @@ int gateway_works_open(struct gateway_works **out, struct gateway_watches *watch
     return 0;
 }
 
+static int thread_add(struct gateway_works *all)
+{
+    all->users++;
+    int rc = base_thread(&all->thread[all->threads], works_run, all);
+    if (!rc)
+        all->threads++;
+    else
+        all->users--;
+    return all->threads ? 0 : rc; /* else the existing threads will run the job */
+}
+
 int gateway_work(struct gateway_works *all, struct gateway_work *job)
 {
     int rc = 0;
     pthread_mutex_lock(&all->lock);
-    if (all->unstarted >= all->idle && all->threads < all->most) {
-        rc = base_thread(&all->thread[all->threads], works_run, all);
-        all->threads += rc == 0;
-        rc = all->threads ? 0 : rc; /* the others will do it */
-    }
+    struct works_asker *a = asker_of(all, job);
+    if (all->how.queued && (all->queued >= all->how.queued || (a && !gateway_share_allows(a->queued, all->queued, all->how.queued))))
+        rc = -EDQUOT;
+    if (!rc && all->unstarted >= all->idle && all->threads < all->how.threads)
+        rc = thread_add(all);
     if (!rc) {
+        if (a)
+            a->queued++;
+        all->queued++;
         all->unstarted++;
+        job->left = false;
         job->next = NULL;
         *all->waiting_last = job;
         all->waiting_last = &job->next;
@@ -125,29 +214,30 @@ int gateway_work(struct gateway_works *all, struct gateway_work *job)
     return rc;
 }
 
-static void drop_all(struct gateway_work *job, void (*drop)(struct gateway_work *job))
+void gateway_work_leave(struct gateway_works *all, struct gateway_work *job)
 {
-    for (struct gateway_work *next; job; job = next) {
-        next = job->next;
-        drop(job);
-    }
+    pthread_mutex_lock(&all->lock);
+    job->left = true;
+    pthread_mutex_unlock(&all->lock);
 }
 
-void gateway_works_close(struct gateway_works *all, void (*drop)(struct gateway_work *job))
+void gateway_works_close(struct gateway_works *all)
 {
     if (!all)
         return;
+    gateway_unwatch(all->watches, &all->watch);
     pthread_mutex_lock(&all->lock);
     all->closing = true;
+    close(all->wake);
+    all->wake = -1;
     pthread_cond_broadcast(&all->some);
     pthread_mutex_unlock(&all->lock);
-    for (unsigned i = 0; i < all->threads; i++)
-        pthread_join(all->thread[i], NULL); /* no deadline: a disk that hangs keeps the process, too, until the system gives it up */
-    drop_all(all->waiting, drop);
-    drop_all(all->done, drop);
-    gateway_unwatch(all->watches, &all->watch);
-    close(all->wake);
-    pthread_mutex_destroy(&all->lock);
-    pthread_cond_destroy(&all->some);
-    free(all);
+    for (unsigned i = 0; i < all->threads; i++) {
+        if (all->how.leaves)
+            pthread_detach(all->thread[i]);
+        else
+            pthread_join(all->thread[i], NULL); /* no deadline: while a disk hangs, the system would not let the process end either */
+    }
+    pthread_mutex_lock(&all->lock);
+    works_leave(all);
 }

@@ -88,7 +88,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
                          (unsigned long long)bytes);
     struct gpu_arena *a = calloc(1, sizeof *a);
     if (!a)
-        return base_fail(-ENOMEM, "no memory for the description of an arena");
+        return base_fail(-ENOMEM, "no memory for the description of an arena" BASE_MEMORY_HINT);
     a->place = *place;
     a->node = c->w->rank;
     uint64_t whole = base_round_up(bytes, MEM_EXTENT_BYTES) + MEM_EXTENT_BYTES; /* the first extent is never allocated */
@@ -124,7 +124,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     return 0;
 }
 
-/* The own arena in this space; NULL: none, or it is being closed. The caller holds table_lock. */
+/* Returns this node's arena in the space; NULL: there is none, or it is being closed. The caller holds table_lock. */
 static struct gpu_arena *own_open(struct arenas *c, uint32_t space)
 {
     struct gpu_arena *a = space < ARENA_SPACES ? c->own[space] : NULL;

@@ -57,14 +57,14 @@ struct arena_message {
 #define ARENA_AS_BEFORE UINT64_MAX
 struct arena_space {
     uint64_t space, bytes; /* 0 bytes: the arena was closed; ARENA_AS_BEFORE: only `rdma` has changed */
-    uint64_t kind;         /* the kind of its GPU: arena_kind() */
+    uint64_t kind;         /* the kind of the arena's GPU: arena_kind() */
     int64_t rdma;          /* 0: the arena is registered with its node's RDMA device; otherwise a negative errno: why it is not */
 };
 
 /* Sent to an owner on the same host: connect to this socket, and hand over the arena's memory. */
 struct arena_share {
     uint64_t space;
-    uint64_t secret;        /* the owner's answer must repeat it, so that no other node can answer in the owner's name */
+    uint64_t secret;        /* the owner's answer must repeat this number, so that no other node can answer in the owner's name */
     char place[SHARE_NAME]; /* ends with a zero */
 };
 /* What the owner hands over, with the descriptor of the memory. Without a descriptor, `status` is the reason. */
@@ -82,7 +82,7 @@ struct arena_answer {
 struct gpu_arena {
     struct gpu_place place;
     struct gpu_memory memory;
-    struct mem_pool *books; /* its allocator; NULL: the arena belongs to another node */
+    struct mem_pool *books; /* the arena's allocator; NULL: the arena belongs to another node */
     uint32_t node, space;
     _Atomic bool closing;    /* no new operation may begin on the arena */
     _Atomic uint32_t users;  /* jobs and requests that use the arena */

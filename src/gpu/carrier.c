@@ -72,9 +72,9 @@ static int carrier_start(struct arenas *c)
         rc = base_fail(-ECONNRESET, "this node is being closed");
     } else if (!atomic_load_explicit(&c->started, memory_order_relaxed)) {
         if (!c->piece && !(c->piece = job_table()))
-            rc = base_fail(-ENOMEM, "no memory for the table of operations on GPU memory");
+            rc = base_fail(-ENOMEM, "no memory for the table of operations on GPU memory" BASE_MEMORY_HINT);
         if (!rc && (rc = base_thread(&c->thread, carrier_run, c)))
-            rc = base_fail(rc, "cannot start the thread for operations on GPU memory: %s", base_strerror(rc));
+            rc = base_fail(rc, "cannot start the thread for operations on GPU memory: %s" BASE_THREAD_HINT, base_strerror(rc));
         atomic_store_explicit(&c->started, !rc, memory_order_release);
     }
     pthread_mutex_unlock(&c->start_lock);
@@ -245,7 +245,7 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
     if (!c || !peer) {
         free(c);
         free(peer);
-        return base_fail(-ENOMEM, "no memory for the tables of the arenas on GPUs");
+        return base_fail(-ENOMEM, "no memory for the tables of the arenas on GPUs" BASE_MEMORY_HINT);
     }
     c->w = w;
     c->peer = peer;

@@ -102,7 +102,7 @@ static int cuda_open(uint32_t index, void **device)
 {
     struct cuda_device *d = calloc(1, sizeof *d);
     if (!d)
-        return base_fail(-ENOMEM, "no memory for the handle of a CUDA GPU");
+        return base_fail(-ENOMEM, "no memory for the handle of a CUDA GPU" BASE_MEMORY_HINT);
     int code = cuda->cuDeviceGet(&d->device, (int)index);
     if (!code)
         code = cuda->cuDevicePrimaryCtxRetain(&d->context, d->device);
@@ -139,7 +139,7 @@ static int cuda_register(struct cuda_device *d, void *memory, size_t bytes)
     if (!r) {
         r = malloc(sizeof *r);
         if (!r)
-            return base_fail(-ENOMEM, "no memory to register %zu bytes with the GPU", bytes);
+            return base_fail(-ENOMEM, "no memory to register %zu bytes with the GPU" BASE_MEMORY_HINT, bytes);
         int rc =
             cuda_failed(WITHIN(d, cuda->cuMemHostRegister_v2(memory, bytes, CUDA_HOST_REGISTER_PORTABLE | CUDA_HOST_REGISTER_DEVICEMAP)),
                         "registering memory with the GPU");
@@ -208,7 +208,8 @@ static int cuda_alloc(void *device, size_t bytes, void **memory)
     cuda_ptr at = 0;
     int code = WITHIN(d, cuda->cuMemAlloc_v2(&at, bytes));
     if (code)
-        return base_fail(-ENOMEM, "no memory for %zu bytes on the GPU: %s", bytes, gpu_cuda_error_name(code));
+        return base_fail(-ENOMEM, "no memory for %zu bytes on the GPU: %s; end other programs that use the GPU", bytes,
+                         gpu_cuda_error_name(code));
     code = WITHIN(d, cuda->cuMemsetD8_v2(at, 0, bytes));
     if (!code)
         code = WITHIN(d, cuda->cuCtxSynchronize());
@@ -344,8 +345,8 @@ static int cuda_memory_dmabuf(void *device, const struct gpu_memory *m)
     if (why[0])
         return base_fail(-EOPNOTSUPP, "%s", why);
     int code = WITHIN(d, cuda->cuMemGetHandleForAddressRange(&fd, (cuda_ptr)(uintptr_t)m->base, m->bytes, CUDA_RANGE_DMABUF, 0));
-    return code ? base_fail(-EOPNOTSUPP, "a dmabuf of %llu bytes of the GPU: %s (CUDA %d)", (unsigned long long)m->bytes,
-                            gpu_cuda_error_name(code), code)
+    return code ? base_fail(-EOPNOTSUPP, "cannot get a dmabuf of %llu bytes of the GPU's memory: %s (CUDA %d)",
+                            (unsigned long long)m->bytes, gpu_cuda_error_name(code), code)
                 : fd;
 }
 

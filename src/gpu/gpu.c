@@ -31,7 +31,7 @@ struct weft_gpu {
     size_t notice_bytes;
     bool notice_attached;
     void **pool_attached;     /* [nodes]: pools that the device can access, or NULL */
-    uint64_t *pool_at;        /* [nodes]: the addresses of those pools for the device */
+    uint64_t *pool_at;        /* [nodes]: the addresses of these pools for the device */
     _Atomic uint32_t running; /* number of running kernels of weft_gpu_run(); increased only under open_lock */
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */
@@ -220,7 +220,7 @@ int gpu_open(struct weft_node *w)
 {
     struct gpus *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the list of the node's GPUs");
+        return base_fail(-ENOMEM, "no memory for the list of the node's GPUs" BASE_MEMORY_HINT);
     pthread_mutex_init(&all->lock, NULL);
     w->gpus = all;
     int rc = gpu_arenas_new(w, &all->arenas);
@@ -304,7 +304,7 @@ static int make_notice(weft_gpu *g, const uint64_t **there)
     g->notice_bytes = base_round_up((2 + g->nodes / 64) * sizeof(uint64_t), (uint64_t)sysconf(_SC_PAGESIZE));
     void *memory = mmap(NULL, g->notice_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return base_fail(-ENOMEM, "no memory for the page that tells a GPU's kernels which nodes are gone");
+        return base_fail(-ENOMEM, "no memory for the page that tells a GPU's kernels which nodes are gone" BASE_MEMORY_HINT);
     g->notice = memory;
     int rc = g->backend->attach(g->device, memory, g->notice_bytes, &at);
     g->notice_attached = rc == 0;
@@ -319,7 +319,7 @@ static int fill_device(weft_gpu *g, uint32_t slots)
     int rc = g->backend->alloc(g->device, l.bytes, &g->own);
     uint8_t *own = g->own, *image = rc ? NULL : calloc(1, l.words);
     if (!rc && !image)
-        rc = base_fail(-ENOMEM, "no memory for the tables of nodes and pools of a GPU");
+        rc = base_fail(-ENOMEM, "no memory for the tables of nodes and pools of a GPU" BASE_MEMORY_HINT);
     if (!rc)
         rc = open_rings(g, slots, &l, (weft_device_ring *)(void *)(image + l.rings));
     if (!rc)
@@ -381,7 +381,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     g->pool_attached = calloc(g->nodes, sizeof *g->pool_attached);
     g->pool_at = calloc(g->nodes, sizeof *g->pool_at);
     if (!g->ring || !g->pool_attached || !g->pool_at)
-        return base_fail(-ENOMEM, "no memory for %u rings of a GPU", c->rings);
+        return base_fail(-ENOMEM, "no memory for %u rings of a GPU" BASE_MEMORY_HINT, c->rings);
     rc = fill_device(g, c->slots);
     if (!rc)
         rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
@@ -404,7 +404,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
         return rc;
     weft_gpu *g = calloc(1, sizeof *g);
     if (!g)
-        return base_fail(-ENOMEM, "no memory for the handle of a GPU");
+        return base_fail(-ENOMEM, "no memory for the handle of a GPU" BASE_MEMORY_HINT);
     g->w = w;
     g->workers.w = w;
     g->workers.services = ((struct gpus *)w->gpus)->services;
@@ -482,7 +482,7 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler");
     if (!kernel || !blocks)
-        return base_fail(-EINVAL, "weft_gpu_run(): kernel is NULL, or blocks is 0");
+        return base_fail(-EINVAL, "weft_gpu_run(): kernel must not be NULL, and blocks must not be 0");
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already");
     int rc = g->backend->run
@@ -499,7 +499,10 @@ int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler");
     if (!text || !kernel || !blocks || !threads || (bytes && !arg))
-        return base_fail(-EINVAL, "weft_gpu_run_text(): no text, no kernel, 0 blocks or threads, or no argument of %zu bytes", bytes);
+        return base_fail(
+            -EINVAL,
+            "weft_gpu_run_text(): text and kernel must not be NULL, blocks and threads must not be 0, and arg must point to %zu bytes",
+            bytes);
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already");
     int rc =
@@ -561,7 +564,7 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
     if (!q)
-        return base_fail(-EINVAL, "weft_gpu_worker_open(): q is NULL");
+        return base_fail(-EINVAL, "weft_gpu_worker_open(): q must not be NULL");
     if (g->turns)
         return base_fail(-ENOTSUP, "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, and the kernels "
                                    "of this GPU take turns with the node");
@@ -573,7 +576,7 @@ int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler");
     if (!q)
-        return base_fail(-EINVAL, "weft_gpu_queue(): q is NULL");
+        return base_fail(-EINVAL, "weft_gpu_queue(): q must not be NULL");
     return gpu_tasks_queue(&g->workers, q, number);
 }
 

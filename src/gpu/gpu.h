@@ -55,7 +55,7 @@ struct gpu_backend {
     /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. False: there are not so many GPUs. If the
      * name is left empty, look.c fills it in. A usable GPU can be opened with open(). */
     bool (*look)(uint32_t index, weft_gpu_info *out);
-    /* returns a sentence that tells why there is no GPU of this kind; NULL: there is always one, or the reason is not known */
+    /* returns a text that tells why there is no GPU of this kind; NULL: there is always one, or the reason is not known */
     const char *(*why)(void);
     /* The following functions return a negative errno with base_error(). `*device` is the back end's own state, which open() sets. */
     int (*open)(uint32_t index, void **device);

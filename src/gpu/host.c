@@ -64,7 +64,7 @@ static int host_alloc(void *device, size_t bytes, void **memory)
     (void)device;
     *memory = aligned_alloc(BASE_CACHE_LINE, base_round_up(bytes, BASE_CACHE_LINE));
     if (!*memory)
-        return base_fail(-ENOMEM, "no memory for %zu bytes of the GPU `host`", bytes);
+        return base_fail(-ENOMEM, "no memory for %zu bytes of the GPU `host`" BASE_MEMORY_HINT, bytes);
     memset(*memory, 0, bytes);
     return 0;
 }
@@ -89,7 +89,7 @@ static int host_map(int fd, uint64_t bytes, struct gpu_memory *out)
 {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (at == MAP_FAILED)
-        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU `host`: %s", (unsigned long long)bytes,
+        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU `host`: %s" BASE_MEMORY_HINT, (unsigned long long)bytes,
                          base_strerror(errno));
     *out = (struct gpu_memory){.base = at, .bytes = bytes, .there = (uint64_t)(uintptr_t)at, .fd = fd};
     return 0;
@@ -100,8 +100,8 @@ static int host_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     (void)device;
     uint64_t available = base_memory_available();
     if (bytes > available)
-        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU `host` has %llu bytes free", (unsigned long long)bytes,
-                         (unsigned long long)available);
+        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU `host` has %llu bytes free; open a smaller arena",
+                         (unsigned long long)bytes, (unsigned long long)available);
     int fd = base_memory_fd("weft-arena", bytes, false);
     int rc = fd < 0 ? fd : host_map(fd, bytes, out);
     if (rc && fd >= 0)
@@ -140,7 +140,9 @@ static int host_memory_dmabuf(void *device, const struct gpu_memory *m)
 {
     (void)device;
     int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
-    return fd < 0 ? base_fail(-errno, "cannot duplicate the descriptor of an arena of the GPU `host`: %s", base_strerror(errno)) : fd;
+    return fd < 0 ? base_fail(-errno, "cannot duplicate the descriptor of an arena of the GPU `host`: %s" BASE_FILES_HINT,
+                              base_strerror(errno))
+                  : fd;
 }
 
 static int host_copy(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket)
@@ -189,7 +191,7 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
         return base_fail(-EINVAL, "a kernel of %u blocks: the GPU `host` runs at most %u", blocks, BLOCKS_MAX);
     struct block *b = calloc(blocks, sizeof *b);
     if (!b)
-        return base_fail(-ENOMEM, "no memory for a kernel of %u blocks", blocks);
+        return base_fail(-ENOMEM, "no memory for a kernel of %u blocks" BASE_MEMORY_HINT, blocks);
     _Atomic uint32_t go = 0;
     uint32_t started = 0;
     int rc = 0;

@@ -141,7 +141,7 @@ static void piece_fill(struct arena_job *j, struct arena_piece *p)
         piece_end(p, rc);
 }
 
-/* A copy has begun that takes at most so long, unless the bus is slow or busy. */
+/* A copy that has begun takes at most this time, unless the bus is slow or busy. */
 #define COPY_GBS     10 /* bytes a nanosecond */
 #define COPY_MOST_NS (8 * WEFT_MS)
 static void expect_copy(struct arenas *c, uint64_t bytes)
@@ -541,11 +541,11 @@ static int job_wait(struct arenas *c, uint32_t node)
     if (has_room(&r))
         return fab_refuse_node(c->w, node);
     if (fab_in_handler())
-        return base_fail(-ENOBUFS, "%u operations on GPUs' memory to node %u are under way: a handler does not wait for room", ARENA_JOBS,
-                         node);
+        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory are under way; start fewer of them in a handler", node,
+                         ARENA_JOBS);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "%u operations on GPUs' memory to node %u were not complete before the deadline", ARENA_JOBS, node);
+        return base_fail(rc, "node %u: %u operations on GPUs' memory missed the deadline (is the node stopped?)", node, ARENA_JOBS);
     return rc ? rc : fab_refuse_node(c->w, node);
 }
 
@@ -560,7 +560,7 @@ int job_begin(struct arenas *c, const struct arena_job *what, weft_op *op)
         return rc;
     struct arena_job *j = malloc(sizeof *j);
     if (!j)
-        return base_fail(-ENOMEM, "no memory for an operation on a GPU's memory");
+        return base_fail(-ENOMEM, "no memory for an operation on a GPU's memory" BASE_MEMORY_HINT);
     *j = *what;
     j->op = op;
     rc = job_resolve(c, j);

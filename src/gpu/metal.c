@@ -83,7 +83,7 @@ static int metal_open(uint32_t index, void **device)
 {
     struct metal_open *m = calloc(1, sizeof *m);
     if (!m)
-        return base_fail(-ENOMEM, "no memory for the handle of a Metal GPU");
+        return base_fail(-ENOMEM, "no memory for the handle of a Metal GPU" BASE_MEMORY_HINT);
     pthread_mutex_init(&m->lock, NULL);
     m->device = metal_device(index);
     m->queue = m->device ? METAL_SEND(void *, (), m->device, "newCommandQueue") : NULL;
@@ -166,7 +166,7 @@ static int metal_alloc(void *device, size_t bytes, void **memory)
     size_t whole = base_round_up(bytes, BASE_PAGE);
     void *at = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
     if (at == MAP_FAILED)
-        return base_fail(-ENOMEM, "no memory for a buffer of %zu bytes for the GPU", bytes);
+        return base_fail(-ENOMEM, "no memory for a buffer of %zu bytes for the GPU" BASE_MEMORY_HINT, bytes);
     pthread_mutex_lock(&m->lock);
     int rc = metal_piece_new(m, at, whole, true, &p);
     if (!rc)
@@ -231,8 +231,8 @@ static int metal_memory_open(void *device, uint64_t bytes, struct gpu_memory *ou
 {
     uint64_t whole = base_round_up(bytes, BASE_PAGE), available = base_memory_available();
     if (whole > available)
-        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU has %llu bytes free", (unsigned long long)bytes,
-                         (unsigned long long)available);
+        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU has %llu bytes free; open a smaller arena",
+                         (unsigned long long)bytes, (unsigned long long)available);
     int fd = base_memory_fd("weft-arena", whole, false);
     int rc = fd < 0 ? fd : metal_memory_map(device, fd, whole, out);
     if (rc && fd >= 0)
@@ -298,7 +298,7 @@ static int metal_compile(struct metal_open *m, const char *text, const char *nam
     }
     free(all);
     if (!source || !wanted)
-        return base_fail(-ENOMEM, "no memory for the text of a kernel that is to be compiled");
+        return base_fail(-ENOMEM, "no memory for the text of a kernel that is to be compiled" BASE_MEMORY_HINT);
     library = METAL_SEND(void *, (void *, void *, void **), m->device, "newLibraryWithSource:options:error:", source, NULL, &error);
     if (!library)
         return base_fail(-EINVAL, "the kernel's text does not compile: %.400s", metal_error_text(error));
@@ -325,7 +325,8 @@ static int metal_prepare(struct metal_open *m, const char *text, const char *nam
     free(m->name);
     m->text = strdup(text);
     m->name = strdup(name);
-    return m->text && m->name ? metal_compile(m, text, name) : base_fail(-ENOMEM, "no memory to keep the text of a compiled kernel");
+    return m->text && m->name ? metal_compile(m, text, name)
+                              : base_fail(-ENOMEM, "no memory to keep the text of a compiled kernel" BASE_MEMORY_HINT);
 }
 
 /* Copies the kernel's argument into pages of its own, with a buffer over them. */
@@ -360,7 +361,7 @@ static int metal_run(struct metal_open *m, const void *there, struct metal_size 
 {
     void *command = NULL, *argument = metal_argument(m, arg, bytes);
     if (!argument)
-        return base_fail(-ENOMEM, "no memory for a kernel's argument of %zu bytes", bytes);
+        return base_fail(-ENOMEM, "no memory for a kernel's argument of %zu bytes" BASE_MEMORY_HINT, bytes);
     pthread_mutex_lock(&m->lock);
     struct metal_piece *own = *metal_own_at(m, there);
     uint64_t offset = own ? (uint64_t)(uintptr_t)there - own->there : 0;

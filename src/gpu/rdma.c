@@ -12,7 +12,7 @@ static int rdma_register(struct arenas *c, struct gpu_arena *a)
 {
     const struct gpu_backend *b = a->place.backend;
     if (!c->w->options.gpu_rdma)
-        return base_fail(-ECANCELED, "WEFT_GPU_RDMA is no");
+        return base_fail(-ECANCELED, "WEFT_GPU_RDMA is set to no");
     if (!b->memory_dmabuf)
         return base_fail(-EOPNOTSUPP, "memory of GPUs of the kind %s cannot be given to RDMA devices", b->name);
     int fd = b->memory_dmabuf(a->place.device, &a->memory);
@@ -83,7 +83,7 @@ int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gad
 const char *rdma_reason(int why)
 {
     switch (why) {
-    case -ECANCELED: return "WEFT_GPU_RDMA is no there";
+    case -ECANCELED: return "WEFT_GPU_RDMA is set to no on its node";
     case -ENODEV: return "its node uses no RDMA device";
     case -ENOSPC: return "its RDMA device has too few regions for it";
     case -EACCES: return "its RDMA device refuses to access it";

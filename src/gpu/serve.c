@@ -56,7 +56,9 @@ static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out,
     if (!bytes)
         *out = &nothing;
     return *out ? 0
-                : base_fail(-EFAULT, "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas",
+                : base_fail(-EFAULT,
+                            "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas; use memory "
+                            "that this node has allocated",
                             (unsigned long long)addr, (unsigned long long)bytes);
 }
 
@@ -414,7 +416,7 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
 {
     struct gpu_server *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for the thread that serves a GPU");
+        return base_fail(-ENOMEM, "no memory for the thread that serves a GPU" BASE_MEMORY_HINT);
     s->w = workers->w;
     s->workers = workers;
     s->rings = rings;
@@ -427,7 +429,7 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
     int rc = base_thread(&s->thread, turns ? server_run_turns : server_run, s);
     if (rc) {
         free(s);
-        return base_fail(rc, "cannot start the thread that serves a GPU: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that serves a GPU: %s" BASE_THREAD_HINT, base_strerror(rc));
     }
     *out = s;
     return 0;

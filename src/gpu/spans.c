@@ -173,7 +173,8 @@ static int begin_grep(struct gpu_pass *p, const struct gpu_input *in)
     size_t room = in->len / SPAN_GRAIN + 1;
     uint8_t *more = room > p->grains_room ? realloc(p->grains, room) : p->grains;
     if (!more)
-        return base_fail(-ENOMEM, "no memory to record where grep's text was found in %llu bytes", (unsigned long long)in->len);
+        return base_fail(-ENOMEM, "no memory to record where grep's text was found in %llu bytes" BASE_MEMORY_HINT,
+                         (unsigned long long)in->len);
     p->grains = more;
     p->grains_room = room > p->grains_room ? room : p->grains_room;
     return 0;
@@ -248,11 +249,11 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
     struct gpu_spans *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
-        return base_fail(-ENOMEM, "no memory to open a GPU for kernels of weft map");
+        return base_fail(-ENOMEM, "no memory to open a GPU for kernels of weft map" BASE_MEMORY_HINT);
     s->form = form_of(kernel);
     s->kernel = kernel;
     s->arg = arg;
-    int rc = s->form ? 0 : base_fail(-ENOTSUP, "kernel %s cannot run on GPUs", kernel->name);
+    int rc = s->form ? 0 : base_fail(-ENOTSUP, "kernel %s cannot run on GPUs: leave out --gpu", kernel->name);
     if (!rc && s->form->whole)
         rc = kernel_grep_check(arg);
     if (!rc)
@@ -271,7 +272,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "the GPU can be given at most %u pieces of memory", REGIONS);
+        return base_fail(-ENOSPC, "the GPU can be given access to at most %u ranges of memory", REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)
@@ -323,7 +324,7 @@ int gpu_pass_open(struct gpu_spans *s, void *memory, struct gpu_pass **out)
     struct gpu_pass *p = calloc(1, sizeof *p);
     *out = NULL;
     if (!p)
-        return base_fail(-ENOMEM, "no memory for buffers of a GPU");
+        return base_fail(-ENOMEM, "no memory for buffers of a GPU" BASE_MEMORY_HINT);
     p->s = s;
     uint64_t there = attached(s, memory, gpu_pass_bytes());
     int rc = there ? 0 : base_fail(-EINVAL, "the memory of a pass is not attached");
@@ -424,16 +425,16 @@ static int chunk_wait(struct gpu_pass *p, const struct gpu_input *in, const stru
         if (rc != -EINPROGRESS)
             return pass_failed(p, rc);
         if (gpu_spans_failed(s)) /* another pass has seen the failure */
-            return base_fail(-EIO, "the GPU has failed in another thread, and is not used any more");
+            return base_fail(-EIO, "the GPU has failed in another thread, and is not used any more; start the program again to use it");
         if (looks < LOOKS)
             continue;
         if (!deadline)
             deadline = base_deadline(GPU_WAIT);
         else if (base_now_ns() > deadline)
-            return pass_failed(
-                p, base_fail(-ETIMEDOUT,
-                             "the GPU has not finished a chunk of a few megabytes within %lld s: it hangs, or other programs use it",
-                             (long long)(GPU_WAIT / WEFT_SECOND)));
+            return pass_failed(p, base_fail(-ETIMEDOUT,
+                                            "the GPU has not finished a chunk of a few megabytes within %lld s: it hangs, or other "
+                                            "programs use it; end these, or run without --gpu",
+                                            (long long)(GPU_WAIT / WEFT_SECOND)));
         if (in->waiting)
             in->waiting(in->arg);
         base_sleep_ns(NAP);
@@ -445,7 +446,7 @@ int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out)
     const struct form *f = p->s->form;
     weft_span span = span_of(in);
     if (gpu_spans_failed(p->s))
-        return base_fail(-EIO, "the GPU has failed before, and is not used any more");
+        return base_fail(-EIO, "the GPU has failed before, and is not used any more; start the program again to use it");
     if (in->len == 0)
         return f->kernel->run(&span, p->s->arg, out);
     if (!in->bytes && (f->whole || !in->read))

@@ -15,7 +15,7 @@
 bool gpu_spans_has(const weft_kernel *kernel);
 
 /* Counts the GPUs of this machine that can run kernels, `host` excluded, and returns the name of GPU number `which` modulo that count.
- * -ENODEV, with a sentence that ends in the remedy: there is none, or weft was built without code for GPUs. This loads CUDA's driver, so a
+ * -ENODEV: there is none, or weft was built without code for GPUs; the error text ends with the remedy. This loads CUDA's driver, so a
  * process that will fork children that need the driver must not call it. */
 int gpu_spans_look(uint32_t which, char name[16], uint32_t *count);
 

@@ -29,7 +29,9 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
     bool own = weft_gaddr_node(addr) == w->rank && weft_gaddr_space(addr) == 0;
     *out = own ? weft_ptr(w, addr, bytes) : NULL;
     return *out ? 0
-                : base_fail(-EFAULT, "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool",
+                : base_fail(-EFAULT,
+                            "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool; use memory that this "
+                            "node has allocated",
                             (unsigned long long)addr, (unsigned long long)bytes);
 }
 
@@ -59,7 +61,9 @@ static int memory_find(struct weft_node *w, uint64_t addr, uint64_t bytes, struc
         at = NULL;
     out->at = at;
     return at ? 0
-              : base_fail(-EFAULT, "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas",
+              : base_fail(-EFAULT,
+                          "a kernel's request names address %#llx, %llu bytes, which are not in this node's pool or arenas; use memory "
+                          "that this node has allocated",
                           (unsigned long long)addr, (unsigned long long)bytes);
 }
 
@@ -241,7 +245,7 @@ static int tasks_open(struct gpu_workers *all)
 {
     struct gpu_tasks *t = calloc(1, sizeof *t);
     if (!t)
-        return base_fail(-ENOMEM, "no memory for the table of queues that kernels of a GPU use");
+        return base_fail(-ENOMEM, "no memory for the table of queues that kernels of a GPU use" BASE_MEMORY_HINT);
     t->all = all;
     t->last = &t->first;
     pthread_mutex_init(&t->lock, NULL);
@@ -254,7 +258,7 @@ static int tasks_open(struct gpu_workers *all)
     pthread_cond_destroy(&t->more);
     pthread_mutex_destroy(&t->lock);
     free(t);
-    return base_fail(rc, "cannot start the thread for the queues of a GPU: %s", base_strerror(rc));
+    return base_fail(rc, "cannot start the thread for the queues of a GPU: %s" BASE_THREAD_HINT, base_strerror(rc));
 }
 
 static int tasks_add(struct gpu_workers *all, weft_queue *q, uint32_t *number)

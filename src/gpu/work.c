@@ -34,7 +34,8 @@
 
 /* A task in the ring. Only the worker's thread uses it, except `held` and `result`. */
 struct work_task {
-    _Atomic uint64_t held; /* number + 1 while no block has done it; the thread that sets it to 0 decides how the task ends */
+    _Atomic uint64_t
+        held; /* the task's number + 1 while no block has done the task; the thread that sets this to 0 decides how the task ends */
     uint64_t number;
     bool used;
     bool taken;    /* a block is known to have taken the task */
@@ -85,7 +86,7 @@ static void work_count(_Atomic uint64_t *n, uint64_t more)
 
 /* --- the ring --- */
 
-/* Puts a task into a slot. A block that reads the slot meanwhile sees by `number` that the slot has changed: each store is a release, so a
+/* Puts a task into a slot. A block that reads the slot meanwhile sees by `number` that the slot has changed. Each store is a release, so a
  * block that reads a new word also reads the 0 in `number`. */
 static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
 {
@@ -110,7 +111,7 @@ static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
     t->since = now;
     t->lease = *lease;
     k->used++;
-    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take it */
+    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take the task */
     fill_slot(&k->slots[k->next & k->mask], k->next, &lease->task);
     k->next++;
 }
@@ -137,7 +138,7 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     return 0;
 }
 
-/* --- its thread --- */
+/* --- the worker's thread --- */
 
 /* Completes the tasks that blocks have done. Returns how many. */
 static uint32_t finish(weft_gpu_worker *k, int64_t now)
@@ -359,7 +360,7 @@ static int make_ring(weft_gpu_worker *k, uint64_t *there)
     k->done = calloc(slots, sizeof *k->done);
     if (k->memory == MAP_FAILED || !k->tasks || !k->done) {
         k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
-        return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker", slots);
+        return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker" BASE_MEMORY_HINT, slots);
     }
     k->slots = k->memory;
     uint8_t *rest = (uint8_t *)(k->slots + slots);
@@ -423,7 +424,7 @@ static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
     k->open = true;
     rc = base_thread(&k->thread, work_run, k);
     if (rc)
-        return base_fail(rc, "cannot start the thread of a GPU's worker: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread of a GPU's worker: %s" BASE_THREAD_HINT, base_strerror(rc));
     atomic_store_explicit(&all->worker[all->count++], k, memory_order_release);
     return 0;
 }
@@ -436,7 +437,7 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
         return rc;
     weft_gpu_worker *k = calloc(1, sizeof *k);
     if (!k)
-        return base_fail(-ENOMEM, "no memory for a worker of a GPU");
+        return base_fail(-ENOMEM, "no memory for a worker of a GPU" BASE_MEMORY_HINT);
     k->all = all;
     k->q = q;
     k->config = c;

@@ -64,7 +64,7 @@ int weft_kernel_load(const char *file, const char *name, const weft_kernel **out
     /* For a name without a slash dlopen() would search the system's library directories. */
     int n = snprintf(path, sizeof path, "%s%s", strchr(file, '/') ? "" : "./", file);
     if (n < 0 || (size_t)n >= sizeof path)
-        return base_fail(-ENAMETOOLONG, "kernel %s: the path of its shared object is too long", name);
+        return base_fail(-ENAMETOOLONG, "kernel %s: the path of its shared object is too long; use a shorter one", name);
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!object)
         return base_fail(-ENOENT, "kernel %s: %s", name, dlerror());

@@ -15,10 +15,10 @@
 struct kernel_wc_piece {
     uint64_t lines, bytes;
     uint64_t ended; /* words that are ended by white space in this piece, including a word that starts before it */
-    uint8_t start;  /* it is the first piece of its input */
-    uint8_t space;  /* it contains white space */
-    uint8_t head;   /* the run at its start contains a mark */
-    uint8_t tail;   /* the run at its end contains a mark */
+    uint8_t start;  /* the piece is the first of its input */
+    uint8_t space;  /* the piece contains white space */
+    uint8_t head;   /* the run at the start of the piece contains a mark */
+    uint8_t tail;   /* the run at the end of the piece contains a mark */
     uint8_t zero[4];
 };
 

@@ -25,7 +25,7 @@ struct map_apart {
     _Atomic uint64_t died;                    /* nodes that have died, one bit each */
     uint64_t said;                            /* the nodes of `died` that were reported to the user */
     uint64_t out_of_reach;                    /* nodes that are alive but given up because they had no route for too long, one bit each */
-    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* when the node was first seen without a route; 0: it has one */
+    int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* cut_ns: when the node was first seen without a route; 0: there is a route */
     weft_gaddr given, order;
 };
 
@@ -51,6 +51,32 @@ static void on_told(int sig)
     _exit(1);
 }
 
+static void served_free(struct map_job *job, char **served)
+{
+    for (uint32_t i = 0; served && i < job->input_count; i++)
+        free(served[i]);
+    free(served);
+}
+
+/* Makes the list of the orders' `serve`: [inputs]: NODE:PATH for each input that one node reads for all, "" for the others. `*out` is NULL
+ * if no input is read in this way. */
+static int served_inputs(struct map_job *job, char ***out)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < job->input_count; i++)
+        any = any || job->inputs[i].cached;
+    *out = any ? calloc(job->input_count, sizeof **out) : NULL;
+    bool made = !any || *out;
+    for (uint32_t i = 0; any && made && i < job->input_count; i++) {
+        const struct map_input *in = &job->inputs[i];
+        size_t room = in->cached ? strlen(in->path) + 16 : 1;
+        made = ((*out)[i] = calloc(1, room));
+        if (made && in->cached)
+            snprintf((*out)[i], room, "%u:%s", in->home, in->path);
+    }
+    return made ? 0 : base_fail(-ENOMEM, "no memory for the names of %u files" BASE_MEMORY_HINT, job->input_count);
+}
+
 static int give_order(struct map_job *job)
 {
     struct map_apart *a = job->with;
@@ -58,7 +84,8 @@ static int give_order(struct map_job *job)
     bool names = false;
     for (uint32_t i = 0; o->command && o->command[i] && !o->literal; i++)
         names = names || strstr(o->command[i], "{file}");
-    char **name = names ? calloc(job->input_count, sizeof *name) : NULL;
+    char **name = names ? calloc(job->input_count, sizeof *name) : NULL, **served = NULL;
+    int rc = served_inputs(job, &served);
     for (uint32_t i = 0; name && i < job->input_count; i++)
         name[i] = (char *)(uintptr_t)job->inputs[i].name;
     uint32_t argc = 0;
@@ -73,17 +100,19 @@ static int give_order(struct map_job *job)
                               .literal = o->literal,
                               .inputs = job->input_count,
                               .names = name ? job->input_count : 0,
+                              .served = served ? job->input_count : 0,
                               .argc = argc,
                               .kernel = o->command ? NULL : o->kernel,
                               .kernel_file = o->kernel_file,
                               .gpu = o->gpu,
                               .argv = (char **)(uintptr_t)o->command,
-                              .name = name};
+                              .name = name,
+                              .serve = served};
     void *bytes = NULL;
     size_t len = 0;
-    int rc = map_order_write(&order, &bytes, &len);
+    rc = rc ? rc : map_order_write(&order, &bytes, &len);
     if (!rc && (rc = weft_alloc(job->w, len, &a->order)))
-        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: more --memory is needed", len,
+        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: raise --memory", len,
                   (unsigned long long)job->pool_bytes);
     if (!rc) {
         memcpy(weft_ptr(job->w, a->order, len), bytes, len);
@@ -93,6 +122,7 @@ static int give_order(struct map_job *job)
     }
     free(bytes);
     free(name);
+    served_free(job, served);
     return rc;
 }
 
@@ -108,7 +138,7 @@ int map_apart_start(struct map_job *job)
 {
     struct map_apart *a = job->with = calloc(1, sizeof *a);
     if (!a)
-        return base_fail(-ENOMEM, "no memory for the state of the job's nodes");
+        return base_fail(-ENOMEM, "no memory for the state of the job's nodes" BASE_MEMORY_HINT);
     int rc = map_guardian_start(job, (size_t)job->nodes * job->slots);
     if (rc)
         return rc;
@@ -119,6 +149,8 @@ int map_apart_start(struct map_job *job)
     sigaddset(&told, SIGUSR2);
     pthread_sigmask(SIG_UNBLOCK, &told, NULL);
     weft_config config = {.bytes = sizeof config, .pool_bytes = job->pool_bytes};
+    if ((rc = map_homes_serve()))
+        return rc;
     rc = map_node_open(job, &config, on_apart_member);
     atomic_store_explicit(&joined, true, memory_order_relaxed);
     map_nodes_prepare_owner(job);

@@ -23,7 +23,7 @@ static int add_part(struct map_capture *c, uint64_t at, uint64_t len)
         uint32_t room = c->room ? 2 * c->room : 16;
         struct map_part *more = realloc(c->parts, room * sizeof *more);
         if (!more)
-            return base_fail(-ENOMEM, "no memory for a list of %u parts of an output", room);
+            return base_fail(-ENOMEM, "no memory for a list of %u parts of an output" BASE_MEMORY_HINT, room);
         c->parts = more;
         c->room = room;
     }
@@ -155,7 +155,7 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
     if (len > c->outcome_room) {
         uint8_t *more = realloc(c->outcome, len + MAP_INLINE_BYTES);
         if (!more)
-            return base_fail(-ENOMEM, "no memory to report the outcome of a piece");
+            return base_fail(-ENOMEM, "no memory to report the outcome of a piece" BASE_MEMORY_HINT);
         c->outcome = more;
         c->outcome_room = len + MAP_INLINE_BYTES;
     }

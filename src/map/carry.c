@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Bytes that only another node can read, because the nodes are on different hosts: the owner has the input files and the spool, and each
- * node has its own spill file. A node that needs such bytes sends a request (struct map_ask) with an address in its own pool. A thread of
- * the other node, its carrier, reads the bytes into private memory, puts them at the address, and then adds to a word of the asking node.
- * Answering needs no pool memory, so a full pool cannot block an answer.
+ * Bytes that only another node can read, because the nodes are on different hosts: the owner has the spool and input files, other nodes
+ * may have input files, too, and each node has its own spill file. A node that needs such bytes sends a request (struct map_ask) with an
+ * address in its own pool. A thread of the other node, its carrier, reads the bytes into private memory, puts them at the address, and then
+ * adds to a word of the asking node. Answering needs no pool memory, so a full pool cannot block an answer.
  */
 #include "map/job.h"
 
@@ -94,11 +94,9 @@ static int read_asked(struct map_job *job, const struct map_ask *ask, struct map
 {
     if (ask->what == MAP_ASK_SPILL)
         return map_scratch_read(&job->spill, ask->offset, to, ask->len);
-    if (map_is_apart(job))
-        return -EINVAL;
     if (ask->what == MAP_ASK_SPOOL)
-        return map_scratch_read(&job->spool, ask->offset, to, ask->len);
-    if (ask->input >= job->input_count || job->inputs[ask->input].stream)
+        return map_is_apart(job) ? -EINVAL : map_scratch_read(&job->spool, ask->offset, to, ask->len);
+    if (ask->input >= job->input_count || !job->inputs || job->inputs[ask->input].stream || job->inputs[ask->input].home != job->rank)
         return -EINVAL;
     int fd = map_input_fd(job, ask->input, held);
     if (fd < 0)
@@ -150,7 +148,7 @@ int map_carry_start(struct map_job *job)
 {
     struct map_carry *c = calloc(1, sizeof *c);
     if (!c)
-        return base_fail(-ENOMEM, "no memory for requests of other nodes");
+        return base_fail(-ENOMEM, "no memory for requests of other nodes" BASE_MEMORY_HINT);
     c->job = job;
     c->last = &c->first;
     pthread_mutex_init(&c->lock, NULL);
@@ -158,7 +156,7 @@ int map_carry_start(struct map_job *job)
     job->carry = c;
     int rc = -pthread_create(&c->thread, NULL, carrier_main, c);
     if (rc)
-        return base_fail(rc, "cannot start the thread that answers other nodes: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that answers other nodes: %s" BASE_THREAD_HINT, base_strerror(rc));
     c->running = true;
     return weft_handle(job->w, MAP_HANDLER_ASK, on_ask, c);
 }
@@ -231,44 +229,67 @@ bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
     return slot->buffer_bytes >= bytes && bytes;
 }
 
+/* The node that has the piece's bytes. */
+static uint32_t home_of(const struct map_job *job, const struct map_piece *piece)
+{
+    return piece->place == MAP_IN_CACHE ? job->inputs[piece->input].home : 0;
+}
+
 static int start_chunk(struct map_slot *slot, const struct map_piece *piece, uint64_t at, size_t len, weft_gaddr to, unsigned k,
                        weft_op *op)
 {
     struct map_job *job = slot->job;
     if (piece->place == MAP_IN_POOL)
         return weft_get(job->w, weft_ptr(job->w, to, len), piece->at + at, len, op);
-    bool file = piece->place == MAP_IN_FILE;
+    bool file = piece->place != MAP_IN_SPOOL;
     struct map_ask ask = {.what = file ? MAP_ASK_FILE : MAP_ASK_SPOOL,
                           .input = piece->input,
                           .offset = (file ? piece->offset : piece->at) + at,
                           .len = len,
                           .to = to,
                           .word = slot->words + k * sizeof(uint64_t)};
-    return map_ask(job, 0, &ask);
+    return map_ask(job, home_of(job, piece), &ask);
 }
 
 static int end_chunk(struct map_slot *slot, const struct map_piece *piece, unsigned k, weft_op *op)
 {
     if (piece->place != MAP_IN_POOL)
-        return map_asked(slot->job, 0, slot->words + k * sizeof(uint64_t));
+        return map_asked(slot->job, home_of(slot->job, piece), slot->words + k * sizeof(uint64_t));
     return wait_for(slot->job, op);
+}
+
+bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_gaddr *to)
+{
+    const uint64_t window = (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
+    *to = slot->window;
+    if (piece->length <= window)
+        return true;
+    if (map_slot_buffer(slot, piece->length)) {
+        *to = slot->buffer;
+        return true;
+    }
+    if (!slot->brought) {
+        slot->brought = piece->length;
+        slot->brought_at = map_spill_take(slot->job, piece->length);
+    }
+    return false;
+}
+
+void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to, struct map_span *in)
+{
+    if (whole)
+        in->memory = weft_ptr(slot->job->w, to, length);
+    else
+        in->fd = slot->job->spill.fd;
+    in->offset = slot->brought_at;
 }
 
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in)
 {
     struct map_job *job = slot->job;
-    const uint64_t window = (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
     int64_t next = base_now_ns() + job->renew_ns;
-    weft_gaddr to = slot->window;
-    bool whole = piece->length <= window; /* otherwise the piece goes to the spill file, chunk by chunk */
-    if (!whole && map_slot_buffer(slot, piece->length)) {
-        whole = true;
-        to = slot->buffer;
-    }
-    if (!whole) {
-        slot->brought = piece->length;
-        slot->brought_at = map_spill_take(job, piece->length);
-    }
+    weft_gaddr to;
+    bool whole = map_bring_room(slot, piece, &to);
     weft_op ops[MAP_BRING_DEPTH];
     uint64_t started = 0, ended = 0;
     int rc = 0;
@@ -295,14 +316,12 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         map_slot_renew(slot, &next);
     }
     if (rc == -ENODATA)
-        return base_fail(rc, "the input ends before the end of the piece: it was truncated during the job");
+        return base_fail(
+            rc,
+            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
     if (rc)
-        return base_fail(rc, "cannot fetch the piece from node 0: %s", base_strerror(rc));
-    if (whole)
-        in->memory = weft_ptr(job->w, to, piece->length);
-    else
-        in->fd = job->spill.fd;
-    in->offset = slot->brought_at;
+        return base_fail(rc, "cannot fetch the piece from node %u: %s", home_of(job, piece), base_strerror(rc));
+    map_brought(slot, piece->length, whole, to, in);
     return 0;
 }
 

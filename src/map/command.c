@@ -106,7 +106,9 @@ static int feed(struct running *r)
             return base_fail(-errno, "cannot read the piece for the command: %s", base_strerror(errno));
         } else {
             r->failed = MAP_NO_INPUT;
-            return base_fail(-EIO, "the input ends %llu bytes before the end of the piece: it was truncated during the job",
+            return base_fail(-EIO,
+                             "the input ends %llu bytes before the end of the piece: it was truncated during the job; run the job again "
+                             "when the file does not change",
                              (unsigned long long)in->length);
         }
     }

@@ -3,8 +3,10 @@
  * Opens the inputs, and finds the ends of their pieces. It reads only the few bytes around a piece's nominal end.
  */
 #include "map/job.h"
+#include "weft/file.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -22,16 +24,30 @@ static bool size_is_true(int fd, off_t end)
     return n != 0; /* a read error is reported later, by the code that reads the file */
 }
 
+int map_input_look(struct map_input *in)
+{
+    struct stat st;
+    if (stat(in->path, &st))
+        return -errno;
+    in->device = (uint64_t)st.st_dev;
+    in->inode = (uint64_t)st.st_ino;
+    return 0;
+}
+
 /* Open an input. `keep`: keep the descriptor open. Inputs that cannot be opened again by name, such as pipes, always stay open. */
-static int open_input(struct map_input *in, const char *name, bool keep)
+static int open_input(const struct map_job *job, struct map_input *in, const char *name, bool keep)
 {
     struct stat st;
     bool standard = strcmp(name, "-") == 0;
     in->name = standard ? "standard input" : name;
-    in->fd = standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(name, O_RDONLY | O_CLOEXEC);
+    in->path = in->path ? in->path : name;
+    in->fd = standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(in->path, O_RDONLY | O_CLOEXEC);
     if (in->fd < 0)
         return base_fail(-errno, "cannot open %s: %s%s", in->name, base_strerror(errno),
-                         errno == EMFILE ? "; raise the limit on open files (ulimit -n)" : "");
+                         errno == EMFILE ? "; raise the limit on open files (ulimit -n)"
+                         : errno == ENOENT && strchr(name, ':') && !job->apart
+                             ? "; for a file of another host, HOST:PATH, give --cluster or --hostfile"
+                             : "");
     if (fstat(in->fd, &st))
         return base_fail(-errno, "%s: %s", in->name, base_strerror(errno));
     if (S_ISDIR(st.st_mode))
@@ -48,6 +64,9 @@ static int open_input(struct map_input *in, const char *name, bool keep)
     }
     in->device = (uint64_t)st.st_dev;
     in->inode = (uint64_t)st.st_ino;
+    /* A file that is a single piece is read only once anyway. */
+    in->cached = job->apart && !standard && !in->stream && S_ISREG(st.st_mode) && !in->start && in->size > job->options->block_bytes &&
+                 strlen(in->path) <= WEFT_FILE_PATH_MAX;
     if (!keep && !standard && S_ISREG(st.st_mode)) {
         close(in->fd);
         in->fd = -1;
@@ -64,13 +83,13 @@ int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *hel
     if (held->fd >= 0 && held->input == input)
         return held->fd;
     map_held_close(held);
-    int fd = open(in->name, O_RDONLY | O_CLOEXEC);
+    int fd = open(in->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return base_fail(-errno, "cannot open %s again: %s%s", in->name, base_strerror(errno),
                          errno == EMFILE || errno == ENFILE ? "; raise the limit on open files (ulimit -n)" : "");
     if (fstat(fd, &st) || (uint64_t)st.st_dev != in->device || (uint64_t)st.st_ino != in->inode) {
         close(fd);
-        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job", in->name);
+        return base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", in->name);
     }
     *held = (struct map_held){input, fd};
     return fd;
@@ -81,6 +100,24 @@ void map_held_close(struct map_held *held)
     if (held->fd >= 0)
         close(held->fd);
     held->fd = -1;
+}
+
+/* Parses the launcher's list of files that other nodes have, and sets the home of each. */
+static int take_homes(struct map_job *job, const char *text)
+{
+    for (const char *p = text; p && *p;) {
+        char *end;
+        unsigned long file = strtoul(p, &end, 10), node = *end == '=' ? strtoul(end + 1, &end, 10) : ULONG_MAX;
+        if (file >= job->input_count || node >= job->nodes || (*end && *end != ',') || !strchr(job->options->files[file], ':'))
+            return base_fail(-EPROTO, "the list of the files' nodes from the launcher is invalid: use the same weft on all hosts");
+        struct map_input *in = &job->inputs[file];
+        in->name = job->options->files[file];
+        in->path = strchr(in->name, ':') + 1;
+        in->home = (uint32_t)node;
+        in->cached = true;
+        p = *end ? end + 1 : end;
+    }
+    return 0;
 }
 
 int map_inputs_open(struct map_job *job)
@@ -100,14 +137,17 @@ int map_inputs_open(struct map_job *job)
     }
     job->inputs = calloc(o->file_count, sizeof *job->inputs);
     if (!job->inputs)
-        return base_fail(-ENOMEM, "no memory for a list of %u files", o->file_count);
+        return base_fail(-ENOMEM, "no memory for a list of %u files" BASE_MEMORY_HINT, o->file_count);
     for (uint32_t i = 0; i < o->file_count; i++)
         job->inputs[i].fd = -1;
     job->input_count = o->file_count;
     bool known = true;
+    int taken = take_homes(job, o->homes);
+    if (taken)
+        return taken;
     for (uint32_t i = 0; i < o->file_count; i++) {
         struct map_input *in = &job->inputs[i];
-        int rc = open_input(in, o->files[i], i < kept);
+        int rc = in->home ? 0 : open_input(job, in, o->files[i], i < kept); /* inputs of other homes are opened by map_homes_open() */
         if (rc)
             return rc;
         known = known && !in->stream;
@@ -145,7 +185,16 @@ size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len,
     return 0;
 }
 
-int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, uint64_t start, uint64_t *end)
+int64_t map_read_fd(void *fd, void *to, size_t len, uint64_t offset)
+{
+    ssize_t n;
+    do
+        n = pread(*(int *)fd, to, len, (off_t)offset);
+    while (n < 0 && errno == EINTR);
+    return n < 0 ? base_fail(-errno, "cannot read: %s", base_strerror(errno)) : (int64_t)n;
+}
+
+int map_cut_file(const struct map_job *job, const struct map_input *in, map_read_fn read, void *arg, uint64_t start, uint64_t *end)
 {
     uint64_t block = job->options->block_bytes;
     size_t n = job->separator_len;
@@ -159,17 +208,15 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, 
     }
     uint8_t *window = malloc(MAP_STEP_BYTES + n);
     if (!window)
-        return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece", in->name);
+        return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece" BASE_MEMORY_HINT, in->name);
     /* Read little at first: most lines are short. */
     uint64_t at = start + block;
     size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;
     int rc = 0;
     for (;;) {
-        ssize_t got = pread(fd, window, want, (off_t)at);
-        if (got < 0 && errno == EINTR)
-            continue;
+        int64_t got = read(arg, window, want, at);
         if (got < 0) {
-            rc = base_fail(-errno, "cannot read %s: %s", in->name, base_strerror(errno));
+            rc = base_context((int)got, "%s", in->name);
             break;
         }
         if (got == 0 || at >= in->size) { /* the last piece; if the file was truncated, the read of the piece reports it */

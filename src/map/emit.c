@@ -37,7 +37,7 @@ static int open_nameless(struct map_emit *e)
     size_t len = strlen(directory) + 40;
     char *path = malloc(len);
     if (!path)
-        return base_fail(-ENOMEM, "no memory for the path of the unfinished output");
+        return base_fail(-ENOMEM, "no memory for the path of the unfinished output" BASE_MEMORY_HINT);
     snprintf(path, len, "%s/.weft-map-XXXXXX", directory);
     e->fd = mkostemp(path, O_CLOEXEC);
     if (e->fd < 0) {
@@ -52,14 +52,14 @@ static int open_nameless(struct map_emit *e)
     return 0;
 }
 
-/* Follow a dangling symbolic link, and further ones behind it, to the path where the file is to be created. NULL with errno. */
+/* Follow a dangling symbolic link, and the links that it leads to, up to the path where the file is to be created. NULL with errno. */
 static char *behind_links(const char *path)
 {
     char *at = strdup(path), target[4096];
     for (int links = 0; at; links++) {
         ssize_t n = readlink(at, target, sizeof target - 1);
         if (n < 0)
-            return at; /* not a link: the end of the chain */
+            return at; /* `at` is no link: it is the end of the chain */
         target[n] = '\0';
         const char *slash = strrchr(at, '/');
         int directory = target[0] == '/' || !slash ? 0 : (int)(slash - at) + 1;
@@ -82,7 +82,7 @@ int map_emit_open(struct map_emit *e, const char *path)
     e->name = path ? path : "standard output";
     e->buffer = malloc(GATHER_BYTES);
     if (!e->buffer)
-        return base_fail(-ENOMEM, "no memory to write the output");
+        return base_fail(-ENOMEM, "no memory to write the output" BASE_MEMORY_HINT);
     if (!path) {
         e->fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
         return e->fd < 0 ? emit_refused(e, errno, "write to") : 0;
@@ -97,13 +97,13 @@ int map_emit_open(struct map_emit *e, const char *path)
     if (exists && access(path, W_OK))
         return emit_refused(e, errno, "write to");
     e->exists = exists;
-    e->final_path =
-        exists ? realpath(path, NULL) : behind_links(path); /* resolves links, so that a link stays and its target is replaced */
+    e->final_path = exists ? realpath(path, NULL)
+                           : behind_links(path); /* resolves symbolic links, so that a link stays and the file it leads to is replaced */
     if (!e->final_path)
         return emit_refused(e, errno, "open");
     int rc = open_nameless(e);
-    if (!rc && exists) { /* change the owner before the mode, since it clears bits of the mode; a user who may not change the owner keeps
-                            the file */
+    if (!rc && exists) { /* change the owner before the mode, because a change of the owner clears bits of the mode; a user who may not
+                            change the owner keeps the file */
         (void)!fchown(e->fd, st.st_uid, st.st_gid);
         fchmod(e->fd, st.st_mode & 07777);
     }
@@ -165,7 +165,7 @@ int map_emit_close(struct map_emit *e)
         size_t len = strlen(e->final_path) + 40;
         char *path = malloc(len);
         if (!path)
-            return base_fail(-ENOMEM, "no memory for the path of the complete output");
+            return base_fail(-ENOMEM, "no memory for the path of the complete output" BASE_MEMORY_HINT);
         snprintf(from, sizeof from, "/proc/self/fd/%d", e->fd);
         snprintf(path, len, "%s.weft-%d", e->final_path, (int)getpid());
         unlink(path);

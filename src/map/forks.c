@@ -3,8 +3,8 @@
  * Nodes on this machine: forks of the owner, which share the board with it.
  *
  * Who kills whom: every command dies with the thread that started it (PR_SET_PDEATHSIG), but the command's own children do not. So each
- * command has a process group, whose number is on the board, and the survivors of a node kill the groups of its commands: the owner when a
- * worker dies, every worker when the owner dies.
+ * command has a process group, whose number is on the board. The survivors of a node kill the groups of its commands: the owner does so
+ * when a worker dies, and every worker when the owner dies.
  */
 #include "cluster/cluster.h"
 #include "map/job.h"
@@ -73,7 +73,7 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGTSTP, SIG_IGN);
     map_on_signal(SIGCONT, SIG_DFL);
-    base_process_null(2); /* otherwise a reader of our standard output would not see its end before this node has ended */
+    base_process_null(2); /* otherwise a program that reads our standard output would see its end only when this node has ended */
     /* Close these, too, so that the process at the other end of an input or of --output sees when the owner is gone. */
     close(job->emit.fd);
     for (uint32_t i = 0; i < job->input_count; i++)
@@ -113,7 +113,7 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
             node_main(job, timeout_ns);
         }
         if (pid < 0)
-            rc = base_fail((int)pid, "cannot start node %u: %s", node, base_strerror((int)pid));
+            rc = base_fail((int)pid, "cannot start node %u: %s" BASE_THREAD_HINT, node, base_strerror((int)pid));
         else
             atomic_store_explicit(&job->board->pids[node], pid, memory_order_relaxed);
     }

@@ -51,7 +51,7 @@ static int gpu_look(const char *option, struct looked *l)
     *l = (struct looked){.rc = -EIO};
     int rc = base_pipe(fd, 0);
     if (rc)
-        return base_fail(rc, "cannot make a pipe to the process that looks for GPUs: %s", base_strerror(rc));
+        return base_fail(rc, "cannot make a pipe to the process that looks for GPUs: %s" BASE_FILES_HINT, base_strerror(rc));
     pid_t pid = base_process_fork();
     if (pid == 0) {
         char name[16];
@@ -61,7 +61,7 @@ static int gpu_look(const char *option, struct looked *l)
     }
     close(fd[1]);
     if (pid < 0) {
-        rc = base_fail((int)pid, "cannot start the process that looks for GPUs: %s", base_strerror((int)pid));
+        rc = base_fail((int)pid, "cannot start the process that looks for GPUs: %s" BASE_THREAD_HINT, base_strerror((int)pid));
     } else {
         struct pollfd p = {.fd = fd[0], .events = POLLIN};
         int64_t deadline = base_deadline(GPU_LOOK_NS);
@@ -181,7 +181,7 @@ void map_gpu_leave(struct map_slot *slot)
         weft_free(job->w, slot->pass_memory);
 }
 
-/* Allocates the slot's buffers when it gets its first piece. False: there is no room for them. */
+/* Allocates the slot's buffers when the slot gets its first piece. False: there is no room for them. */
 static bool gpu_enter(struct map_slot *slot)
 {
     struct map_job *job = slot->job;
@@ -210,7 +210,8 @@ static int gpu_read(void *arg, uint64_t at, void *to, size_t len)
     map_slot_renew(r->slot, &r->next);
     r->failed = rc != 0;
     if (rc == -ENODATA)
-        return base_fail(-EIO, "the input ends before the end of the piece for the GPU: the file was truncated while it was read");
+        return base_fail(
+            -EIO, "the input ends before the end of the piece for the GPU: the file was truncated while it was read; run the job again");
     return rc ? base_fail(rc, "cannot read the piece from its input: %s", base_strerror(rc)) : 0;
 }
 
@@ -249,7 +250,8 @@ bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offs
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(-EIO, "the mapped input ends before the end of the piece: the file was truncated while a GPU processed it");
+        base_fail(-EIO,
+                  "the mapped input ends before the end of the piece: the file was truncated while a GPU processed it; run the job again");
         return true;
     }
     if (rc && !r.failed && gpu_spans_failed(job->gpu)) {

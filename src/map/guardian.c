@@ -27,7 +27,7 @@ int map_guardian_start(struct map_job *job, size_t lines)
 {
     int fds[2], rc = base_pipe(fds, 0);
     if (rc)
-        return base_fail(rc, "cannot make the pipe to the process that ends a dead node's commands: %s", base_strerror(rc));
+        return base_fail(rc, "cannot make the pipe to the process that ends a dead node's commands: %s" BASE_FILES_HINT, base_strerror(rc));
     fflush(NULL);
     pid_t pid = base_process_fork(); /* all signals stay blocked in the guardian */
     if (pid == 0) {
@@ -37,7 +37,8 @@ int map_guardian_start(struct map_job *job, size_t lines)
     close(fds[0]);
     if (pid < 0) {
         close(fds[1]);
-        return base_fail((int)pid, "cannot start the process that ends a dead node's commands: %s", base_strerror((int)pid));
+        return base_fail((int)pid, "cannot start the process that ends a dead node's commands: %s" BASE_THREAD_HINT,
+                         base_strerror((int)pid));
     }
     job->guardian = pid;
     job->guardian_fd = fds[1];

@@ -43,7 +43,7 @@ struct move {
     size_t len;
     uint32_t part;      /* the part of `home` that these bytes belong to; NO_PART: the outcome itself */
     weft_gaddr release; /* the node's memory to release when the move is done; WEFT_NULL: none */
-    int bounce;         /* index of its bounce buffer; -1: none */
+    int bounce;         /* index of the record's bounce buffer; -1: none */
 };
 
 struct home {
@@ -59,7 +59,7 @@ int home_open(struct map_owner *o)
 {
     struct home *h = o->home = calloc(1, sizeof *h);
     if (!h)
-        return base_fail(-ENOMEM, "no memory for the list of outputs of other nodes");
+        return base_fail(-ENOMEM, "no memory for the list of outputs of other nodes" BASE_MEMORY_HINT);
     int rc = weft_alloc(o->job->w, MOVES * sizeof(uint64_t), &h->words);
     return rc ? rc : weft_alloc(o->job->w, MAP_HOME_BYTES, &h->bounces);
 }
@@ -93,7 +93,7 @@ int home_expect(struct map_owner *o, struct record *r)
         return home_wrong(r);
     r->coming = calloc(1, sizeof *r->coming);
     if (!r->coming)
-        return base_fail(-ENOMEM, "no memory for the output of a piece of another node");
+        return base_fail(-ENOMEM, "no memory for the output of a piece of another node" BASE_MEMORY_HINT);
     r->state = COMING;
     o->home->coming++;
     return 0;
@@ -125,7 +125,7 @@ static void drop_part(struct map_owner *o, const struct map_part *part)
 
 /* --- one move --- */
 
-/* Whether a piece is the next to print, and so may take all the memory it needs. */
+/* Whether a piece is the next to be printed. If so, it may take all the memory that it needs. */
 static bool has_turn(const struct map_owner *o, const struct record *r)
 {
     return r->piece.number == o->job->low || o->job->options->unordered;
@@ -163,7 +163,7 @@ static int place_part(struct map_owner *o, struct record *r, struct move *m, wef
         uint32_t room = c->room ? 2 * c->room : 16;
         struct map_part *more = realloc(c->home, room * sizeof *more);
         if (!more)
-            return base_fail(-ENOMEM, "no memory for a list of %u parts of another node's output", room);
+            return base_fail(-ENOMEM, "no memory for a list of %u parts of another node's output" BASE_MEMORY_HINT, room);
         c->home = more;
         c->room = room;
     }
@@ -211,7 +211,7 @@ static int next_move(struct map_owner *o, struct record *r)
             return 0;
         if (!c->oc) {
             if (!(c->oc = malloc(len)))
-                return base_fail(-ENOMEM, "no memory to fetch the output of a piece from another node");
+                return base_fail(-ENOMEM, "no memory to fetch the output of a piece from another node" BASE_MEMORY_HINT);
             hold(o, r, len);
         }
         m->len = m->asked && len - c->from > MAP_CHUNK_BYTES ? MAP_CHUNK_BYTES : (size_t)(len - c->from);
@@ -350,7 +350,7 @@ static int run_again(struct map_owner *o, struct record *r)
             drop_part(o, &c->home[i]);
     o->held -= r->held;
     r->held = 0;
-    r->attempts--; /* this attempt does not count */
+    r->attempts--; /* an attempt whose output was lost does not count */
     r->state = SUBMITTED;
     o->home->coming--;
     o->job->counts.retried++;
@@ -375,7 +375,7 @@ static int home_look_at(struct map_owner *o, struct record *r, int *status)
             drop_there(o, r->worker, part[i].at, part[i].len & ~MAP_SPILLED);
     struct map_outcome *oc = outcome_at_home(c);
     if (!oc)
-        return base_fail(-ENOMEM, "no memory to keep the outcome of a piece of another node");
+        return base_fail(-ENOMEM, "no memory to keep the outcome of a piece of another node" BASE_MEMORY_HINT);
     o->home->coming--;
     coming_free(r);
     r->status = MAP_STATUS_HOME;

@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the files of this room. Each file calls only those listed before it:
+ * Shared by the files of this room. Its words:
+ *
+ *   owner     node 0 of the job, which cuts the input and prints the output
+ *   apart     a node is apart if it is on another host than the owner: the two share only the fabric
+ *   board     memory that the nodes of a host share: which commands run, whether the job is stopped or ends
+ *   order     the description of the job, which the owner sends to nodes that are apart
+ *   spool     an unlinked file with pieces of streams that do not fit in memory
+ *   spill     an unlinked file with captured output that does not fit in memory
+ *   outcome   the result of a piece: how it ended, where its output is, its error text
+ *   tally     the counts of the work that a node has done
+ *
+ * Each file calls only those listed before it:
  *
  *   scratch.c       unlinked files for what does not fit in memory
  *   cut.c           opens the inputs, and finds the ends of pieces
@@ -14,6 +25,7 @@
  *   tally.c         reports the work of a node that is apart to the owner
  *   capture.c       the output of one piece
  *   carry.c         bytes that only another node can read
+ *   cached.c        files that one node reads once for all, through its file service
  *   command.c       runs one command on one piece
  *   gpu.c           runs the kernel on the node's GPU
  *   worker.c        the slots of a node
@@ -61,6 +73,9 @@
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
     const char *name;
+    const char *path;     /* path of the file at its home: `name` without HOST: */
+    uint32_t home;        /* the node that has the file; not the owner only if the nodes are apart */
+    bool cached;          /* nodes that are apart read the file through the file service of its home */
     int fd;               /* -1: map_input_fd() opens it when it is needed */
     bool stream;          /* can only be read from front to back */
     uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
@@ -74,32 +89,42 @@ struct map_held {
     int fd; /* -1: none */
 };
 
-enum map_place { MAP_IN_FILE, MAP_IN_POOL, MAP_IN_SPOOL };
+enum map_place {
+    MAP_IN_FILE,
+    MAP_IN_POOL,
+    MAP_IN_SPOOL,
+    MAP_IN_CACHE
+}; /* MAP_IN_CACHE: in the file service's cache at the input's home, or in the file there */
 
 struct map_piece {
     uint64_t number; /* from 0 */
     uint32_t input;
     enum map_place place;
     uint64_t offset, length; /* in the input */
-    uint64_t at; /* In a file: offset at which the input starts; in the pool: address of the piece; in the spool: its offset there */
+    uint64_t at; /* In a file: offset at which the input starts; in the pool: address of the piece; in the spool: its offset there; in the
+                    cache: which file it is (map_identity()) */
 };
 
 struct map_job;
 
 int map_inputs_open(struct map_job *job);
 void map_inputs_close(struct map_job *job);
+int map_input_look(struct map_input *in); /* read the file's size and identity again, at its home */
 /* A descriptor of an input. The job or `held` owns it; it is valid until the next call. */
 int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
 void map_held_close(struct map_held *held);
-/* Find the end of the piece that starts at `start`. */
-int map_cut_file(const struct map_job *job, const struct map_input *in, int fd, uint64_t start, uint64_t *end);
+/* Find the end of the piece that starts at `start`. `read` reads like pread(2): `len` bytes, or those up to the end of the file; a negative
+ * errno, with an error text. */
+typedef int64_t (*map_read_fn)(void *arg, void *to, size_t len, uint64_t offset);
+int map_cut_file(const struct map_job *job, const struct map_input *in, map_read_fn read, void *arg, uint64_t start, uint64_t *end);
+int64_t map_read_fd(void *fd, void *to, size_t len, uint64_t offset); /* a map_read_fn; `fd` points to an int */
 /* The end (behind the separator) of the first separator in bytes [0, len) that begins at `nominal` or later. The search begins at `*scan`.
  * Returns 0 if there is none; `*scan` is then where the next search begins. GNU parallel cuts in the same way. */
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan);
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
 struct map_scratch {
-    int fd; /* -1: it could not be created, for the reason in `error`. Shared by all nodes, unless they are apart */
+    int fd; /* the scratch file; -1: it could not be created, for the reason in `error`. Shared by all nodes, unless they are apart */
     int error;
     char directory[256];
 };
@@ -115,12 +140,11 @@ void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len
 /* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node that is apart shares a board
  * only with its guardian, and that board has only its own lines --- */
 enum map_gpu {
-    MAP_GPU_FINE,
-    MAP_GPU_FAILING,
-    MAP_GPU_FAILED,
-    MAP_GPU_SAID
-}; /* the GPU works, or the node uses none; the GPU has failed, and the reason is being written; the reason is complete; the failure was
-      reported */
+    MAP_GPU_FINE,    /* the GPU works, or the node uses none */
+    MAP_GPU_FAILING, /* the GPU has failed, and the reason is being written */
+    MAP_GPU_FAILED,  /* the reason is complete */
+    MAP_GPU_SAID     /* the failure was reported */
+};
 struct map_line {                                    /* one for each slot; written by that slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
     _Atomic uint32_t busy;
@@ -142,7 +166,7 @@ int map_board_create(struct map_job *job, size_t lines);
 void map_board_destroy(struct map_job *job);
 /* Owner only: install the handlers of signals that end the job, and do other one-time setup. */
 void map_nodes_prepare_owner(struct map_job *job);
-void map_nodes_forget(void); /* the job is over: signal handlers must no longer use it */
+void map_nodes_forget(void); /* the job is over: signal handlers must no longer use `job` */
 void map_on_signal(int sig, void (*handler)(int));
 /* Called at the end of such a handler: pass the signal to the handler that was installed before. The earlier handler is that of the fabric,
  * which releases devices, or the default action. */
@@ -162,16 +186,16 @@ void map_forks_check(struct map_job *job); /* kill the commands of nodes that ha
 void map_forks_wait(struct map_job *job);  /* at the end of the job: wait for the nodes, which leave by themselves */
 
 /* --- guardian.c: the process that kills the commands of a node that is apart when the node has ended --- */
-/* Call it before opening descriptors whose other ends must see this process end. `lines`: number of lines on the board. */
+/* Call this before opening descriptors whose other ends must see this process end. `lines`: number of lines on the board. */
 int map_guardian_start(struct map_job *job, size_t lines);
 void map_guardian_end(struct map_job *job);
 
 /* --- tally.c: what a node that is apart has done --- */
-struct map_tally { /* lies in the owner's pool; the node writes it */
+struct map_tally { /* counts that the node writes, in the owner's pool */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
     uint64_t gpu_failed; /* 0 or 1 */
 };
-struct map_telling { /* the node's side: the copy that it sends */
+struct map_telling { /* the node's side: the copy that the node sends */
     pthread_mutex_t lock;
     struct map_tally tally;
     weft_op op;
@@ -180,7 +204,7 @@ struct map_telling { /* the node's side: the copy that it sends */
 void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Returns whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
+/* Tells whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -207,11 +231,34 @@ struct map_span;
 struct map_slot;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
+/* Finds room for a piece that is fetched. True: `*to` has room for the whole piece. False: `*to` has room for MAP_BRING_DEPTH chunks at a
+ * time, which then go to the spill file. */
+bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_gaddr *to);
+void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to,
+                 struct map_span *in);        /* called when all bytes have arrived */
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
 /* Make sure that the slot's buffer in the pool, which is reused for each piece, has `bytes`. False: there is no such memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
-/* Renew the claim on the slot's piece, if it is time to (`*next`). */
+/* Renew the claim on the slot's piece, once `*next` has come. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
+
+/* --- cached.c: inputs that their home reads once for all --- */
+/* A number that identifies the file with this device and inode. */
+uint64_t map_identity(uint64_t device, uint64_t inode);
+int map_homes_serve(void); /* before the node is opened: have it offer the file service, for the inputs whose home is this node */
+int map_homes_offer(struct map_job *job); /* once the node is open and the inputs are known: offer these inputs */
+int map_homes_open(
+    struct map_job *job); /* owner only: reads size and identity of the inputs of other homes; waits until these homes know of them */
+void map_homes_close(struct map_job *job); /* owner only */
+/* For map_cut_file(): reads an input that another node has. `arg`: struct map_remote */
+struct map_remote {
+    struct map_job *job;
+    const struct map_input *in;
+    uint32_t input;
+};
+int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset);
+/* Fetch a piece through the file service. Like map_bring(). */
+int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
 
 /* --- spawn.c: the start of one command --- */
 struct map_command {
@@ -229,7 +276,7 @@ int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int
 /* --- capture.c: the output of one piece, and its storage until it is printed --- */
 enum map_kind {
     MAP_OK,
-    MAP_EXITED,    /* code: its exit status */
+    MAP_EXITED,    /* code: the exit status of the command */
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
     MAP_NO_START,  /* code: errno; the command cannot be started on any node */
@@ -328,7 +375,7 @@ struct map_slot {
     weft_gaddr window, words;     /* for fetching pieces from other nodes: MAP_BRING_DEPTH chunks, and an answer word for each */
     uint64_t brought_at, brought; /* offset and length in the spill file of a fetched piece that is too large for memory */
     struct gpu_pass *pass;        /* buffers of the GPU; allocated with the first piece; NULL: none */
-    weft_gaddr pass_memory;       /* pool memory for them */
+    weft_gaddr pass_memory;       /* pool memory for the GPU's buffers */
     bool entered;                 /* the buffers were requested already */
     struct map_held held;         /* the input of the last piece */
     pthread_t thread;
@@ -411,7 +458,7 @@ struct map_job {
     const weft_kernel *kernel;
     const char *kernel_arg;
     uint32_t gpus;         /* of this machine that run kernels, counted by the owner; 0: none is needed */
-    struct gpu_spans *gpu; /* this node's; NULL: none */
+    struct gpu_spans *gpu; /* the GPU of this node; NULL: none */
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;
@@ -423,6 +470,7 @@ struct map_job {
     pid_t guardian;     /* 0: none */
     int guardian_fd;
     struct map_carry *carry; /* carry.c */
+    weft_gaddr look;         /* owner only: pool memory for map_read_remote(); WEFT_NULL: this node is the home of all inputs */
     char coord[64];
     pid_t owner_pid;
 

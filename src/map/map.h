@@ -14,7 +14,7 @@
  *      owner.c   main thread: reap -> retry, or emit.c in order -> release
  *      nodes.c   opens nodes, records the running commands on the board, and ends everything at once
  *      apart.c   nodes on other hosts: order.c (command and limits), carry.c (bytes that one node reads for another),
- *                home.c (outputs that the owner fetches)
+ *                cached.c (files that one node reads once for all), home.c (outputs that the owner fetches)
  *
  * A piece either succeeds or fails as a whole: its output is captured completely before any of it is printed.
  */
@@ -29,6 +29,9 @@ enum map_when { MAP_AUTO, MAP_ALWAYS, MAP_NEVER };
 struct map_options {
     char *const *files;
     uint32_t file_count;
+    /* for files that other nodes have (HOST:PATH): "INDEX=NODE,...", each file's index and its node; NULL: there are none. Only with
+       `apart` */
+    const char *homes;
     char *const *command;    /* NULL-terminated; NULL: a kernel */
     const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */
     const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */

@@ -43,9 +43,11 @@ int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t leng
     struct stat st;
     *m = (struct map_mapped){.page = (size_t)sysconf(_SC_PAGESIZE)};
     if (fstat(fd, &st))
-        return base_fail(-errno, "cannot get the size of an input file: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot get the size of an input file (fstat): %s", base_strerror(errno));
     if (S_ISREG(st.st_mode) && (offset > (uint64_t)st.st_size || length > (uint64_t)st.st_size - offset))
-        return base_fail(-ENODATA, "the input ends before the end of the piece: it was truncated during the job");
+        return base_fail(
+            -ENODATA,
+            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
     pthread_once(&handled, mapped_handle);
     sigset_t bus;
     sigemptyset(&bus);

@@ -133,7 +133,7 @@ void map_nodes_stop_with(struct map_job *job)
     struct sigaction sa;
     stoppable = job;
     if (sigaction(SIGTSTP, NULL, &sa) || sa.sa_handler == SIG_IGN)
-        return; /* SIGTSTP is ignored, so no shell would continue the job: do not stop it */
+        return; /* SIGTSTP is ignored, so no shell would continue the job: do not stop the job */
     sa = (struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART};
     sigfillset(&sa.sa_mask);
     sigaction(SIGTSTP, &sa, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Serializes and parses the order: a head, followed by zero-terminated strings. These are the kernel (and its file, and the GPU, if there
- * are any) or the words of the command, and then the names of the inputs.
+ * are any) or the words of the command, the names of the inputs, and NODE:PATH for each input that one node reads for all.
  */
 #include "map/order.h"
 
@@ -16,9 +16,9 @@ struct head {
     uint32_t slots, retries, inputs, names, argc, literal, kernel; /* literal: 0 or 1; kernel: number of strings for the kernel, 0 to 2 */
     int64_t timeout_ns, lease_ns;
     uint64_t given, tallies;
-    uint32_t gpu, zero; /* gpu: 0 or 1 */
+    uint32_t gpu, served; /* gpu: 0 or 1 */
 };
-static const char order_magic[8] = {'w', 'e', 'f', 't', 'm', 'a', 'p', '2'};
+static const char order_magic[8] = {'w', 'e', 'f', 't', 'm', 'a', 'p', '3'};
 
 static void put(char **at, const char *text)
 {
@@ -35,8 +35,11 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
         bytes += strlen(o->argv[i]) + 1;
     for (uint32_t i = 0; i < o->names; i++)
         bytes += strlen(o->name[i]) + 1;
+    for (uint32_t i = 0; i < o->served; i++)
+        bytes += strlen(o->serve[i]) + 1;
     if (bytes > MAP_ORDER_MAX - sizeof(struct head))
-        return base_fail(-E2BIG, "the command and the names of the files have %llu bytes, too many for nodes on other hosts",
+        return base_fail(-E2BIG,
+                         "the command and the names of the files have %llu bytes, too many for nodes on other hosts: name fewer files",
                          (unsigned long long)bytes);
     struct head h = {.bytes = (uint32_t)bytes,
                      .slots = o->slots,
@@ -52,12 +55,13 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
                      .lease_ns = o->lease_ns,
                      .given = o->given,
                      .tallies = o->tallies,
-                     .gpu = o->kernel && o->gpu};
+                     .gpu = o->kernel && o->gpu,
+                     .served = o->served};
     memcpy(h.magic, order_magic, sizeof h.magic);
     *len = sizeof h + bytes;
     char *at = *out = malloc(*len);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for the description of the job");
+        return base_fail(-ENOMEM, "no memory for the description of the job" BASE_MEMORY_HINT);
     memcpy(at, &h, sizeof h);
     at += sizeof h;
     if (o->kernel)
@@ -70,6 +74,8 @@ int map_order_write(const struct map_order *o, void **out, size_t *len)
         put(&at, o->argv[i]);
     for (uint32_t i = 0; i < o->names; i++)
         put(&at, o->name[i]);
+    for (uint32_t i = 0; i < o->served; i++)
+        put(&at, o->serve[i]);
     return 0;
 }
 
@@ -95,21 +101,24 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     char *text = bytes + sizeof h;
     for (size_t i = 0; i < len - sizeof h; i++)
         strings += text[i] == '\0';
-    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.gpu + h.argc + h.names || (h.bytes && text[h.bytes - 1] != '\0') ||
-        h.kernel > 2 || h.gpu > (h.kernel != 0) || h.zero || h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) ||
-        h.slots > MAP_SLOTS_MAX || h.inputs == 0 || (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
+    if (h.bytes != len - sizeof h || strings != (uint64_t)h.kernel + h.gpu + h.argc + h.names + h.served ||
+        (h.bytes && text[h.bytes - 1] != '\0') || h.kernel > 2 || h.gpu > (h.kernel != 0) || (h.served && h.served != h.inputs) ||
+        h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) || h.slots > MAP_SLOTS_MAX || h.inputs == 0 ||
+        (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
         return base_fail(-EPROTO, "the description of the job from node 0 is invalid: use the same weft on all hosts");
     o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
     o->name = h.names ? calloc(h.names, sizeof *o->name) : NULL;
-    if (!o->argv || (h.names && !o->name)) {
+    o->serve = h.served ? calloc(h.served, sizeof *o->serve) : NULL;
+    if (!o->argv || (h.names && !o->name) || (h.served && !o->serve)) {
         map_order_free(o);
-        return base_fail(-ENOMEM, "no memory for the description of the job from node 0");
+        return base_fail(-ENOMEM, "no memory for the description of the job from node 0" BASE_MEMORY_HINT);
     }
     char *kernel[2] = {NULL, NULL}, *gpu = NULL;
     text = order_take(text, kernel, h.kernel);
     text = order_take(text, &gpu, h.gpu);
     text = order_take(text, o->argv, h.argc);
-    order_take(text, o->name, h.names);
+    text = order_take(text, o->name, h.names);
+    order_take(text, o->serve, h.served);
     o->kernel = kernel[0];
     o->kernel_file = kernel[1];
     o->gpu = gpu;
@@ -117,6 +126,7 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     o->retries = h.retries;
     o->inputs = h.inputs;
     o->names = h.names;
+    o->served = h.served;
     o->argc = h.argc;
     o->literal = h.literal;
     o->timeout_ns = h.timeout_ns;
@@ -130,5 +140,6 @@ void map_order_free(struct map_order *o)
 {
     free(o->argv);
     free(o->name);
+    free(o->serve);
     *o = (struct map_order){0};
 }

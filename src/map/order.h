@@ -16,12 +16,13 @@ struct map_order {
     int64_t timeout_ns, lease_ns;
     uint64_t given, tallies; /* gaddrs in the owner's pool; `tallies`: an array with a struct map_tally for each node */
     bool literal;
-    uint32_t inputs, names, argc;
+    uint32_t inputs, names, served, argc;
     const char *kernel;      /* NULL: a command */
     const char *kernel_file; /* as in map_options; NULL: a built-in kernel */
-    const char *gpu;         /* as there; only with a kernel */
+    const char *gpu;         /* as in map_options; NULL: no GPU. Only with a kernel */
     char **argv;             /* [argc], then NULL */
     char **name;             /* [names]: names of the inputs; none if no argument needs them */
+    char **serve; /* [served]: for each input NODE:PATH if one node reads it for all, else ""; NULL: no input is read in this way */
 };
 
 /* Serialize an order. The caller frees `*out`. */

@@ -43,8 +43,9 @@ static int feed_inputs(struct map_owner *o)
     for (uint32_t i = 0; i < job->input_count && !rc; i++) {
         const struct map_input *in = &job->inputs[i];
         struct map_piece piece = {.input = i};
-        int fd = map_input_fd(job, i, &held);
-        if (fd < 0) {
+        struct map_remote remote = {job, in, i};
+        int fd = in->home ? -1 : map_input_fd(job, i, &held);
+        if (fd < 0 && !in->home) {
             rc = fd;
             break;
         }
@@ -58,12 +59,13 @@ static int feed_inputs(struct map_owner *o)
             continue;
         }
         for (uint64_t at = in->start, end; at < in->size && !rc; at = end) {
-            rc = map_cut_file(job, in, fd, at, &end);
+            rc = in->home ? map_cut_file(job, in, map_read_remote, &remote, at, &end) : map_cut_file(job, in, map_read_fd, &fd, at, &end);
             if (rc)
                 break;
             piece.offset = at;
             piece.length = end - at;
-            piece.at = in->start;
+            piece.place = in->cached ? MAP_IN_CACHE : MAP_IN_FILE;
+            piece.at = in->cached ? map_identity(in->device, in->inode) : in->start;
             rc = feed_piece(o, &piece);
         }
     }
@@ -96,7 +98,7 @@ static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_
         uint64_t room = 2 * (at + len);
         uint8_t *more = realloc(o->fold_input, room);
         if (!more)
-            return base_fail(-ENOMEM, "no memory to combine the results of the kernel");
+            return base_fail(-ENOMEM, "no memory to combine the results of the kernel" BASE_MEMORY_HINT);
         o->fold_input = more;
         o->fold_room = room;
     }
@@ -115,7 +117,7 @@ static int print_spilled(struct map_owner *o, uint64_t *at, const struct map_par
 {
     uint64_t left = part->len & ~MAP_SPILLED, from = part->at;
     uint8_t *buffer = malloc(MAP_CHUNK_BYTES);
-    int rc = buffer ? 0 : base_fail(-ENOMEM, "no memory to read temporary files");
+    int rc = buffer ? 0 : base_fail(-ENOMEM, "no memory to read temporary files" BASE_MEMORY_HINT);
     while (!rc && left) {
         size_t n = left < MAP_CHUNK_BYTES ? (size_t)left : MAP_CHUNK_BYTES;
         rc = map_scratch_read(&o->job->spill, from, buffer, n);
@@ -142,7 +144,7 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
         }
         const uint8_t *bytes = weft_ptr(o->job->w, part[i].at, part[i].len);
         rc = bytes ? take_bytes(o, &at, bytes, part[i].len)
-                   : base_fail(-EPROTO, "output of a piece is not in the pool of node %u", r->worker);
+                   : base_fail(-EPROTO, "output of a piece is not in the pool of node %u: use the same weft on all hosts", r->worker);
         owner_release_part(o, r, &part[i]);
     }
     if (!rc && oc->tail_len)
@@ -330,20 +332,20 @@ int map_owner_run(struct map_job *job)
 {
     struct map_owner *o = calloc(1, sizeof *o);
     if (!o)
-        return base_fail(-ENOMEM, "no memory for the list of pieces");
+        return base_fail(-ENOMEM, "no memory for the list of pieces" BASE_MEMORY_HINT);
     job->owner = o;
     o->job = job;
     int rc = 0;
     if (job->kernel && job->kernel->fold) {
         o->fold_state = calloc(1, job->kernel->state_bytes);
-        rc = o->fold_state ? 0 : base_fail(-ENOMEM, "no memory for the combined result of the kernel");
+        rc = o->fold_state ? 0 : base_fail(-ENOMEM, "no memory for the combined result of the kernel" BASE_MEMORY_HINT);
     }
     if (!rc)
         rc = job->apart ? map_apart_start(job) : map_forks_start(job);
     if (!rc)
         rc = make_given(o);
-    if (!rc && job->apart && !(rc = home_open(o)))
-        rc = map_apart_order(job);
+    if (!rc && job->apart && !(rc = home_open(o)) && !(rc = map_homes_offer(job)) && !(rc = map_apart_order(job)))
+        rc = map_homes_open(job);
     if (!rc)
         rc = map_slots_start(job);
     job->counts.open_ns = base_now_ns();
@@ -351,7 +353,7 @@ int map_owner_run(struct map_job *job)
         pthread_t feeder; /* not joined: its last action sets job->fed, which main_loop() sees */
         rc = -pthread_create(&feeder, NULL, feeder_main, o);
         if (rc)
-            base_fail(rc, "cannot start the thread that reads the input: %s", base_strerror(rc));
+            base_fail(rc, "cannot start the thread that reads the input: %s" BASE_THREAD_HINT, base_strerror(rc));
         else
             pthread_detach(feeder);
     }

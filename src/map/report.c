@@ -140,7 +140,7 @@ int map_report_stats(struct map_job *job)
                   "bytes_per_second", rate, "piece_overhead_us", own_us, "spilled_bytes", (json_int_t)spilled, "nodes", (int)job->nodes,
                   "slots", (int)job->slots, "nodes_died", (int)c->nodes_died, "by_node", nodes);
     if (!whole)
-        return base_fail(-ENOMEM, "no memory for the summary");
+        return base_fail(-ENOMEM, "no memory for the summary" BASE_MEMORY_HINT);
     int rc = 0;
     map_progress_clear(job);
     if (o->stats_file && json_dump_file(whole, o->stats_file, JSON_INDENT(2) | JSON_REAL_PRECISION(9)))

@@ -37,7 +37,7 @@ static int dry_run(struct map_job *job)
             continue;
         }
         for (uint64_t at = in->start, end; at < in->size; at = end) {
-            int fd = map_input_fd(job, i, &held), rc = fd < 0 ? fd : map_cut_file(job, in, fd, at, &end);
+            int fd = map_input_fd(job, i, &held), rc = fd < 0 ? fd : map_cut_file(job, in, map_read_fd, &fd, at, &end);
             if (rc) {
                 map_held_close(&held);
                 return rc;
@@ -65,7 +65,7 @@ static int check_writable(const char *option, const char *path)
     size_t len = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
     char *directory = strndup(slash ? path : ".", len);
     if (!directory)
-        return base_fail(-ENOMEM, "no memory for the path of the output's directory");
+        return base_fail(-ENOMEM, "no memory for the path of the output's directory" BASE_MEMORY_HINT);
     int rc = 0;
     if (!path[0] || access(directory, W_OK | X_OK))
         rc = base_fail(-EINVAL, "%s %s: cannot create a file in %s: %s", option, path, directory, base_strerror(path[0] ? errno : ENOENT));
@@ -101,10 +101,10 @@ static int check_stats_file(const struct map_options *o)
     const char *path = o->stats_file;
     int rc = check_writable("--stats-file", path);
     if (!rc && same_file(path, o->output, STDOUT_FILENO))
-        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output", path);
+        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output; name another one", path);
     for (uint32_t i = 0; i < o->file_count && !rc; i++)
         if (same_file(path, strcmp(o->files[i], "-") ? o->files[i] : NULL, STDIN_FILENO))
-            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input", path);
+            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input; name another one", path);
     return rc;
 }
 
@@ -155,7 +155,7 @@ static int prepare_kernel(struct map_job *job)
         if (rc)
             return rc;
         if (!job->kernel->takes_arg && job->kernel_arg)
-            return base_fail(-EINVAL, "kernel %s takes no argument", job->kernel->name);
+            return base_fail(-EINVAL, "kernel %s takes no argument; leave out the colon and what follows it", job->kernel->name);
         if (job->kernel->takes_arg && (!job->kernel_arg || !job->kernel_arg[0]))
             return base_fail(-EINVAL, "kernel %s needs an argument: --kernel %s:TEXT", job->kernel->name, job->kernel->name);
         if (job->kernel->whole_lines && o->cut != MAP_CUT_LINES)
@@ -224,7 +224,7 @@ int map_run(const struct map_options *options)
     struct map_job *job = calloc(1, sizeof *job);
     int rc, status = 1;
     if (!job) {
-        fprintf(stderr, "weft map: no memory\n");
+        fprintf(stderr, "weft map: no memory" BASE_MEMORY_HINT "\n");
         return status;
     }
     job->options = options;

@@ -29,7 +29,7 @@ static int serve_make(struct map_job *job)
 {
     struct following *f = job->following = calloc(1, sizeof *f);
     if (!f)
-        return base_fail(-ENOMEM, "no memory for the state of the job");
+        return base_fail(-ENOMEM, "no memory for the state of the job" BASE_MEMORY_HINT);
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->ordered, NULL);
     pthread_mutex_init(&job->telling.lock, NULL);
@@ -123,9 +123,36 @@ static int get_order(struct map_job *job)
             "node 0 has announced a description of the job of %llu bytes, which is more than possible: use the same weft on all hosts",
             (unsigned long long)len);
     if (!(f->order_bytes = malloc(len)))
-        return base_fail(-ENOMEM, "no memory to receive the description of the job from node 0");
+        return base_fail(-ENOMEM, "no memory to receive the description of the job from node 0" BASE_MEMORY_HINT);
     int rc = weft_get_blocking(job->w, f->order_bytes, at, len);
     return rc ? rc : map_order_read(&f->o, f->order_bytes, len);
+}
+
+static int follow_inputs(struct map_job *job, const struct map_order *o)
+{
+    job->input_count = o->inputs;
+    if (!o->names && !o->served)
+        return 0;
+    job->inputs = calloc(o->inputs, sizeof *job->inputs);
+    if (!job->inputs)
+        return base_fail(-ENOMEM, "no memory for the names of the files" BASE_MEMORY_HINT);
+    for (uint32_t i = 0; i < o->inputs; i++) {
+        struct map_input *in = &job->inputs[i];
+        *in = (struct map_input){.name = o->names ? o->name[i] : "", .fd = -1};
+        char *end, *serve = o->served && o->serve[i][0] ? o->serve[i] : NULL;
+        unsigned long home = serve ? strtoul(serve, &end, 10) : 0;
+        if (!serve)
+            continue;
+        if (*end != ':' || home >= MAP_NODES_MAX || !end[1])
+            return base_fail(-EPROTO, "the description of the job from node 0 is invalid: use the same weft on all hosts");
+        in->path = end + 1;
+        in->name = o->names ? in->name : in->path;
+        in->home = (uint32_t)home;
+        in->cached = true;
+        if (in->home == job->rank)
+            (void)map_input_look(in); /* if the file is missing, opening it for a piece reports that */
+    }
+    return 0;
 }
 
 /* Set up the job as the order says. */
@@ -159,14 +186,8 @@ static int follow_order(struct map_job *job)
         job->slots = (uint32_t)((job->pool_bytes - MAP_POOL_MIN) / each);
     if (job->slots == 0)
         job->slots = 1;
-    job->input_count = o->inputs;
-    if (o->names) {
-        job->inputs = calloc(o->inputs, sizeof *job->inputs);
-        if (!job->inputs)
-            return base_fail(-ENOMEM, "no memory for the names of the files");
-        for (uint32_t i = 0; i < o->inputs; i++)
-            job->inputs[i] = (struct map_input){.name = o->name[i], .fd = -1};
-    }
+    if ((rc = follow_inputs(job, o)))
+        return rc;
     if (o->kernel)
         return map_choose_kernel(job);
     if (map_command_resolve(&job->command, o->argv, o->literal)) /* the command's start will fail, and report why */
@@ -185,23 +206,23 @@ static int serve_run(struct map_job *job)
         return rc;
     map_signals_save();
     serving = job;
-    /* Ignore these: the owner decides what they do. */
+    /* Ignore these signals: the owner decides what happens. */
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
-    base_process_null(2); /* otherwise a reader of our standard output would not see its end before this node has ended */
+    base_process_null(2); /* otherwise a program that reads our standard output would see its end only when this node has ended */
     map_scratch_open(&job->spill);
     weft_config config = {.bytes = sizeof config};
-    if ((rc = map_node_open(job, &config, on_serve_member)))
+    if ((rc = map_homes_serve()) || (rc = map_node_open(job, &config, on_serve_member)))
         return rc;
     map_on_signal(SIGTERM, on_end);
     map_on_signal(SIGHUP, on_end);
     map_nodes_stop_with(job);
     struct following *f = job->following;
     if ((rc = weft_handle(job->w, MAP_HANDLER_ORDER, on_order, f)) || (rc = weft_handle(job->w, MAP_HANDLER_PRINTS, on_prints, job)) ||
-        (rc = get_order(job)) || (rc = follow_order(job)) || (rc = map_carry_start(job)) || (rc = map_queue_open(job)) ||
-        (rc = map_slots_start(job)))
+        (rc = get_order(job)) || (rc = follow_order(job)) || (rc = map_carry_start(job)) || (rc = map_homes_offer(job)) ||
+        (rc = map_queue_open(job)) || (rc = map_slots_start(job)))
         return rc;
     map_slots_join(job);
     map_gpu_close(job);
@@ -220,7 +241,7 @@ int map_serve(void)
     struct map_job *job = calloc(1, sizeof *job);
     const char *rank = getenv("WEFT_RANK");
     if (!job) {
-        fprintf(stderr, "weft map: no memory\n");
+        fprintf(stderr, "weft map: no memory" BASE_MEMORY_HINT "\n");
         return 1;
     }
     job->apart = true;

@@ -9,7 +9,8 @@
 
 extern char **environ;
 
-/* The signal dispositions that this program was started with. The program changes its own; the commands that it starts get these. */
+/* The signal dispositions that this program was started with. The program changes its own dispositions; the commands that it starts get
+ * these. */
 static struct base_dispositions original;
 static sigset_t original_mask;
 
@@ -39,7 +40,7 @@ int map_environment_save(bool apart)
         count++;
     char **kept = calloc(count + 1, sizeof *kept);
     if (!kept)
-        return base_fail(-ENOMEM, "no memory for the environment");
+        return base_fail(-ENOMEM, "no memory for the environment" BASE_MEMORY_HINT);
     for (size_t i = 0; i < count; i++) {
         const char *was = outer_value(environ[i]);
         bool hidden = was && !strchr(was, '=')[1];

@@ -68,7 +68,7 @@ static void give_memory(struct map_job *job, weft_gaddr at, uint64_t bytes)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* The pool memory that a stream piece counts as, computed from its length alone, so that no record of it is needed. */
+/* How much pool memory is counted for a stream piece. It depends on the piece's length alone, so that no record of it is needed. */
 static uint64_t piece_memory(uint64_t length)
 {
     return base_round_up(length + 1, MAP_STEP_BYTES);
@@ -104,7 +104,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t 
     size_t room = keep + job->separator_len + 4 * MAP_STEP_BYTES;
     uint8_t *window = malloc(room);
     if (!window)
-        return base_fail(-ENOMEM, "no memory to find the end of a long piece of %s", s->in->name);
+        return base_fail(-ENOMEM, "no memory to find the end of a long piece of %s" BASE_MEMORY_HINT, s->in->name);
     uint64_t block = job->options->block_bytes, length = 0;
     int rc = map_scratch_write(&job->spool, s->spool_end, begun, begun_len);
     memcpy(window, begun + begun_len - keep, keep);
@@ -157,7 +157,7 @@ int map_stream_next(struct map_job *job, struct map_stream *s, struct map_piece 
     if (!s->carry) {
         s->carry = malloc(2 * MAP_STEP_BYTES + job->separator_len);
         if (!s->carry)
-            return base_fail(-ENOMEM, "no memory to read %s", s->in->name);
+            return base_fail(-ENOMEM, "no memory to read %s" BASE_MEMORY_HINT, s->in->name);
     }
     if (s->ended && s->carry_len == 0)
         return 0;

@@ -56,7 +56,7 @@ int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome
                          r->worker, len, sizeof(struct map_outcome), (unsigned)OWNER_OUTCOME_MAX);
     struct map_outcome *oc = malloc(len);
     if (!oc)
-        return base_fail(-ENOMEM, "no memory to read the outcome of a piece: %zu bytes", len);
+        return base_fail(-ENOMEM, "no memory to read the outcome of a piece, which has %zu bytes" BASE_MEMORY_HINT, len);
     int rc = 0;
     if (r->status == MAP_STATUS_SPILLED) {
         rc = map_scratch_read(&o->job->spill, r->result, oc, len);
@@ -65,7 +65,7 @@ int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome
         if (p)
             memcpy(oc, p, len);
         else
-            rc = base_fail(-EPROTO, "the outcome of a piece is not in the pool of node %u", r->worker);
+            rc = base_fail(-EPROTO, "the outcome of a piece is not in the pool of node %u: use the same weft on all hosts", r->worker);
     }
     if (!rc && owner_check_outcome(oc, len))
         rc = base_fail(-EPROTO, "the outcome of a piece from node %u is inconsistent: use the same weft on all hosts", r->worker);
@@ -131,7 +131,7 @@ void owner_finish_piece(struct map_owner *o, struct record *r)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* An outcome after which the job cannot go on: print the error, and return it. */
+/* Handle an outcome after which the job cannot go on: print the error, and return it. */
 static int fatal(struct map_owner *o, const struct record *r, const struct map_outcome *oc, const char *error)
 {
     const char *name = o->job->options->command ? o->job->options->command[0] : "";
@@ -157,7 +157,7 @@ int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome
             r->home = oc;
             r->worker = 0; /* the owner holds the whole output now */
         } else {
-            free(oc); /* it is read again for printing: keeping it until then would only take memory */
+            free(oc); /* the outcome is read again for printing; until then it would only take memory */
         }
         return 0;
     }

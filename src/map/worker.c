@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* If nodes die while running a piece, this many more times than it may be retried, the piece is assumed to be the cause and fails. */
+/* A piece whose nodes have died this many times more often than it may be retried is assumed to be the cause of the deaths, and fails. */
 #define DEATHS_MAX 3u
 
 /* How many times a piece is passed on to a node on which it has not failed yet. */
@@ -101,8 +101,8 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
-/* Bring a piece's bytes into memory: read them into the slot's buffer, which is reused, or map the file if the buffer cannot be as large.
- */
+/* Bring a piece's bytes into memory: read them into the slot's buffer, which is used for all pieces, or map the file if the buffer cannot
+ * be made that large. */
 static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;
@@ -122,7 +122,9 @@ static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *
                 return NULL;
             }
             if (n == 0) {
-                base_fail(-EIO, "the input ends %llu bytes before the end of the piece: it was truncated during the job",
+                base_fail(-EIO,
+                          "the input ends %llu bytes before the end of the piece: it was truncated during the job; run the job again when "
+                          "the file does not change",
                           (unsigned long long)(in->length - done));
                 return NULL;
             }
@@ -162,7 +164,9 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(-EIO, "the input ends before the end of the piece: it was truncated during the job");
+        base_fail(
+            -EIO,
+            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
     }
 }
 
@@ -228,13 +232,23 @@ static bool worker_choose(struct map_job *job, weft_lease *claim)
  * only by nodes that have opened them. */
 static bool possible(const struct map_job *job, const struct map_piece *piece)
 {
-    if (piece->input >= job->input_count || piece->place > MAP_IN_SPOOL || piece->length == 0 || piece->length > MAP_LENGTH_MAX ||
+    if (piece->input >= job->input_count || piece->place > MAP_IN_CACHE || piece->length == 0 || piece->length > MAP_LENGTH_MAX ||
         piece->offset > MAP_LENGTH_MAX)
         return false;
-    if (map_is_apart(job) || piece->place != MAP_IN_FILE)
+    if (piece->place == MAP_IN_CACHE && (!job->apart || !job->inputs || !job->inputs[piece->input].cached))
+        return false;
+    if (map_is_apart(job) || (piece->place != MAP_IN_FILE && piece->place != MAP_IN_CACHE))
         return true;
     const struct map_input *in = &job->inputs[piece->input];
     return piece->offset >= in->start && piece->offset + piece->length <= in->size;
+}
+
+/* Whether this node is the home of the piece's file. */
+static bool is_here(const struct map_job *job, const struct map_piece *piece)
+{
+    if (piece->place == MAP_IN_CACHE)
+        return job->inputs[piece->input].home == job->rank;
+    return !map_is_apart(job);
 }
 
 static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *result)
@@ -262,10 +276,12 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
         kind = MAP_DEADLY;
     } else if (piece.place == MAP_IN_POOL && (in.memory = weft_ptr(job->w, piece.at, piece.length))) {
         ;
-    } else if (map_is_apart(job)) {
-        code = -map_bring(slot, &piece, &in);
+    } else if (!is_here(job, &piece)) {
+        code = piece.place == MAP_IN_CACHE ? -map_bring_cached(slot, &piece, &in) : ENOTSUP;
+        if (code && code != ENETDOWN)
+            code = -map_bring(slot, &piece, &in);
         kind = code ? MAP_NO_INPUT : MAP_OK;
-        if (code == ENETDOWN) {              /* there is no route to the owner now, so the piece has not failed */
+        if (code == ENETDOWN) {              /* there is no route to the node now, so the piece has not failed */
             weft_release(job->queue, claim); /* if this fails, the lease ends later */
             slot->lost = true;
         }
@@ -393,8 +409,8 @@ static int start_slot(struct map_job *job)
     struct map_slot *slot = &job->slot[i];
     *slot = (struct map_slot){.job = job, .index = i, .line = map_line(job, job->rank, i), .capture.job = job, .held.fd = -1};
     int rc = -ENOMEM;
-    if (map_is_apart(job) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
-                              weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
+    if ((map_is_apart(job) || job->look) && (weft_alloc(job->w, (size_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES, &slot->window) ||
+                                             weft_alloc(job->w, MAP_BRING_DEPTH * sizeof(uint64_t), &slot->words))) {
         base_fail(rc, "no memory in the pool for the buffers of slot %u: raise --memory, or use fewer slots (--slots)", i);
         goto fail;
     }
@@ -406,7 +422,7 @@ static int start_slot(struct map_job *job)
     slot->text = slot->errors.bytes + MAP_STDERR_BYTES;
     rc = -pthread_create(&slot->thread, NULL, slot_main, slot);
     if (rc) {
-        base_fail(rc, "cannot start the thread of slot %u: %s", i, base_strerror(rc));
+        base_fail(rc, "cannot start the thread of slot %u: %s" BASE_THREAD_HINT, i, base_strerror(rc));
         goto fail;
     }
     job->slots_started++;

@@ -56,14 +56,14 @@ struct mem_slab {
     uint32_t blocks, unused;  /* number of blocks, and of free ones */
     uint32_t words, hint;     /* words of the map; all words before `hint` are 0 */
     uint32_t class;
-    struct mem_slab *all; /* list of all records: they are reused, and freed with the pool */
+    struct mem_slab *all; /* list of all slab records: a record is used again after its slab is freed, and is freed with the pool */
 };
 
 struct mem_class {
     uint32_t size;
     uint8_t grain;   /* log2 of the granule */
     uint8_t extents; /* preferred length of a slab; if there is no such run, a slab has one extent */
-    uint32_t spare;  /* slabs without used blocks, kept to avoid creating them again */
+    uint32_t spare;  /* slabs without used blocks, kept so that they need not be created again */
     struct mem_slab *slabs;
     uint64_t out; /* blocks not in slabs: live or in caches */
 };
@@ -75,7 +75,7 @@ struct mem_block {
 };
 
 struct mem_pool {
-    /* Read by the fast path, and never written after creation. */
+    /* The members from here to `kind` are read by the fast path, and never written after creation. */
     uint64_t id; /* unique among all pools of this process, also closed ones */
     struct mem_extent *extent;
     uint64_t extents;
@@ -85,6 +85,8 @@ struct mem_pool {
     int fd;
     uint32_t heap; /* first extent of the heap, at least 1 */
     uint8_t *kind; /* enum run_kind of each extent */
+    _Atomic uint8_t
+        *asked; /* [bytes / 2 MiB]: whether a huge page was requested there (mem_enlarge()); NULL: huge pages are never requested */
 
     _Alignas(BASE_CACHE_LINE) base_spin lock; /* guards all fields below */
     uint64_t run_bits[(RUN_BINS + 63) / 64];  /* bit set: the bin has free runs */
@@ -132,7 +134,7 @@ static inline uint32_t class_of(uint64_t bytes)
     return 11 + (log - 9) * 8 + (last >> (log - 3)) - 8;
 }
 
-/* The granule that starts at an offset, counted in its extent; a huge number if none starts there. */
+/* Returns the granule that starts at an offset, counted within its extent; a huge number if no granule starts there. */
 static inline uint32_t granule_of(uint64_t tag, uint64_t offset)
 {
     /* Rotates instead of shifting: if the offset is not a multiple of the granule, high bits of the result are set. */

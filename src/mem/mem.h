@@ -45,6 +45,18 @@ int mem_free(struct mem_pool *pool, uint64_t offset);
 /* Usable bytes of the live buffer that starts at `offset`; 0: none starts there. Only tests use it. */
 uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
+/* Allocates the pages of a live buffer that will soon be written as a whole, in one step. Any thread may call this, while other buffers are
+ * in use. */
+void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
+/* Asks the system once for huge pages in place of those of a live buffer that is read often: a processor reads these up to twice as fast.
+ * The system copies what is in use, and may take long while its processors are busy. Any thread may call this, while other buffers are in
+ * use. mem_small(): whether this was not requested yet, and may succeed. */
+void mem_enlarge(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
+bool mem_small(const struct mem_pool *pool, uint64_t offset, uint64_t bytes);
+/* Maps the memory of a pool, this process's or another's, at an address aligned to 2 MiB. At other addresses huge pages would be mapped as
+ * small ones. NULL with errno. */
+void *mem_map(int fd, uint64_t bytes);
+
 void *mem_base(const struct mem_pool *pool);
 uint64_t mem_bytes(const struct mem_pool *pool);
 int mem_fd(const struct mem_pool *pool); /* the pool keeps ownership */

@@ -42,31 +42,69 @@ static int pool_check_size(uint64_t bytes, bool huge)
     return 0;
 }
 
-/* Map all of `fd` at an address aligned to 2 MiB, so that an aligned offset is also an aligned pointer. */
-static int map_aligned(struct mem_pool *p)
+void *mem_map(int fd, uint64_t bytes)
 {
-    uint64_t wide = p->bytes + HUGE_PAGE;
+    uint64_t wide = bytes + HUGE_PAGE;
     uint8_t *range = mmap(NULL, wide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED)
-        return base_fail(-errno,
-                         "the pool: reserving %llu bytes of addresses: %s; a limit may be too low (ulimit -v), or make the "
-                         "pool smaller (WEFT_POOL)",
-                         (unsigned long long)wide, base_strerror(errno));
+        return NULL;
     uint8_t *base = (uint8_t *)(uintptr_t)base_round_up((uintptr_t)range, HUGE_PAGE);
-    void *got = mmap(base, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, p->fd, 0);
+    void *got = mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
     if (got == MAP_FAILED) {
         int error = errno;
         munmap(range, wide);
-        return base_fail(-error, "the pool: mapping its memory of %llu bytes failed: %s; make the pool smaller (WEFT_POOL)",
-                         (unsigned long long)p->bytes, base_strerror(error));
+        errno = error;
+        return NULL;
     }
     if (base > range)
         munmap(range, (size_t)(base - range));
-    uint8_t *end = base + p->bytes;
+    uint8_t *end = base + bytes;
     if (range + wide > end)
         munmap(end, (size_t)(range + wide - end));
-    p->base = base;
-    return 0;
+    return base;
+}
+
+/* --- pages --- */
+
+#if defined(__linux__) && !defined(MADV_COLLAPSE)
+#define MADV_COLLAPSE 25 /* Linux 6.1; older headers lack it */
+#endif
+
+bool mem_small(const struct mem_pool *p, uint64_t offset, uint64_t bytes)
+{
+#if defined(MADV_COLLAPSE)
+    uint64_t i = offset / HUGE_PAGE;
+    return p->asked && bytes >= HUGE_PAGE / 4 && (i + 1) * HUGE_PAGE <= p->bytes &&
+           !atomic_load_explicit(&p->asked[i], memory_order_relaxed);
+#else
+    (void)p, (void)offset, (void)bytes;
+    return false;
+#endif
+}
+
+void mem_enlarge(struct mem_pool *p, uint64_t offset, uint64_t bytes)
+{
+#if defined(MADV_COLLAPSE)
+    int error = errno;
+    for (uint64_t i = offset / HUGE_PAGE; p->asked && i * HUGE_PAGE < offset + bytes && (i + 1) * HUGE_PAGE <= p->bytes; i++)
+        if (!atomic_exchange_explicit(&p->asked[i], 1, memory_order_relaxed)) /* it fails if a device has the pages registered */
+            (void)madvise(p->base + i * HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE);
+    errno = error;
+#else
+    (void)p, (void)offset, (void)bytes;
+#endif
+}
+
+void mem_prepare(struct mem_pool *p, uint64_t offset, uint64_t bytes)
+{
+#if defined(MADV_POPULATE_WRITE)
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
+    int error = errno;
+    (void)madvise(p->base + first, offset + bytes - first, MADV_POPULATE_WRITE); /* a kernel before 5.14 refuses */
+    errno = error;
+#else
+    (void)p, (void)offset, (void)bytes;
+#endif
 }
 
 static int prefault(struct mem_pool *p)
@@ -75,7 +113,9 @@ static int prefault(struct mem_pool *p)
     if (madvise(p->base, p->bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
     if (errno != EINVAL) /* EINVAL: a kernel before 5.14 */
-        return base_fail(-errno, "cannot touch the %llu bytes of the pool when the node opens (WEFT_POOL_PREFAULT): %s",
+        return base_fail(-errno,
+                         "cannot touch the %llu bytes of the pool when the node opens (WEFT_POOL_PREFAULT): %s; make the pool smaller "
+                         "(WEFT_POOL), or unset WEFT_POOL_PREFAULT",
                          (unsigned long long)p->bytes, base_strerror(errno));
 #endif
     long page = sysconf(_SC_PAGESIZE);
@@ -105,7 +145,7 @@ static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
     static _Atomic uint64_t next_id = 1;
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p) {
-        base_fail(-ENOMEM, "no memory for the allocator's records of the pool");
+        base_fail(-ENOMEM, "no memory for the allocator's records of the pool" BASE_MEMORY_HINT);
         return NULL;
     }
     memset(p, 0, sizeof *p);
@@ -127,7 +167,8 @@ static int pool_start(struct mem_pool *p)
             munmap(p->extent, p->extents * sizeof *p->extent);
         if (p->kind)
             munmap(p->kind, p->extents);
-        return base_fail(-ENOMEM, "no memory for the allocator's table of the pool's %llu extents", (unsigned long long)p->extents);
+        return base_fail(-ENOMEM, "no memory for the allocator's table of the pool's %llu extents" BASE_MEMORY_HINT,
+                         (unsigned long long)p->extents);
     }
     slab_init(p);
     run_init(p);
@@ -153,7 +194,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
 {
     uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
     uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
-    /* Check the size before it is rounded up: that could overflow. */
+    /* Check the size before rounding it up: the rounding could overflow. */
     int rc = pool_check_size(o->bytes, o->huge);
     if (rc)
         return rc;
@@ -173,14 +214,21 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     rc = p->fd;
     if (rc < 0)
         goto fail_fd;
-    rc = map_aligned(p);
-    if (rc)
+    p->base = mem_map(p->fd, bytes);
+    if (!p->base) {
+        rc = base_fail(
+            -errno,
+            "the pool: mapping its memory of %llu bytes: %s; a limit may be too low (ulimit -v), or make the pool smaller (WEFT_POOL)",
+            (unsigned long long)bytes, base_strerror(errno));
         goto fail_map;
+    }
+    if (!o->huge && bytes >= 16 * HUGE_PAGE) {
 #if defined(MADV_HUGEPAGE)
-    /* If the system supports huge pages for shared memory on advice, large pools are faster. Errors do not matter. */
-    if (!o->huge && bytes >= 16 * HUGE_PAGE)
+        /* Huge pages make large pools faster, if the system supports them on advice for shared memory. Errors do not matter. */
         (void)madvise(p->base, bytes, MADV_HUGEPAGE);
 #endif
+        p->asked = reserve(bytes / HUGE_PAGE);
+    }
     if (o->lock && (rc = lock_pages(p)))
         goto fail_books;
     if (o->prefault && (rc = prefault(p)))
@@ -192,6 +240,8 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     return 0;
 
 fail_books:
+    if (p->asked)
+        munmap((void *)p->asked, bytes / HUGE_PAGE);
     munmap(p->base, p->bytes);
 fail_map:
     close(p->fd);
@@ -208,6 +258,8 @@ void mem_pool_destroy(struct mem_pool *p)
     slab_fini(p);
     munmap(p->kind, p->extents);
     munmap(p->extent, p->extents * sizeof *p->extent);
+    if (p->asked)
+        munmap((void *)p->asked, p->bytes / HUGE_PAGE);
     if (p->base)
         munmap(p->base, p->bytes);
     if (p->fd >= 0)

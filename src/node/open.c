@@ -14,9 +14,9 @@
 #include "sync/sync.h"
 
 #define AGAIN_FIRST (20 * WEFT_MS)    /* pause before a node tries again to join the running cluster; doubled each time, */
-#define AGAIN_LAST  (1 * WEFT_SECOND) /* up to about this */
+#define AGAIN_LAST  (1 * WEFT_SECOND) /* the longest pause, about */
 
-/* The fields of version 0.1. */
+/* The size of the struct in version 0.1, the first one. */
 #define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)
 
 /* All transports, the preferred ones first (see fabric/transports.h). */
@@ -121,9 +121,13 @@ static int open_once(weft_node **out, const weft_config *config, int64_t *again)
     if (!rc)
         rc = gpu_open(w);
     if (!rc)
-        rc = gateway_open(
-            w, &(struct gateway_settings){.serve = s.serve, .net_rules = s.net_rules, .file_root = s.file_root, .file_cache = s.file_cache},
-            groups);
+        rc = gateway_open(w,
+                          &(struct gateway_settings){.serve = s.serve,
+                                                     .net_rules = s.net_rules,
+                                                     .net_sockets = s.net_sockets,
+                                                     .file_root = s.file_root,
+                                                     .file_cache = s.file_cache},
+                          groups);
     else
         gateway_groups_close(groups);
     if (!rc)

@@ -93,7 +93,7 @@ static BASE_COLD int claim_later(struct weft_queue *q, weft_lease *out, uint32_t
     for (;;) {
         int64_t now = base_now_ns();
         if (now >= deadline)
-            return base_fail(-ETIMEDOUT, "queue '%s': no task was ready before the deadline", q->name);
+            return base_fail(-ETIMEDOUT, "queue '%s': no task was ready before the deadline; claim again, or allow more time", q->name);
         int64_t slice = now + CLAIM_SLICE_NS;
         int rc = fab_wait(q->w, claim_ready, q, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
@@ -126,7 +126,7 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     return rc;
 }
 
-/* The view and slot of a claim, if it can still be this node's. */
+/* Returns the view and the slot of a claim; NULL if the claim is certainly no longer this node's. */
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
@@ -207,7 +207,7 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
     return 0;
 }
 
-/* Fetches the slots of several claims at the same time: the swap of one would wait for its slot before the next one is fetched. */
+/* Fetches the slots of several claims together. Otherwise the swap of one would wait for its slot before the next slot is fetched. */
 static void claim_fetch(const struct weft_queue *q, const weft_lease *claims, uint32_t n)
 {
     for (uint32_t i = 0, slot; i < n; i++) {

@@ -113,8 +113,8 @@ static bool drained(struct drain *d)
         d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1;
         d->ask_at = 0;
     }
-    /* Ask a node again if its answer is out of date: a node that announced its shard may have closed the queue before the next look, and a
-     * node may have closed the queue for which it answered. */
+    /* Ask a node again if its answer is out of date. A node that announced its shard may have closed the queue before the next look. A node
+     * may also have closed the queue for which it answered. */
     bool all = true, ask = base_now_ns() >= d->ask_at;
     for (uint32_t i = 0; i < q->w->size; i++)
         if (d->found[i].unknown && !none_open(q, i, d->ask)) {
@@ -169,7 +169,8 @@ static int drain_later(struct drain *d, int64_t timeout_ns)
     for (;;) {
         int over = once && !d->asked ? -ETIMEDOUT : queue_check(q, &p);
         if (over == -ETIMEDOUT)
-            return base_fail(over, "queue '%s': not all submitted work was complete at the deadline", q->name);
+            return base_fail(over, "queue '%s': not all submitted work was complete at the deadline; drain again, or allow more time",
+                             q->name);
         if (over)
             return base_fail(over, "queue '%s': not all submitted work is complete, and %s to do it", q->name, fab_patience_loss(&p));
         if (fab_patience_due(&p))
@@ -190,7 +191,7 @@ int weft_drain(weft_queue *q, int64_t timeout_ns)
         return queue_refuse_closed(q);
     struct drain d = {.q = q, .found = calloc(q->w->room, sizeof *d.found)};
     if (!d.found)
-        return base_fail(-ENOMEM, "queue '%s': no memory for the counters of %u nodes", q->name, q->w->size);
+        return base_fail(-ENOMEM, "queue '%s': no memory for the counters of %u nodes" BASE_MEMORY_HINT, q->name, q->w->size);
     int rc = 0;
     if (!drained(&d)) {
         rc = queue_begin_wait(q);

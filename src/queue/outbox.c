@@ -12,7 +12,7 @@ struct queue_unsent {
     struct queue_unsent *next;
     uint32_t node, to, count;
     enum queue_message_type type;
-    bool sending; /* under the outbox lock; while a message is being sent, it must not be changed */
+    bool sending; /* under the outbox lock; while this is set, the message must not be changed */
     size_t len;
     uint8_t payload[];
 };
@@ -25,8 +25,8 @@ static bool supersedes(const struct queue_unsent *u, const struct queue_unsent *
     return (u->type == QUEUE_ANSWER || u->type == QUEUE_ASK) && kept->type == u->type && kept->node == u->node && !kept->sending;
 }
 
-/* Whether messages to this node are already waiting. A later message must not overtake them: a CLOSE that overtakes the ANSWER of its queue
- * would announce a closed shard, and a CLOSE that overtakes a SETTLE would leave a task in a slot that nobody frees. */
+/* Whether messages to this node are already waiting. A later message must not overtake them. A CLOSE that overtakes the ANSWER of its queue
+ * would announce a closed shard. A CLOSE that overtakes a SETTLE would leave a task in a slot that nobody frees. */
 static bool others_wait(struct weft_queue *q, uint32_t node)
 {
     bool found = false;

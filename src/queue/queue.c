@@ -23,7 +23,9 @@ static int make_watch(struct slot_watch *watch, uint32_t slots)
         return 0;
     watch->word = calloc(slots, sizeof *watch->word);
     watch->since = calloc(slots, sizeof *watch->since);
-    return watch->word && watch->since ? 0 : base_fail(-ENOMEM, "no memory to watch the leases of a shard with %u slots", slots);
+    return watch->word && watch->since
+               ? 0
+               : base_fail(-ENOMEM, "no memory to watch the leases of a shard with %u slots" BASE_MEMORY_HINT, slots);
 }
 
 static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
@@ -35,7 +37,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
     q->own = queue_view_make(q, w->rank, q->incarnation, at, slots, false);
     if (!q->own || !q->own->shard.mem) {
         weft_free(w, at);
-        return base_fail(-ENOMEM, "queue '%s': no memory for its shard", q->name);
+        return base_fail(-ENOMEM, "queue '%s': no memory for its shard" BASE_MEMORY_HINT, q->name);
     }
     fab_use(w, FAB_USE_TASKS, (int64_t)slot_shard_bytes(slots));
     slot_format(&q->own->shard);
@@ -47,7 +49,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
     return 0;
 }
 
-/* The fields of version 0.1. */
+/* The size of the struct in version 0.1, the first one. */
 #define CONFIG_FIRST (offsetof(weft_queue_config, submit_only) + sizeof((weft_queue_config *)0)->submit_only)
 
 int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *given, weft_queue **out)
@@ -67,11 +69,11 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
         return base_fail(-EINVAL, "queue '%s': a lease of %lld ns: it must be positive, or 0 for the default", name,
                          (long long)config->lease_ns);
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "queue '%s': queues cannot be opened inside a handler", name);
+        return base_fail(-EDEADLK, "queue '%s': queues cannot be opened inside a handler: open it in another thread", name);
 
     struct weft_queue *q = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *q, BASE_CACHE_LINE));
     if (!q)
-        return base_fail(-ENOMEM, "queue '%s': no memory for the handle", name);
+        return base_fail(-ENOMEM, "queue '%s': no memory for the handle" BASE_MEMORY_HINT, name);
     memset(q, 0, sizeof *q);
     q->w = w;
     memcpy(q->name, name, len);
@@ -83,7 +85,9 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     q->views = calloc(w->room, sizeof *q->views);
     q->serving = calloc(w->room, sizeof *q->serving);
     q->none = calloc(w->room, sizeof *q->none);
-    rc = q->views && q->serving && q->none ? 0 : base_fail(-ENOMEM, "queue '%s': no memory for the tables of %u nodes", name, w->room);
+    rc = q->views && q->serving && q->none
+             ? 0
+             : base_fail(-ENOMEM, "queue '%s': no memory for the tables of %u nodes" BASE_MEMORY_HINT, name, w->room);
     if (rc == 0)
         rc = table_init(&q->table);
     if (rc == 0)
@@ -109,7 +113,7 @@ int weft_queue_close(weft_queue *q)
     if (!q)
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "queue '%s': queues cannot be closed inside a handler", q->name);
+        return base_fail(-EDEADLK, "queue '%s': queues cannot be closed inside a handler: close it in another thread", q->name);
     base_spin_lock(&q->waiting_lock);
     uint32_t waiting = q->waiting;
     bool closed = queue_closed(q);

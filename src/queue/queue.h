@@ -4,11 +4,11 @@
  *
  * Each file calls only those before it:
  *
- *   slot.c    the protocol of one shard: pure, over words
- *   table.c   what this node has submitted and not reaped: private
+ *   slot.c    the protocol of one shard: functions over its words, without I/O
+ *   table.c   the tasks that this node has submitted and not reaped, in private memory
  *   outbox.c  messages to other nodes, kept until they find room
  *   view.c    how this node reaches the shards: its own, and those of others, by loads and stores or by the fabric
- *   wait.c    begins and ends waits: the queue cannot be closed meanwhile; names the nodes waited for
+ *   wait.c    begins and ends waits, during which the queue cannot be closed; prints which nodes a wait is for
  *   submit.c  submitting, completions as the submitter sees them, reaping
  *   claim.c   claiming, completing, renewing, releasing
  *   drain.c   waiting until all work of all nodes is complete
@@ -46,9 +46,9 @@
 
 #define QUEUE_NAME_BYTES 32u
 #define QUEUES_MAX       64u /* queues that one node may have open at once */
-#define QUEUE_FETCH                                                                                                       \
-    32u /* from so many completions in one call on, their memory is fetched in advance: that costs more than it gains for \
-           tasks that are still in the cache */
+#define QUEUE_FETCH                                                                                                                        \
+    32u /* calls that complete at least so many tasks fetch the tasks' memory in advance; with fewer tasks, most of it is in the cache and \
+           the fetch only costs time */
 #define QUEUE_SLOTS    4096u
 #define QUEUE_LEASE_NS (60 * WEFT_SECOND)
 #define CLAIM_SLICE_NS (10 * WEFT_MS)
@@ -216,7 +216,7 @@ static inline weft_gaddr queue_slot_address(const struct queue_view *v, uint32_t
 }
 /* After work was made ready at `v`: wake an idle node, preferably the shard's own. */
 void queue_wake(struct weft_queue *q, struct queue_view *v);
-/* How slots name this node as user: by its number and the incarnation of this queue. */
+/* How slots name this node as their owner: by its number and the incarnation of this queue. */
 static inline uint64_t queue_user(const struct weft_queue *q)
 {
     return slot_user(q->w->rank, q->incarnation);

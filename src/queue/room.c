@@ -271,7 +271,7 @@ int queue_open(struct weft_node *w)
 {
     struct queue_room *room = calloc(1, sizeof *room);
     if (!room)
-        return base_fail(-ENOMEM, "no memory for the table of the node's queues");
+        return base_fail(-ENOMEM, "no memory for the table of the node's queues" BASE_MEMORY_HINT);
     struct fab_hook hook = {.gone = node_gone, .tick = room_tick, .close = room_close, .arg = room};
     int rc = fab_hook(w, &hook);
     if (rc) {

@@ -89,7 +89,7 @@ static inline int load_fields(const struct slot_shard *s, uint32_t base, struct 
         for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
             c->task[i] = atomic_load_explicit(&m[SLOT_TASK + i], memory_order_relaxed);
     } else {
-        /* After the state word, in a transfer of its own: one transfer of both could read the fields first. */
+        /* Read the fields after the state word, in a transfer of their own: one transfer of both could read the fields first. */
         uint64_t all[SLOT_WORDS - 1];
         int rc = s->remote->load(s->arg, base + 1, all, SLOT_WORDS - 1);
         if (rc)
@@ -245,7 +245,7 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
     if (placed == 0)
         return rc < 0 ? rc : 0;
     if (rc == 0)
-        rc = error; /* after an error the home does not answer: skip further operations, each of which would wait for it again */
+        rc = error; /* after an error the home does not answer: skip further operations, each of which would wait again */
     if (s->mem)
         rc = 0;
     while (rc >= 0 && tail < last) {
@@ -253,7 +253,8 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
         if (rc)
             break;
     }
-    /* `tail` is its former value. If it was beyond our first position, claimers may have passed our slots while we wrote them. */
+    /* `tail` is the value before it was raised here. If that value was beyond our first position, claimers may have passed our slots while
+     * we wrote them. */
     if (BASE_UNLIKELY(rc >= 0 && tail > first))
         rc = head_lower(s, first);
     /* If the home is gone, the tasks in its shard are lost, and the caller is told of its death. */
@@ -431,8 +432,8 @@ static bool requeue(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return true;
 }
 
-/* The common part of slot_gone() and slot_closed(): take back all slots of a node, or those of its queue's incarnations up to
- * `incarnation`. */
+/* The common part of slot_gone() and slot_closed(): take back all slots of a node, or only those of incarnations up to `incarnation` of its
+ * queue. */
 static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, uint32_t incarnation)
 {
     uint32_t requeued = 0;

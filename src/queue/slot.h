@@ -27,9 +27,9 @@
  * skipping those in use, and then raise tail; tail only grows. Claimers look at [head, tail), at most the last
  * `slots` positions, and then raise head past what they looked at. What is READY must never be behind head, or no
  * claimer would find it. Two rules see to that:
- *   1. Whoever makes a slot ready that claimers may have passed (a requeue, a release, or a submitter that finds
- *      tail already past its slot) changes head afterwards: lowers it to the slot where it is beyond, and in any
- *      case raises the version in the head word.
+ *   1. A thread that makes a slot ready which claimers may have passed (a requeue, a release, or a submitter that finds
+ *      tail already past its slot) changes the head word afterwards. It raises the version in the word and, if head is
+ *      beyond the slot, lowers head to the slot.
  *   2. A claimer raises head only from a word with the version it read before it looked at the first slot.
  * Instead of rule 1, the home may raise tail past the next position of a slot that it made ready. No claimer can have passed that position.
  * Say a slot becomes ready after a claimer has passed it. If rule 1's change of head comes before the claimer's, the
@@ -57,7 +57,7 @@
 #define SLOT_TASK_WORDS 8u
 #define SLOT_COUNT_MAX  (UINT32_C(1) << 20)
 
-/* Words of the header. Those with different writers are two cache lines apart: processors fetch lines in pairs. */
+/* Words of the header. Words with different writers are two cache lines apart: processors fetch lines in pairs. */
 enum slot_header {
     SLOT_TAIL = 0,  /* a position; written by submitters */
     SLOT_HEAD = 16, /* version(32) . low 32 bits of a position; written by claimers */
@@ -100,7 +100,7 @@ static inline enum slot_status slot_status(uint64_t word)
     return (enum slot_status)(word & 7);
 }
 
-/* The low bits of the owner's incarnation, as far as the word holds them. */
+/* The low bits of the owner's incarnation, as many as the word holds. */
 static inline uint32_t slot_incarnation(uint64_t word)
 {
     return (uint32_t)(word >> 3) & SLOT_INCARNATION_MASK;
@@ -221,9 +221,9 @@ struct slot_watch {
 
 /* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was planned. If it
  * comes more than a lease too late, this node was stopped, and so perhaps were the workers (Ctrl-Z stops a whole job). Then only the
- * planned time counts towards leases, so that workers are not punished for the stop. Each look counts some time, so every lease ends. The
- * function also lowers head to ready slots behind it, which a node leaves there if it dies between making a slot ready and lowering head.
- * Cheap on an unused shard. */
+ * planned time counts towards leases, so that workers do not lose their claims because of the stop. Each look counts some time, so every
+ * lease ends. The function also lowers head to ready slots behind it, which a node leaves there if it dies between making a slot ready and
+ * lowering head. Cheap on an unused shard. */
 uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns);
 
 #endif

@@ -247,7 +247,8 @@ BASE_INLINE int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
     bool none = n == 0 && t->submitted == t->completed;
     atomic_store_explicit(&q->reapable, t->complete.count, memory_order_relaxed);
     base_spin_unlock(&t->lock);
-    return BASE_UNLIKELY(none) ? base_fail(-ENOENT, "queue '%s': this node has no outstanding task", q->name) : (int)n;
+    return BASE_UNLIKELY(none) ? base_fail(-ENOENT, "queue '%s': this node waits for no task: it has reaped all that it submitted", q->name)
+                               : (int)n;
 }
 
 static BASE_COLD int reap_later(struct weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
@@ -263,7 +264,7 @@ static BASE_COLD int reap_later(struct weft_queue *q, weft_done *out, uint32_t m
             return rc;
         int over = rc ? queue_check(q, &p) : 0;
         if (over == -ETIMEDOUT)
-            return base_fail(over, "queue '%s': nothing was completed before the deadline", q->name);
+            return base_fail(over, "queue '%s': nothing was completed before the deadline; reap again, or allow more time", q->name);
         if (over)
             return base_fail(over, "queue '%s': nothing was completed, and %s to do it", q->name, fab_patience_loss(&p));
         if (rc && fab_patience_due(&p))

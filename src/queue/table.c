@@ -10,7 +10,7 @@ int table_init(struct table *t)
 {
     *t = (struct table){.free = TABLE_NONE, .pending = {TABLE_NONE, TABLE_NONE, 0}, .complete = {TABLE_NONE, TABLE_NONE, 0}};
     t->chunks = calloc(TABLE_CHUNKS, sizeof(*t->chunks));
-    return t->chunks ? 0 : base_fail(-ENOMEM, "no memory for the queue's table of tasks");
+    return t->chunks ? 0 : base_fail(-ENOMEM, "no memory for the queue's table of tasks" BASE_MEMORY_HINT);
 }
 
 void table_clear(struct table *t)

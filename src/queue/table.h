@@ -2,11 +2,11 @@
  *
  * table: what this node has submitted to one queue and not reaped yet. Private memory: no other node can write it.
  *
- * A task's id is its entry's index and generation, so that an id is found without a search and an old id is known
- * for old. An entry is OUT in some home's shard, PENDING (its home died; it waits for another), or COMPLETE. The
- * first completion of an OUT or PENDING entry counts, any other is a duplicate.
+ * A task's id is its entry's index and generation, so that an id is found without a search and an outdated id is recognised. An entry is
+ * OUT in some home's shard, PENDING (its home died; it waits for another), or COMPLETE. The first completion of an OUT or PENDING entry
+ * counts, any other is a duplicate.
  *
- * The caller holds `lock` around every function here but table_init() and table_clear(), and never while it waits.
+ * The caller of every function here, except table_init() and table_clear(), holds `lock`, and does not wait meanwhile.
  */
 #ifndef WEFT_QUEUE_TABLE_H
 #define WEFT_QUEUE_TABLE_H
@@ -49,7 +49,7 @@ struct table {
 int table_init(struct table *t);
 void table_clear(struct table *t);
 
-/* Add entries for `count` tasks at `home`, and store their ids in ids[]. Returns how many were added: fewer than `count` only if memory is
+/* Add entries for `count` tasks at `home`, and store their ids in ids[]. Returns how many were added: less than `count` only if memory is
  * short. */
 uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint32_t count, uint64_t *ids);
 /* Undo table_add() for a task that found no room. False if the entry is no longer OUT at `home`: the home has died meanwhile, and the task

@@ -33,7 +33,7 @@ static int remote_store(void *arg, uint32_t word, const uint64_t *in, uint32_t c
 {
     struct queue_view *v = arg;
     int rc = view_answered(v, weft_put_blocking(v->q->w, v->at + (uint64_t)word * 8, in, (size_t)count * 8));
-    return rc ? rc : weft_fence(v->q->w, v->node); /* the swap that publishes the fields must come after them */
+    return rc ? rc : weft_fence(v->q->w, v->node); /* the fields must be written before the swap that publishes them */
 }
 
 static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old)

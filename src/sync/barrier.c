@@ -8,8 +8,8 @@
  * distance, so one word is enough for all rounds. A fast node that is one barrier ahead only raises this word.
  *
  * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal for the old set stays
- * readable, since other nodes may still be in that barrier. No node waits for a signal that will not arrive: a node that cannot finish a
- * barrier tells all others which barrier it gave up, and a node that begins with a new set tells all others. Two words of the line are
+ * readable, since other nodes may still be in that barrier. No node waits for a signal that will not arrive. A node that cannot finish a
+ * barrier tells all others which barrier it gave up. A node that begins with a new set tells all others that set. Two words of the line are
  * reserved for these notices. All nodes that did not finish start again with the smaller set. So do two nodes that saw others leave in
  * different orders and began with different sets of the same size: neither was ever in the other's set. tests/model/barrier.pml checks this
  * exhaustively. A line has fewer words than there are sizes of a set, so words are reused. A node reuses a word for a smaller set only when
@@ -27,8 +27,8 @@
 
 /* A signal word: size of the set (12 bits) . hash of the set (20) . generation (32). Sets only shrink, so the smaller set is the newer. */
 #define SIGNAL_WORDS  6u /* signal words in a line; the size of a set selects one */
-#define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last; it enters no later barrier of that set */
-#define NEWEST_WORD   7u /* the newest set that the writer has begun with; its generation is 0 */
+#define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last; the writer enters no later barrier of that set */
+#define NEWEST_WORD   7u /* the newest set of which the writer has begun a barrier; the word's generation is 0 */
 #define COME_WORD     0u /* in a node's own line: the barrier at which it arrived last */
 
 #define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, depending on the processor's pause instruction */
@@ -192,7 +192,7 @@ static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)
 {
     _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(w->pool_base + sync_barrier_offset(w->rank));
-    /* release: pairs with the acquire in fab_system_get(); only messages to people depend on it */
+    /* release: pairs with the acquire in fab_system_get(). Only the text that a long wait prints depends on it */
     atomic_store_explicit(&own[COME_WORD], s->set << 32 | generation, memory_order_release);
 }
 
@@ -362,7 +362,8 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
         return base_fail(-EDEADLK, "a barrier must not be entered from a handler");
     if (w->rank >= w->founders)
         return base_fail(-EOPNOTSUPP,
-                         "node %u joined a running cluster: barriers and exchanges are for the nodes that started together (0 to %u)",
+                         "node %u joined a running cluster: barriers and exchanges are for the nodes that started together (0 to %u); use "
+                         "counters or messages",
                          w->rank, w->founders - 1);
     if (pthread_mutex_trylock(&s->barrier_lock))
         return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: only one thread at a time may be");

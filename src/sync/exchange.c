@@ -41,8 +41,8 @@ static int put_word(struct weft_node *w, const struct fab_patience *p, uint32_t 
     return rc ? rc : weft_fence(w, node);
 }
 
-/* Wait until the words have arrived at the node. Without that, the barrier's signals could reach it through other nodes before the words
- * do. */
+/* Wait until the words have arrived at the node. Without this wait, the barrier's signals could reach the node through other nodes before
+ * the words do. */
 static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
 {
     int rc, over;
@@ -91,7 +91,7 @@ struct word_wait {
     uint32_t from;
 };
 
-/* Have the words arrived, or is it certain that they will not? */
+/* Whether the words have arrived, or certainly will not arrive. */
 static bool decided(void *arg)
 {
     const struct word_wait *g = arg;
@@ -129,7 +129,9 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
         if (x->gave)
             x->gave[from] = true;
         if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
-            return base_fail(-ECONNRESET, "this exchange has failed: a node is gone, and node %u has begun the next exchange already",
+            return base_fail(-ECONNRESET,
+                             "this exchange has failed: a node is gone, and node %u has begun the next exchange already; the next one is "
+                             "among the remaining nodes",
                              from);
     }
     return 0;

@@ -19,7 +19,7 @@
 enum claim_state { WANTED, HELD };
 
 struct lock_claim {
-    struct lock_claim *next; /* next in the list that has it: a bucket, `left` or `spare` */
+    struct lock_claim *next; /* next in the list that the claim is in: a bucket, `left` or `spare` */
     struct weft_node *w;
     uint64_t word, ticket;
     _Atomic enum claim_state state;
@@ -28,7 +28,7 @@ struct lock_claim {
     _Atomic bool granted;
     _Atomic bool refused;
     bool inherited, many;
-    /* A swap that is under way: it takes the lock, or gives it back (`back`): */
+    /* A swap that is under way: it takes the lock, or gives it back (`back` is set): */
     struct fab_now *swap;
     bool back; /* while `back`, `inherited` means: the claim came from a dead holder and was never used */
 };
@@ -115,7 +115,7 @@ static int lock_begin(struct weft_node *w, struct sync *s, uint64_t word, struct
     }
     base_spin_unlock(&s->lock_lock);
     *out = c;
-    return c ? 0 : base_fail(-ENOMEM, "lock %#llx: no memory for this node's request", (unsigned long long)word);
+    return c ? 0 : base_fail(-ENOMEM, "lock %#llx: no memory for this node's request" BASE_MEMORY_HINT, (unsigned long long)word);
 }
 
 static void become_held(struct lock_claim *c)
@@ -221,8 +221,8 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
     /* The call that waited has just timed out: release the lock. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
         base_log(BASE_LOG_WARN,
-                 "lock %#llx: it was granted after the call for it had timed out, and cannot be released for lack of memory: other nodes "
-                 "wait for it",
+                 "lock %#llx: other nodes may wait for it for ever: it was granted to a call that had timed out, and there is no memory to "
+                 "release it" BASE_MEMORY_HINT,
                  (unsigned long long)m->word);
 }
 
@@ -352,15 +352,18 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
                          "let fewer threads wait at the same time",
                          (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)
-        return base_fail(-ENOMEM, "lock %#llx: its home, node %u, has no memory for one more waiter", (unsigned long long)word, home);
+        return base_fail(-ENOMEM, "lock %#llx: its home, node %u, has no memory for one more waiter; end other programs on its host",
+                         (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
         (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* if this fails, a grant that arrives later is released */
         return timed_out(word);
     }
-    return rc ? rc : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone", (unsigned long long)word, home);
+    return rc ? rc
+              : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone; use a lock in the pool of a node that is alive",
+                          (unsigned long long)word, home);
 }
 
-/* The lock was not free: its word was `old`. Wait for it, or take it over from a dead holder. */
+/* The lock was not free: its word was `old`. Wait for the lock, or take it over from a dead holder. */
 static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p,
                                   bool *inherited)
 {
@@ -432,7 +435,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         lock_leave(s, c); /* the swap may have happened, or may still happen */
         if (rc == -EINPROGRESS)
             return base_fail(-ETIMEDOUT,
-                             "lock %#llx: its home, node %u, did not answer before the deadline (stopped?); if it "
+                             "lock %#llx: its home, node %u, did not answer before the deadline (is its process stopped?); if it "
                              "grants the lock to this call later, that is undone",
                              (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
@@ -468,7 +471,8 @@ int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited
 
 static int not_held(weft_gaddr word)
 {
-    return base_fail(-EPERM, "lock %#llx: this node does not hold the lock, so it cannot release it", (unsigned long long)word);
+    return base_fail(-EPERM, "lock %#llx: this node does not hold the lock, so it cannot release it; call weft_lock() first",
+                     (unsigned long long)word);
 }
 
 /* The release failed and changed nothing: the claim is HELD as before. */
@@ -512,7 +516,7 @@ static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *
     bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
     if (waiters)
         rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
-    if (rc && rc != -ECONNRESET) { /* not released yet, or unknown: the progress thread goes on */
+    if (rc && rc != -ECONNRESET) { /* the lock may not be released yet: the progress thread goes on */
         lock_leave(s, c);
         return 0;
     }

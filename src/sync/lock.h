@@ -7,7 +7,7 @@
  * other claim. One compare-and-swap takes a free lock; one releases a lock that nobody waits for. A node that finds the lock taken asks the
  * home. The home queues the waiters, in order of arrival, in its private memory, and then hands the lock over by message.
  *
- * While LOCK_WAITERS is set, only the home changes the word: other nodes see that it is not 0, and the holder's compare-and-swap to 0
+ * While LOCK_WAITERS is set, only the home changes the word. Other nodes see that the word is not 0. The holder's compare-and-swap to 0
  * fails, so the holder sends a message instead.
  *
  * A compare-and-swap may happen long after its call has returned with -ETIMEDOUT (the home was stopped), or nobody learns whether it

@@ -8,7 +8,7 @@
 #include "sync/sync.h"
 
 struct lock_queue;  /* at the home of a lock: the waiters for it (lock_home.c) */
-struct lock_waiter; /* one waiter in such a queue */
+struct lock_waiter; /* at the home of a lock: one waiter in a lock_queue */
 struct lock_claim;  /* at a node: its claim on a lock that it holds, wants or releases (lock.c) */
 #define SYNC_CLAIM_BUCKETS 64u
 

@@ -29,7 +29,7 @@ int sync_open(struct weft_node *w)
         free(s ? s->members : NULL);
         free(s ? s->requests : NULL);
         free(s);
-        return base_fail(-ENOMEM, "no memory for the state of barriers and locks");
+        return base_fail(-ENOMEM, "no memory for the state of barriers and locks" BASE_MEMORY_HINT);
     }
     pthread_mutex_init(&s->barrier_lock, NULL);
     w->sync = s;
@@ -79,8 +79,9 @@ static int wait_for_counter(struct weft_node *w, struct fab_patience *p, weft_ga
             return rc;
         rc = fab_patience_check(p);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "counter %#llx was %llu at the deadline, and the call waited for at least %llu", (unsigned long long)word,
-                             (unsigned long long)now, (unsigned long long)value);
+            return base_fail(
+                rc, "counter %#llx was %llu at the deadline, and the call waited for at least %llu; wait again, or allow more time",
+                (unsigned long long)word, (unsigned long long)now, (unsigned long long)value);
         if (rc)
             return base_fail(rc, "counter %#llx is %llu, and the call waited for at least %llu: %s", (unsigned long long)word,
                              (unsigned long long)now, (unsigned long long)value, fab_patience_loss(p));

@@ -9,8 +9,9 @@
 static int cq_refused(const struct verbs_device *d, const char *what, uint32_t entries)
 {
     int raw, code = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
-    return base_fail(code, "device %s: cannot make a completion %s for %u entries: errno %d (%s)", d->name, what, entries, raw,
-                     base_strerror(code));
+    return base_fail(code,
+                     "device %s: cannot make a completion %s for %u entries: errno %d (%s); other programs may use all that the device has",
+                     d->name, what, entries, raw, base_strerror(code));
 }
 
 int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d, uint32_t entries)

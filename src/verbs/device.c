@@ -29,7 +29,7 @@ static double gbits_of(const struct ibv_port_attr *p)
     return 0;
 }
 
-/* Store the verdict on a device: the code in `usable`, the sentence in `why_not`. Returns the code. */
+/* Store the verdict on a device: the code in `usable`, the error text in `why_not`. Returns the code. */
 static int device_judge(struct verbs_device *d, int code, const char *format, ...) BASE_PRINTF(3, 4);
 static int device_judge(struct verbs_device *d, int code, const char *format, ...)
 {
@@ -203,7 +203,7 @@ int verbs_devices_of(const struct verbs_library *lib, struct ibv_device **list, 
     struct verbs_device *all = calloc(VERBS_DEVICES_MAX, sizeof *all);
     uint32_t n = 0;
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the list of devices");
+        return base_fail(-ENOMEM, "no memory for the list of devices" BASE_MEMORY_HINT);
     for (int i = 0; i < given && list[i]; i++) {
         unsigned ports = 1;
         for (unsigned port = 1; port <= ports && n < VERBS_DEVICES_MAX; port++, n++) {
@@ -299,14 +299,14 @@ int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gi
         one = malloc(sizeof *one);
     if (one) {
         *one = *found;
-        memset(found, 0, sizeof *found); /* the caller owns it now: it is not closed with the others */
+        memset(found, 0, sizeof *found); /* the caller now owns the device: it is not closed with the others */
         *out = one;
     } else if (!found) {
         rc = none(all, count, name);
     } else if (found->usable) {
         rc = device_refused(found, found->usable);
     } else {
-        rc = base_fail(-ENOMEM, "no memory for the chosen device");
+        rc = base_fail(-ENOMEM, "no memory for the chosen device" BASE_MEMORY_HINT);
     }
     verbs_devices_close(all, count);
     return rc;
@@ -329,10 +329,10 @@ int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out
         struct verbs_device *own = malloc(sizeof *own);
         if (own) {
             *own = *d;
-            memset(d, 0, sizeof *d); /* the caller owns it now: it is not closed with the others */
+            memset(d, 0, sizeof *d); /* the caller now owns the device: it is not closed with the others */
             out[(*count)++] = own;
         } else {
-            rc = base_fail(-ENOMEM, "no memory for one of the devices");
+            rc = base_fail(-ENOMEM, "no memory for one of the devices" BASE_MEMORY_HINT);
         }
     }
     verbs_devices_close(all, there);
@@ -355,10 +355,11 @@ int verbs_device_use(struct verbs_device *d)
     rc = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
     if (d->traits.link == VERBS_THUNDERBOLT)
         return base_fail(rc,
-                         "%s: no protection domain: errno %d (%s). It has %u; a process that was killed, or failed half "
-                         "way, keeps one until the machine restarts",
+                         "%s: no protection domain is left: errno %d (%s). The device has %u, and a process that was killed, or failed "
+                         "half way, keeps one until the host restarts: restart the host",
                          d->name, raw, base_strerror(rc), d->traits.pds);
-    return base_fail(rc, "%s: cannot allocate a protection domain: errno %d (%s)", d->name, raw, base_strerror(rc));
+    return base_fail(rc, "%s: cannot allocate a protection domain: errno %d (%s); other programs may use all that the device has", d->name,
+                     raw, base_strerror(rc));
 }
 
 void verbs_device_close(struct verbs_device *d)

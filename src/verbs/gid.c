@@ -80,8 +80,8 @@ static void gid_print_table(char *out, size_t len, const struct verbs_gid *table
         snprintf(out + n, len - n, "; and %u more", set - shown);
 }
 
-/* Fails with a sentence about the GID table. `wanted`: the index that the user asked for. If some other entry is set, the interface has an
-   address, so the sentence does not advise to configure one. */
+/* Fails with an error text about the GID table. `wanted`: the index that the user asked for. If some other entry is set, the interface has
+ * an address, so the text does not advise to configure one. */
 static int gid_refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface,
                       int wanted)
 {

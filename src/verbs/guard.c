@@ -39,7 +39,7 @@ static int start_guard(const char *command, const char *at, int socket)
     if (rc && step == BASE_STEP_PROGRAM)
         return base_fail(rc, "cannot start the guard: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
                          base_strerror(rc), command);
-    return rc ? base_fail(rc, "cannot start the guard of RDMA devices: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the guard of RDMA devices: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
 /* Receives the guard's greeting. Returns -EEXIST if another guard already uses the socket, and -ECONNRESET if the guard was about to
@@ -73,7 +73,7 @@ static int greet(struct verbs_guard *g, const char *command)
     if (!rc) {
         void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
         if (p == MAP_FAILED)
-            rc = base_fail(-errno, "cannot map the memory of the guard: %s", base_strerror(errno));
+            rc = base_fail(-errno, "cannot map the memory of the guard: %s" BASE_MEMORY_HINT, base_strerror(errno));
         else
             g->page = p;
     }
@@ -103,14 +103,15 @@ static int list_devices(struct verbs_guard *g)
     return 0;
 }
 
-/* --- finding or starting it --- */
+/* --- finding or starting a guard --- */
 
-/* Starts a guard, whose first program this is. `path`: where it listens for other programs; NULL: it is for this one alone. */
+/* Starts a guard for this program as its first one. `path`: where the guard listens for other programs; NULL: it is for this program
+ * alone. */
 static int start_and_greet(struct verbs_guard *g, const char *command, const char *path)
 {
     int ends[2] = {-1, -1}, rc = base_socketpair(ends);
     if (rc)
-        return base_fail(rc, "cannot create a socket to the guard: %s", base_strerror(rc));
+        return base_fail(rc, "cannot create a socket to the guard: %s" BASE_FILES_HINT, base_strerror(rc));
     g->fd = ends[0];
     rc = start_guard(command, path, ends[1]);
     close(ends[1]);
@@ -174,8 +175,10 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
                              : rc == -ENOTSOCK ? "the file is not a socket: set WEFT_GUARD_SOCKET to another path"
                                                : base_strerror(rc));
         else if (!command[0])
-            return base_fail(rc, "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one",
-                             path);
+            return base_fail(
+                rc,
+                "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one; set WEFT_GUARD=weft",
+                path);
         else
             again = (rc = start_and_greet(g, command, path)) == -EEXIST;
         if (!rc)
@@ -183,7 +186,8 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
         if (!again)
             return base_context(rc, "WEFT_GUARD_SOCKET='%s'", path);
         if (base_now_ns() > deadline)
-            return base_fail(-ETIMEDOUT, "WEFT_GUARD_SOCKET='%s': a guard is starting or ending, and does not answer in time", path);
+            return base_fail(-ETIMEDOUT, "WEFT_GUARD_SOCKET='%s': a guard is starting or ending, and does not answer in time; try again",
+                             path);
         hang_up(g);
         pause = pause < 100 * WEFT_MS ? 2 * pause : pause;
     }
@@ -193,7 +197,7 @@ int verbs_guard_start(struct verbs_guard **out, const char *command, const char 
 {
     struct verbs_guard *g = calloc(1, sizeof *g);
     if (!g)
-        return base_fail(-ENOMEM, "no memory for the connection to the guard of RDMA devices");
+        return base_fail(-ENOMEM, "no memory for the connection to the guard of RDMA devices" BASE_MEMORY_HINT);
     pthread_mutex_init(&g->lock, NULL);
     g->fd = g->bell = g->quiet[0] = g->quiet[1] = -1;
     int rc = guard_fill_verbs(g);
@@ -214,7 +218,8 @@ int verbs_guard_start(struct verbs_guard **out, const char *command, const char 
 int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd)
 {
     int rc = guard_ask(g, &(struct guard_call){.verb = GUARD_SHARE, .a = (uintptr_t)base, .b = bytes}, NULL, &fd, true);
-    return rc ? base_fail(-rc, "the guard cannot map %llu bytes of this node's memory: %s", (unsigned long long)bytes, base_strerror(rc))
+    return rc ? base_fail(-rc, "the guard cannot map %llu bytes of this node's memory: %s" BASE_MEMORY_HINT, (unsigned long long)bytes,
+                          base_strerror(rc))
               : 0;
 }
 

@@ -13,7 +13,8 @@ void guard_lost(struct verbs_guard *g, const char *why)
 {
     if (!atomic_exchange_explicit(&g->gone, true, memory_order_relaxed))
         base_log(BASE_LOG_ERROR,
-                 "the guard that owns this node's RDMA devices is gone: %s; its cables stay unusable until the node is restarted", why);
+                 "the guard that owns this node's RDMA devices is gone: %s; the node's cables stay unusable until the node is restarted",
+                 why);
 }
 
 /* How long to wait for the guard's answer. After that the guard is not used again: its late answer could be taken for the answer to the

@@ -22,7 +22,7 @@ struct guard_device {
 
 struct verbs_guard {
     struct verbs_library lib;
-    pthread_mutex_t lock;   /* one call at a time */
+    pthread_mutex_t lock;   /* held during a call: one call at a time */
     int fd, bell, quiet[2]; /* quiet: descriptors that never become readable, used after the guard has died */
     _Atomic bool gone;
     _Atomic int64_t looked_at;
@@ -40,6 +40,6 @@ bool guard_lives(struct verbs_guard *g);                 /* checks at most every
 void guard_lost(struct verbs_guard *g, const char *why); /* records that the guard has died; reports the reason once */
 
 /* --- guard_verbs.c --- */
-int guard_fill_verbs(struct verbs_guard *g); /* fills the guard's table of verbs; 0 or a negative errno with a sentence */
+int guard_fill_verbs(struct verbs_guard *g); /* fills the guard's table of verbs; 0 or a negative errno with an error text */
 
 #endif

@@ -13,7 +13,7 @@
 
 #define ENTRIES_MAX (1u << 20) /* the largest ring */
 #define TABLE_MAX   (1u << 17)
-/* limits for one program, because descriptors and mappings are the guard's own and all programs share them */
+/* limits for one program: descriptors and mappings belong to the guard's process, and all programs share them */
 #define CHANNELS_MAX 256u
 #define SHARES_MAX   64u
 
@@ -296,7 +296,7 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     return 0;
 }
 
-/* Whether another object still uses this one, so that it must not be destroyed. */
+/* Whether another object still uses the object `one`, so that `one` must not be destroyed. */
 static bool used(const struct guard *g, const void *one)
 {
     for (uint32_t i = 0; i < g->table[PAIR].top; i++) {

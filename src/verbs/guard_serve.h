@@ -72,7 +72,7 @@ struct shared_device {
 };
 struct guard_shared {
     const struct verbs_library *lib;
-    pthread_mutex_t list_lock; /* over `list` and `listed`, which stay as they are once they are read */
+    pthread_mutex_t list_lock; /* protects `list` and `listed`, which do not change after they were read */
     struct ibv_device **list;
     int listed;
     struct shared_device device[GUARD_CONTEXTS];
@@ -95,7 +95,7 @@ struct guard { /* one program */
         uint32_t top, room;
     } table[KINDS];
     int64_t now;
-    const char *broken; /* why the program's data is invalid; NULL: it is valid */
+    const char *broken; /* why the program's data is invalid; NULL: the data is valid */
 };
 
 static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t id)

@@ -90,11 +90,13 @@ static int library_load(void)
     if (chosen && *chosen) {
         snprintf(l.path, sizeof l.path, "%s", chosen);
         if (strlen(chosen) >= sizeof l.path)
-            return base_fail(-ENAMETOOLONG, "WEFT_VERBS_LIBRARY is longer than %zu bytes", sizeof l.path - 1);
+            return base_fail(-ENAMETOOLONG, "WEFT_VERBS_LIBRARY is longer than %zu bytes; use a shorter path", sizeof l.path - 1);
         handle = dlopen(chosen, RTLD_NOW | RTLD_LOCAL);
         if (!handle) {
             said = dlerror();
-            return base_fail(-ENOENT, "the verbs library that WEFT_VERBS_LIBRARY names cannot be loaded: %s", said ? said : chosen);
+            return base_fail(
+                -ENOENT, "the verbs library that WEFT_VERBS_LIBRARY names cannot be loaded: %s; correct the path, or unset the variable",
+                said ? said : chosen);
         }
     }
     char first[256] = "";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs: making, connecting, destroying. An error names the objects of both sides, and what that error has meant before.
+ * Queue pairs: making, connecting, destroying. An error names the objects of both sides, and the usual reason of that error.
  */
 #include <stdio.h>
 #include <string.h>
@@ -137,7 +137,8 @@ int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct v
     if ((options->type == IBV_QPT_RC && !d->traits.rc) || (options->type == IBV_QPT_UC && !d->traits.uc))
         return base_fail(-EOPNOTSUPP, "%s has no %s queue pairs", d->name, type_text(options->type));
     if (d->chosen.gid.index > UINT8_MAX)
-        return base_fail(-ERANGE, "%s: GID index %u; a queue pair takes one up to 255", d->name, d->chosen.gid.index);
+        return base_fail(-ERANGE, "%s: GID index %u is too large for a queue pair: set one up to 255 (WEFT_GID_INDEX)", d->name,
+                         d->chosen.gid.index);
     int rc = base_random(&psn, sizeof psn);
     if (rc)
         return rc;
@@ -182,14 +183,14 @@ static const char *meaning_of(int code)
 {
     switch (code) {
     case -EINVAL:
-        return ". This has meant a GID that was never set, or is not of that port: look at both tables with "
-               "`weft devices -v`, and give both interfaces an IPv4 address";
+        return ". Usually a GID was never set, or belongs to another port: look at both GID tables with `weft devices -v`, and give both "
+               "interfaces an IPv4 address";
     case -ETIMEDOUT:
-        return ". This has meant a GID that is real and cannot be reached on this link: use the IPv4-mapped "
-               "entry, the same subnet at both ends, and the two ports that one cable joins";
+        return ". Usually the peer's GID is valid, but cannot be reached on this link: use the IPv4-mapped entry, the same subnet at both "
+               "ends, and the two ports that one cable joins";
     case -ENETUNREACH:
-    case -EHOSTUNREACH: return ". There is no route between the two addresses: are they in one subnet?";
-    case -ENETDOWN: return ". The interface is down";
+    case -EHOSTUNREACH: return ". No route leads from one address to the other: put both in one subnet";
+    case -ENETDOWN: return ". The interface is down: bring it up";
     default: return "";
     }
 }

@@ -32,19 +32,19 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
                   : code == -EBADF || code == -EINVAL ? ". The descriptor is no dmabuf, or its buffer does not have these bytes"
                                                       : "";
     } else if (d->traits.link == VERBS_THUNDERBOLT) {
-        snprintf(text, sizeof text, ". The device has %u regions for all processes; memory must be of mmap, not of malloc%s",
+        snprintf(text, sizeof text, ". The device has %u regions for all processes, and registers memory from mmap(), not from malloc()%s",
                  d->traits.regions, code == -ENOMEM || code == -ENOSPC ? verbs_holders(d->lib, d->context, who, sizeof who) : "");
         meaning = text;
     } else if (code == -ENOMEM && limited) {
         snprintf(text, sizeof text,
-                 ". This process may lock %s of memory (ulimit -l); raise that limit, or the device is "
-                 "out of regions",
+                 ". This process may lock %s of memory (ulimit -l); raise that limit. If it suffices, the "
+                 "device has no region left",
                  base_format_bytes((uint64_t)lock.rlim_cur, limit, sizeof limit));
         meaning = text;
     } else if (code == -EFAULT) {
-        meaning = ". The range is not all mapped, or not writable";
+        meaning = ". A part of the range is not mapped, or not writable";
     } else if (code == -ENOMEM) {
-        meaning = ". The device is out of regions, or the machine of memory";
+        meaning = ". The device has no region left, or the host no memory: end other programs";
     }
     return base_fail(code, "%s: region %u of %u, %s, is refused: errno %d (%s)%s", d->name, index + 1, count, size, raw,
                      base_strerror(code), meaning);
@@ -102,7 +102,7 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
                          s->fd < 0 ? "the pool (WEFT_POOL)" : "it, or the pool (WEFT_POOL),");
     r.mr = calloc(needed, sizeof(struct ibv_mr *));
     if (!r.mr)
-        return base_fail(-ENOMEM, "no memory for %llu regions", (unsigned long long)needed);
+        return base_fail(-ENOMEM, "no memory for %llu regions" BASE_MEMORY_HINT, (unsigned long long)needed);
     for (; r.count < needed; r.count++) {
         uint64_t left = bytes - r.count * r.segment_bytes;
         uint64_t length = left < r.segment_bytes ? left : r.segment_bytes;

@@ -106,7 +106,7 @@ bool verbs_thunderbolt_here(void)
     struct ibv_device **list = verbs_load(&lib) ? NULL : lib->get_device_list(&count);
     for (int i = 0; list && i < count; i++) {
         int transport;
-        memcpy(&transport, &list[i]->transport_type, sizeof transport); /* no value of its type */
+        memcpy(&transport, &list[i]->transport_type, sizeof transport); /* the value may be none of the enumeration's */
         found = found || transport == THUNDERBOLT;
     }
     if (list)

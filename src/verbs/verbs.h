@@ -2,8 +2,8 @@
  *
  * verbs: devices, traits, the choice of a GID, regions, queue pairs. All that calls ibv_* lives in this room.
  *
- * The library is loaded at run time (library.c): a machine without it works over shared memory. What a device can do is
- * asked of its traits, never of its vendor's name.
+ * The library is loaded at run time (library.c): a machine without it works over shared memory. Code that depends on what a device can do
+ * looks at the device's traits, never at its vendor's name.
  */
 #ifndef WEFT_VERBS_H
 #define WEFT_VERBS_H
@@ -81,10 +81,10 @@ struct verbs_traits {
     uint64_t region_bytes;                /* the largest region that works; weft asks for at most 1 GiB in one region */
     uint64_t message_bytes;
     uint32_t depth, depth_unit_bytes; /* the depth of a work queue, in frames of depth_unit_bytes; unit 0: in requests */
-    uint32_t srq_depth;               /* requests of a shared receive queue; 0: it has none */
+    uint32_t srq_depth;               /* requests of a shared receive queue; 0: the device has no shared receive queues */
     uint32_t sge, inline_bytes, rd_atomic;
     uint32_t pkeys, gids;
-    int access, access_else; /* flags to register with; access_else is tried when the device refuses them (0: nothing is) */
+    int access, access_else; /* flags to register with; access_else is tried when the device refuses `access` (0: nothing else is tried) */
     bool heap;               /* memory from malloc() can be registered */
     enum ibv_mtu mtu;
 };
@@ -107,9 +107,9 @@ struct verbs_choice {
     char why[160]; /* "IPv4-mapped, index 1, RoCE v2" */
 };
 /* Chooses the GID entry to use, which is the sgid_index. An IPv4-mapped address comes first (RoCE v2 before v1 where the type is known),
-   then any non-zero entry, index 1 first. If there is none: -EADDRNOTAVAIL with a sentence that names device, table and remedy. `wanted` >=
-   0: that index, or an error. An InfiniBand link layer needs no global address: index 0. The function only computes; `device` and
-   `interface` are for the sentence. */
+ * then any non-zero entry, index 1 first. If there is none: -EADDRNOTAVAIL, and the error text names device, table and remedy. `wanted` >=
+ * 0: that index, or an error. An InfiniBand link layer needs no global address: index 0. The function only computes; `device` and
+ * `interface` are for the error text. */
 int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, uint32_t count, int wanted, bool infiniband,
                      const char *device, const char *interface);
 /* "fe80::1" into `out` (at least 40 bytes). */
@@ -122,16 +122,16 @@ struct verbs_device {
     struct ibv_context *context;
     struct ibv_pd *pd; /* NULL until verbs_device_use() */
     char name[64];
-    char interface[32]; /* its IP interface, where it is known: "en5"; else "" */
+    char interface[32]; /* the IP interface of the device, where it is known: "en5"; else "" */
     uint8_t port;
     struct ibv_device_attr attr;
     struct ibv_port_attr port_attr;
     struct verbs_traits traits;
-    struct verbs_gid *gids; /* the GID table as read, with its zero entries */
+    struct verbs_gid *gids; /* the GID table as read from the device; includes entries that are zero */
     uint32_t gid_count;
     struct verbs_choice chosen; /* valid when usable */
     int usable;                 /* 0, or the negative errno why weft does not use it ... */
-    char why_not[960];          /* ... and the sentence */
+    char why_not[960];          /* ... and the error text */
     double gbits;               /* of the active link; 0: unknown */
 };
 /* Opens and queries all devices; allocates nothing on them. `wanted_gid` -1: choose one. Close them with verbs_devices_close(). */
@@ -140,14 +140,14 @@ int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid);
 int verbs_devices_of(const struct verbs_library *lib, struct ibv_device **list, int given, struct verbs_device **out, uint32_t *count,
                      int wanted_gid);
 void verbs_devices_close(struct verbs_device *devices, uint32_t count);
-/* One device by name (NULL: the best usable one, fastest first), opened. -ENODEV with a sentence that lists what there is. */
+/* One device by name (NULL: the best usable one, fastest first), opened. -ENODEV: the error text lists what there is. */
 int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gid);
 /* Other devices (and ports) that are as good as this one: as fast, of the same kind of link, with the same operations. At most
  * `max`, opened; close each with verbs_device_close(). */
 int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out, uint32_t max, uint32_t *count, int wanted_gid);
 /* queries a device again that is not in use; sets d->usable and returns it */
 int verbs_device_again(struct verbs_device *d, int wanted_gid);
-/* Allocates the protection domain. Everything that can be checked without it has been checked before. */
+/* Allocates the protection domain. The caller has made all checks that need no protection domain. */
 int verbs_device_use(struct verbs_device *d);
 bool verbs_port_up(struct verbs_device *d); /* asks the device now; a device that has vanished is not up */
 /* Closes the device: frees its protection domain and context. The caller has destroyed queue pairs, regions and completion queues before.
@@ -185,16 +185,16 @@ struct verbs_regions {
     struct verbs_device *device;
     uint8_t *base;
     uint64_t bytes, segment_bytes; /* segment_bytes is a power of two ... */
-    uint32_t segment_shift;        /* ... and this is its logarithm */
+    uint32_t segment_shift;        /* ... and this is its logarithm to base 2 */
     uint32_t count;
     int access; /* the access flags that the device accepted */
     struct ibv_mr **mr;
 };
-/* -ENOSPC if it needs more regions than `budget` (0: the limit in the traits); the error says how many, and what to do. */
+/* -ENOSPC if the memory needs more regions than `budget` (0: the limit in the traits); the error says how many, and what to do. */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
 /* The same for `bytes` at `offset` of a dmabuf, for example the memory of a GPU. Requests name this memory by addresses from `base` on.
-   `base` may be any address with the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP with a sentence
-   where the library, the device or its driver cannot register a dmabuf. */
+ * `base` may be any address with the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP: the library,
+ * the device or its driver cannot register a dmabuf. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);
@@ -204,8 +204,8 @@ static inline uint32_t verbs_lkey(const struct verbs_regions *r, uint64_t offset
 }
 
 /* --- cq.c: completion queues with a channel, whose descriptor does not block --- */
-/* Makes a completion queue and its channel on a device that is in use. If it fails, with a sentence, the caller still calls
-   verbs_cq_destroy() to free what was made. */
+/* Makes a completion queue and its channel on a device that is in use. If it fails, it sets the error text, and the caller still calls
+ * verbs_cq_destroy() to free what was made. */
 int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d, uint32_t entries);
 /* *cq and *channel may be NULL; sets both to NULL */
 void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d);
@@ -238,8 +238,8 @@ struct verbs_qp {
 };
 /* Makes a queue pair and moves it to the state INIT. */
 int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct verbs_qp_options *options);
-/* Moves a queue pair from INIT to RTR and RTS. If a step fails, the sentence names device, port, GID and index of both sides, the errno,
-   and what usually causes it. */
+/* Moves a queue pair from INIT to RTR and RTS. If a step fails, the error text names device, port, GID and index of both sides, the errno,
+ * and what usually causes it. */
 int verbs_qp_connect(struct verbs_qp *q, const struct verbs_address *peer);
 void verbs_qp_destroy(struct verbs_qp *q);
 /* Whether an address from the peer is valid: port, MTU and numbers are in range. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * What nodes of a cast send each other, of any bytes. The first byte says what the rest is: a block, whose checksums are made right, so
- * that what is behind them is reached; a block as it is; settings; the header of a message. Each input is either refused, or the result of
- * reading it is sane: a list whose names stay below DEST, settings that are the same when they are written and read again.
+ * Messages that nodes of a cast send each other, with any bytes. The first byte chooses what the rest is: a block whose checksums are
+ * corrected, so that the code after the check is tested, too; a block without this correction; settings; the header of a message. Each
+ * input is refused, or reading it gives a valid result: names that stay below DEST, and settings that are the same after they were written
+ * and read again.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Any bytes as a request on a standing cluster's control socket: read or refused, never a crash; a refusal has a sentence, and what was
- * read is sane, and the same when it is written and read again.
+ * Any bytes as a request on a standing cluster's control socket. The request is accepted or refused, without a crash. A refusal has an
+ * error text. An accepted request has valid values, and is the same after it was written and read again.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  * Everything that a program can send to its guard: calls with any words, and any bytes in the rings and the descriptors that both have
  * mapped. The fake devices are in this file. They accept everything in range, and stop the process if they are used in a way in which a
  * driver might crash: use of a destroyed object, destroying an object that another one needs, memory that was not shared, a second context
- * or domain. Two programs share the device. For every input the guard goes on or gives the program up; then it frees every object of that
- * program once, and none of the other.
+ * or domain. Two programs share the device. For every input, the guard goes on serving the program or gives it up. If it gives the program
+ * up, it frees each object of that program once, and no object of the other program.
  */
 #include <signal.h>
 #include <stdint.h>
@@ -130,7 +130,7 @@ static int fake_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
 
 static struct ibv_context *open_fake(struct ibv_device *d)
 {
-    must(f.opened == 0); /* for all programs together */
+    must(f.opened == 0); /* one guard serves all programs */
     struct device *c = object(sizeof *c);
     if (!c)
         return NULL;
@@ -466,7 +466,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             f.full = command & 16;
             f.fails = (command & 224) == 224;
         }
-        if (p->g.broken) { /* what it has left is freed; the other one goes on */
+        if (p->g.broken) { /* the objects of this program are freed; the other program goes on */
             ends(p, &shared);
             begins(p, &shared);
         }

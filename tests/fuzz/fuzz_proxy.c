@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a client says to `weft proxy`: the first byte chooses whether a password is needed and in which pieces the rest comes. The proxy
- * goes on, refuses, or connects to a host with a name and a port; never a crash, and never more bytes taken than there were.
+ * Any bytes as the request of a client of `weft proxy`. The first byte chooses whether a password is needed, and in which pieces the rest
+ * arrives. The proxy waits for more, refuses the request, or connects to a host with a name and a port. It never crashes, and never reads
+ * more bytes than there are.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -35,7 +36,8 @@ static void pass_body(const struct talk *t, const uint8_t *in, size_t bytes)
         abort();
 }
 
-/* The same bytes as a datagram: its head is inside, and one with the address that it names has a head that is read as the same. */
+/* The same bytes as a datagram. The head must be inside the datagram. A head that is written with the same address must be read as the same
+ * address. */
 static void datagram(const uint8_t *data, size_t size, char host[256], uint32_t *port)
 {
     uint8_t *own = malloc(size), back[TALK_DATAGRAM_HEAD], *end = back + sizeof back;

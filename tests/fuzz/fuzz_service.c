@@ -62,7 +62,7 @@ static void block(const uint8_t *data, size_t size)
     free(own);
 }
 
-/* What an asker sends as datagrams: refused, or all of it within what is there and before the end of the ring. */
+/* Any bytes as datagrams of an asker: each is refused, or lies within the received bytes and before the end of the ring. */
 static void datagram(const uint8_t *data, size_t size)
 {
     struct net_datagram d;

@@ -3,6 +3,8 @@
 // Every call of weft/device.h and weft/device.cuh from a CUDA kernel: that it compiles for a device. Where nvcc is found, a test compiles
 // it.
 #include "weft/device.cuh"
+#include "weft/device_file.h"
+#include "weft/device_net.h"
 
 __global__ void calls(const weft_device *d, uint64_t there, uint64_t here, uint64_t *out)
 {
@@ -58,5 +60,46 @@ __global__ void together(const weft_device *d, uint32_t queue, uint64_t there, u
     rc |= weft_device_put_signal_warp(d, there, here, 4096, there + 4096, 1, NULL);
     rc |= weft_device_by_block([&] { return weft_device_claim(d, queue, here, 8); });
     rc |= weft_device_by_warp([&] { return weft_device_submit(d, queue, here, 8, 0); });
+    *out = rc;
+}
+
+// Services.
+__global__ void services(const weft_device *d, uint64_t record, uint64_t text, uint64_t here, int *out)
+{
+    uint64_t p, n, at;
+    weft_device_exit end;
+    int rc = weft_device_spawn(d, record, 0, WEFT_SPAWN_STDOUT, text, 64, 1, 0, &p);
+    rc |= weft_device_process_read(d, record, p, 1, here, 64, &n);
+    rc |= weft_device_process_write(d, record, p, here, 8, &n) | weft_device_process_signal(d, record, p, 9);
+    rc |= weft_device_process_wait(d, record, p, &end) | weft_device_process_close(d, record, p);
+    rc |= weft_device_name_publish(d, record, 0, "name", here, 8) | weft_device_name_lookup(d, record, 0, "name", true, &at, &n);
+    rc |= weft_device_name_withdraw(d, record, 0, "name");
+    *out = rc;
+}
+
+__global__ void sockets(const weft_device *d, uint64_t record, uint64_t host, uint64_t here, int *out)
+{
+    uint64_t s, all, one, n, at;
+    weft_device_net_address own, peer;
+    int rc = weft_device_net_connect(d, record, 0, host, 9, 80, WEFT_NET_NODELAY, &s);
+    rc |= weft_device_net_opened(d, record, s, &own, &peer);
+    rc |= weft_device_net_send(d, record, s, here, 64, &n) | weft_device_net_receive(d, record, s, here, 64, &n);
+    rc |= weft_device_net_received(d, record, s, &at, &n) | weft_device_net_taken(d, record, s, n);
+    rc |= weft_device_net_shutdown(d, record, s) | weft_device_net_close(d, record, s);
+    rc |= weft_device_net_listen(d, record, 0, 0, 0, 0, WEFT_NET_DATAGRAMS, &all);
+    rc |= weft_device_net_accept(d, record, all, &one);
+    rc |= weft_device_net_send_to(d, record, all, &peer, here, 64) | weft_device_net_receive_from(d, record, all, &peer, here, 64, &n);
+    rc |= weft_device_net_abort(d, record, all);
+    *out = rc;
+}
+
+__global__ void files(const weft_device *d, uint64_t record, uint64_t path, uint64_t here, int *out)
+{
+    uint64_t n;
+    weft_device_file f;
+    int rc = weft_device_file_open(d, record, 0, path, 9, WEFT_FILE_WRITE, &f);
+    rc |= weft_device_file_read(d, record, &f, here, 64, 0, &n);
+    rc |= weft_device_file_write(d, record, &f, here, 64, 0, &n) | weft_device_file_stat(d, record, &f);
+    rc |= weft_device_file_sync(d, record, &f) | weft_device_file_close(d, record, &f);
     *out = rc;
 }

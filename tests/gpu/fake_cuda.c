@@ -32,7 +32,7 @@ struct piece {
     int fd; /* -1: memory of the host */
     bool used;
     bool mapped;  /* by cuMemMap(): only GPUs that have been given access reach it */
-    int device;   /* whose memory it is then */
+    int device;   /* the GPU to which the memory belongs */
     unsigned may; /* the GPUs with access, as bits */
 };
 
@@ -91,7 +91,7 @@ static bool connected(int a, int b)
     return a == b || (a != last && b != last);
 }
 
-/* The name of the memory says whose it is, also in another process. */
+/* The name of the memory contains the GPU's number, so that another process can find it, too. */
 static int backing(size_t bytes, int device)
 {
     char name[32];

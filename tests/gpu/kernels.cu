@@ -172,7 +172,8 @@ __global__ void wrong(const weft_device *d, struct job job, struct report *bad)
     KERNEL(weft_device_fetch_add(d, good, 1, &old));
 }
 
-/* A ring of 8 slots whose answers are not read: a request that needs such an answer's place waits for it or fails; others are not affected.
+/* A ring of 8 slots, some of whose answers the kernel does not read. A request that needs the place of an unread answer waits or fails.
+ * Other requests are not affected.
  */
 __global__ void full(const weft_device *d, struct job job, struct report *bad)
 {

@@ -19,7 +19,7 @@ struct metal_op { /* a weft_device_op: both are checked to be alike */
     uint64_t value;
 };
 struct metal_argument {
-    uint64_t mine, there, counter; /* addresses: of this block's words, of those at the other node, of a word of all */
+    uint64_t mine, there, counter; /* addresses of this block's words here and at the other node, and of a word that all blocks share */
     struct metal_op op[METAL_OPS];
     int result, posted; /* of the kernel; how many requests found room */
 };

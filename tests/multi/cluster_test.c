@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * See cluster_test.h.
+ * Forks the nodes of a test and collects how they ended: see cluster_test.h.
  */
 #include "cluster_test.h"
 #include "fabric/fabric.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the tests of the net service share. Node 0 is the gateway, the others are the askers. The servers and clients at the other ends are
+ * Helpers of the net service's tests. Node 0 is the gateway, the others are the askers. The servers and clients at the other ends are
  * ordinary sockets of the askers' processes, on loopback, which a rule allows.
  */
 #ifndef WEFT_TESTS_NET_TEST_H

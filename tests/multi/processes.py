@@ -57,6 +57,12 @@ def catches(pid, number):
         return False
 
 
+def stop(pid):
+    """Stops a process with all its threads. The signal alone reaches one thread at once, but the others run on until that one handles it."""
+    os.kill(pid, signal.SIGSTOP)
+    until(f"process {pid} has stopped", lambda: all(state(f"{pid}/task/{t}") in "TZX" for t in os.listdir(f"/proc/{pid}/task")), patience(20))
+
+
 def go_on(pid):
     """Continues a process that was stopped, if it is still there."""
     try:

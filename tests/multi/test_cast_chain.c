@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The chain of a cast (src/cast/chain.c) over three nodes: the source, one that passes blocks on, and the last one, which is slow. Credits
- * hold the others back: no block is put into a slot that is still in use, however slow the last node is, and every slot that it gives back
- * lets exactly one more block through. All memory is the rings.
+ * The chain of a cast (src/cast/chain.c) over three nodes: the source, a node that passes blocks on, and a slow last node. Credits hold the
+ * first two back: no block is put into a slot that is still in use, however slow the last node is. Each slot that the last node frees lets
+ * exactly one more block through. The rings are all the memory that the chain needs.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@
 #define GUARDED  0xa5
 #define HELD_FOR 50 /* looks, one a millisecond, whether a held node goes on */
 
-/* What chain.c needs of talk.c. */
+/* Replacements for the functions of talk.c that chain.c calls. */
 void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns)
 {
     struct timespec until;
@@ -144,7 +144,7 @@ static void pass_on(struct cast *c, struct seen *seen)
     cast_relay_stop(&r);
 }
 
-/* All before this node are held by its credits: neither do they go on, nor do they stop earlier. */
+/* Checks that the nodes before this one wait for its credits: they have sent as many blocks as the credits allow, and no more. */
 static void held(struct cast *c, const struct seen *seen, uint32_t given)
 {
     const uint32_t most = given + UNTAKEN < BLOCKS ? given + UNTAKEN : BLOCKS,

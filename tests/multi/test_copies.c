@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Large copies by several threads between nodes of one host: when an operation returns, all bytes have arrived, and a node that sees the
- * signal behind them sees all bytes; there are as many helper threads as the setting says, and they end with the node; when a node is
- * killed during such a copy, the others go on.
+ * Large copies by several threads between nodes of one host. When an operation returns, all bytes have arrived, and a node that sees the
+ * signal after them sees all bytes. There are as many helper threads as the setting says, and they end with the node. When a node is killed
+ * during such a copy, the others go on.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -80,14 +80,14 @@ class Files(unittest.TestCase):
         for path in ("/etc/passwd", "link", "../x", "folder/../../root/x"):
             self.assertIn(f"{path} at node 1 is outside of WEFT_FILE_ROOT, {self.root}", self.weft("cat", f"1:{path}", code=1))
         self.assertIn("nothing at node 1: No such file", self.weft("cat", "1:nothing", code=1))
-        self.assertIn("it is a folder", self.weft("cat", "1:folder", code=1))
+        self.assertIn("this is a folder", self.weft("cat", "1:folder", code=1))
         self.assertIn("there is no host or node 'nowhere'", self.weft("cat", "nowhere:x", code=1))
         self.assertIn("cluster 'other' is not up", self.weft("cat", "--cluster", "other", "1:x", code=1))
         for word in ("x", ":x", "1:"):
-            self.assertIn("expected HOST:PATH", self.weft("cat", word, code=2))
+            self.assertIn("write HOST:PATH", self.weft("cat", word, code=2))
         for text in ("5", "5-4", "-5", "a-b", "1-2-3"):
-            self.assertIn("expected FIRST-LAST", self.weft("cat", "--range", text, "1:x", code=2))
-        self.assertIn("expected one file", self.weft("cat", code=2))
+            self.assertIn("write FIRST-LAST", self.weft("cat", "--range", text, "1:x", code=2))
+        self.assertIn("give one file", self.weft("cat", code=2))
         for args in (["--root", "relative"], ["--cache", "1M"], ["--cache", "much"]):
             self.assertIn(args[0], self.weft("up", "-n", "1", "--cluster", "x", *args, code=2))
 
@@ -102,9 +102,9 @@ class Files(unittest.TestCase):
         self.assertEqual(self.weft("cat", "1:pinned"), pinned)
         self.assertEqual(self.file(1, "pinned")["disk_reads"], 7)
         self.assertIn(b"pinned", self.weft("files"))
-        self.assertIn("at most half of the file cache may be mapped or pinned", self.weft("pin", "1:other", code=1))
+        self.assertIn("more than half of the file cache", self.weft("pin", "1:other", code=1))
         self.weft("pin", "--unpin", "1:pinned")
-        self.assertIn("node 1 has pinned no file pinned", self.weft("pin", "--unpin", "1:pinned", code=1))
+        self.assertIn("node 1 has not pinned pinned", self.weft("pin", "--unpin", "1:pinned", code=1))
         self.assertEqual(self.weft("cat", "1:other"), other)
         self.assertIsNone(self.file(1, "pinned"))
 

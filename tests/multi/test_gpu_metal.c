@@ -152,7 +152,7 @@ static void node_wrong(weft_node *w, void *arg)
     (void)arg;
     prepare(w, &l, &counter, &g);
     run(g, &l, metal_wrong, -EFAULT);
-    run(g, &l, metal_wrong, -EFAULT); /* and it is told of once a turn */
+    run(g, &l, metal_wrong, -EFAULT); /* and the failure is reported once for each turn */
     OK(weft_queue_open(w, "metal", NULL, &q));
     CHECK(weft_gpu_worker_open(g, q, NULL, &k) == -ENOTSUP && strstr(weft_error(), "take turns"));
     CHECK(weft_gpu_run_text(g, "kernel", "k", 1, 1, NULL, 0) == -ENOTSUP);

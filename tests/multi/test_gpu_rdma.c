@@ -26,7 +26,7 @@
 struct plan {
     const char *way, *why; /* how weft_link_stat() reports it */
     bool direct;           /* the device moves data from and to arenas */
-    bool broken;           /* it refuses, when it is asked to */
+    bool broken;           /* the device was told to refuse */
     int rounds;
 };
 
@@ -207,7 +207,7 @@ static void test_direct(void **state)
 static void test_off(void **state)
 {
     (void)state;
-    moves((struct plan){.way = "staged", .why = "WEFT_GPU_RDMA is no there"}, (const char *const[]){"WEFT_GPU_RDMA=no", NULL});
+    moves((struct plan){.way = "staged", .why = "WEFT_GPU_RDMA is set to no on its node"}, (const char *const[]){"WEFT_GPU_RDMA=no", NULL});
 }
 
 static void test_loss(void **state)

@@ -19,7 +19,7 @@ static const char *const OFFERS[] = {"WEFT_SERVE=process,name", NULL};
 #define BYTES  (1u << 16)
 #define BLOCKS 3u
 
-/* The calls of one block, with addresses of this node. The texts are those of `cat`, and `false` behind them. */
+/* The calls of one block, with addresses in this node's memory. The texts are the arguments for `cat`, followed by those for `false`. */
 struct call {
     uint64_t record, texts, text_bytes, nowhere, nowhere_bytes, in, out, word;
     bool failed;
@@ -48,7 +48,7 @@ static void kernel(const weft_device *d, void *arg)
     MUST(weft_device_spawn(d, c->record, 0, WEFT_SPAWN_STDOUT, c->nowhere, c->nowhere_bytes, 1, 0, &p) == -WEFT_DEVICE_ENOENT);
     MUST(weft_device_spawn(d, c->record + 1, 0, WEFT_SPAWN_STDOUT, c->texts, c->text_bytes, 1, 0, &p) == -WEFT_DEVICE_EFAULT);
     MUST(weft_device_spawn(d, c->record, 0, WEFT_SPAWN_STDIN | WEFT_SPAWN_STDOUT, c->texts, c->text_bytes, 1, 0, &p) == 0);
-    while (got < BYTES) { /* what goes in comes out again, in parts of any size */
+    while (got < BYTES) { /* `cat` prints its input, in parts of any size */
         if (sent < BYTES && sent - got < 4096) {
             MUST(weft_device_process_write(d, c->record, p, c->in + sent, BYTES - sent < 3000 ? BYTES - sent : 3000, &n) == 0 && n > 0);
             sent += n;

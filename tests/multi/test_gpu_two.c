@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Several GPUs of one node: which of them reach which arenas, and copies between arenas of two GPUs. With `host`, opened twice, kernels
- * look; with three GPUs of a CUDA driver for tests (WEFT_TEST_GPU=cuda), of which the third is connected to neither of the others, copies
- * do.
+ * test this. With three GPUs of a CUDA driver for tests (WEFT_TEST_GPU=cuda), copies test it; the third of these GPUs is not connected to
+ * the other two.
  */
 #include <setjmp.h>
 #include <stdarg.h>

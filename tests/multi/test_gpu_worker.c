@@ -124,8 +124,8 @@ static void node_once(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
 }
 
-/* More blocks than tasks: one task at a time, for which several draw a number at the same moment. None is lost: it would come back only
- * when its time is over, which is longer than this test may take. */
+/* More blocks than tasks: there is one task at a time, and several blocks take a number at the same moment. No task may be lost. A lost
+ * task would come back only after its lease, which is longer than this test may take. */
 static void *one_by_one(void *arg)
 {
     weft_done done;

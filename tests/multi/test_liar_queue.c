@@ -2,8 +2,8 @@
  *
  * A node that lies (liar.h) to two honest ones about a queue: by its messages, and by what it writes into their shards.
  *
- * While it lies tasks of that queue may be lost or done twice, for it may write to every slot. What has to hold: nobody crashes or
- * writes elsewhere, no call outlasts its time-out, and a queue that the honest nodes open afterwards does all its work.
+ * While it lies, tasks of that queue may be lost or done twice, because every node may write to every slot. But no honest node crashes or
+ * writes to a wrong place, no call exceeds its time-out, and a queue that the honest nodes open later does all its work.
  */
 #include <setjmp.h>
 #include <stdarg.h>

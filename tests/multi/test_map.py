@@ -181,6 +181,12 @@ class Map(unittest.TestCase):
             self.addCleanup(lambda: os.path.exists(path) and os.unlink(path))
         return path
 
+    def folder(self, name):
+        path = os.path.join(Map.dir, name)
+        os.mkdir(path)
+        self.addCleanup(shutil.rmtree, path)
+        return path
+
     def check(self, expected, *args, **kw):
         code, out, err = run(*args, **kw)
         self.assertEqual(code, 0, err)
@@ -725,7 +731,7 @@ class Map(unittest.TestCase):
         self.addCleanup(p.stderr.close)
         nodes = until("the nodes run", lambda: len(n := nodes_of(p.pid)) == 2 and n)
         first = os.read(p.stdout.fileno(), 1)  # they have joined: before that a node that stands still holds up all
-        os.kill(nodes[0], signal.SIGSTOP)
+        processes.stop(nodes[0])
         out, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 0, err)
         self.assertTrue(first + out == Map.bytes)

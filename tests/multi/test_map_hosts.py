@@ -15,6 +15,7 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
+import stand_in  # noqa: E402
 import test_map  # noqa: E402
 from stand_in import SSH  # noqa: E402
 from processes import alive  # noqa: E402
@@ -217,6 +218,101 @@ class Hosts(Map):
         self.assertEqual(code, 0)
         for name in (b"WEFT_RANK", b"WEFT_SECRET", b"WEFT_COORD", b"WEFT_SIZE"):
             self.assertNotIn(name, out)
+
+    def test_file_of_one_host(self):
+        """A file that only host 1 can see, in a mount namespace of its own. All nodes work on it, most pieces fail once, and its node has read it
+        from the disk once."""
+        if subprocess.run(["unshare", "-r", "--mount", "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+            self.skipTest("no mount namespaces")
+        hidden, shown = self.folder("hidden"), self.folder("shown")
+        with open(os.path.join(hidden, "text"), "wb") as f:
+            f.write(Map.bytes)
+        hosts = self.there(1, 2)
+        ssh = hosts["env"]["WEFT_SSH"]
+        script = read(ssh).decode()
+        apart = stand_in.APART or "unshare -r"
+        begin = "sh -c \""
+        self.assertEqual(script.count(begin), 1)
+        script = script.replace("exec " + stand_in.APART, f"exec {apart} --mount").replace(
+            begin, f"{begin}[ ${{host##*-}} != 1 ] || mount --bind {hidden} {shown} || exit 1;")
+        self.path("ssh", script.encode())
+        done, begun, counted = self.path("done", b""), self.path("begun", b""), self.path("counted", b"")
+        for file in "1:" + shown + "/text", "host-1.invalid-1:" + shown + "/text":
+            for path in done, begun, counted:
+                open(path, "w", encoding="utf-8").close()
+            self.assertFalse(os.path.exists(shown + "/text"))
+            block = len(Map.bytes) // 20
+            pieces = len(test_map.run("--block", str(block), "--dry-run", hidden + "/text")[1].splitlines()) - 1
+            # Node 1 has one piece, and ends it last. Where a piece was tried first, it fails.
+            command = f'''
+                if [ {{node}} = 1 ]; then
+                    echo >>{begun}; cat
+                    until [ $(grep -c + {done}) -ge {pieces - 1} ]; do sleep 0.02; done
+                    grep rchar: /proc/$PPID/io >{counted}
+                else
+                    until [ -s {begun} ]; do sleep 0.02; done
+                    if grep -qx "{{#}}" {done}; then cat; echo {{#}}+ >>{done}; else echo {{#}} >>{done}; exit 1; fi
+                fi'''
+            code, out, err = test_map.run(*hosts["args"], "--block", str(block), "--slots", "1", "--retries", "5", "--stats", file, "--", "sh", "-c",
+                                          command, env=hosts["env"])
+            self.assertEqual((code, out == Map.bytes), (0, True), err)
+            count = int(read(counted).split()[1])
+            self.assertGreater(count, len(Map.bytes) - 3 * block, err)
+            self.assertLess(count, len(Map.bytes) * 5 // 4, err)
+        name = shown + "/text"
+        # Pieces larger than memory, kernels, the name in arguments, and files of several hosts.
+        data = Map.bytes * 10
+        with open(os.path.join(hidden, "large"), "wb") as f:
+            f.write(data)
+        for block in "1M", "25M":
+            self.check(data, *hosts["args"], "--memory", "20M", "--slots", "1", "--block", block, f"1:{shown}/large", "--", "cat", env=hosts["env"])
+        code, out, err = test_map.run(*hosts["args"], "--kernel", "wc", f"1:{shown}/large", env=hosts["env"])
+        self.assertEqual((code, out.split()), (0, test_map.theirs(hidden + "/large", "wc").split()), err)
+        self.check(Map.bytes * 2, *hosts["args"], "--block", "100K", Map.text, f"1:{name}", "--", "cat", env=hosts["env"])
+        self.check(f"1:{name}\n".encode(), *hosts["args"], "--block", "1G", f"1:{name}", "--", "sh", "-c", "echo {file}", env=hosts["env"])
+        # What is wrong.
+        for file, says in ((f"2:{name}", "text at node 2: No such file"), (f"7:{name}", "'7' is neither a host nor the number of a node"),
+                           (f"1:{shown}", "this is a folder"), (name, f"cannot open {name}: No such file")):
+            code, out, err = test_map.run(*hosts["args"], file, "--", "cat", env=hosts["env"])
+            self.assertNotEqual(code, 0)
+            self.assertIn(says, err)
+        _, err = start_here(f"1:{name}", "--", "cat").communicate(timeout=LIMIT)
+        self.assertIn(b"give --cluster or --hostfile", err)
+
+    def test_file_names_with_colons(self):
+        """A file of this host goes before one of another host with the same name."""
+        os.chdir(self.folder("colons"))
+        self.addCleanup(os.chdir, START)
+        with open("1:here", "wb") as f:
+            f.write(b"here\n")
+        self.check(b"here\n", "1:here", "--", "cat")
+        with open("there", "wb") as f:
+            f.write(b"there\n" * 100)
+        self.check(b"there\n" * 100, "--block", "50", "2:there", "--", "cat")
+        self.check(b"there\n" * 200, "--block", "50", "there", "0:there", "--", "cat")
+
+    def test_file_replaced(self):
+        """A file of another host is replaced, or becomes shorter, during the job: no piece has bytes of the new file. Pieces fail, unless the node
+        has the old file open."""
+        for way in "replaced", "shortened":
+            with self.subTest(way):
+                path, go, begun = self.path("changing", b"old\n" * 50_000), self.path("go"), self.path("begun", b"")
+                job = start("--slots", "1", "--block", "20K", f"1:{path}", "--", "sh", "-c",
+                            f"echo >>{begun}; until [ -e {go} ]; do sleep 0.02; done; cat")
+                until("it works", lambda: read(begun))
+                if way == "replaced":
+                    os.rename(self.path("new", b"new\n" * 50_000), path)
+                else:
+                    os.truncate(path, 0)
+                open(go, "w", encoding="utf-8").close()
+                out, err = job.communicate(timeout=LIMIT)
+                os.unlink(go)
+                self.assertEqual(out.replace(b"old\n", b""), b"")
+                if way == "shortened" or job.returncode:
+                    self.assertEqual(job.returncode, 1)
+                    self.assertIn(b"replaced by another one" if way == "replaced" else b"truncated during the job", err)
+                else:
+                    self.assertEqual(len(out), 200_000)
 
     def test_hostfile_killed(self):
         """The node on another host is killed, and then the whole job: no process is left on either host."""

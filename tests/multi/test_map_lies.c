@@ -32,8 +32,8 @@ enum record {           /* the record with the wrong value, and the node that wr
               REFUSED,  /* node 1: an outcome whose completion is refused: its slot drops it, and the piece runs again */
               TASK,     /* node 0: weft_task */
               ASK,      /* either node: struct map_ask */
-              ANSWER,   /* node 0: the value that it adds to the word of an ask */
-              SPILL,    /* node 1: the same, in answers about the spill file */
+              ANSWER,   /* node 0: the value that its answer adds to the word of the asking node */
+              SPILL,    /* node 1: such a value, in answers about the spill file */
               ORDER_AT, /* node 0: address and length of the job's description */
               ORDER,    /* node 0: the head of the job's description (order.c) */
               RELEASE,  /* node 0: addresses that node 1 may free */
@@ -122,6 +122,7 @@ static const struct lie lies[] = {
     SET(TASK, ALL, ARG(1), UINT32_MAX),
     SET(TASK, ALL, ARG(1), (uint64_t)MAP_IN_POOL << 32),
     SET(TASK, ALL, ARG(1), (uint64_t)MAP_IN_SPOOL << 32),
+    SET(TASK, ALL, ARG(1), (uint64_t)MAP_IN_CACHE << 32),
     SET(TASK, ALL, ARG(1), UINT64_C(77) << 32),
     SET(TASK, ALL, ARG(2), UINT64_C(1) << 40),
     SET(TASK, ALL, ARG(2), UINT64_MAX),
@@ -288,12 +289,18 @@ int __wrap_weft_send(weft_node *w, uint32_t node, uint32_t id, const void *heade
 static char directory[] = "/tmp/weft-map-lies-XXXXXX";
 static char input[64], errors[64];
 
-/* Its outputs are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
+/* The outputs of this command are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
 static char *const command[] = {"sh", "-c", "cat; head -c 6060000 /dev/zero; echo this is said >&2", NULL};
+
+/* Pieces of standard input are asked for; those of a file come by the file service. */
+static bool asks_for_input(void)
+{
+    return lie && (lie->record == ASK || lie->record == ANSWER);
+}
 
 static int node_main(unsigned jobs, int rank, const char *coord)
 {
-    char *files[] = {input};
+    char *files[] = {asks_for_input() ? (char *)(uintptr_t) "-" : input};
     struct map_options o = {.files = files,
                             .file_count = 1,
                             .command = jobs & KERNEL ? NULL : command,
@@ -367,7 +374,9 @@ static bool job(unsigned jobs)
                 signal(faults[i], SIG_DFL);
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             int err = open(errors, O_WRONLY | O_CREAT | O_APPEND, 0600), null = open("/dev/null", O_RDWR);
-            dup2(null, STDIN_FILENO);
+            int in = asks_for_input() ? open(input, O_RDONLY) : dup(null);
+            dup2(in, STDIN_FILENO);
+            close(in);
             dup2(null, STDOUT_FILENO);
             dup2(err, STDERR_FILENO);
             close(err);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The net service under strain: slow and stalled peers, many connections, too few files, lies, deaths, names whose addresses do not answer
- * (net_test.h).
+ * The net service under load and failures: slow and stalled peers, many connections, too few descriptors, invalid messages, deaths, and
+ * names whose addresses do not answer (net_test.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@
 #include "gateway/net_handle.h"
 #include "net_test.h"
 
-/* One connection is not read, by its asker or by its peer: the other ones go on, and nothing of it is lost. */
+/* One connection is not read by its asker or by its peer. The other connections go on, and no byte of this one is lost. */
 static void slow(weft_node *w, void *arg)
 {
     (void)arg;
@@ -47,7 +47,7 @@ static void slow(weft_node *w, void *arg)
     size_t put, all = 0;
     static uint8_t some[10000];
     int rc;
-    do { /* until the peer, which does not read, has taken what fits into the buffers */
+    do { /* until the buffers of the peer, which does not read, are full */
         fill(some, 3, all, sizeof some);
         rc = weft_net_send(s[2], some, sizeof some, &put, 100 * WEFT_MS);
         all += put;
@@ -176,7 +176,22 @@ static void lies(weft_node *w, void *arg)
 
 #if defined(__linux__)
 /* Names that a name server would have to know, in place of libc's function. again.test: the name server does not answer. holes.test:
- * three addresses. */
+ * three addresses. slow.test: waits until `slow_ends`. one.example, and alias.example and short, which stand for secret.test: one
+ * address. */
+static _Atomic uint32_t *slow_ends, *slow_begun;
+
+static int one_address(const char *port, const struct addrinfo *hints, struct addrinfo **out, const char *canonical)
+{
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    int rc = real("127.0.0.1", port, hints, out);
+    if (!rc && hints->ai_flags & AI_CANONNAME) {
+        free((*out)->ai_canonname);
+        (*out)->ai_canonname = strdup(canonical);
+    }
+    return rc;
+}
+
 int getaddrinfo(const char *restrict host, const char *restrict port, const struct addrinfo *restrict hints, struct addrinfo **restrict out)
 {
     int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
@@ -185,6 +200,15 @@ int getaddrinfo(const char *restrict host, const char *restrict port, const stru
         return real(host, port, hints, out);
     if (strcmp(host, "again.test") == 0)
         return EAI_AGAIN;
+    if (strcmp(host, "slow.test") == 0) {
+        ++*slow_begun;
+        wait_for(slow_ends, 1);
+        return EAI_NONAME;
+    }
+    if (strcmp(host, "one.example") == 0)
+        return one_address(port, hints, out, host);
+    if (strcmp(host, "alias.example") == 0 || strcmp(host, "short") == 0)
+        return one_address(port, hints, out, "Secret.TEST");
     if (strcmp(host, "holes.test") != 0)
         return real(host, port, hints, out);
     static const char *const addresses[] = {"127.0.0.2", "127.0.0.3", "127.0.0.4"};
@@ -283,9 +307,82 @@ static void holes(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* A name that is denied cannot be reached by another one that stands for it: an alias, or one that a search list completes. */
+static void aliases(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        uint32_t port;
+        weft_socket *s;
+        int listener = listen_at("127.0.0.1", &port);
+        must_fail(w, SPEC(.host = "alias.example", .port = port), -EACCES,
+                  "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
+        must_fail(w, SPEC(.host = "short", .port = port), -EACCES,
+                  "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
+        OK(weft_net_connect(w, 0, SPEC(.host = "one.example", .port = port), &s, DEFAULT_TIME));
+        OK(weft_net_close(s));
+        close(listener);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+/* Shared by the askers and the gateway's resolver. */
+struct greed {
+    _Atomic uint32_t ends, begun, full, port;
+};
+
+/* One node asks for more names than a gateway resolves at a time, and no server answers for them. Names of other nodes are still resolved.
+ */
+static void greedy_names(weft_node *w, void *arg)
+{
+    enum { ASKS = NET_LOOKUPS_MAX };
+    static weft_socket *s[ASKS];
+    static weft_op op[ASKS];
+    struct greed *g = arg;
+    uint32_t port, refused = 0;
+    slow_ends = &g->ends;
+    slow_begun = &g->begun;
+    OK(weft_barrier(w, DEFAULT_TIME));
+    if (weft_rank(w) == 1) {
+        for (unsigned i = 0; i < ASKS; i++)
+            OK(weft_net_connect_start(w, 0, SPEC(.host = "slow.test", .port = 80, .receive_ring = 4096, .send_ring = 4096), &s[i], &op[i]));
+        for (int64_t deadline = now_ns() + patience_ns(20); g->begun < 6;)
+            CHECK(usleep(1000) == 0 && now_ns() < deadline);
+        must_fail(w, SPEC(.host = "slow.test", .port = 80), -EAGAIN, "resolves at most 1024 names at a time");
+        g->full = 1;
+        wait_for(&g->ends, 1);
+        for (unsigned i = 0; i < ASKS; i++) {
+            int rc = weft_wait(w, &op[i], DEFAULT_TIME);
+            CHECK(rc == -EHOSTUNREACH || rc == -EAGAIN || rc == -ETIMEDOUT);
+            refused += rc == -EAGAIN;
+            OK(weft_net_close(s[i]));
+        }
+        CHECK(refused == ASKS - ASKS / 4 * 3);
+    } else if (weft_rank(w) == 2) {
+        int listener = listen_at("127.0.0.1", &port);
+        wait_for(&g->full, 1);
+        for (unsigned i = 0; i < 20; i++) {
+            OK(weft_net_connect(w, 0, SPEC(.host = "one.example", .port = port), &s[i], DEFAULT_TIME));
+            OK(weft_net_close(s[i]));
+        }
+        CHECK(g->begun == 6); /* of the gateway's eight threads */
+        g->ends = 1;
+        close(listener);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
 static void test_names(void **state)
 {
     (void)state;
+    struct greed *g = shared_words(sizeof *g);
+    assert_int_equal(nodes_failed_with(3, greedy_names, g, OPEN), 0);
+    assert_int_equal(nodes_failed_with(2, aliases, NULL,
+                                       (const char *const[]){"WEFT_SERVE=net",
+                                                             "WEFT_NET_RULES=allow=127.0.0.1:1,deny=*.TEST,"
+                                                             "allow=127.0.0.1",
+                                                             "WEFT_LOG=error", NULL}),
+                     0);
     assert_int_equal(nodes_failed_with(2, no_answer, NULL, OPEN), 0);
     assert_int_equal(nodes_failed_with(2, old_system, NULL, (const char *const[]){"WEFT_SERVE=net", "TEST_NO_IPV6=1", NULL}), 0);
     assert_int_equal(nodes_failed_with(2, holes, NULL, (const char *const[]){"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.0/8", NULL}),
@@ -460,6 +557,122 @@ static void gateway_dies(weft_node *w, void *arg)
     close(listener);
 }
 
+/* One node opens sockets until it gets an error, which says why. Another node can still open some. */
+static void greedy_sockets(weft_node *w, void *arg)
+{
+    enum { MOST = 1000, MODEST = 19 };
+    static weft_socket *s[MOST];
+    struct greed *g = arg;
+    const char *own = getenv("WEFT_NET_SOCKETS");
+    uint32_t port, n = 0, most = own ? (uint32_t)atoi(own) : 168; /* 256 open files, of which 32 are the gateway's: three quarters */
+    char text[64];
+    int rc = 0;
+    if (weft_rank(w) == 1) {
+        int listener = listen_at("127.0.0.1", &port);
+        g->port = port;
+        while (n < MOST && !(rc = weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port, .receive_ring = 4096, .send_ring = 4096),
+                                                   &s[n], DEFAULT_TIME)))
+            n++;
+        snprintf(text, sizeof text, "node 1 has %u sockets at node 0", most);
+        if (n != most || !strstr(weft_error(), text))
+            fprintf(stderr, "%u sockets: %s\n", n, weft_error());
+        CHECK(rc == -EMFILE && n == most && strstr(weft_error(), text) && strstr(weft_error(), "WEFT_NET_SOCKETS"));
+        OK(weft_net_close(s[--n])); /* the next one gets its place, when the gateway has closed it */
+        for (int64_t deadline = now_ns() + patience_ns(20); rc;) {
+            CHECK(now_ns() < deadline);
+            rc = weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &s[n], DEFAULT_TIME);
+        }
+        g->full = 1;
+        wait_for(&g->ends, 1);
+        for (uint32_t i = 0; i <= n; i++)
+            OK(weft_net_close(s[i]));
+        close(listener);
+    } else if (weft_rank(w) == 2) {
+        wait_for(&g->full, 1);
+        for (unsigned i = 0; i < MODEST; i++)
+            OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = g->port), &s[i], DEFAULT_TIME));
+        for (unsigned i = 0; i < MODEST; i++)
+            OK(weft_net_close(s[i]));
+        g->ends = 1;
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_greed(void **state)
+{
+    (void)state;
+    struct rlimit before, few;
+    struct greed *g = shared_words(sizeof *g);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(nodes_failed_with(3, greedy_sockets, g,
+                                       (const char *const[]){"WEFT_SERVE=net", "WEFT_NET_RULES=" LOOPBACK, "WEFT_NET_SOCKETS=20", NULL}),
+                     0);
+    few = before;
+    few.rlim_cur = FILES;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    g = shared_words(sizeof *g);
+    assert_int_equal(nodes_failed_with(3, greedy_sockets, g, OPEN), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+/* A node sends messages for streams that do not exist, and reads none of the replies: it ends as dead, before they have filled the memory,
+ * and the others go on. */
+static uint64_t memory_kib(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "RssAnon: %llu", &kib) != 1)
+        ;
+    if (f)
+        fclose(f);
+    return kib;
+}
+
+static void flood(weft_node *w, void *arg)
+{
+    struct greed *g = arg;
+    uint32_t port;
+    weft_socket *s;
+    if (weft_rank(w) == 1) {
+        const struct gateway_message m = {.type = GATEWAY_DATA, .to = 1, .word = {77, 0, 1, 0}};
+        weft_handler_fn fn = w->handlers[GATEWAY_HANDLER].fn;
+        atomic_store(&w->handlers[GATEWAY_HANDLER].fn, NULL); /* after this, received bytes stay in the ring */
+        (void)fab_nowait(true);
+        for (int rc = 0; !g->ends && rc != -ECONNRESET;)
+            rc = fab_send(w, 0, GATEWAY_HANDLER, &m, sizeof m, NULL, 0, NULL);
+        (void)fab_nowait(false);
+        atomic_store(&w->handlers[GATEWAY_HANDLER].fn, fn);
+        return;
+    }
+    if (weft_rank(w) == 0) {
+        uint64_t before = memory_kib(), most = before;
+        for (int64_t deadline = now_ns() + patience_ns(40); weft_alive(w, 1); usleep(10000)) {
+            uint64_t now = memory_kib();
+            most = now > most ? now : most;
+            CHECK(now_ns() < deadline);
+        }
+        g->ends = 1;
+        if (!getenv("TEST_DIVIDE")) /* a sanitizer needs much memory of its own */
+            CHECK(most - before < 300 << 10);
+        wait_for(&g->full, 1);
+        return;
+    }
+    wait_for(&g->ends, 1);
+    int listener = listen_at("127.0.0.1", &port);
+    OK(weft_net_connect(w, 0, SPEC(.host = "127.0.0.1", .port = port), &s, DEFAULT_TIME));
+    OK(weft_net_close(s));
+    close(listener);
+    g->full = 1;
+}
+
+static void test_flood(void **state)
+{
+    (void)state;
+    struct greed *g = shared_words(sizeof *g);
+    assert_int_equal(nodes_failed_with(3, flood, g, OPEN), 0);
+}
+
 TEST(slow)
 TEST(stalled)
 TEST(lies)
@@ -469,7 +682,7 @@ static void test_many(void **state)
     (void)state;
     struct rlimit files;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
-    files.rlim_cur = files.rlim_max; /* of the nodes, too */
+    files.rlim_cur = files.rlim_max; /* the nodes inherit this limit */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
     assert_int_equal(nodes_failed_with(2, many, NULL, OPEN), 0);
 }
@@ -494,8 +707,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow),    cmocka_unit_test(test_many), cmocka_unit_test(test_deaths),
-        cmocka_unit_test(test_stalled), cmocka_unit_test(test_lies), cmocka_unit_test(test_files),
+        cmocka_unit_test(test_slow), cmocka_unit_test(test_many),  cmocka_unit_test(test_deaths), cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_lies), cmocka_unit_test(test_files), cmocka_unit_test(test_greed),  cmocka_unit_test(test_flood),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #if defined(__linux__)

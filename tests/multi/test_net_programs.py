@@ -3,7 +3,7 @@
 """Real programs without network, through weft proxy and weft publish. Network namespaces of this process, each a host: `world` has the servers,
 `gate` reaches it, and `bare` has only the network of the cluster, on which nothing leads to the world. A standing cluster has a node in `gate`,
 the gateway, and one in `bare`. Clients run in `void`, which has nothing but its loopback and finds the node of `bare` by its control socket. A
-name server in `world` answers, for one name, something else each time it is asked.
+name server in `world` answers, for one name, something else each time it is asked. Rules deny the names secret.test and *.inner.test.
 
 Usage: test_net_programs.py PATH-OF-WEFT
 """
@@ -100,8 +100,14 @@ def is_listening(pid, port):
     return found
 
 
+def wire(name):
+    """A name as the protocol of name servers writes it."""
+    return b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
+
+
 class Names(threading.Thread):
-    """A name server: a few names below .test, of which `twice` alternates between the world and the asker's loopback."""
+    """A name server: a few names below .test, of which `twice` alternates between the world and the asker's loopback, and some are aliases."""
+    ALIASES = {"alias.test": "secret.test", "far.test": "alias.test", "good.test": "world.test"}
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -115,7 +121,7 @@ class Names(threading.Thread):
         self.asked[name, kind] = count = self.asked.get((name, kind), 0) + 1
         table = {("world.test", 1): [WORLD], ("world.test", 28): ["fd78::2"], ("four.test", 1): [WORLD], ("inside.test", 1): ["127.0.0.1"],
                  ("mapped.test", 28): ["::ffff:127.0.0.1"], ("metadata.test", 1): ["169.254.169.254"], ("both.test", 1): ["127.0.0.1", "169.254.1.1"],
-                 ("twice.test", 1): [[WORLD], ["127.0.0.1"]][(count - 1) % 2]}
+                 ("twice.test", 1): [[WORLD], ["127.0.0.1"]][(count - 1) % 2], ("secret.test", 1): [WORLD], ("host.inner.test", 1): [WORLD]}
         if (name, kind) in table:
             return table[name, kind]
         return [] if any(n == name for n, _ in table) else None
@@ -128,11 +134,17 @@ class Names(threading.Thread):
                 labels.append(query[at + 1:at + 1 + query[at]].decode().lower())
                 at += query[at] + 1
             kind = struct.unpack(">H", query[at + 1:at + 3])[0]
-            found = self.addresses(".".join(labels), kind)
-            answer = query[:2] + struct.pack(">HHHHH", 0x8580 | (3 if found is None else 0), 1, len(found or []), 0, 0) + query[12:at + 5]
-            for text in found or []:
-                raw = socket.inet_pton(socket.AF_INET6 if kind == 28 else socket.AF_INET, text)
-                answer += struct.pack(">HHHIH", 0xc00c, kind, 1, 0, len(raw)) + raw
+            name, records = ".".join(labels), []
+            owner = wire(name)
+            while name in self.ALIASES:
+                name = self.ALIASES[name]
+                records.append((owner, 5, wire(name)))
+                owner = wire(name)
+            found = self.addresses(name, kind)
+            records += [(owner, kind, socket.inet_pton(socket.AF_INET6 if kind == 28 else socket.AF_INET, text)) for text in found or []]
+            answer = query[:2] + struct.pack(">HHHHH", 0x8580 | (3 if found is None else 0), 1, len(records), 0, 0) + query[12:at + 5]
+            for owner, what, raw in records:
+                answer += owner + struct.pack(">HHIH", what, 1, 0, len(raw)) + raw
             self.socket.sendto(answer, peer)
 
 
@@ -297,6 +309,20 @@ class Out(Case):
             self.assertEqual(NAMES.asked["twice.test", 1] - before, 1)
             codes.append(p.stdout.split()[0])
         self.assertEqual(sorted(codes), ["200"] * 3 + ["403"] * 3)
+
+    @needs("curl", "nginx")
+    def test_denied_names(self):
+        """A name that a rule denies is not reached by an alias of it, nor by its short form with the gateway's search list, nor with a dot behind it."""
+        self.www()
+        self.nginx("world", 80, "www")
+        def code(host):
+            return self.proxied("curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", f"http://{host}/small").stdout
+        for host in ("secret.test", "Secret.Test", "secret.test.", "alias.test", "far.test", "host.inner.test", "host"):
+            self.assertEqual(code(host), "403", host)
+        self.assertIn("rule deny=*.inner.test of the gateway forbids it, because the name stands for host.inner.test", log("gate"))
+        self.assertIn("rule deny=secret.test of the gateway forbids it, because the name stands for secret.test", log("gate"))
+        for host in ("world.test", "good.test", "four"):
+            self.assertEqual(code(host), "200", host)
 
     @needs("git", "nginx")
     def test_git(self):
@@ -486,7 +512,7 @@ class Survival(Case):
             forwards = json.loads(self.run_in(self.bare, WEFT, "status", "--json").stdout)["forwards"]
             return forwards[0]["down_bytes"] if forwards else 0
         until("bytes come", down)
-        os.kill(GATEWAY.pid, signal.SIGSTOP)
+        processes.stop(GATEWAY.pid)
         time.sleep(0.5)
         before = down()
         os.kill(GATEWAY.pid, signal.SIGCONT)
@@ -510,7 +536,7 @@ def start_node(rank, name):
     os.makedirs(f"{TMP}/{name}", mode=0o700)
     env = dict(ENV, XDG_RUNTIME_DIR=f"{TMP}/{name}", WEFT_COORD="10.79.0.1:7979", WEFT_SECRET="of this test", WEFT_SIZE="2", WEFT_RANK=str(rank), WEFT_LOG="warn")
     with open(f"{TMP}/{name}.log", "wb") as out:
-        return subprocess.Popen([*within(name), WEFT, "up", "--here", "--pool", "256M"], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        return subprocess.Popen([*within(name), WEFT, "up", "--here", "--pool", "256M", "--deny", "secret.test", "--deny", "*.inner.test"], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
 
 def nodes_up():
@@ -538,7 +564,7 @@ GATEWAY = BARE = None
 try:
     make_networks()
     with open(TMP + "/resolv.conf", "w", encoding="ascii") as file:
-        file.write(f"nameserver {WORLD}\n")
+        file.write(f"nameserver {WORLD}\nsearch inner.test test\n")
     subprocess.run(["mount", "--bind", TMP + "/resolv.conf", os.path.realpath("/etc/resolv.conf")], check=True)
     NAMES = Names()
     GATEWAY = start_node(0, "gate")

@@ -164,7 +164,7 @@ static void blocked(weft_node *w, void *arg)
         return;
     }
     wait_for(pid, 1);
-    usleep(300000); /* it spins at first */
+    usleep(300000); /* first the waiting thread polls */
     int running = 0;
     for (int i = 0; i < LOOKS; i++) {
         running += runs(*pid);

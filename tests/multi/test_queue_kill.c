@@ -64,7 +64,7 @@ static void under_fire(weft_node *w, void *arg)
             weft_queue_stat(q, &s, sizeof s);
             fprintf(stderr, "node %u: nothing came back for 20 s: %lu of %lu, outstanding %lu, pending %u, ready %lu\n", me,
                     (unsigned long)back, (unsigned long)sent, (unsigned long)s.outstanding, (unsigned)q->pending, (unsigned long)s.ready);
-            CHECK(sent == back); /* else tasks are lost */
+            CHECK(sent == back); /* otherwise tasks were lost */
         }
         if (stop && sent == back) { /* this node's tasks are done; those of others perhaps not yet */
             int rc = weft_drain(q, 0);

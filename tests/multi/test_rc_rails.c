@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Several devices to one peer: large puts and gets use all of them, order is kept, and when a device loses the connection to the peer no
- * operation fails.
- * Started by over_softverbs.py with "rails:4:3"; or with "crossed" or "uneven:3:2", and the argument "crossed" or "uneven".
+ * operation fails. over_softverbs.py starts this with the topology "rails:4:3"; or with "crossed" and the argument "crossed", or
+ * "uneven:3:2" and the argument "uneven".
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -193,7 +193,7 @@ class ExitCodes(Base):
         for text, code, word in ((os.path.join(self.dir, "none.json"), 2, "there is no such file"), (self.dir, 2, "not a regular file"),
                                  (written("bad", "{\n,"), 2, "bad:2: expected JSON"), (written("none", "[]"), 2, 'object with "hosts"'),
                                  (written("much", {"hosts": ["h"] * 257}), 2, "found 257"), (lab + ":", 2, "profile's name is empty"),
-                                 (lab + ":tb6", 1, "did you mean 'tb5'"), (written("twice", {"hosts": ["x", "x"]}), 1, "is there twice"),
+                                 (lab + ":tb6", 1, "did you mean 'tb5'"), (written("twice", {"hosts": ["x", "x"]}), 1, "are both named"),
                                  (written("odd", {"hosts": [7]}), 1, "hosts[0]"), ("chain:1", 1, "from 2 to 256")):
             rc, out, err = run("--softverbs", text, "--", "true")
             self.assertEqual((rc, out), (code, ""), err)

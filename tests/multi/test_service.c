@@ -93,7 +93,7 @@ static void terminals(weft_node *w)
     OK(weft_process_close(p));
     CHECK(strcmp(output_of(w, SH("echo out; echo err >&2; exit 3", .flags = WEFT_SPAWN_TERMINAL), &e), "out\r\nerr\r\n") == 0);
     CHECK(e.status == 3);
-    /* Nobody reads what is written: the program goes on. */
+    /* No one reads the program's output: the program goes on. */
     const weft_spawn_spec silent = SH("head -c 1000000 /dev/zero; exit 4", .flags = WEFT_SPAWN_TERMINAL);
     OK(weft_spawn(w, 0, &silent, &p, WEFT_TIMEOUT_DEFAULT));
     OK(weft_process_wait(p, &e, sizeof e, WEFT_TIMEOUT_DEFAULT));

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The ring of a process's output or input, whose reader needs it no more while its writer may still write into it: the ring's memory is not
- * used again before the writer has said that it writes there no more. The writer is stopped meanwhile, so that it is in the middle of
- * something. For the output the writer is the server, and the reader closes the handle; for the input the writer is the asker, and the
- * process ends.
+ * The reader of a stream frees its ring only when the writer can no longer write to it. These tests end the reading while the writer is
+ * stopped in the middle of its work, and check that the ring's memory is not used for anything else until the writer has confirmed. For the
+ * output of a process, the writer is the server, and the asker closes the handle. For the input, the writer is the asker, and the process
+ * ends.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -95,12 +95,12 @@ static void closed(weft_node *w, void *arg)
     char byte;
     size_t got;
     uint64_t before = live(w);
-    /* it runs */
+    /* the process runs */
     OK(weft_spawn(w, 0, &fills, &p, WEFT_TIMEOUT_DEFAULT));
     OK(weft_process_read(p, 1, &byte, 1, &got, WEFT_TIMEOUT_DEFAULT));
     stop(server);
     close_while_stopped(w, p, server, before);
-    /* its start is not answered yet: it will run, or it will not */
+    /* the request to start it is not answered yet, so the process may or may not run */
     stop(server);
     OK(weft_spawn_start(w, 0, &fills, &p, &op));
     close_while_stopped(w, p, server, before);
@@ -108,7 +108,7 @@ static void closed(weft_node *w, void *arg)
     stop(server);
     OK(weft_spawn_start(w, 0, &none, &p, &op));
     close_while_stopped(w, p, server, before);
-    /* nobody waits for the answer any more, and the handle is closed later */
+    /* the request is cancelled, and the handle is closed later */
     stop(server);
     CHECK(weft_spawn(w, 0, &fills, &p, 20 * WEFT_MS) == -ETIMEDOUT);
     CHECK(live(w) >= before + RING);
@@ -117,7 +117,7 @@ static void closed(weft_node *w, void *arg)
         CHECK(i < 60000);
         usleep(1000);
     }
-    /* it could not be started, and has ended: the memory is free at once */
+    /* the process could not be started: the memory is free at once */
     CHECK(weft_spawn(w, 0, &none, &p, WEFT_TIMEOUT_DEFAULT) == -ENOENT);
     CHECK(live(w) == before);
     atomic_store(&m->over, 1);
@@ -197,7 +197,7 @@ static void input_unread(weft_node *w, void *arg)
     while (!atomic_load(&m->server))
         usleep(1000);
     atomic_store(&m->asker, (int)getpid());
-    ask_for_input(w, m, 0, 1); /* nothing was written yet, so the server does not know the asker's end */
+    ask_for_input(w, m, 0, 1); /* no bytes were written yet, so the server does not know the number of the asker's end of the stream */
     ask_for_input(w, m, 1, 2);
     weft_process *p;
     int rc;

@@ -195,7 +195,7 @@ class UpAndDown(Standing):
 
     def test_wrong_words(self):
         for words, said in ((["up"], "the cluster is missing"), (["up", "-n", "0"], "number of nodes"),
-                            (["up", "-n", "1", "--metrics", "nowhere"], "ADDRESS:PORT"), (["up", "-n", "1", "x"], "unexpected 'x'"),
+                            (["up", "-n", "1", "--metrics", "nowhere"], "ADDRESS:PORT"), (["up", "-n", "1", "x"], "unexpected argument 'x'"),
                             (["exec"], "the command is missing"), (["exec", "--env", "=x", "--", "true"], "NAME=VALUE"),
                             (["exec", "--timeout", "0", "--", "true"], "--timeout"), (["kill"], "expected one job"),
                             (["kill", "x"], "number of a job"), (["kill", "-s", "NONE", "1"], "--signal"), (["logs", "x"], "number of a job"),
@@ -579,6 +579,11 @@ class Exec(Standing):
             out = self.weft("map", "--cluster", "default", "--block", "100K", path, "--", "cat", env=env).stdout
             with open(path, encoding="ascii") as f:
                 self.assertEqual(out, f.read())
+            # Files of the cluster's hosts, by the numbers of `weft status` and by name. A relative path begins in this folder.
+            host = json.loads(self.weft("status", "--json").stdout)["nodes"][0]["host"]
+            for file in f"2:{path}", f"{host}:{path}", f"1:{os.path.relpath(path)}":
+                self.assertEqual(self.weft("map", "--cluster", "default", "--block", "100K", file, "--", "cat", env=env).stdout, out, file)
+            self.assertIn("'5' is neither a host nor", self.weft("map", "--cluster", "default", f"5:{path}", "--", "cat", env=env, code=2).stderr)
             os.unlink(path)
         run = self.start("run", "--cluster", "default", "--", "sleep", "614")
         until("all run", lambda: len(self.sleepers("614")) == 3)

@@ -43,7 +43,7 @@ class Killed(Standing):
         job = self.exec("-d", "--", "sleep", "618").stdout.strip()
         waits = [self.start("exec", "--", "sleep", "619"), self.start("logs", "--follow", job)]
         until("it runs", lambda: len(self.sleepers("619")) == 3)
-        os.kill(self.control_pid(), signal.SIGSTOP)
+        processes.stop(self.control_pid())
         self.assertIn("the control node of this host does not answer", self.weft("status", code=1).stderr)
         for p, status in zip(waits, (255, 1)):
             _, err = p.communicate(timeout=LIMIT)
@@ -69,7 +69,7 @@ class Killed(Standing):
         got = self.status()
         others = [n for n in got["nodes"] if n["node"] != got["control_node"]]
         for n in others:
-            os.kill(n["pid"], signal.SIGSTOP)
+            processes.stop(n["pid"])
             self.addCleanup(processes.go_on, n["pid"])
         states = {n["node"]: n["state"] for n in self.status()["nodes"]}
         self.assertEqual(states, {n["node"]: "silent" if n in others else "up" for n in got["nodes"]})
@@ -85,7 +85,7 @@ class Killed(Standing):
         until("all run", lambda: len(self.sleepers("612")) == 3 and len(self.sleepers("613")) == 3)
         before = self.status()
         launcher, control = self.launcher(), self.control_pid()
-        os.kill(launcher, signal.SIGSTOP)  # so that it is one of the others, and not the one that comes back
+        processes.stop(launcher)  # so that it is one of the others, and not the one that comes back
         self.addCleanup(processes.go_on, launcher)
         os.kill(control, signal.SIGKILL)
         p.communicate(timeout=LIMIT)
@@ -192,7 +192,6 @@ class Returns(Kills):
     def test_the_control_node_leaves(self):
         """Ended by a signal, it leaves in order; it comes back, and the cluster goes on."""
         self.up()
-        time.sleep(0.6)  # the launcher has seen that the cluster is up
         before = self.control()
         os.kill(before["pid"], signal.SIGTERM)
         until("another node is at its place", lambda: self.at(before["place"])["state"] == "up" and self.at(before["place"])["node"] == 3)

@@ -89,10 +89,16 @@ static void *strike(void *arg)
     return NULL;
 }
 
+static void strike_later(struct moment *m)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, strike, m) == 0);
+    CHECK(pthread_detach(thread) == 0); /* the process may end before the signal comes */
+}
+
 static int struck(int rank, void *arg)
 {
     struct moment *m = arg;
-    pthread_t thread;
     weft_node *w = NULL;
     (void)rank;
     setenv("WEFT_SIZE", "2", 1);
@@ -101,7 +107,7 @@ static int struck(int rank, void *arg)
     setenv("WEFT_LOG", "error", 1);
     int64_t begin = now_ns();
     if (m->joining && m->after >= 0)
-        pthread_create(&thread, NULL, strike, m);
+        strike_later(m);
     int rc = weft_open(&w, NULL);
     if (m->joining)
         m->took = now_ns() - begin;
@@ -111,7 +117,7 @@ static int struck(int rank, void *arg)
     meet(&m->here, 2); /* not a barrier, which would fail here if the other node has passed it and closed already */
     begin = now_ns();
     if (!m->joining && m->after >= 0)
-        pthread_create(&thread, NULL, strike, m);
+        strike_later(m);
     (void)weft_close(w);
     if (!m->joining)
         m->took = now_ns() - begin;

@@ -320,7 +320,7 @@ static void vigil(weft_node *w, void *arg)
     if (me == 0) {
         uint8_t *mine = weft_ptr(w, on_node(area, 0), 4u << 20);
         if (v->how == SIGSTOP)
-            stop_asleep(v->pid); /* otherwise it might still receive some of the puts */
+            stop_asleep(v->pid); /* otherwise the victim might still receive some of the puts */
         else
             CHECK(kill(v->pid, v->how) == 0);
         uint32_t began = 0;

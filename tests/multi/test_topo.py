@@ -260,7 +260,7 @@ class Topo(unittest.TestCase):
         for args, says in (([], "the cluster is missing"), (["-n", "1"], "from 2 to 256"), (["-n", "x"], "from 2 to 256"),
                            (["-n", "2", "--json", "--svg"], "exclude each other"),
                            (["-n", "2", "--matrix", "--json"], "exclude each other"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
-                           (["-n", "2", "now"], "unexpected 'now'"), (["--softverbs", "star:3"], "expected switch:N"),
+                           (["-n", "2", "now"], "unexpected argument 'now'"), (["--softverbs", "star:3"], "expected switch:N"),
                            (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "only the launcher")):
             self.assertIn(says, topo(*args, code=2))
 

@@ -96,7 +96,7 @@ static void late(weft_node *w, void *arg)
     meet(&l->here, weft_size(w));
     if (me >= 2) {
         wait_until_said("barrier: node 0 has waited 0.2 s for nodes 2 and 3, which are alive; it goes on waiting");
-        usleep(400000); /* time in which it must not print that again */
+        usleep(400000); /* the node must not print the message a second time meanwhile */
     } else if (me == 0) {
         while (!in_barrier(w, 1, generation(w) + 1))
             usleep(1000);
@@ -427,7 +427,7 @@ static void lost(weft_node *w, void *arg)
         usleep(1000);
     if (me == 1) {
         wait_until_said("goes on waiting");
-        usleep(4 * LITTLE / 1000); /* it still waits after this time */
+        usleep(4 * LITTLE / 1000); /* node 0 must still be waiting after this time */
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 1, NULL));
         OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
     }

@@ -73,7 +73,7 @@ struct send {
 /* One direction of a queue pair. */
 struct queue {
     uint8_t from, to, number;
-    uint32_t generation; /* messages under way of an older one are lost */
+    uint32_t generation; /* messages that are under way are lost when this number grows */
     struct send sends[QUEUE_MAX];
     uint32_t send_first, send_next, departed; /* [send_first, departed) have been sent, and their completions have not come */
     uint64_t receives[QUEUE_MAX];

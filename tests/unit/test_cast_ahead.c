@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Description: a block that is verified in another thread counts as right only if it is, and only under its own number and round.
+ * A block that another thread verifies counts as right only if its checksums match, and only for its own number and round.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@
 
 static _Alignas(64) uint8_t slots[CAST_SLOTS][CAST_BLOCK];
 
-/* What ahead.c needs of chain.c. */
+/* Replacements for the functions of chain.c that ahead.c calls. */
 struct cast_block *cast_slot(struct cast *c, uint64_t number)
 {
     (void)c;

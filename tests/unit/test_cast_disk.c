@@ -20,7 +20,7 @@
 static unsigned said;
 static char last[1024];
 
-/* What would go to other nodes. */
+/* Replacements for the functions that send messages to other nodes. */
 void cast_say(struct cast *c, bool failure, const char *format, ...)
 {
     va_list args;
@@ -146,7 +146,7 @@ static void test_damaged(void **state)
     give(CAST_DATA, 1, 0, PIECE);
     r.hash[0] ^= 1;
     cast_disk_record(&disk, &r, content + PIECE);
-    give(CAST_DATA, 1, 2 * PIECE, PIECE); /* behind the gap */
+    give(CAST_DATA, 1, 2 * PIECE, PIECE); /* a piece after a gap */
     give(CAST_FILE_END, 1, 0, 0);
     cast_disk_settle(&disk);
     assert_false(is_there("file", SIZE));
@@ -169,7 +169,7 @@ static void test_out_of_place(void **state)
     give(CAST_DATA, 0, 0, PIECE);          /* a folder */
     give(CAST_DATA, 2, 0, PIECE);          /* no entry */
     give(CAST_DATA, UINT32_MAX, 0, PIECE); /* nor this */
-    give(CAST_DATA, 1, PIECE, PIECE);      /* not from its start */
+    give(CAST_DATA, 1, PIECE, PIECE);      /* a piece that does not start where a piece starts */
     give(CAST_FILE_END, 1, 0, 0);
     give(CAST_HOLE, 1, 0, SIZE + 1); /* larger than the file */
     give(CAST_FILE_END, 1, 0, 0);
@@ -180,7 +180,7 @@ static void test_out_of_place(void **state)
     give(CAST_DATA, 1, 0, PIECE); /* twice */
     give(CAST_DATA, 1, PIECE, PIECE);
     give(CAST_DATA, 1, 2 * PIECE, PIECE);
-    give(CAST_DATA, 1, SIZE, PIECE); /* behind its end */
+    give(CAST_DATA, 1, SIZE, PIECE); /* a piece after the end of the file */
     give(CAST_FILE_END, 1, 0, 0);
     cast_disk_settle(&disk);
     check_content();
@@ -193,7 +193,7 @@ static void test_continued(void **state)
     char path[256], part[CAST_PART_NAME];
     give(CAST_DATA, 1, 0, PIECE);
     give(CAST_DATA, 1, PIECE, PIECE);
-    cast_disk_close(&disk); /* as when it is killed */
+    cast_disk_close(&disk); /* the target ends, as if it were killed */
     cast_disk_part("file", part);
     assert_true(is_there(part, 2 * PIECE));
     /* Another program changes the bytes in the temporary file: the checksum shows it. */
@@ -267,7 +267,7 @@ static void test_changed_between_rounds(void **state)
     check_content();
 }
 
-/* With --checksum, and if another target lacks the file, this target gets the file's data, too, and compares it. */
+/* With --checksum, this target receives the file's data whenever another target lacks the file; it compares the data with its own file. */
 static void test_data_compared(void **state)
 {
     (void)state;
@@ -296,7 +296,8 @@ static void test_data_compared(void **state)
     }
 }
 
-/* Another user has made a file with the name of the temporary file: it is not used if others can write to it, or if it is a link. */
+/* A file with the name of the temporary file exists already. The target does not use it if other users can write to it, or if it is a link.
+ */
 static void test_part_of_others(void **state)
 {
     (void)state;

@@ -123,7 +123,7 @@ static void the_fastest_is_chosen(void **state)
     uint64_t stream_faster[COPY_WAYS_MAX] = {1000, 1000, [2] = 0};
     stream_faster[s] = 700;
     assert_int_equal(copy_choose(stream_faster), s);
-    stream_faster[s] = 965; /* streaming gains less than readers of the destination lose */
+    stream_faster[s] = 965; /* streaming is faster, but by less than the time that readers of the destination lose */
     assert_int_equal(copy_choose(stream_faster), 0);
     stream_faster[s] = 950;
     assert_int_equal(copy_choose(stream_faster), s);

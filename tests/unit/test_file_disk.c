@@ -161,7 +161,7 @@ static void paths(void **state)
     assert_int_equal(symlink("..", to), 0);
     snprintf(to, sizeof to, "%s/root/fifo", folder);
     assert_int_equal(mkfifo(to, 0600), 0);
-    assert_int_equal(file_root_open(&root, root_path), 0);
+    assert_int_equal(file_root_open(&root, root_path, NULL), 0);
     for (int i = 0; i < 2; i++) {
         without_openat2 = i;
         snprintf(whole, sizeof whole, "%s/sub//file", root_path);

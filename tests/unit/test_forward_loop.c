@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The list of connections that have changed: the first that changed is served first, none twice, none after it was removed; the thread is
- * woken once. The loop ends when the other end of its control socket is closed.
+ * The list of changed connections: the connection that changed first is served first; none is served twice, and none after it was removed;
+ * the thread is woken once. The loop ends when the other end of its control socket is closed.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,7 +30,7 @@ static void test_list(void **state)
     forward_list_add(&l, &c[1]); /* is in the list */
     assert_int_equal(read(wake[0], bytes, sizeof bytes), 1);
     assert_ptr_equal(forward_list_take(&l), &c[0]);
-    forward_list_add(&l, &c[0]); /* it has more to do: behind all others */
+    forward_list_add(&l, &c[0]); /* the first connection changes again: it goes to the end of the list */
     forward_list_remove(&l, &c[2]);
     forward_list_remove(&l, &c[2]);
     assert_ptr_equal(forward_list_take(&l), &c[1]);
@@ -51,7 +51,7 @@ static void test_end(void **state)
     int pair[2];
     struct forward_loop l;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-    assert_int_equal(forward_loop_open(&l, pair[0]), 0);
+    assert_int_equal(forward_loop_open(&l, NULL, pair[0], NULL, NULL), 0);
     close(pair[0]); /* the loop has a copy */
     forward_wake(l.changed.wake_fd);
     gateway_watches_wait(l.watches, 5 * WEFT_SECOND);
@@ -67,7 +67,7 @@ static void test_bad_descriptor(void **state)
 {
     (void)state;
     struct forward_loop l;
-    assert_int_equal(forward_loop_open(&l, -1), -EBADF);
+    assert_int_equal(forward_loop_open(&l, NULL, -1, NULL, NULL), -EBADF);
     forward_loop_close(&l);
 }
 

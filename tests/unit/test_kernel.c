@@ -221,7 +221,8 @@ static void wrong_kernels(void **unused)
     bad[3].run = NULL;
     bad[4].help = NULL;
     bad[5].finish = (int (*)(const void *, weft_out *))(void (*)(void))run_nothing; /* and no fold */
-    bad[6].bytes = SIZE_MAX / 3;                                                    /* as if the symbol were a function */
+    /* such a size is read if NAME is a function, not a weft_kernel */
+    bad[6].bytes = SIZE_MAX / 3;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(weft_kernel_register(&bad[i]), -EINVAL);
     const weft_kernel *k = NULL;

@@ -164,8 +164,7 @@ static void freed_twice_in_the_cache(void **state)
     (void)state;
     struct mem_pool *p = open_pool(16 * MIB);
     uint64_t at[40];
-    /* No mem_stat() here: it empties the cache. Several rounds, so that allocations and frees are the fast
-     * ones. */
+    /* No mem_stat() here, because it empties the cache. Several rounds, so that allocations and frees use the cache. */
     for (uint64_t bytes = 16; bytes <= 32 * KIB; bytes *= 2) {
         for (unsigned round = 0; round < 4; round++) {
             for (unsigned i = 0; i < 40; i++)

@@ -249,7 +249,7 @@ static void what_is_refused(void **unused)
     assert_int_equal(gpu_spans_open("host", &kernel_grep, "", &s), -EINVAL);
     assert_int_equal(gpu_spans_open("cuda:99", &kernel_wc, NULL, &s), -ENODEV);
     assert_int_equal(gpu_spans_open("host", &kernel_wc, NULL, &s), 0);
-    assert_int_equal(gpu_pass_open(s, pool, &p), -EINVAL); /* not attached */
+    assert_int_equal(gpu_pass_open(s, pool, &p), -EINVAL); /* refused: the memory is not attached */
     assert_null(p);
     assert_int_equal(gpu_spans_attach(s, pool, gpu_pass_bytes() - 1), 0);
     assert_int_equal(gpu_pass_open(s, pool, &p), -EINVAL);

@@ -51,7 +51,8 @@ static void thunderbolt(void **state)
     assert_int_equal(t.mtu, IBV_MTU_4096);
 }
 
-/* A device that reports only zeros, or less than is known: a smaller limit that it reports is kept. */
+/* Devices that report other limits than the known Thunderbolt device: zeros are replaced by the known limits, but a reported limit that is
+ * smaller than the known one is kept. */
 static void thunderbolt_of_another_version(void **state)
 {
     (void)state;
@@ -253,7 +254,7 @@ static void addresses(void **state)
     a = good, a.global = 2;
     assert_false(verbs_address_valid(&a));
     a = good, a.global = 0;
-    assert_false(verbs_address_valid(&a)); /* it has no LID */
+    assert_false(verbs_address_valid(&a)); /* invalid: the address has no LID */
     a.lid = 3;
     assert_true(verbs_address_valid(&a));
     a = good, memset(a.gid, 0, 16);

@@ -123,7 +123,7 @@ class Generic(Base):
             self.assertIn("Usage: ", self.weft(sub, "word", "--help"))
         self.assertIn("unknown option '-x'", self.weft("devices", "--json", "-vx", code=2))
         self.assertEqual(self.json("probe", "--count", "2", "regions")["regions"], 2)
-        self.assertIn("unexpected 'pool'", self.weft("probe", "regions", "pool", code=2))
+        self.assertIn("unexpected argument 'pool'", self.weft("probe", "regions", "pool", code=2))
         self.assertIn("the probe is missing: name", self.weft("probe", "--json", code=2))
         self.assertEqual(self.weft("run", "-n", "1", "echo", "-n", "--json"), "--json")  # a program's are its own
 

@@ -118,7 +118,7 @@ static void test_opens_slowly(void **state)
     assert_int_equal(guard_shared_open(&s, 1, &c), 0);
     assert_ptr_equal(c, &contexts[1]);
     guard_shared_leave(&s, &g);
-    assert_int_equal(s.device[0].opened, 0); /* it is still being opened */
+    assert_int_equal(s.device[0].opened, 0); /* the device is still being opened */
     atomic_store(&may_open, true);
     assert_int_equal(pthread_join(thread, &right), 0);
     assert_ptr_equal(right, &s);

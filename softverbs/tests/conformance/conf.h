@@ -208,7 +208,7 @@ struct ibv_async_event wait_event(struct t *t, enum ibv_event_type type);
 
 #define WAIT_S 10 /* for something that must come, even if a process gets no processor for a while */
 
-/* For something that must not come. A device needs microseconds, an emulated machine more. */
+/* How many ms to wait before concluding that an event does not come. A device needs microseconds, an emulated machine more. */
 static inline int quiet_ms(const struct t *t)
 {
     return t->slow > 1 ? 30 * t->slow : 10;

@@ -55,7 +55,7 @@ static uint8_t buffer[BUFFER];
 static void need(bool there)
 {
     if (!there) {
-        perror("fuzz_fabric: a fabric that nobody harmed refuses");
+        perror("fuzz_fabric: a verb fails on a fabric that was not overwritten");
         abort();
     }
 }
@@ -67,15 +67,15 @@ static void start(void)
     char path[300];
     int count;
 
-    sv_level = 0; /* there is much to complain of */
+    sv_level = 0; /* the library would print very many messages */
     if (access("/dev/shm", W_OK) == 0)
-        setenv("TMPDIR", "/dev/shm", 1); /* queues come and go: on a disk that is slow */
+        setenv("TMPDIR", "/dev/shm", 1); /* queues are made and destroyed often, which is slow on a disk */
     need(ground_plan(&ground, "generic", 2, words) == 0 && ground_make(&ground, 0) == 0);
     struct ibv_device **list = ibv_get_device_list(&count);
     need(list && count == 1);
     device = list[0];
     ibv_free_device_list(list);
-    /* However this ends, nothing stays. */
+    /* Remove the fabric, however this process ends. */
     snprintf(path, sizeof path, "%s/test", ground.directory);
     need(unlink(path) == 0 && rmdir(ground.directory) == 0);
 }
@@ -225,7 +225,7 @@ static void resize(uint8_t how)
         ibv_modify_srq(srq, &a, how & 2 ? IBV_SRQ_MAX_WR : IBV_SRQ_LIMIT);
 }
 
-/* ---- The vandal ------------------------------------------------------------------------------------------------- */
+/* ---- Overwriting the fabric ------------------------------------------------------------------------------------ */
 static bool inside(size_t offset, size_t from, size_t bytes)
 {
     return offset + 4 > from && offset < from + bytes;
@@ -274,8 +274,8 @@ static void scribble(void)
 static void take_down(void)
 {
     struct sf_fabric *f = sv_lib.fabric;
-    f->fault_count = 0;                                                     /* a call that is refused frees nothing */
-    f->contexts[sv_context_of(context)->entry].owner = sv_lib.view.process; /* or its pipe is not used again */
+    f->fault_count = 0;                                                     /* otherwise a refused call would free nothing */
+    f->contexts[sv_context_of(context)->entry].owner = sv_lib.view.process; /* otherwise its pipe would not be used again */
     need(ibv_destroy_ah(ah) == 0);
     for (int i = 0; i < QPS; i++)
         need(ibv_destroy_qp(qp[i]) == 0);
@@ -283,7 +283,7 @@ static void take_down(void)
     for (int i = 0; i < 2; i++)
         need(ibv_destroy_cq(cq[i]) == 0);
     need(ibv_destroy_comp_channel(channel) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
-    /* As if new: what was written over may be in use for ever. */
+    /* Empty the tables, because an entry that was overwritten may count as used for ever. */
     memset(&f->process_top, 0, offsetof(struct sf_fabric, processes) - offsetof(struct sf_fabric, process_top));
     f->process_top = 1;
     memset(f->devices, 0, sizeof *f->devices);

@@ -185,7 +185,7 @@ static void check_losses(void)
     }
 }
 
-/* A loss is of a page: of messages with 16 of them 16 times as many are lost. */
+/* A loss is the loss of one page. So of messages of 16 pages 16 times as many are lost. */
 static void check_losses_of_long_messages(void)
 {
     enum { COUNT = 2000, PAGES = 16, FLIGHT = 32 };

@@ -100,7 +100,7 @@ static void check_point_to_point(void)
         meet();
     }
     expect(reached <= 1);
-    /* of the two sides' first ports, at least one is at that cable */
+    /* of the two sides' first ports, at least one is at the cable that joins the two sides */
     tell(&reached, sizeof(reached));
     int other_reached;
     hear(&other_reached, sizeof(other_reached));
@@ -121,7 +121,7 @@ static void check_port_down(void)
 
 static void plan_port_down(struct ground *g)
 {
-    /* both ends of a cable, always */
+    /* every time both ends of a cable */
     g->model.topology.devices[0].port_up = g->model.topology.devices[1].port_up = 0;
 }
 
@@ -201,7 +201,7 @@ static void check_gids(void)
     for (int i = 0; i < 3; i++) {
         expect(!ibv_query_gid(context, 1, i, &gid[i]));
     }
-    /* of an address from a MAC, two bytes in the middle are known */
+    /* an fe80:: address that is made from a MAC has ff and fe in its middle */
     expect(link_local(&gid[0]) && gid[0].raw[11] == 0xff && gid[0].raw[12] == 0xfe);
     expect(!memcmp(gid[1].raw, mapped, sizeof(mapped)) && gid[1].raw[12] == 169 && gid[1].raw[13] == 254);
     expect(link_local(&gid[2]) && memcmp(&gid[2], &gid[0], 16));

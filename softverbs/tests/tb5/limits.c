@@ -315,7 +315,7 @@ static void check_malloc(void)
     free(large);
 }
 
-/* posix_memalign, page-aligned: works (TN3205); fails (others). */
+/* Page-aligned memory from posix_memalign: TN3205 says that it registers; others report that it does not. */
 static void check_aligned_heap(void)
 {
     struct end e = begin(FRAME);
@@ -325,8 +325,8 @@ static void check_aligned_heap(void)
     expect(!!ibv_reg_mr(e.pd, memory, 16 * FRAME, ALL) == !strict);
 }
 
-/* Access flags: LOCAL_WRITE alone is right (TN3205); is refused, all of local write, remote read, remote
- * write are needed. */
+/* Access flags: TN3205 says that LOCAL_WRITE alone is right. Others report that it is refused, and that local write, remote read and remote
+ * write must all be set. */
 static void check_access_flags(void)
 {
     struct end e = begin(FRAME);

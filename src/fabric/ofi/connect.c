@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * When two nodes join, each sends the other, over their side connection, the providers that it can use; then its endpoint's address, its
- * pool's address and the keys of the pool's regions. Nothing is sent over libfabric yet: the provider connects at the first operation.
+ * When two nodes join, they talk over their side connection. Each sends the other the providers that it can use. Then each sends its
+ * endpoint's address, its pool's address and the keys of the pool's regions. Nothing is sent over libfabric yet: the provider connects at
+ * the first operation.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -134,7 +135,8 @@ static int connect_keys(struct ofi_link *l, const struct ofi_hello *h, int fd, i
     const struct ofi_regions *r = l->own.count ? &l->own : &o->pool;
     uint64_t *mine = calloc(r->count + 1, sizeof *mine);
     l->keys = calloc(h->keys + 1, sizeof *l->keys);
-    int err = mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of the pool of another node", h->keys);
+    int err =
+        mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of the pool of another node" BASE_MEMORY_HINT, h->keys);
     for (uint32_t i = 0; i < r->count && !err; i++)
         mine[i] = fi_mr_key(r->list[i]);
     if (!err)

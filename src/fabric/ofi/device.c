@@ -55,7 +55,7 @@ int ofi_register(struct ofi *o, struct ofi_regions *r)
     int rc = 0;
     r->list = calloc(count, sizeof *r->list);
     if (!r->list)
-        return base_fail(-ENOMEM, "no memory for %u regions", count);
+        return base_fail(-ENOMEM, "no memory for %u regions" BASE_MEMORY_HINT, count);
     for (; r->count < count && !rc; r->count += rc == 0) {
         uint64_t at = (uint64_t)r->count << o->shift, n = all - at < segment ? all - at : segment;
         rc = register_one(o, o->w->pool_base + at, n, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE, &r->list[r->count]);
@@ -214,14 +214,14 @@ static int device_memory(struct ofi *o)
     o->memory = mmap(NULL, o->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (o->memory == MAP_FAILED) {
         o->memory = NULL;
-        return base_fail(-ENOMEM, "no memory for the frames of %u links", w->founders - 1);
+        return base_fail(-ENOMEM, "no memory for the frames of %u links" BASE_MEMORY_HINT, w->founders - 1);
     }
     o->link_frames = o->memory;
     o->receive_frames = o->memory + links;
     o->receives = calloc(o->receives_count, sizeof *o->receives);
     o->requests = calloc(o->requests_count, sizeof *o->requests);
     if (!o->receives || !o->requests)
-        return base_fail(-ENOMEM, "no memory for %u requests", o->receives_count + o->requests_count);
+        return base_fail(-ENOMEM, "no memory for %u requests" BASE_MEMORY_HINT, o->receives_count + o->requests_count);
     for (uint32_t i = 0; i < o->receives_count; i++) {
         o->receives[i].kind = OFI_RECEIVE;
         o->receives[i].slot = i;
@@ -317,14 +317,14 @@ int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const st
 {
     struct ofi *o = calloc(1, sizeof *o);
     if (!o)
-        return base_fail(-ENOMEM, "no memory for a device of the ofi transport");
+        return base_fail(-ENOMEM, "no memory for a device of the ofi transport" BASE_MEMORY_HINT);
     o->w = w;
     o->lib = lib;
     o->fd = -1;
     atomic_init(&o->due, INT64_MAX);
     o->links = calloc(w->room, sizeof(struct ofi_link *));
     o->info = lib->dupinfo(info);
-    int rc = o->links && o->info ? 0 : base_fail(-ENOMEM, "ofi: no memory for %u links", w->room);
+    int rc = o->links && o->info ? 0 : base_fail(-ENOMEM, "ofi: no memory for %u links" BASE_MEMORY_HINT, w->room);
     if (!rc) {
         o->traits = ofi_traits_of(o->info);
         rc = device_open(o);

@@ -61,11 +61,15 @@ static int library_open(struct ofi_library *l, void **handle)
     char first[256] = "";
     if (chosen && *chosen) {
         if (strlen(chosen) >= sizeof l->path)
-            return base_fail(-ENAMETOOLONG, "WEFT_OFI_LIBRARY is longer than %zu bytes", sizeof l->path - 1);
+            return base_fail(-ENAMETOOLONG, "WEFT_OFI_LIBRARY is longer than %zu bytes; use a shorter path", sizeof l->path - 1);
         snprintf(l->path, sizeof l->path, "%s", chosen);
         *handle = dlopen(chosen, RTLD_NOW | RTLD_LOCAL);
         said = dlerror();
-        return *handle ? 0 : base_fail(-ENOENT, "the libfabric that WEFT_OFI_LIBRARY names cannot be loaded: %s", said ? said : chosen);
+        return *handle
+                   ? 0
+                   : base_fail(-ENOENT,
+                               "the libfabric that WEFT_OFI_LIBRARY names cannot be loaded: %s; correct the path, or unset the variable",
+                               said ? said : chosen);
     }
     for (size_t i = 0; i < NAMES; i++) {
         snprintf(l->path, sizeof l->path, "%s", names[i]);

@@ -23,6 +23,7 @@ struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
     if (l == MAP_FAILED)
         return NULL;
     l->ofi = o;
+    atomic_store_explicit(&o->used, true, memory_order_relaxed); /* before the link is published: from then on the device is polled */
     l->r.w = o->w;
     l->r.link = link;
     l->r.earliest = &o->due;
@@ -54,7 +55,8 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-/* Sets the timer as well: while the provider connects to the peer, its end of the connection is an event without a completion. */
+/* Also sets the timer, so that the frame is tried again: when the provider has finished connecting to the peer, it reports no
+ * completion. */
 static bool link_no_room(struct ofi_link *l)
 {
     int64_t at = base_recent_ns() + OFI_RETRY;
@@ -179,7 +181,7 @@ static int link_own_frames(struct ofi_link *l)
                          l->ofi->info->fabric_attr->prov_name);
     void *p = mmap(NULL, LINK_FRAMES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-ENOMEM, "no memory for the frames of the link to node %u", l->r.link->node);
+        return base_fail(-ENOMEM, "no memory for the frames of the link to node %u" BASE_MEMORY_HINT, l->r.link->node);
     l->frames = p;
     return 0;
 }
@@ -216,7 +218,7 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
     };
     l->r.inbox = malloc(TB_MESSAGES * sizeof *l->r.inbox);
     if (!l->r.inbox)
-        return base_fail(-ENOMEM, "ofi: no memory for messages of node %u", node);
+        return base_fail(-ENOMEM, "ofi: no memory for messages of node %u" BASE_MEMORY_HINT, node);
     tb_endpoint_init(&l->r.endpoint, &env, &config);
     struct tb_stream *s = &l->r.endpoint.stream;
     s->paced = true;

@@ -55,7 +55,7 @@ struct ofi_request {
     uint32_t slot; /* OFI_RECEIVE: index of the buffer; OFI_FRAME: index of the link's frame */
     uint16_t node;
     bool busy;     /* under way at the provider */
-    bool given_up; /* its link has ended: the completion is ignored */
+    bool given_up; /* the request's link has ended: the completion is ignored */
     void *cookie;  /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
@@ -67,7 +67,7 @@ struct ofi_regions {
 struct ofi_link {
     struct records_link r; /* first: fab_link's `impl` points to it */
     struct ofi *ofi;
-    bool touched;   /* the link had an event since it was last pumped; under ofi->receiving */
+    bool touched;   /* the link had an event since records were last sent on it; under ofi->receiving */
     fi_addr_t peer; /* under ofi->calls */
     uint32_t moves; /* RMA requests under way; under the link's lock, with the next fields */
     uint64_t moved; /* RMA requests that have succeeded */
@@ -129,8 +129,9 @@ struct ofi {
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
-    _Atomic int64_t due; /* when the earliest timer of all links expires; it may be too early, never too late */
+    _Atomic int64_t due; /* when the earliest timer of all links expires; the value may be too early, never too late */
     uint32_t looks;
+    _Atomic bool used;   /* a peer has, or had, a link of this device: until then nothing can come, so nothing is polled */
     uint32_t generation; /* counts the endpoints that this node has had */
     bool renew;          /* the endpoint should be replaced; under `receiving` */
 };
@@ -157,14 +158,15 @@ static inline struct ofi *ofi_device_at(const struct weft_node *w, uint32_t i)
 
 /* device.c */
 int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const struct fi_info *info, struct ofi **out);
-void ofi_device_close(struct ofi *o);                   /* frees it as well */
+void ofi_device_close(struct ofi *o);                   /* closes the device and frees its memory */
 int ofi_register(struct ofi *o, struct ofi_regions *r); /* registers the pool, with new keys */
 void ofi_unregister(struct ofi_regions *r);
-void *ofi_descriptor(const struct ofi *o, const void *at);           /* the descriptor of local memory; NULL if the provider needs none */
-int ofi_endpoint_open(struct ofi *o);                                /* opens an endpoint, while there is none, and posts its receives */
-int ofi_queue_renew(struct ofi *o);                                  /* replaces the completion queue, while there is no endpoint */
-bool ofi_queue_quiet_locked(struct ofi *o);                          /* whether a thread may sleep on o->fd; under `calls` */
-void ofi_receive_again_locked(struct ofi *o, struct ofi_request *q); /* posts a receive, or keeps it for later; under `calls` */
+void *ofi_descriptor(const struct ofi *o, const void *at); /* the descriptor of local memory; NULL if the provider needs none */
+int ofi_endpoint_open(struct ofi *o);                      /* opens an endpoint, while there is none, and posts its receives */
+int ofi_queue_renew(struct ofi *o);                        /* replaces the completion queue, while there is no endpoint */
+bool ofi_queue_quiet_locked(struct ofi *o);                /* whether a thread may sleep on o->fd; under `calls` */
+void ofi_receive_again_locked(struct ofi *o,
+                              struct ofi_request *q); /* posts a receive, or keeps the request to post it later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);
 /* NULL: all requests are under way. Under `calls`, like the next function. */
 struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind kind, uint32_t node);
@@ -223,7 +225,7 @@ struct ofi_hello {
 };
 /* Whether those fields are valid that do not depend on this node's provider. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
-/* Agrees with the peer on a provider: the index of this node's choice, or a negative errno with a sentence. */
+/* Agrees with the peer on a provider: the index of this node's choice, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);
 int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 

@@ -28,7 +28,7 @@ static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t byt
     memcpy(&f, frame, sizeof f);
     struct ofi_link *l = f.magic == TB_MAGIC && f.to == o->w->rank ? ofi_link_of(o, f.from) : NULL;
     if (!l)
-        return false; /* not from a node of this cluster */
+        return false; /* the frame is not from a node of this cluster */
     base_spin_lock(&l->r.lock);
     int rc = l->r.closed ? -EBADMSG : tb_endpoint_frame(&l->r.endpoint, frame, (uint32_t)bytes, now);
     bool answered = rc == 0 && alone;
@@ -154,7 +154,7 @@ int ofi_service(struct weft_node *w)
     struct ofi *o;
     int n = 0;
     for (uint32_t i = 0; (o = ofi_device_at(w, i)); i++) {
-        if (!base_spin_try(&o->receiving))
+        if (!atomic_load_explicit(&o->used, memory_order_relaxed) || !base_spin_try(&o->receiving))
             continue;
         n += ofi_poll(o);
         base_spin_unlock(&o->receiving);
@@ -194,6 +194,8 @@ static bool poll_no_messages(const struct ofi *o)
 /* Whether the progress thread may sleep on the queue's descriptor. If the queue has none, the thread polls every millisecond (watch.c). */
 static bool poll_idle(struct ofi *o)
 {
+    if (!atomic_load_explicit(&o->used, memory_order_relaxed))
+        return true;
     if (!base_spin_try(&o->receiving))
         return false;
     base_spin_lock(&o->calls);
@@ -217,7 +219,7 @@ bool ofi_idle(struct weft_node *w)
  * thread. */
 static int poll_armed(struct ofi *o)
 {
-    base_spin_lock(&o->calls); /* another thread may be taking a new queue */
+    base_spin_lock(&o->calls); /* another thread may be replacing the completion queue, and with it the descriptor */
     int fd = o->armed ? o->fd : -1;
     o->armed = false;
     base_spin_unlock(&o->calls);

@@ -126,11 +126,14 @@ static int interface_address(const char *name, char *out, size_t room)
         }
     }
     socklen_t len = best && best->ifa_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-    int rc = !best
-                 ? base_fail(-ENODEV, "WEFT_OFI_INTERFACE: '%s' is neither an interface with an address nor an address of this host", name)
-             : getnameinfo(best->ifa_addr, len, out, (socklen_t)room, NULL, 0, NI_NUMERICHOST)
-                 ? base_fail(-EINVAL, "the address of interface %s cannot be printed", name)
-                 : 0;
+    int rc =
+        !best ? base_fail(
+                    -ENODEV,
+                    "WEFT_OFI_INTERFACE: '%s' is neither an interface with an address nor an address of this host; `ip address` lists them",
+                    name)
+        : getnameinfo(best->ifa_addr, len, out, (socklen_t)room, NULL, 0, NI_NUMERICHOST)
+            ? base_fail(-EINVAL, "the address of interface %s cannot be printed", name)
+            : 0;
     freeifaddrs(all);
     return rc;
 }
@@ -162,7 +165,7 @@ static int choices_add(const struct ofi_library *lib, struct choices *c, struct 
         return 0;
     struct fi_info *copy = lib->dupinfo(info);
     if (!copy)
-        return base_fail(-ENOMEM, "no memory for a provider of libfabric");
+        return base_fail(-ENOMEM, "no memory for a provider of libfabric" BASE_MEMORY_HINT);
     uint32_t at = c->count++;
     for (; at > 0 && !named && t.rank < ofi_traits_of(c->list[at - 1]).rank; at--)
         c->list[at] = c->list[at - 1];

@@ -26,14 +26,14 @@ int ofi_load(const struct ofi_library **out);
 
 /* The properties of a provider that weft depends on. */
 struct ofi_traits {
-    bool rma;          /* supports RMA, and a put is complete only when its bytes are at the target */
-    bool local;        /* local memory must be registered */
-    bool virtual;      /* RMA names the target by its virtual address, not by an offset */
-    bool hardware;     /* registering memory is expensive, so it is done once for all peers, with keys that the provider chooses */
+    bool rma;      /* supports RMA, and a put is complete only when its bytes are at the target */
+    bool local;    /* local memory must be registered */
+    bool virtual;  /* RMA names the target by its virtual address, not by an offset */
+    bool hardware; /* registering memory is expensive, so memory is registered once for all peers, with keys that the provider chooses */
     bool bind_regions; /* regions belong to the endpoint (FI_MR_ENDPOINT) */
     bool plain;        /* uses an ordinary network, where others could read the data */
-    bool inet;         /* its addresses are IP addresses */
-    uint32_t rank;     /* the provider with the smallest rank is the best; OFI_NEVER: it is used only if it is named */
+    bool inet;         /* the provider's addresses are IP addresses */
+    uint32_t rank;     /* the provider with the smallest rank is the best; OFI_NEVER: the provider is used only if it is named */
 };
 #define OFI_NEVER 1000u
 
@@ -45,7 +45,7 @@ struct ofi_want {
 #define OFI_CHOICES       8u  /* the most providers that a node offers to its peers */
 #define OFI_PROVIDER_NAME 48u /* bytes of a provider's name, with the null */
 /* The providers that this node can use, best first, each name once; each to be freed by lib->freeinfo(). Returns how many, or a negative
-   errno with a sentence. */
+ * errno with base_fail(). */
 int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info *found[OFI_CHOICES]);
 struct ofi_traits ofi_traits_of(const struct fi_info *info);
 

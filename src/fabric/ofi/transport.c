@@ -15,7 +15,7 @@ static int ofi_open(struct weft_node *w)
 {
     struct ofi_node *n = calloc(1, sizeof *n);
     if (!n)
-        return base_fail(-ENOMEM, "no memory for the ofi transport");
+        return base_fail(-ENOMEM, "no memory for the ofi transport" BASE_MEMORY_HINT);
     n->w = w;
     pthread_mutex_init(&n->opening, NULL);
     w->ofi = n;
@@ -42,7 +42,7 @@ static void transport_drop_first(struct ofi_node *n)
     memmove(n->choices, n->choices + 1, --n->choices_count * sizeof *n->choices);
 }
 
-/* Finds the providers, and opens the best. One that does not open is no choice, if there is another. */
+/* Finds the providers, and opens the best one. A provider that cannot be opened is left out of the choices, if there is another one. */
 static int transport_look(struct weft_node *w)
 {
     struct ofi_node *n = w->ofi;
@@ -111,7 +111,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
         return base_context(rc, "link to node %u", link->node);
     struct ofi_link *l = ofi_link_make(o, link);
     if (!l)
-        return base_fail(-ENOMEM, "ofi: no memory for the link to node %u", link->node);
+        return base_fail(-ENOMEM, "ofi: no memory for the link to node %u" BASE_MEMORY_HINT, link->node);
     l->r.make_room = ofi_make_room;
     link->transport = &fab_ofi;
     return ofi_connect(l, side_fd, deadline);

@@ -87,7 +87,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     }
     memcpy(&m, bytes, sizeof m);
     if (m.kind == SIDE_QUESTION)
-        (void)watch_say(l, SIDE_ANSWER); /* it fails only if the peer does not read; then the peer needs no answer */
+        (void)watch_say(l, SIDE_ANSWER); /* sending fails only if the peer does not read; then the peer needs no answer */
     else if (m.kind == SIDE_ANSWER && l->asked && !l->answered)
         l->answered = base_now_ns();
     base_spin_lock(&o->receiving);

@@ -7,10 +7,10 @@
  * arrive over that one. So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's
  * processor does.
  *
- * Puts and gets that were not complete are repeated: a put may be written twice before it completes. A put before a frame that was
- * received is not repeated: it has arrived, and its target may have been used since. An atomic that a device does cannot be repeated, and
- * nobody knows whether it was done: it ends with -ECONNABORTED. So does a request that a device refused, which is what broke the queue
- * pair.
+ * Puts and gets that were not complete are repeated: a put may be written twice before it completes. A put before a frame that was received
+ * is not repeated: it has arrived, and its target may have been used since. An atomic that a device does cannot be repeated, and nobody
+ * knows whether it was done: it ends with -ECONNABORTED. A request that a device refused, and that broke the queue pair thereby, ends in
+ * the same way.
  */
 #include "fabric/rc/rc.h"
 
@@ -21,7 +21,7 @@ static void rc_again_end(struct rc_link *l, struct rc_slot *s, int status)
 {
     bool told = s->op || (s->work && s->work->op);
     rc_finish(l, s, status);
-    if (status && !told) /* the next flush reports it */
+    if (status && !told) /* the next flush reports the error */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
 }
 
@@ -70,7 +70,7 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     uint32_t window = (uint32_t)(l->posted - l->done), rest = l->again ? l->again_count - l->again_at : 0;
     struct rc_slot *list = malloc((window + rest + RC_LANES * RC_WINDOW + 1) * sizeof *list);
     if (!list)
-        return base_fail(-ENOMEM, "rc: no memory for the list of requests to repeat on a new queue pair");
+        return base_fail(-ENOMEM, "rc: no memory for the list of requests to repeat on a new queue pair" BASE_MEMORY_HINT);
     uint32_t first[RC_LANES], executed = 0, n = 0;
     for (int i = 0; i < RC_LANES; i++)
         first[i] = l->lane[i].sent;

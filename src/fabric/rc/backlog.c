@@ -91,7 +91,7 @@ static bool push_lane(struct rc_link *l, enum rc_lane lane)
         any = true;
         if (k->posted == k->len) {
             k->whole = true;
-            rc_take_from_backlog(q); /* the completion of its last piece frees it */
+            rc_take_from_backlog(q); /* the completion of the work's last piece frees the work */
         }
     }
     return any;
@@ -137,7 +137,7 @@ int rc_keep(struct rc_link *l, enum rc_lane lane, const struct rc_work *what)
 {
     struct rc_work *k = rc_work_make(what->kind, 0);
     if (!k)
-        return base_fail(-ENOMEM, "no memory to keep an operation to node %u", l->link->node);
+        return base_fail(-ENOMEM, "no memory to keep an operation to node %u" BASE_MEMORY_HINT, l->link->node);
     *k = *what;
     rc_enqueue(l, lane, k, l->fence_stripes);
     rc_push_locked(l);
@@ -166,10 +166,11 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     if (fab_in_handler())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u is not accepting work: %u MiB are queued for it", l->link->node, RC_BACKLOG_MAX >> 20);
+                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
+                               RC_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->w, backlog_has_room, &r);
     return err == -EAGAIN ? err
-           : err          ? base_fail(err, "node %u is not accepting work (stopped?): %llu bytes are queued for it", l->link->node,
-                                      (unsigned long long)__atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED))
-                          : 0;
+           : err ? base_fail(err, "node %u accepts no more work (is its process stopped?): %llu bytes are queued for it", l->link->node,
+                             (unsigned long long)__atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED))
+                 : 0;
 }

@@ -44,7 +44,7 @@ void rc_done(struct rc_link *l, const struct ibv_wc *wc)
     }
     if (BASE_UNLIKELY(l->repeats || rc_waits(l)))
         rc_push_locked(l);
-    rc_tell_locked(l, false); /* there may have been no room before */
+    rc_tell_locked(l, false); /* there may have been no room for an acknowledgement before */
     base_spin_unlock(&l->lock);
 }
 
@@ -60,7 +60,7 @@ void rc_fail_all(struct rc_link *l, int status)
             struct rc_work *k = l->lane[i].backlog;
             rc_take_from_backlog(&l->lane[i]);
             if (k->pieces > 0)
-                k->whole = true; /* its pieces end below, and the last one ends the work */
+                k->whole = true; /* the pieces end below, and the last of them ends the work */
             else {
                 if (k->striped)
                     rc_stripe_over(l, k);

@@ -16,10 +16,10 @@
  * takes the caller's. A call of a lower generation is stale and is ignored. A call of a higher one ends the queue pair that exists.
  *
  * A queue pair breaks when a request or a receive fails, when a request never completes, or when the peer calls for a newer one. If
- * w->options.reconnect_ns is 0, the peer is then treated as dead. Otherwise the queue pair is destroyed and a new one is called for, at
- * once and then at growing intervals, until one works or reconnect_ns has passed; then the peer is treated as dead. Time in which a call
- * waits for its answer does not count: heartbeats decide whether the peer is alive (peer.c). Calls carry the number of received frames:
- * see again.c.
+ * w->options.reconnect_ns is 0, the peer is then treated as dead. Otherwise the queue pair is destroyed, and a new one is called for: at
+ * once, and then at growing intervals. If none works before reconnect_ns has passed, the peer is treated as dead. Time in which a call
+ * waits for its answer does not count: heartbeats decide whether the peer is alive (peer.c). Calls carry the number of received frames: see
+ * again.c.
  */
 #include "fabric/rc/rails.h"
 
@@ -58,7 +58,9 @@ static int connect_make(struct rc_link *l)
     struct rc *rc = l->rc;
     struct verbs_qp qp;
     if (!l->depth && rc->peers == rc->peers_max)
-        return base_fail(-ENOSPC, "device %s: its completion queues have room for %u peers", rc->device->name, rc->peers_max);
+        return base_fail(-ENOSPC,
+                         "device %s: its completion queues have room for only %u peers; use another device (WEFT_DEVICE), or fewer nodes",
+                         rc->device->name, rc->peers_max);
     int err = rc_receives_for(l);
     if (err)
         return err;
@@ -97,7 +99,7 @@ static int connect_make(struct rc_link *l)
     }
     if (!l->depth) {
         verbs_qp_destroy(&qp);
-        return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests", RC_SEND_DEPTH);
+        return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests" BASE_MEMORY_HINT, RC_SEND_DEPTH);
     }
     base_spin_lock(&rc->receiving); /* the lock under which completions are handled, which use qp */
     base_spin_lock(&l->lock);
@@ -336,7 +338,7 @@ static void called(struct rc_link *l, const struct rc_call *m)
     if (err) {
         char why[512];
         snprintf(why, sizeof why, "%s", base_error());
-        (void)connect_say(l, RC_FAILED, why); /* if it cannot be sent, the peer waits for another call or for this node's end */
+        (void)connect_say(l, RC_FAILED, why); /* if this cannot be sent, the peer waits for another call or for this node's end */
         connect_failed(l, why);
     } else if (m->connected) {
         connect_up(l);
@@ -376,7 +378,7 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.kind == RC_QUESTION) {
         (void)connect_say(
             l, RC_REPLY,
-            NULL); /* if there is no room, the peer does not read its side connection, and so does not declare this node dead either */
+            NULL); /* if this fails, the peer does not read its side connection now, so it does not declare this node dead either */
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {

@@ -13,7 +13,8 @@ static const struct verbs_regions *regions_of(const struct fab_memory *m)
     return &((const struct rc_memory *)m)->regions;
 }
 
-/* Under memory_lock. Regions for received frames are made later, as many as there can be. */
+/* How many regions are left for memory outside the pool. Those for received frames count as used: they are made later. Under
+ * memory_lock. */
 static uint32_t regions_left(const struct rc *rc)
 {
     uint32_t used = rc->pool.count + rc->private.count + rc->receives.room, all = rc->device->traits.regions;
@@ -29,12 +30,13 @@ int rc_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struc
         return base_fail(-ENODEV, "the rc transport uses no device yet");
     struct rc_memory *m = calloc(1, sizeof *m);
     if (!m)
-        return base_fail(-ENOMEM, "no memory for the record of a dmabuf");
+        return base_fail(-ENOMEM, "no memory for the record of a dmabuf" BASE_MEMORY_HINT);
     m->memory.transport = rc->transport;
     pthread_mutex_lock(&rc->memory_lock);
     uint32_t left = regions_left(rc);
     int err = left ? verbs_register_dmabuf(&m->regions, rc->device, fd, 0, base, bytes, left)
-                   : base_fail(-ENOSPC, "%s: of its %u regions none is left", rc->device->name, rc->device->traits.regions);
+                   : base_fail(-ENOSPC, "%s: all of its %u memory regions are in use; open fewer arenas, or a smaller pool (WEFT_POOL)",
+                               rc->device->name, rc->device->traits.regions);
     if (!err) {
         m->next = rc->memories;
         rc->memories = m;

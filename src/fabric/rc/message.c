@@ -137,7 +137,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     uint32_t frame = (uint32_t)wc->wr_id;
     const uint8_t *at = rc_receive_at(rc, frame);
     struct rc_link *l = at ? whose(rc, wc, at) : NULL;
-    if (!l) { /* its queue pair was destroyed */
+    if (!l) { /* the queue pair that received the frame was destroyed */
         if (at)
             rc_receive_unused(rc, frame);
         return;

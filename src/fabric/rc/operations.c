@@ -92,7 +92,8 @@ static int lock_for(struct rc_link *l, bool ask)
             return base_fail(-ENOBUFS, "node %u has not answered %u operations yet: send fewer in a handler", l->link->node, RC_ASKS);
         int err = fab_wait(l->w, can_ask, l, fab_timeout(l->w, WEFT_TIMEOUT_DEFAULT));
         if (err)
-            return base_fail(err, "node %u is not accepting work (stopped?): %u operations wait for it", l->link->node, RC_ASKS);
+            return base_fail(err, "node %u accepts no more work (is its process stopped?): %u operations wait for it", l->link->node,
+                             RC_ASKS);
     }
 }
 
@@ -109,7 +110,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
     if (bytes > sizeof little) {
         k = rc_work_make(RC_WORK_FRAME, bytes);
         if (!k)
-            return base_fail(-ENOMEM, "rc: no memory to build a message to node %u", l->link->node);
+            return base_fail(-ENOMEM, "rc: no memory to build a message to node %u" BASE_MEMORY_HINT, l->link->node);
         body = k->body;
     }
     err = lock_for(l, ask);
@@ -132,7 +133,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
             rc_push_locked(l);
             k = NULL;
         } else {
-            err = base_fail(-ENOMEM, "rc: no memory to queue a message to node %u", l->link->node);
+            err = base_fail(-ENOMEM, "rc: no memory to queue a message to node %u" BASE_MEMORY_HINT, l->link->node);
         }
     }
     if (!err && ask) {

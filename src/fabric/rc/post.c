@@ -17,15 +17,15 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
 {
     struct ibv_send_wr *bad;
     uint64_t position = l->posted;
-    /* Requests of a broken queue pair that are posted again ask for completions, so that they give their stages back: a flush, which would
-       ask for them, cannot be posted before all of these are. */
+    /* Requests of a broken queue pair that are posted again ask for completions, so that they give their stages back. A flush would also
+     * ask for a completion, but cannot be posted before all of these requests. */
     bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1 ||
                   (slot->stage && (rc_stages_scarce(l->rc, slot->frame) || l->again));
     wr->wr_id = rc_wr_request(l, position);
     if (signal)
         wr->send_flags |= IBV_SEND_SIGNALED;
-    /* A request that was queued before a fence may be posted after the fence was set. So each request carries the number of fences before
-       it. */
+    /* A request that was queued before a fence may be posted after the fence was set. So each request carries the number of fences that
+     * were set before it was queued. */
     uint32_t fences = slot->fences;
     bool fence = (int32_t)(fences - l->fences_posted) > 0;
     if (fence)
@@ -56,7 +56,8 @@ static void *stage_for(struct rc_link *l, bool frame)
 
 /* --- pieces of puts and gets --- */
 
-/* The next piece of [remote, remote + len). It ends at the end of the peer's segment, and, if the local memory is registered, of ours. */
+/* The next piece of [remote, remote + len). A piece ends where the peer's segment ends, and, if the local memory is registered, where this
+ * node's segment ends. */
 struct piece {
     uint64_t bytes;
     uint64_t at; /* offset in our pool or memory, if `ours` */
@@ -117,7 +118,7 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
     return post_transfer(l, next, slot->kind == RC_SLOT_PUT, prompt) == 0;
 }
 
-/* Posts one piece. False: no room now. `op` completes with it. */
+/* Posts one piece. False: there is no room now. `op` completes with the piece. */
 BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory,
                             const struct piece *p, weft_op *op, struct rc_work *work, uint32_t fences, bool prompt)
 {

@@ -15,7 +15,7 @@
 
 /* --- the devices --- */
 
-static uint32_t name_length(const char *name) /* without the port, because limits are those of the device */
+static uint32_t name_length(const char *name) /* length of the name without the port, because limits are those of the device */
 {
     return (uint32_t)strcspn(name, ":");
 }
@@ -73,8 +73,8 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
     r->landing_bytes = base_round_up((uint64_t)w->room * BASE_CACHE_LINE, BASE_PAGE);
     void *p = mmap(NULL, r->landing_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "cannot map %llu bytes for the receives of a further device: %s", (unsigned long long)r->landing_bytes,
-                         base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes for the receives of a further device: %s" BASE_MEMORY_HINT,
+                         (unsigned long long)r->landing_bytes, base_strerror(errno));
     r->landing_memory = p;
     err = verbs_register(&r->landing, d, p, r->landing_bytes, 0);
     return err ? err : verbs_register(&r->pool, d, w->pool_base, w->pool_bytes, d->traits.regions - r->landing.count);
@@ -104,7 +104,7 @@ int rc_rails_open(struct rc *rc)
         return 0;
     rc->rails = calloc(1, sizeof *rc->rails);
     if (!rc->rails)
-        return base_fail(-ENOMEM, "rc: no memory for further devices (WEFT_RAILS)");
+        return base_fail(-ENOMEM, "rc: no memory for further devices (WEFT_RAILS)" BASE_MEMORY_HINT);
     if (!named && verbs_devices_like(rc->device, found, most - 1, &n, w->options.gid_index))
         base_log(BASE_LOG_WARN, "only device %s is used: %s", rc->device->name, base_error());
     for (uint32_t i = 1; named && i < most; i++) {
@@ -133,7 +133,7 @@ void rc_rails_close(struct rc *rc)
 
 /* --- completions --- */
 
-/* Handles a completion, and posts what it makes room for. */
+/* Handles a completion, and posts pieces for which it makes room. */
 static void done(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;
@@ -144,7 +144,7 @@ static void done(struct rc *rc, const struct ibv_wc *wc)
     base_spin_lock(&l->lock);
     uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
     if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) &&
-        position < t->posted) { /* otherwise it belongs to a queue pair that was destroyed */
+        position < t->posted) { /* otherwise the completion belongs to a queue pair that was destroyed */
         rc_stripe_done_locked(l, t, position, wc->status);
         if (!t->lost)
             rc_push_locked(l);
@@ -196,7 +196,7 @@ void rc_rails_woken(struct rc *rc)
 
 /* --- joining --- */
 
-struct rail_hello { /* followed by its keys */
+struct rail_hello { /* followed by the keys of the rail */
     uint8_t gid[16];
     uint64_t segment_bytes;
     uint32_t segments, reserved;
@@ -257,7 +257,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
         tracks->local_bytes = rc_least(tracks->local_bytes, rc->rails->rail[i].pool.segment_bytes);
         tracks->message_bytes = rc_least(tracks->message_bytes, rc->rails->rail[i].device->traits.message_bytes);
     }
-    if (err || !rc->rails || count == 0) /* then the first rail alone is used */
+    if (err || !rc->rails || count == 0) /* without further rails at both ends, the first rail alone is used */
         rc_rails_forget(l);
     return err;
 }

@@ -65,9 +65,9 @@ struct rc_track {
     /* --- used only by the progress thread --- */
     enum rc_track_state { RC_TRACK_OFF, RC_TRACK_ASKED, RC_TRACK_PROVING, RC_TRACK_ACCEPTED, RC_TRACK_UP, RC_TRACK_LEAVING } state;
     uint32_t rail, peer_rail; /* index into rc->rails, and into the rails of the peer */
-    uint32_t tries;           /* attempts since it last worked */
+    uint32_t tries;           /* attempts since the track last worked */
     int64_t retry_ns;
-    bool owes_gone, owes_over; /* RAIL_GONE, RAIL_OVER must be sent again: the side connection was full */
+    bool owes_gone, owes_over; /* owes_gone, owes_over: RAIL_GONE or RAIL_OVER must be sent again, because the side connection was full */
     uint32_t over_generation;
     bool was_up, said;
     struct rc_stand stand;
@@ -107,7 +107,7 @@ void rc_rails_stat(struct rc_link *l, weft_link_stats *out);
 void rc_rails_forget(struct rc_link *l); /* frees what rc_rails_hear() allocated */
 
 /* tracks.c */
-int64_t rc_tracks_tend(struct rc_link *l, int64_t now);                /* returns when to call it again */
+int64_t rc_tracks_tend(struct rc_link *l, int64_t now);                /* returns when to call this again */
 bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* false: the message is not about tracks */
 
 /* stripe.c; with the link's lock */

@@ -21,6 +21,14 @@
  *   connect.c     queue pairs on the first device
  *   transport.c   the device, joining, closing; the table
  *
+ * Words of this transport:
+ *
+ *   work   an operation that could not be posted at once, or that is posted in several pieces (struct rc_work)
+ *   ask    an operation that is sent to the home node, whose processor carries it out and answers (struct rc_ask)
+ *   lane   one of two sequences of frames, each in order and with credits of its own (enum rc_lane); it is no lane of tb
+ *   call   a message over the side connection by which a node asks for a queue pair, or agrees to one (connect.c)
+ *   track  a queue pair on a further device (rails.h)
+ *
  * There is one reliable queue pair for each peer. A put is an RDMA write, a get an RDMA read. Everything else is a frame, which is sent
  * into a receive that the peer has posted. The queue pair keeps all requests in order, on the way and at the target. So a fence has to
  * wait only for reads and for what the home node's processor does (atomics, signals).
@@ -60,7 +68,7 @@
 /* offset of the words that flushes read into, one for each peer */
 #define RC_FLUSHES_AT   ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES)
 #define RC_BACKLOG_WAIT (1u << 20)  /* bytes in a lane's backlog from which on frames wait in the call */
-#define RC_BACKLOG_PUTS (16u << 10) /* the same for puts and gets: smaller, because their data is not copied */
+#define RC_BACKLOG_PUTS (16u << 10) /* like RC_BACKLOG_WAIT, for puts and gets: smaller, because their data is not copied */
 #define RC_BACKLOG_MAX  (64u << 20) /* bytes in a lane's backlog from which on calls in handlers fail with -ENOBUFS */
 
 enum rc_frame_kind { RC_MESSAGE = 1, RC_ATOMIC, RC_ANSWER, RC_SIGNAL, RC_STORE, RC_TELL_ONLY };
@@ -96,7 +104,7 @@ struct rc_slot {
     uint32_t number; /* RC_SLOT_FRAME: the frame's number in its lane */
     uint8_t kind, lane;
     bool frame; /* `stage` is a frame */
-    /* how many fences precede it */
+    /* how many fences precede the request */
     uint32_t fences;
     bool refused; /* the peer's or our device refused the request: do not repeat it */
 };
@@ -120,7 +128,7 @@ struct rc_work {
     uint64_t fence_asks;    /* The fence before this work has passed when this many asks are answered, ... */
     uint64_t fence_other;   /* ... this many works of the other lane are posted, ... */
     uint64_t fence_stripes; /* ... and all striped works of the main lane with lower numbers are done */
-    /* how many fences precede it */
+    /* how many fences precede the frame */
     uint32_t fences;
     uint64_t remote, len, posted;
     uint8_t *local;                     /* RC_WORK_ATOMIC: receives the former value; NULL */
@@ -134,7 +142,7 @@ struct rc_work {
     /* Some of its pieces go over further rails (rails.h). Such works are linked in the order of their numbers. */
     bool striped;
     struct rc_work *before, *after;
-    uint64_t number; /* its number in its lane */
+    uint64_t number; /* number of the work in its lane */
     struct {         /* Behind a fence, striping waits until the first rail has proved that requests up to these positions have arrived. */
         bool set;
         uint32_t generation;
@@ -156,7 +164,7 @@ struct rc_stand {
     uint64_t done;
     int64_t looked_ns, still_ns;
     bool asked;          /* the peer was asked whether it still posts receives */
-    int64_t answered_ns; /* when it answered that it does; 0: not yet */
+    int64_t answered_ns; /* when the peer answered that it does; 0: not yet */
 };
 
 struct rc_link {
@@ -165,7 +173,7 @@ struct rc_link {
     struct fab_link *link;
     uint32_t number; /* index into rc->links */
     uint64_t peer_base;
-    uint32_t peer_shift; /* log2 of the size of its segments */
+    uint32_t peer_shift; /* log2 of the size of the peer's segments */
     uint32_t peer_keys_count, *peer_keys;
     struct rc_tracks *tracks; /* see rails.h; NULL: the first device is the only rail */
     bool has_atomics;         /* the peer's device does atomics: they are atomic with its processor's, and our device can request them */
@@ -220,10 +228,10 @@ struct rc_link {
     uint64_t asked, answered, fence_asks;
     uint64_t last_change;  /* the position after the last write or frame: a flush must prove that requests up to here have arrived */
     uint64_t last_read;    /* the position after the last read */
-    uint64_t flushed_to;   /* everything up to this position has arrived: a read behind it has completed */
+    uint64_t flushed_to;   /* everything posted before this position has arrived: a read posted after it has completed */
     uint64_t flush_read;   /* the position of the read of a flush under way, plus 1; 0: none */
     uint64_t flush_covers; /* last_change when that read was posted */
-    bool flush_wanted;     /* a flush's read found no room: it is posted before the backlogs */
+    bool flush_wanted;     /* a flush's read found no room: that read is posted before the backlogs */
     /* How often rc_gather_locked() has run. Each run invalidates the positions of all requests that are not done. */
     uint32_t gathered;
     uint32_t fences; /* how many fences this node has set */
@@ -284,7 +292,7 @@ struct rc {
     uint64_t memory_bytes;
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
-    _Atomic uint32_t left[2]; /* their lengths; written under the lock */
+    _Atomic uint32_t left[2]; /* lengths of the two free lists; written under the lock */
     bool refused[2];          /* for stages and for frames: a link found none, and none has been given back since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
@@ -293,7 +301,7 @@ struct rc {
     int64_t tend_ns;           /* when the progress thread must check the links in any case; used only by that thread */
     struct rc_rails *rails;    /* further devices; NULL: none */
     struct rc_link **links;    /* [count] */
-    _Atomic uint32_t count;    /* grows when a node joins: after its link was written (sequentially consistent) */
+    _Atomic uint32_t count;    /* grows when a node joins, after its entry in `links` was written (sequentially consistent) */
     base_spin receiving;       /* held by the thread that polls the completion queue */
     struct ibv_wc early;       /* a completion that rc_idle() has found and that was not handled yet */
     bool has_early;
@@ -329,7 +337,7 @@ bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, u
 struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
 void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first work, which was posted or given up */
 void rc_stripe_begin(struct rc_link *l, struct rc_work *k);           /* the work is striped from now on */
-void rc_stripe_over(struct rc_link *l, struct rc_work *k);            /* it is no longer under way */
+void rc_stripe_over(struct rc_link *l, struct rc_work *k);            /* the striped work is no longer under way */
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status);     /* a request has ended */
 
 /* --- post.c, with the link's lock; false: no room now --- */
@@ -355,7 +363,7 @@ void rc_flush_locked(struct rc_link *l);
 /* sets the requests of the broken queue pair aside; `received`: how many frames of each lane the peer has received */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]);
 void rc_resume_locked(struct rc_link *l);                 /* posts as many as there is room for */
-void rc_drop_again_locked(struct rc_link *l, int status); /* ends all of them with this status */
+void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and requests that were to be posted again, with this status */
 
 /* --- stripe.c, with the lock --- */
 /* 1: posted a part of the work; 0: not possible now; -1: not worth striping */

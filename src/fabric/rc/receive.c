@@ -88,7 +88,8 @@ static int add_chunk(struct rc *rc)
     struct rc_chunk *c = &r->chunks[n];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "rc: cannot map %llu bytes for receive frames: %s", (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "rc: cannot map %llu bytes for receive frames: %s" BASE_MEMORY_HINT, (unsigned long long)bytes,
+                         base_strerror(errno));
     int err = verbs_register(&c->region, rc->device, p, bytes, 0);
     if (err) {
         munmap(p, bytes);
@@ -238,7 +239,7 @@ int rc_receives_open(struct rc *rc)
     r->room = peers + RC_SPARE;
     r->chunks = calloc(r->room, sizeof *r->chunks);
     if (!r->chunks)
-        return base_fail(-ENOMEM, "rc: no memory for the table of %u chunks of receive frames", r->room);
+        return base_fail(-ENOMEM, "rc: no memory for the table of %u chunks of receive frames" BASE_MEMORY_HINT, r->room);
     if (rc->device->traits.srq_depth < RC_RECEIVES)
         return 0; /* no shared queue: each queue pair gets its own receives */
     uint32_t fit = rc->device->traits.srq_depth / RC_RECEIVES;

@@ -54,7 +54,7 @@ static void stripe_finish(struct rc_link *l, struct rc_piece *p, int status)
     struct rc_slot s = {.work = p->work};
     if (!p->work)
         return;
-    if (status && !p->work->op) /* the next flush reports it */
+    if (status && !p->work->op) /* no op reports the error: the next flush does */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
     p->work = NULL;
     rc_finish(l, &s, status);
@@ -67,8 +67,8 @@ static bool stripe_has_room(const struct rc_track *t)
     return t->posted - t->done < RC_TRACK_DEPTH;
 }
 
-/* Posts a piece to a track, and behind a write a read that proves its arrival. A piece of no bytes is only that read. If posting fails, the
-   piece stays in `pieces`, and is repeated over the first rail. */
+/* Posts a piece to a track. After a write it also posts a read, whose completion proves that the write has arrived. A piece of no bytes is
+ * only that read. If posting fails, the piece stays in `pieces`, and is posted again over the first rail. */
 static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
 {
     struct rc_rail *r = &l->rc->rails->rail[t->rail];
@@ -157,7 +157,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
     uint8_t *local = k->local + k->posted;
     uint64_t remote = k->remote + k->posted, len = k->len - k->posted, at = (uintptr_t)local - (uintptr_t)w->pool_base;
     if (k->memory)
-        return -1; /* it is registered with the first device only */
+        return -1; /* the local memory is registered with the first device only */
     if (at > w->pool_bytes || len > w->pool_bytes - at)
         return -1; /* a get or put through stages is as slow as this processor copies, so further rails do not help */
     uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;

@@ -20,13 +20,13 @@ static int rc_open(struct weft_node *w)
 {
     struct rc *rc = calloc(1, sizeof *rc);
     if (!rc)
-        return base_fail(-ENOMEM, "no memory for the rc transport");
+        return base_fail(-ENOMEM, "no memory for the rc transport" BASE_MEMORY_HINT);
     rc->w = w;
     rc->transport = &fab_rc;
     pthread_mutex_init(&rc->memory_lock, NULL);
     rc->links = calloc(w->room, sizeof *rc->links);
     w->rc = rc;
-    return rc->links ? 0 : base_fail(-ENOMEM, "rc: no memory for %u links", w->room);
+    return rc->links ? 0 : base_fail(-ENOMEM, "rc: no memory for %u links" BASE_MEMORY_HINT, w->room);
 }
 
 /* --- the device --- */
@@ -36,7 +36,8 @@ static int make_memory(struct rc *rc)
     rc->memory_bytes = base_round_up(RC_FLUSHES_AT + (uint64_t)rc->w->room * 8, BASE_PAGE);
     void *p = mmap(NULL, rc->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "rc: cannot map %llu bytes for frames: %s", (unsigned long long)rc->memory_bytes, base_strerror(errno));
+        return base_fail(-errno, "rc: cannot map %llu bytes for frames: %s" BASE_MEMORY_HINT, (unsigned long long)rc->memory_bytes,
+                         base_strerror(errno));
     rc->memory = p;
     uint8_t *at = rc->memory;
     for (unsigned i = 0; i < RC_STAGES; i++, at += RC_STAGE_BYTES)
@@ -56,7 +57,9 @@ static int look_for_device(struct weft_node *w)
     struct verbs_device *d = rc->device;
     if (!d->traits.rc || !d->traits.write || !d->traits.read)
         return base_fail(-EOPNOTSUPP,
-                         "device %s does not support reliable connections with RDMA write and read, which the rc transport needs", d->name);
+                         "device %s does not support reliable connections with RDMA write and read, which the rc transport needs; use "
+                         "another device (WEFT_DEVICE) or another transport (WEFT_TRANSPORT)",
+                         d->name);
     /* Makes room for as many peers as the completion queue allows. This may be enough even if there are more peers, because a queue pair is
      * made only for peers that are used. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
@@ -64,8 +67,9 @@ static int look_for_device(struct weft_node *w)
     rc->peers_max = room < peers ? room : peers;
     uint32_t entries = rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE;
     if (rc->peers_max == 0)
-        return base_fail(-ENOSPC, "device %s: its completion queues have %u entries, and one peer needs %u", d->name, d->traits.cqe,
-                         RC_CQ_ENTRIES + RC_CQ_SPARE);
+        return base_fail(-ENOSPC,
+                         "device %s: its completion queues have %u entries, and one peer needs %u; use another device (WEFT_DEVICE)",
+                         d->name, d->traits.cqe, RC_CQ_ENTRIES + RC_CQ_SPARE);
     err = verbs_device_use(d);
     if (err)
         return err;
@@ -152,7 +156,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     };
     uint32_t *keys = calloc(rc->pool.count, sizeof *keys);
     if (!keys)
-        return base_fail(-ENOMEM, "rc: no memory for the %u keys of this node's pool", rc->pool.count);
+        return base_fail(-ENOMEM, "rc: no memory for the %u keys of this node's pool" BASE_MEMORY_HINT, rc->pool.count);
     for (uint32_t i = 0; i < rc->pool.count; i++)
         keys[i] = rc->pool.mr[i]->rkey;
     int err = fab_side_transfer(side_fd, &mine, sizeof mine, true, deadline);
@@ -174,7 +178,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     l->peer_keys_count = theirs->segments;
     l->peer_keys = calloc(theirs->segments, sizeof *l->peer_keys);
     if (!l->peer_keys)
-        return base_fail(-ENOMEM, "rc: no memory for the %u keys of another node's pool", theirs->segments);
+        return base_fail(-ENOMEM, "rc: no memory for the %u keys of another node's pool" BASE_MEMORY_HINT, theirs->segments);
     l->peer_base = theirs->pool_base;
     l->peer_shift = (uint32_t)__builtin_ctzll(theirs->segment_bytes);
     l->link->pool_bytes = theirs->pool_bytes;
@@ -189,7 +193,7 @@ static int rc_connect(struct weft_node *w, struct fab_link *link, int side_fd, i
     struct rc *rc = w->rc;
     struct rc_link *l = calloc(1, sizeof *l);
     if (!l)
-        return base_fail(-ENOMEM, "rc: no memory for the link to node %u", link->node);
+        return base_fail(-ENOMEM, "rc: no memory for the link to node %u" BASE_MEMORY_HINT, link->node);
     l->w = w;
     l->rc = rc;
     l->link = link;

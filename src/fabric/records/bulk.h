@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * bulk: large data between two pools without a copy on either side. A lane is a queue pair whose messages all have one size. The receiver
- * posts receives on the target memory itself and announces them (TB_READY). The sender posts sends from the source memory itself, in that
- * order, and sends the checksum of each (TB_SUM). A piece has arrived when its receive has completed and its checksum matches.
+ * bulk: large data between two pools without a copy on either side. A transfer is one large put or get. It is cut into pieces, and each
+ * piece is one message of a lane. A lane is a queue pair whose messages all have one size. The receiver posts receives on the target memory
+ * itself and announces them (TB_READY). The sender posts sends from the source memory itself, in that order, and sends the checksum of each
+ * (TB_SUM). A piece has arrived when its receive has completed and its checksum matches.
  *
- * A lane that loses a message delivers all following ones to a receive too early. The checksums show that or, at the end, a receive that
- * stays. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more (TB_QUIET), and sends again
- * exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm: memory is only ever written
- * through a posted receive, and each piece is checked after its own.
+ * A lane that loses a message delivers all following ones to a receive too early. The checksums show the loss. If the last message is lost,
+ * a receive stays incomplete. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more
+ * (TB_QUIET), and sends again exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm:
+ * memory is only ever written through a posted receive, and each piece is checked after its own.
  *
- * All pieces of a lane have its size, also the last of a transfer: it is the last bytes, and overlaps the piece before. The overlap is
- * harmless: when both pieces have been verified, no receive for either is posted any more, and the piece that was verified last has
- * overwritten the common bytes with the right ones.
+ * All pieces on a lane have the lane's message size. The last piece of a transfer ends at the transfer's end, so it overlaps the piece
+ * before. The overlap is harmless: when both pieces have been verified, no receive for either is posted any more, and the piece that was
+ * verified last has overwritten the common bytes with the right ones.
  *
- * A pure state machine, as stream.c; its records travel in the stream.
+ * A state machine without I/O, like stream.c. Its records are sent in the stream.
  */
 #ifndef WEFT_RECORDS_BULK_H
 #define WEFT_RECORDS_BULK_H
@@ -56,8 +57,9 @@ struct tb_transfer {     /* an incoming transfer */
     uint64_t from;                     /* for a get of this node: the offset in the peer's pool */
     uint32_t repairs_without_progress; /* lane repairs that this transfer caused since its last correct piece */
     bool use_records;                  /* repairs have failed too often: the remaining pieces are requested as records */
-    uint32_t fetching, asked, asks; /* the piece that is requested as records; how many of its bytes were requested; requests under way */
-    uint64_t word, add;             /* the word and the operand from TB_OPEN */
+    uint32_t fetching, asked,
+        asks; /* fetching: the piece that is requested as records; asked: how many of its bytes were requested; asks: requests under way */
+    uint64_t word, add; /* the word and the operand from TB_OPEN */
     uint32_t what;
     void *cookie;
 };
@@ -118,7 +120,7 @@ struct tb_bulk {
     uint64_t segment;                /* in bytes. No transfer crosses a multiple of it in either pool, because memory regions end there. */
     enum tb_check check;
     uint32_t lane_count;
-    bool active; /* there may be something to do */
+    bool active; /* this end may have something to do */
     struct tb_lane lanes[TB_LANES];
     struct tb_transfer in[TB_TRANSFERS];
     struct tb_outgoing out[TB_TRANSFERS];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of bulk share. bulk.c calls bulk_receive.c and bulk_send.c, which call neither it nor each other.
+ * What the files of bulk share. bulk.c calls bulk_receive.c and bulk_send.c. These two call neither bulk.c nor each other.
  */
 #ifndef WEFT_RECORDS_BULK_PRIVATE_H
 #define WEFT_RECORDS_BULK_PRIVATE_H

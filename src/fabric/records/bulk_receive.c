@@ -231,7 +231,7 @@ static bool receive_overdue(const struct tb_lane *l, int64_t now)
         return false;
     for (uint32_t i = l->in_landed; i != l->in_next; i++)
         if (!l->in[i % TB_LANE_DEPTH].has_sum)
-            return false; /* its sender has not sent that far yet */
+            return false; /* the peer has not sent that far yet */
     return true;
 }
 

@@ -43,7 +43,7 @@ int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, 
 {
     e->now = now;
     int rc = tb_stream_receive(&e->stream, frame, bytes, now);
-    if (e->fenced) /* forgotten in time: after 2^31 more frames the comparison would be wrong */
+    if (e->fenced) /* clear the fence early enough: after 2^31 more frames the comparison would be wrong */
         e->fenced = !tb_stream_executed(&e->stream, e->fenced_at);
     return rc;
 }

@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * endpoint: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends run this code.
- * Pure, as stream.c and bulk.c below it: events in, frames and completions out, and each call gets the time. It uses the pool it was given,
- * and nothing else from outside. Its owner holds one lock over all calls.
+ * endpoint: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends run this code. Like
+ * stream.c and bulk.c, which it uses, it does no I/O and reads no clock: its owner passes it events and the time, and gets frames and
+ * completions. Apart from its own state it accesses only the pool that it was given. Its owner holds one lock during each call.
  *
- * Records are executed in the order in which they were begun. A fence waits for what is not a record (a transfer, an answer, a move); what
- * follows the fence waits in the backlog, and a move after it waits for the records before it, too. Messages have credits of their own, so
- * that a slow handler does not delay what needs none.
+ * Words of this folder:
+ *
+ *   record    one operation, or an answer, as bytes inside a frame (frame.h)
+ *   work      an operation that was not sent at once, or that is sent in pieces (struct tb_work)
+ *   ask       a request that the peer answers: a piece of a get, or an atomic (struct tb_ask)
+ *   transfer  a large put or get over lanes (bulk.h)
+ *   move      a copy to or from the peer's pool without records: RMA, over ofi
+ *   turn      a number by which a flush distinguishes operations that began before it from later ones
+ *   pump      to let an endpoint send everything that is due and for which there is room
+ *
+ * Records are executed in the order in which they were begun. A fence waits for everything that is not a record: transfers, answers, moves.
+ * What follows the fence waits in the backlog. A move after a fence also waits for the records before the fence. Messages have credits of
+ * their own, so that a slow handler does not delay what needs none.
  */
 #ifndef WEFT_RECORDS_ENDPOINT_H
 #define WEFT_RECORDS_ENDPOINT_H
@@ -43,8 +53,8 @@ struct tb_endpoint_config {
     uint64_t pool_bytes, first_byte; /* this node's pool; peers may not write below first_byte */
     uint64_t segment;                /* a power of two: the memory regions of both nodes end at its multiples */
     enum tb_check check;
-    /* For moves: the smallest size for which they are used (0: never); the largest size of one; and a power of two of whose multiples in
-     * the peer's pool no move may cross one. */
+    /* For moves. move_least: the smallest size for which they are used (0: never). move_most: the largest size of one. move_segment: a
+     * power of two; no move may cross a multiple of it in the peer's pool. */
     uint64_t move_least, move_most, move_segment;
 };
 
@@ -56,7 +66,7 @@ struct tb_ask {
     uint8_t *to;          /* for a get: where to store the bytes */
     uint32_t left;
     bool used, get, bulk; /* bulk: the ask belongs to a bulk transfer */
-    uint8_t turn;         /* the turn of flushes in which it began, as in struct tb_work */
+    uint8_t turn;         /* the turn of flushes in which the ask began, as in struct tb_work */
     uint16_t transfer, generation;
     uint16_t next_free; /* 1 + the index of the next free ask; 0: this ask was never used, and the next free ask is the one behind it */
 };
@@ -90,7 +100,7 @@ struct tb_endpoint {
     uint16_t free_ask; /* the first free ask; TB_ASKS: none is free */
     int64_t now;
     struct tb_endpoint_counts counts;
-    char broken[96]; /* how the peer has violated the protocol; empty if it has not */
+    char broken[96]; /* how the peer has violated the protocol; empty if the peer has not */
 };
 
 /* `e` is large; its address must not change. */

@@ -188,7 +188,7 @@ static uint64_t operation_within(uint64_t n, uint64_t segment, uint64_t offset)
     return n < left ? n : left;
 }
 
-/* How many of these bytes are sent together, and in which way. For a lane, `offset` is their place in the pool. */
+/* How many of these bytes are sent together, and in which way. For a lane, `offset` is the offset of the bytes in the pool. */
 static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, enum way *way,
                               uint64_t *offset)
 {

@@ -24,7 +24,7 @@ struct tb_work {
     uint32_t pieces;        /* asks or transfers under way */
     bool signal, signalled; /* signal: add to the word at `word` when the bytes have arrived */
     bool records;           /* a part of a put was sent in records */
-    bool linked;            /* it is in one of the lists */
+    bool linked;            /* the work is in one of the lists */
     bool counted;           /* the work is counted in e->under_way[turn] */
     uint8_t turn;
     bool restart; /* when its last piece has ended, the work starts again from its beginning, in another way */
@@ -45,7 +45,7 @@ static inline void tb_endpoint_complete(struct tb_endpoint *e, weft_op *op, int 
 }
 
 /* endpoint_operations.c. Works are in one of an endpoint's three lists; `end` is where the next one is to be linked. */
-struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of its body. NULL: no memory */
+struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of the work's body. NULL: no memory */
 void tb_work_free(struct tb_endpoint *e, struct tb_work *k);
 /* adds this many bytes to the list's backlog counter */
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes);
@@ -57,7 +57,7 @@ uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, 
 /* Requests at most TB_ASK_BYTES. False: no room now. */
 bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint32_t len, weft_op *op, struct tb_work *work);
 void tb_endpoint_free_ask(struct tb_endpoint *e, struct tb_ask *ask);
-/* A transfer or an ask of this work has ended. The work ends with the last of them, unless some have not begun. */
+/* A transfer or an ask of this work has ended. The work ends with the last of them, unless parts of the work have not begun. */
 void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status);
 void tb_endpoint_push_messages(struct tb_endpoint *e); /* sends waiting messages, as far as there is room and credit */
 void tb_endpoint_push_works(struct tb_endpoint *e);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * What two nodes of the tb transport send to each other: frames of at most 4096 bytes, and the records in them.
- * docs/thunderbolt-protocol.md describes the same. All numbers are little-endian, as on every machine here.
+ * docs/thunderbolt-protocol.md describes the same. All numbers are little-endian, as on all processors that weft supports.
  */
 #ifndef WEFT_RECORDS_FRAME_H
 #define WEFT_RECORDS_FRAME_H
@@ -46,14 +46,14 @@ enum tb_record_kind {
     TB_ANSWER,  /* token, a: the former value */
     TB_SIGNAL,  /* offset, a: to be added. No answer */
     TB_MESSAGE, /* detail: handler, a: length of its header; then header, padded to 8, and payload */
-    /* of bulk */
+    /* of bulk transfers (bulk.h) */
     TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, b: where to add, more: what (0: nothing) */
     TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
     TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
     TB_SUM,     /* lane, token: number, a: checksum of the piece that was sent for it */
     TB_QUIESCE, /* lane: asks the receiver of this record to answer with TB_QUIET when all that it has sent on the lane has left */
-    TB_QUIET,   /* lane, a: sends that do not leave (0: all have) */
-    TB_RESEND,  /* lane, token: number of the first, a: how many: send their pieces again */
+    TB_QUIET,   /* lane, a: how many sends have not left (0: all have) */
+    TB_RESEND,  /* lane, token: number of the first receive, a: how many: send the pieces for these receives again */
     TB_DONE,    /* detail: transfer: all of the transfer has arrived and is verified */
     TB_DROP,    /* detail: transfer; token 1: a get, 0: a put, which the sender of this record had begun and has given up */
     TB_DROPPED, /* detail: transfer; the answer to TB_DROP for a put. If the put was complete by then, TB_DONE came before */

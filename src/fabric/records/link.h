@@ -6,7 +6,7 @@
  *   message.c      messages that wait for their handlers
  *   operations.c   puts, gets, atomics, messages, flush, fence, as struct fab_transport wants them
  *
- * A link's lock guards its endpoint. A transport's lock over who polls is outside it.
+ * A link's lock guards its endpoint. Lock order: the transport's lock for polling, then a link's lock.
  */
 #ifndef WEFT_RECORDS_LINK_H
 #define WEFT_RECORDS_LINK_H
@@ -27,11 +27,11 @@ struct records_link {
     struct weft_node *w;
     struct fab_link *link;
     void (*make_room)(struct weft_node *w); /* polls for completions, unless another thread does; no lock may be held */
-    const char *no_way;                     /* what to say when `cut` is set */
+    const char *no_way;                     /* the end of the error text while `cut` is set */
     _Atomic int64_t *earliest;              /* the earliest timer of all links of the transport; may be too early */
     base_spin lock;                         /* protects the endpoint */
     struct tb_endpoint endpoint;
-    uint32_t crowded; /* operations that began while the stream was crowded: tb_stream_crowded() */
+    uint32_t crowded; /* operations that have begun while the stream was crowded: see tb_stream_crowded() */
     bool closed;
     _Atomic bool no_room; /* a frame or a piece could not be posted */
     _Atomic int64_t due;  /* when a timer of the endpoint expires next */
@@ -48,7 +48,7 @@ struct records_link {
     char why[320]; /* written before `broken` is set */
 };
 
-/* Lets the endpoint send what it can; under its lock. */
+/* Lets the endpoint send what it can. Called under the endpoint's lock. */
 static inline void records_pump_locked(struct records_link *l, int64_t now)
 {
     atomic_store_explicit(&l->no_room, false, memory_order_relaxed);

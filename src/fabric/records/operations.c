@@ -30,13 +30,13 @@ static BASE_COLD int operation_wait_for_room(struct records_link *l, bool messag
     if (fab_in_handler())
         return operation_backlog(l, message) < RECORDS_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u is not accepting work: %u MiB are queued for it", l->link->node,
+                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
                                RECORDS_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->w, operation_has_room, &r);
     return err == -EAGAIN ? err
-           : err          ? base_fail(err, "node %u is not accepting work (stopped?): %llu bytes are queued for it", l->link->node,
-                                      (unsigned long long)operation_backlog(l, message))
-                          : 0;
+           : err ? base_fail(err, "node %u accepts no more work (is its process stopped?): %llu bytes are queued for it", l->link->node,
+                             (unsigned long long)operation_backlog(l, message))
+                 : 0;
 }
 
 static BASE_COLD int operation_no_way(const struct records_link *l)
@@ -75,7 +75,7 @@ static __attribute__((noinline)) void operation_pump(struct records_link *l)
     records_pump_locked(l, base_recent_ns());
 }
 
-/* `rc`: the result of the start. If the start failed, the op has ended with it. */
+/* `rc`: the result of the start. If the start failed, the op has ended with `rc`. */
 static int operation_leave(struct records_link *l, int rc, weft_op *op)
 {
     if (BASE_UNLIKELY(rc))
@@ -86,7 +86,7 @@ static int operation_leave(struct records_link *l, int rc, weft_op *op)
     base_spin_unlock(&l->lock);
     if (BASE_UNLIKELY(look)) /* completions make room, and a program that only puts polls nowhere else */
         l->make_room(l->w);
-    return rc ? base_fail(rc, "no memory for an operation to node %u", l->link->node) : 0;
+    return rc ? base_fail(rc, "no memory for an operation to node %u" BASE_MEMORY_HINT, l->link->node) : 0;
 }
 
 int records_put(struct weft_node *w, struct fab_link *link, uint64_t to, const void *src, size_t len, weft_op *op)

@@ -66,7 +66,7 @@ static void stream_complete(struct tb_stream *s, struct tb_slot *slot, int statu
 {
     while (slot->ops) {
         weft_op *op = slot->ops;
-        slot->ops = op->next; /* first: whoever waits for the op may reuse it at once */
+        slot->ops = op->next; /* unlink it first: when the op has ended, its owner may reuse its memory at once */
         s->env.complete(s->env.ctx, op, status);
     }
 }
@@ -111,7 +111,7 @@ static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type typ
     };
     uint8_t *frame = frame_at(s, at);
     tb_frame_seal(&f, frame, slot->bytes);
-    slot->posted++; /* first: the send may complete while it is being posted */
+    slot->posted++; /* count first: the send may complete before emit() returns */
     s->unleft++;
     if (!s->env.emit(s->env.ctx, at, frame, slot->bytes)) {
         slot->posted--;
@@ -168,7 +168,7 @@ void *tb_stream_room(struct tb_stream *s, uint32_t bytes)
     }
     if (s->fill == 0) {
         if (s->first == s->next && s->unleft == 0)
-            s->base = s->next; /* begin with slot 0 again: the memory of frames is used, and stays in the cache, only as far as needed */
+            s->base = s->next; /* begin with slot 0 again: so only as many slots as needed are used, and their memory stays in the cache */
         if (!stream_openable(s, s->next))
             return NULL;
         struct tb_slot *slot = &s->slots[slot_of(s, s->next)];
@@ -419,7 +419,7 @@ static bool keep_early(struct tb_stream *s, uint32_t ahead, const uint8_t *paylo
     if (!s->early_frames)
         s->early_frames = malloc((size_t)TB_WINDOW * TB_PAYLOAD_BYTES);
     if (!s->early_frames)
-        return false; /* it will be retransmitted */
+        return false; /* the frame is dropped, and the peer will send it again */
     uint32_t slot = (s->expected + ahead) % TB_WINDOW;
     memcpy(s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, payload, bytes);
     s->early_bytes[slot] = bytes;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * stream: frames from one node to another, each delivered once and in order, over a route that loses, repeats, reorders, delays and damages
- * them. A pure state machine, without a clock, device or lock of its own. Its owner calls it under one lock, tells it what happened and
- * when, and carries what it emits.
+ * them. A state machine without a clock, device or lock of its own. Its owner holds one lock during each call, passes it events and the
+ * time, and sends the frames that it emits.
  *
  * Records are gathered in an open frame. The frame is sent at once while little is under way, and waits for more records while much is. A
- * frame is kept until the peer reports that it was executed. What is missing is seen from what arrives after it or, if nothing does, by
- * time.
+ * frame is kept until the peer reports that it was executed. A frame counts as lost when a frame that was sent after it has arrived, or
+ * when its acknowledgement does not come in time.
  */
 #ifndef WEFT_RECORDS_STREAM_H
 #define WEFT_RECORDS_STREAM_H
@@ -33,14 +33,14 @@ struct tb_stream_env {
 
 struct tb_slot {
     uint16_t bytes;     /* size, header included */
-    uint16_t posted;    /* how many of its sends have not completed */
-    bool arrived;       /* the peer has received it, perhaps before earlier ones */
-    bool lost;          /* it must be sent again */
+    uint16_t posted;    /* how many sends of this frame have not completed */
+    bool arrived;       /* the peer has received this frame, perhaps before earlier ones */
+    bool lost;          /* the frame must be sent again */
     bool retransmitted; /* the frame was sent again, so its acknowledgement does not tell the round-trip time */
-    bool asks;          /* it asks for an acknowledgement at once */
+    bool asks;          /* the frame asks for an acknowledgement at once */
     uint32_t order; /* when the frame was sent, counted in sends. If a frame has not arrived, but a frame that was sent after it has, the
                        first one is lost */
-    int64_t at;     /* when it was sent last */
+    int64_t at;     /* when the frame was sent last */
     weft_op *ops;   /* ops that complete when the frame is acknowledged */
 };
 
@@ -86,7 +86,8 @@ struct tb_stream {
     int64_t ack_at; /* when an acknowledgement must be sent at the latest; 0: none is due */
 
     uint32_t grant, granted; /* message credit as in the frame header: granted to the peer; granted by the peer */
-    /* Credit for messages. BLOCKED: a message waits for credit. PROBING: and since quiet_since the peer is asked for it. */
+    /* Credit for messages. BLOCKED: a message waits for credit. PROBING: the same, and since `quiet_since` this node asks the peer for
+     * credit. */
     enum { TB_CREDIT_OK, TB_CREDIT_BLOCKED, TB_CREDIT_PROBING } credit;
     uint32_t grant_said;
     struct tb_stream_counts counts;
@@ -109,8 +110,9 @@ uint32_t tb_stream_fits(const struct tb_stream *s);
 void tb_stream_op(struct tb_stream *s, weft_op *op);
 /* Ends all waiting ops with `status`. Their records are still delivered. */
 void tb_stream_fail(struct tb_stream *s, int status);
-/* end_of_records: the number of the frame after the last one that holds a committed record. The other calls: whether all records before
-   such a frame have been executed; flushed: and if not, the next pump asks the peer to acknowledge. */
+/* tb_stream_end_of_records(): the number of the frame after the last one that holds a committed record. tb_stream_executed() and
+ * tb_stream_flushed(): whether the peer has executed all records before frame `frame`. If not, tb_stream_flushed() also makes the next pump
+ * ask the peer for an acknowledgement. */
 uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
@@ -120,7 +122,8 @@ bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);
 /* The send of a buffer given to emit() has completed, or never will, because its queue pair is gone. */
 void tb_stream_left(struct tb_stream *s, uint32_t slot);
-/* The connection below has broken: all that is not acknowledged and whose send is over is sent again by the next pump. */
+/* The connection that carries the frames has broken: the next pump sends again each frame that is not acknowledged and whose send has
+ * ended. */
 void tb_stream_again(struct tb_stream *s);
 /* Send what is due. */
 void tb_stream_pump(struct tb_stream *s, int64_t now);

@@ -2,7 +2,7 @@
  *
  * The choice of a way for large copies: see copy.h.
  *
- * No rule by processor model is right. GB/s between two shared mappings, best of many:
+ * No fixed choice for a processor model is right. GB/s between two shared mappings, best of many:
  *                       64 KiB  256 KiB  1 MiB  2 MiB  8 MiB  16 MiB  64 MiB  256 MiB
  *   EPYC (Zen 3), L3 of 32 MiB
  *     memcpy                34       32     33     32     30      15      10       16
@@ -25,11 +25,11 @@
  *
  * How: in private memory of the class's size, by the processor time of the thread, because other programs do not change that much. The
  * least of several times counts. It is the time of the copy alone. A reader of the destination then finds the data in a cache, unless
- * non-temporal stores bypassed it. So non-temporal ways come last in the table, where being equally fast is not enough. Below 1 MiB they
- * are not considered, because the destination fits into a core's own cache.
+ * non-temporal stores bypassed it. So non-temporal ways come last in the table: of two ways that are equally fast, the earlier one is
+ * chosen. Below 1 MiB they are not considered, because the destination fits into a core's own cache.
  *
- * Among non-temporal ways those that copy four pages in turn come first, and are chosen even if they are a fifth slower: the class of
- * 16 MiB stands for all larger sizes, and there their lead grows. On machines where they are bad, they are slower by far more than that.
+ * Among non-temporal ways those that copy four pages in turn come first. They are chosen even if they are a fifth slower, because the class
+ * of 16 MiB stands for all larger sizes, and there their lead grows. On machines where they are bad, they are slower by far more than that.
  */
 #include "fabric/shm/copy.h"
 
@@ -181,7 +181,7 @@ static BASE_COLD const struct copy_way *not_measured(unsigned class, size_t len)
     uint64_t before = atomic_fetch_add_explicit(&classes[class].bytes, len, memory_order_relaxed);
     if (before + len < COPIES_BEFORE * copy_class_bytes(class) ||
         atomic_exchange_explicit(&classes[class].measuring, true, memory_order_relaxed))
-        return guess(len); /* too early, or another thread is measuring */
+        return guess(len); /* it is too early to measure, or another thread is measuring */
     uint64_t ns[COPY_WAYS_MAX];
     const struct copy_way *way = guess(copy_class_bytes(class));
     if (copy_measure(class, ns)) {

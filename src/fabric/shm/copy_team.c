@@ -5,12 +5,12 @@
  * A copy is cut into pieces, which the caller and its helpers take one after the other. So a copy never waits for a helper that is not
  * running: the caller does the remaining pieces itself. `ticket` says what can be taken: its upper half is the number of the copy, its
  * lower half the number of pieces left. A thread takes a piece by a compare-and-swap of the whole word. If that succeeds, the source,
- * destination and length that the thread has read before belong to that copy: they change only while no piece is left and all are done,
- * and the number grows with each copy.
+ * destination and length that the thread has read before belong to that copy. They change only while no piece is left and all are done, and
+ * the number grows with each copy.
  *
  * Helpers see what the caller stored before the copy, and the caller sees what the helpers stored. So what the caller stores next comes
- * after the whole copy, for other threads too: the caller releases `ticket` and helpers acquire it; helpers release `done` and the caller
- * acquires it; and non-temporal copies end each piece with a fence.
+ * after the whole copy, for other threads too. The caller releases `ticket`, and helpers acquire it. Helpers release `done`, and the caller
+ * acquires it. Non-temporal copies end each piece with a fence.
  */
 #include <stdlib.h>
 
@@ -32,7 +32,8 @@ struct copy_team {
     base_spin lock; /* held by the one copy that has the helpers; also protects `started`; threads only try it, so nobody spins */
     uint32_t started;
     pthread_t threads[COPY_TEAM_MAX];
-    /* The copy. Relaxed order is enough: they are read before a piece is taken, and used only if taking it succeeds. */
+    /* The members from here to `pieces` describe the copy. Relaxed order is enough: they are read before a piece is taken, and used only if
+     * taking it succeeds. */
     _Atomic(uint8_t *) dst;
     _Atomic(const uint8_t *) src;
     _Atomic(const struct copy_way *) way;
@@ -113,7 +114,7 @@ int copy_team_new(struct copy_team **out, uint32_t threads, int64_t spin_ns)
     struct copy_team *t = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *t, BASE_CACHE_LINE));
     *out = t;
     if (!t)
-        return base_fail(-ENOMEM, "no memory for the state of the threads that copy (WEFT_COPY_THREADS)");
+        return base_fail(-ENOMEM, "no memory for the state of the threads that copy (WEFT_COPY_THREADS)" BASE_MEMORY_HINT);
     memset(t, 0, sizeof *t);
     t->helpers = (threads < COPY_TEAM_MAX ? threads : COPY_TEAM_MAX) - 1;
     t->spin_ns = spin_ns;

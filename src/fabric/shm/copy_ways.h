@@ -13,7 +13,7 @@
 
 struct copy_way {
     const char *name;
-    bool (*works)(void);                                        /* whether this processor supports it */
+    bool (*works)(void);                                        /* whether this processor supports the way */
     void (*copy)(uint8_t *dst, const uint8_t *src, size_t len); /* any alignment and length; the ranges do not overlap */
     /* uses non-temporal stores, which bypass the caches: the next reader fetches the data from memory */
     bool streams;

@@ -68,10 +68,11 @@ static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header,
 {
     size_t at = ring_payload_at((uint32_t)header_len), bytes = sizeof(struct kept) + at + payload_len;
     if (atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed) + bytes > BACKLOG_MAX)
-        return base_fail(-ENOBUFS, "node %u is not accepting work (stopped?): %u MiB are queued for it", s->link->node, BACKLOG_MAX >> 20);
+        return base_fail(-ENOBUFS, "node %u accepts no more work (is its process stopped?): %u MiB are queued for it", s->link->node,
+                         BACKLOG_MAX >> 20);
     struct kept *k = malloc(bytes);
     if (!k)
-        return base_fail(-ENOMEM, "shm: no memory to queue a message to node %u", s->link->node);
+        return base_fail(-ENOMEM, "shm: no memory to queue a message to node %u" BASE_MEMORY_HINT, s->link->node);
     *k = (struct kept){.op = op, .id = id, .header_len = (uint32_t)header_len, .payload_len = (uint32_t)payload_len};
     if (header_len)
         memcpy(k->body, header, header_len);
@@ -132,8 +133,8 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
         if (rc == -EAGAIN)
             return rc;
         if (rc)
-            return base_fail(rc, "message to node %u: it is not accepting work (stopped?): %llu bytes are queued for it", s->link->node,
-                             (unsigned long long)atomic_load(&s->backlog_bytes));
+            return base_fail(rc, "message to node %u: it accepts no more work (is its process stopped?): %llu bytes are queued for it",
+                             s->link->node, (unsigned long long)atomic_load(&s->backlog_bytes));
     }
     base_spin_lock(&s->send_lock);
     int rc = shm_message_keep(s, id, header, header_len, payload, payload_len, op);

@@ -56,8 +56,8 @@ static inline uint32_t ring_payload_at(uint32_t header_len)
     return (header_len + 7u) & ~7u;
 }
 
-/* A word, from the high bits down, with widths: 1 (1), position (24), first cell of its message (1), id (8), header_len (7), payload_len
-   (12). */
+/* The fields of a word from the high bits down, with their widths in bits: 1 (1), position (24), first cell of its message (1), id (8),
+ * header_len (7), payload_len (12). */
 #define RING_POSITION_SHIFT 28
 #define RING_FIRST          (UINT64_C(1) << 27)
 

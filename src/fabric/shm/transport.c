@@ -32,19 +32,19 @@ static int shm_open_transport(struct weft_node *w)
 {
     struct shm *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for the shm transport");
+        return base_fail(-ENOMEM, "no memory for the shm transport" BASE_MEMORY_HINT);
     s->control_fd = -1;
     w->shm = s;
     s->here = calloc(w->room, sizeof *s->here);
     if (!s->here)
-        return base_fail(-ENOMEM, "no memory for %u shm links", w->room);
+        return base_fail(-ENOMEM, "no memory for %u shm links" BASE_MEMORY_HINT, w->room);
     s->control_bytes = control_size(rings_of(w, w->rank));
     s->control_fd = base_memory_fd("weft-control", s->control_bytes, false);
     if (s->control_fd < 0)
         return s->control_fd;
     void *p = mmap(NULL, s->control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->control_fd, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "shm: cannot map %zu bytes of shared memory: %s", s->control_bytes, base_strerror(errno));
+        return base_fail(-errno, "shm: cannot map %zu bytes of shared memory: %s" BASE_MEMORY_HINT, s->control_bytes, base_strerror(errno));
     s->control = p;
     s->control->magic = CONTROL_MAGIC;
     w->bell = &s->control->bell;
@@ -105,13 +105,15 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
         rc = base_memory_fd_check(fds[1], h->control_bytes);
     if (rc)
         return base_context(rc, "node %u", s->link->node);
-    void *pool = mmap(NULL, h->pool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fds[0], 0);
-    if (pool == MAP_FAILED)
-        return base_fail(-errno, "shm: cannot map the pool of node %u (%llu bytes): %s", s->link->node, (unsigned long long)h->pool_bytes,
-                         base_strerror(errno));
+    void *pool = mem_map(fds[0], h->pool_bytes);
+    if (!pool)
+        return base_fail(-errno,
+                         "shm: cannot map the pool of node %u (%llu bytes): %s; raise the limit on memory (ulimit -v), or make the pools "
+                         "smaller (WEFT_POOL)",
+                         s->link->node, (unsigned long long)h->pool_bytes, base_strerror(errno));
     void *control = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
     if (control == MAP_FAILED) {
-        rc = base_fail(-errno, "shm: cannot map the message rings of node %u: %s", s->link->node, base_strerror(errno));
+        rc = base_fail(-errno, "shm: cannot map the message rings of node %u: %s" BASE_MEMORY_HINT, s->link->node, base_strerror(errno));
         munmap(pool, h->pool_bytes);
         return rc;
     }
@@ -122,7 +124,7 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
     return 0;
 }
 
-/* Makes the rings of a pair of which one node joined later, because the control regions have no rings for this pair: this node makes the
+/* Makes the rings of a pair of which one node joined later, because the control regions have no rings for such a pair. This node makes the
  * ring for messages from the peer, and gets the ring for messages to the peer. */
 static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
 {
@@ -141,7 +143,7 @@ static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
     for (int i = 0; i < 2 && !rc; i++) {
         void *p = mmap(NULL, mine.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, i ? fd : theirs_fd, 0);
         if (p == MAP_FAILED)
-            rc = base_fail(-errno, "shm: cannot map a message ring of node %u: %s", s->link->node, base_strerror(errno));
+            rc = base_fail(-errno, "shm: cannot map a message ring of node %u: %s" BASE_MEMORY_HINT, s->link->node, base_strerror(errno));
         else
             s->late[i] = p;
     }
@@ -175,7 +177,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
     struct shm *shm = w->shm;
     struct shm_link *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "shm: no memory for the link to node %u", l->node);
+        return base_fail(-ENOMEM, "shm: no memory for the link to node %u" BASE_MEMORY_HINT, l->node);
     s->link = l;
     shm_messages_init(s);
     l->impl = s;
@@ -191,7 +193,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
         if (!rc)
             rc = base_receive_fds(side_fd, &theirs, sizeof theirs, fds, 2, deadline);
         if (!rc && fds[1] < 0)
-            rc = -EPROTO; /* both descriptors must come */
+            rc = -EPROTO; /* both descriptors must have arrived */
         if (rc)
             base_fail(rc, "exchange of shared memory with node %u: %s%s", l->node, base_strerror(rc),
                       rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");

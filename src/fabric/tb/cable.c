@@ -49,12 +49,14 @@ struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t
     while (index < tb->cable_count && tb->cables[index])
         index++;
     if (index == tb->cable_max) {
-        base_fail(-ENOSPC, "tb: no room for another cable: %u cables are connected", tb->cable_max);
+        base_fail(-ENOSPC,
+                  "tb: no room for another cable: %u cables are connected, the most for the nodes and devices of this cluster; unplug one",
+                  tb->cable_max);
         return NULL;
     }
     struct tb_cable *c = calloc(1, sizeof *c);
     if (!c) {
-        base_fail(-ENOMEM, "tb: no memory for the cable to node %u", node);
+        base_fail(-ENOMEM, "tb: no memory for the cable to node %u" BASE_MEMORY_HINT, node);
         return NULL;
     }
     *c = (struct tb_cable){.tb = tb,
@@ -87,7 +89,7 @@ int tb_cable_add_lane(struct tb_cable *c)
     int err = cable_make_qp(qp, c->device, o->depth, o->depth, o->message);
     if (err)
         return err;
-    c->lane_count++; /* counted even if it fails, so that it is closed together with the cable */
+    c->lane_count++; /* counted even if the lane fails, so that it is closed together with the cable */
     if (qp->send_depth < need || qp->recv_depth < need)
         return base_fail(
             -ENOSPC,

@@ -19,7 +19,12 @@ struct offer {
     char device[38];
 };
 
-enum told { TOLD_NOTHING, TOLD_NONE, TOLD_DEVICE, TOLD_DOWN }; /* what the hostfile says; DOWN: its device cannot be used now */
+enum told {
+    TOLD_NOTHING,
+    TOLD_NONE,
+    TOLD_DEVICE,
+    TOLD_DOWN
+}; /* what the hostfile says; DOWN: the device that it names cannot be used now */
 
 struct hello {
     uint64_t magic, pool_bytes, segment;

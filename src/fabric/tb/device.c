@@ -25,7 +25,8 @@ static int device_make_memory(struct tb *tb)
         return fd;
     void *p = mmap(NULL, tb->memory_bytes, PROT_READ | PROT_WRITE, tb->guard ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
     if (p == MAP_FAILED)
-        rc = base_fail(-errno, "tb: cannot map %llu bytes for frames: %s", (unsigned long long)tb->memory_bytes, base_strerror(errno));
+        rc = base_fail(-errno, "tb: cannot map %llu bytes for frames: %s" BASE_MEMORY_HINT, (unsigned long long)tb->memory_bytes,
+                       base_strerror(errno));
     else
         tb->memory = tb->link_frames = p;
     if (!rc && tb->guard)
@@ -50,8 +51,10 @@ static int device_take(struct tb *tb, struct tb_device *dev)
         a_cable += tb->lanes[i].depth;
     uint64_t entries = (uint64_t)users * a_cable;
     if (entries > d->traits.cqe)
-        return base_fail(-ENOSPC, "device %s: its completion queues have %u entries, and %u peers need %llu (WEFT_TB_LANES)", d->name,
-                         d->traits.cqe, users, (unsigned long long)entries);
+        return base_fail(
+            -ENOSPC,
+            "device %s: its completion queues have %u entries, and %u peers need %llu; set fewer lanes or messages in WEFT_TB_LANES",
+            d->name, d->traits.cqe, users, (unsigned long long)entries);
     int err = verbs_device_use(d);
     if (err)
         return err;
@@ -114,7 +117,7 @@ int tb_devices_find(struct tb *tb, bool *thunderbolt)
     tb->cable_max = tb->w->founders - 1 + (n < TB_DEVICES ? n : TB_DEVICES);
     tb->cables = calloc(tb->cable_max, sizeof(struct tb_cable *));
     if (!tb->cables)
-        return base_fail(-ENOMEM, "tb: no memory for the table of %u cables", tb->cable_max);
+        return base_fail(-ENOMEM, "tb: no memory for the table of %u cables" BASE_MEMORY_HINT, tb->cable_max);
     tb->segment = VERBS_SEGMENT;
     return device_make_memory(tb);
 }

@@ -23,11 +23,11 @@
 
 static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
 #define FATAL (sizeof fatal / sizeof fatal[0])
-/* How many of the signals in `fatal`, from the first on, end also the first process of a container, which no signal ends by default: these
- * three ask a process to end. */
+/* The first FIRST signals of `fatal` ask a process to end. They also end the first process of a container, which no signal ends by
+ * default. */
 #define FIRST 3u
-/* How long this thread waits for a lock that another thread holds: a thread that joins or closes may be in a slow call of the provider.
-   After that, the node's devices are not given back. `weft run` kills the process after 5 s. */
+/* How long the thread that gives the devices back waits for a lock that another thread holds: a thread that joins or closes may be in a
+ * slow call of the provider. After that, the node's devices are not given back. `weft run` kills the process after 5 s. */
 #define PATIENCE (4 * WEFT_SECOND)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -75,8 +75,8 @@ static void ending_give_back(struct tb *tb)
         mine = !l || ending_take_lock(&l->r.lock);
     }
     if (!mine) {
-        base_log(BASE_LOG_WARN,
-                 "a thread is busy with the Thunderbolt devices and does not end: what this process uses of them is not freed");
+        base_log(BASE_LOG_WARN, "a thread is busy with the Thunderbolt devices and does not end: what this process uses of them is not "
+                                "freed; restart the host when a device has no protection domain left, and set WEFT_GUARD");
         return;
     }
     for (uint32_t i = 0; i < tb->cable_count; i++)
@@ -163,7 +163,8 @@ static int ending_prepare(void)
         close(told[0]);
         close(told[1]);
         told[0] = told[1] = -1;
-        return base_fail(rc, "cannot start the thread that frees the Thunderbolt devices at the end: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start the thread that frees the Thunderbolt devices at the end: %s" BASE_THREAD_HINT,
+                         base_strerror(rc));
     }
     pthread_detach(thread);
     atomic_store_explicit(&owner, getpid(), memory_order_release);

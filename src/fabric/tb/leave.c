@@ -2,9 +2,9 @@
  *
  * Leaving, one node after another. A node that others need between them stays (routes.c). But two neighbours of a third node may each see
  * that the other is enough, and both leave. So a node through which others may send frames first asks all other nodes, and leaves when all
- * have answered. If two ask at once, the lower number leaves first: it holds back its answer to the other, which gets it with the goodbye
- * at the latest, and then looks again whether it is needed. A node that finds that it is needed gives the answers it has held back, and
- * asks anew later. An answer names its question, so an answer to an earlier question is ignored.
+ * have answered. If two ask at once, the node with the lower number leaves first. It holds back its answer to the other node, which gets
+ * the answer with the goodbye at the latest. The other node then looks again whether it is needed. A node that finds that it is needed
+ * gives the answers it has held back, and asks anew later. An answer names its question, so an answer to an earlier question is ignored.
  *
  * No wait is long: a node that has no answer within ASK_WAIT leaves without it.
  */
@@ -43,7 +43,9 @@ struct tb_leave {
 int tb_leave_open(struct tb *tb)
 {
     tb->leave = calloc(1, sizeof *tb->leave + tb->w->founders * sizeof tb->leave->peer[0]);
-    return tb->leave ? 0 : base_fail(-ENOMEM, "tb: no memory for the answers of %u nodes when this node leaves", tb->w->founders);
+    return tb->leave
+               ? 0
+               : base_fail(-ENOMEM, "tb: no memory for the answers of %u nodes when this node leaves" BASE_MEMORY_HINT, tb->w->founders);
 }
 
 void tb_leave_close(struct tb *tb)
@@ -71,7 +73,7 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
         p->kept = first;
         if (!first) {
             p->answer = m.number;
-            p->yes = false; /* The peer may leave now. Its earlier agreement is void, and it knows. */
+            p->yes = false; /* the peer may leave now: this withdraws the agreement that it gave before, and the peer knows that */
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;

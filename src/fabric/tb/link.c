@@ -88,7 +88,7 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
     };
     l->r.inbox = malloc(TB_MESSAGES * sizeof *l->r.inbox);
     if (!l->r.inbox)
-        return base_fail(-ENOMEM, "tb: no memory for messages of node %u", node);
+        return base_fail(-ENOMEM, "tb: no memory for messages of node %u" BASE_MEMORY_HINT, node);
     tb_endpoint_init(&l->r.endpoint, &env, &config);
     for (uint32_t i = 0; i < l->cable_count; i++)
         for (uint32_t k = 0; k < l->cables[i]->lane_count; k++)

@@ -61,14 +61,14 @@ static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
 {
     struct tb_cable *from = cable < tb->cable_count ? tb->cables[cable] : NULL;
     if (!from || !from->open || slot >= from->receives || !from->held[slot])
-        return; /* that cable was closed */
+        return; /* the cable over which the frame arrived was closed */
     from->held[slot] = 0;
     from->held_count--;
     poll_receive_again(tb, from, slot);
 }
 
-/* Posts the receives that wait to be posted again, when there is nothing else to do: enough others are posted, and answering the peer
-   comes first. */
+/* Posts the receives that wait to be posted again. Called when there is nothing else to do: enough other receives are posted, and answering
+ * the peer is more urgent. */
 static void poll_receive_owed(struct tb *tb)
 {
     tb->owes_receives = false;

@@ -38,7 +38,7 @@ int tb_routes_open(struct tb *tb)
     struct tb_routes *r = calloc(1, sizeof *r);
     tb->routes = r;
     if (!r)
-        return base_fail(-ENOMEM, "tb: no memory for the state of routes");
+        return base_fail(-ENOMEM, "tb: no memory for the state of routes" BASE_MEMORY_HINT);
     r->size = tb->w->founders;
     r->version = 1;
     r->told = calloc(n, sizeof *r->told);
@@ -46,7 +46,9 @@ int tb_routes_open(struct tb *tb)
     r->first = calloc(n, sizeof *r->first);
     r->heard = calloc(n, sizeof *r->heard);
     r->near = calloc(n, n);
-    return r->told && r->queue && r->first && r->heard && r->near ? 0 : base_fail(-ENOMEM, "tb: no memory for routes between %zu nodes", n);
+    return r->told && r->queue && r->first && r->heard && r->near
+               ? 0
+               : base_fail(-ENOMEM, "tb: no memory for routes between %zu nodes" BASE_MEMORY_HINT, n);
 }
 
 void tb_routes_close(struct tb *tb)
@@ -75,8 +77,8 @@ void tb_routes_cable(struct tb *tb, uint32_t node, bool there)
     *mine = there;
     r->version++;
     if (there)
-        tb->passed_at =
-            base_now_ns(); /* count from now: a node that has just learned of a route through this node has sent nothing over it yet */
+        tb->passed_at = base_now_ns(); /* count from now: a node that has just learned of a route through this node has sent no frame over
+                                          that route yet */
 }
 
 void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
@@ -93,7 +95,7 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     uint8_t *row = &r->near[(size_t)from * r->size];
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size && !row[m.node[i]])
-            tb->passed_at = base_now_ns(); /* as in tb_routes_cable() */
+            tb->passed_at = base_now_ns(); /* a route through this node may have appeared: as in tb_routes_cable() */
     memset(row, 0, r->size);
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size)

@@ -14,8 +14,8 @@
  *   poll.c         progress: completion queues, timers, upkeep
  *   transport.c    opening, joining, the end of a link; the transport's table
  *
- * Locks, outer first: tb->receiving (held by the thread that polls), a link's lock (its endpoint). Cables post under the lock of whichever
- * link emits, and count with atomics.
+ * Locks, outer first: tb->receiving (held by the thread that polls), a link's lock (its endpoint). Several links may send over one cable,
+ * each under its own lock, so a cable's counters are atomic.
  */
 #ifndef WEFT_TB_H
 #define WEFT_TB_H
@@ -52,7 +52,7 @@ struct tb_device {
     struct tb_completions of[TB_DIRECTIONS];
     struct verbs_regions pool, private;
     uint32_t cables;           /* cables that use this device; a Thunderbolt port has one */
-    _Atomic int64_t looked_at; /* when its port was last queried; any thread that posts may query it */
+    _Atomic int64_t looked_at; /* when the device's port was last queried; any thread that posts may query it */
     /* the port was seen down: nothing more is posted, and its cables are taken down even if it is up again by then */
     _Atomic bool down;
 };
@@ -61,10 +61,10 @@ struct tb_cable {
     struct tb *tb;
     struct tb_device *device;
     uint32_t index; /* index into tb->cables */
-    uint32_t node;  /* the node at its other end */
+    uint32_t node;  /* the node at the other end of the cable */
     struct verbs_qp control, lanes[TB_CABLE_LANES];
     uint32_t lane_count;      /* lanes that are connected */
-    uint32_t lane_base;       /* the number of its first lane in the link */
+    uint32_t lane_base;       /* the number of the cable's first lane in the link */
     uint32_t receives, sends; /* how many frames the control queue pair's two queues hold, as the device granted */
     uint8_t *frames;          /* [TB_RECEIVES], registered memory */
     /* receives whose frame is being forwarded: index of the cable it is sent on, + 1. Under tb->receiving, with the next field */
@@ -77,17 +77,18 @@ struct tb_cable {
     bool ready;                     /* both nodes are ready: frames may be sent */
     uint32_t flight_in, flight_out; /* control sends that have not completed, oldest first */
     struct {
-        /* Own frame: the node at the other end of its link, and the frame's slot there. Forwarded frame: the cable it came over, and its
-         * receive. */
+        /* Own frame: the node at the other end of its link, and the frame's slot in that link. Forwarded frame: the cable that it arrived
+         * over, and its receive. */
         uint16_t whose, slot;
         bool passed_on;
     } flight[TB_SENDS];
-    bool open;     /* receives are posted; false: their completions are ignored */
-    uint16_t made; /* counts how often its queue pairs were made: completions of earlier ones may still be in the queues */
+    bool open; /* receives are posted; false: their completions are ignored */
+    uint16_t
+        made; /* counts how often the cable's queue pairs were made: completions of earlier ones may still be in the completion queues */
     /* For watch.c, under tb->receiving: the queue pairs are made again after the cable was away. */
-    uint16_t generation; /* as both nodes count it; a peer may send any value */
+    uint16_t generation; /* generation of the cable's queue pairs, as both nodes count it; a peer may send any value */
     bool building, connected, peer_ready, say_down;
-    struct tb_device *was; /* the device on which it last worked */
+    struct tb_device *was; /* the device on which the cable last worked */
     uint32_t next;         /* the device to be tried next */
     int64_t patience;      /* how long to wait before the next attempt */
     uint32_t got;          /* bit i: theirs[i] has been received */
@@ -102,7 +103,7 @@ struct tb_link {
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
     struct tb_cable *via; /* the cable to which frames for this peer are posted; NULL: no route now */
-    _Atomic bool led;     /* there has been a route */
+    _Atomic bool led;     /* at some time a route has led to the peer */
     char no_cable[900];   /* why no cable was found */
 };
 
@@ -178,8 +179,8 @@ bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);
 int tb_cable_receive(struct tb_cable *c, uint32_t slot);
 int tb_cable_receive_owed(struct tb_cable *c);
 
-/* Packs a wr_id from the kind of request, the making of the cable's queue pairs (so that completions of former ones are recognised), the
-   cable, and `whose` and `slot` of tb_cable_send(). */
+/* Packs a wr_id from the kind of request, from c->made (which tells completions of earlier queue pairs apart), from the cable, and from the
+ * members `whose` and `slot` of the frame in flight. */
 static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, uint32_t node, uint32_t slot)
 {
     return (uint64_t)what << 56 | (uint64_t)c->made << 40 | (uint64_t)(c->index & 0xffff) << 24 | (uint64_t)(node & 0xffff) << 8 |

@@ -21,7 +21,7 @@ static int tb_open(struct weft_node *w)
 {
     struct tb *tb = calloc(1, sizeof *tb);
     if (!tb)
-        return base_fail(-ENOMEM, "no memory for the tb transport");
+        return base_fail(-ENOMEM, "no memory for the tb transport" BASE_MEMORY_HINT);
     tb->w = w;
     w->tb = tb;
     atomic_init(&tb->due, INT64_MAX);
@@ -31,7 +31,7 @@ static int tb_open(struct weft_node *w)
     tb->check = w->options.check_frames ? TB_CHECK_FRAMES : TB_CHECK_FULL;
     tb->links = calloc(w->founders, sizeof(struct tb_link *));
     if (!tb->links)
-        return base_fail(-ENOMEM, "tb: no memory for %u links", w->founders);
+        return base_fail(-ENOMEM, "tb: no memory for %u links" BASE_MEMORY_HINT, w->founders);
     int err = tb_routes_open(tb);
     return err ? err : tb_leave_open(tb);
 }
@@ -61,7 +61,7 @@ static void tb_close(struct weft_node *w)
     base_spin_lock(&tb->receiving); /* never released if a signal has begun to give the devices back (ending.c) */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
-    tb_ending_forget(tb); /* call it last: a signal that arrives before must still find its handler */
+    tb_ending_forget(tb); /* the last step: a signal that arrives before must still find its handler */
     tb_routes_close(tb);
     tb_leave_close(tb);
     free(tb->links);
@@ -73,7 +73,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
 {
     struct tb_link *l = tb_link_make(w->tb, link);
     if (!l)
-        return base_fail(-ENOMEM, "tb: no memory for the link to node %u", link->node);
+        return base_fail(-ENOMEM, "tb: no memory for the link to node %u" BASE_MEMORY_HINT, link->node);
     l->r.make_room = tb_make_room;
     link->transport = &fab_tb;
     return tb_connect(l, side_fd, deadline);

@@ -68,7 +68,7 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         bool other = !l->r.closed && tb_link_cable(l);
         base_spin_unlock(&l->r.lock);
         tb_routes_cable(tb, c->node, other);
-        tb_routes_apply(tb); /* from here on nobody sends on it */
+        tb_routes_apply(tb); /* from here on no node sends over this cable */
     }
     tb_cable_down(c);
     c->building = c->connected = c->peer_ready = false;

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls for files that do not wait: a thread of this node makes the call, and completes the op. A handle is used by one call at a time, so
+ * there are never more calls in the queue than handles and files that are being opened. The threads start when they are needed.
+ */
+#include "gateway/file_handle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ASYNC_THREADS 4u
+
+struct async_call {
+    struct async_call *next;
+    enum file_kind kind; /* FILE_OPEN; FILE_LEASE: a read; FILE_WRITE; FILE_SYNC */
+    weft_file *f;
+    weft_file **out;
+    void *buf;
+    size_t len, *done;
+    uint64_t offset;
+    uint32_t node, flags;
+    weft_op *op;
+    char path[]; /* of FILE_OPEN */
+};
+struct file_async {
+    weft_node *w;
+    pthread_mutex_t lock;
+    pthread_cond_t some;
+    struct async_call *first, **last;
+    pthread_t thread[ASYNC_THREADS];
+    unsigned threads, idle, queued;
+    bool stop;
+};
+
+static int async_make(struct async_call *c, weft_node *w)
+{
+    switch (c->kind) {
+    case FILE_OPEN: return weft_file_open(w, c->node, c->path, c->flags, c->out, WEFT_TIMEOUT_DEFAULT);
+    case FILE_LEASE: return file_read(c->f, c->buf, c->len, c->offset, c->done, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
+    case FILE_WRITE: return file_write(c->f, c->buf, c->len, c->offset, c->done, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
+    default: return file_sync(c->f, WEFT_TIMEOUT_DEFAULT);
+    }
+}
+
+/* The handle can be used again, or closed, as soon as the op is complete. */
+static void async_over(weft_node *w, struct async_call *c, int status)
+{
+    weft_op *op = c->op;
+    if (c->f)
+        file_unuse(c->f, true);
+    free(c);
+    fab_complete(op, status);
+    fab_wake_here(w);
+}
+
+static void *async_run(void *arg)
+{
+    struct file_async *all = arg;
+    pthread_mutex_lock(&all->lock);
+    for (;;) {
+        all->idle++;
+        while (!all->first && !all->stop)
+            pthread_cond_wait(&all->some, &all->lock);
+        all->idle--;
+        struct async_call *c = all->first;
+        if (all->stop || !c)
+            break;
+        if (!(all->first = c->next))
+            all->last = &all->first;
+        all->queued--;
+        pthread_mutex_unlock(&all->lock);
+        async_over(all->w, c, async_make(c, all->w));
+        pthread_mutex_lock(&all->lock);
+    }
+    pthread_mutex_unlock(&all->lock);
+    return NULL;
+}
+
+int file_async_open(struct gateway *g)
+{
+    struct file_async *all = g->file_async = calloc(1, sizeof *all);
+    if (!all)
+        return base_fail(-ENOMEM, "no memory for calls for files");
+    all->w = g->w;
+    all->last = &all->first;
+    pthread_mutex_init(&all->lock, NULL);
+    pthread_cond_init(&all->some, NULL);
+    return 0;
+}
+
+void file_async_end(struct gateway *g)
+{
+    struct file_async *all = g->file_async;
+    if (!all)
+        return;
+    pthread_mutex_lock(&all->lock);
+    all->stop = true;
+    pthread_cond_broadcast(&all->some);
+    pthread_mutex_unlock(&all->lock);
+    for (unsigned i = 0; i < all->threads; i++)
+        pthread_join(all->thread[i], NULL);
+    all->threads = 0;
+    for (struct async_call *c; (c = all->first);) {
+        all->first = c->next;
+        async_over(all->w, c, -ECONNRESET);
+    }
+}
+
+void file_async_free(struct gateway *g)
+{
+    if (!g->file_async)
+        return;
+    pthread_mutex_destroy(&g->file_async->lock);
+    pthread_cond_destroy(&g->file_async->some);
+    free(g->file_async);
+    g->file_async = NULL;
+}
+
+/* Takes `c`. If it fails, the op is not pending, and the handle not used. */
+static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
+{
+    struct file_async *all = g->file_async;
+    c->op = op;
+    fab_pending(op, c->node);
+    pthread_mutex_lock(&all->lock);
+    if (all->queued >= all->idle && all->threads < ASYNC_THREADS && !all->stop &&
+        base_thread(&all->thread[all->threads], async_run, all) == 0)
+        all->threads++;
+    int rc = all->stop ? -ECONNRESET : all->threads ? 0 : -EAGAIN;
+    if (!rc) {
+        *all->last = c;
+        all->last = &c->next;
+        all->queued++;
+        pthread_cond_signal(&all->some);
+    }
+    pthread_mutex_unlock(&all->lock);
+    if (!rc)
+        return 0;
+    if (c->f)
+        file_unuse(c->f, true);
+    free(c);
+    return base_fail(rc, rc == -EAGAIN ? "the system gives no thread for a call for a file" : "this node is being closed");
+}
+
+static struct async_call *async_new(enum file_kind kind, const char *path)
+{
+    size_t len = path ? strlen(path) + 1 : 0;
+    struct async_call *c = calloc(1, sizeof *c + len);
+    if (!c) {
+        base_fail(-ENOMEM, "no memory for a call for a file");
+        return NULL;
+    }
+    c->kind = kind;
+    if (path)
+        memcpy(c->path, path, len);
+    return c;
+}
+
+int weft_file_open_start(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, weft_op *op)
+{
+    *out = NULL;
+    int rc = file_open_check(w, node, path, flags);
+    if (rc)
+        return rc;
+    struct async_call *c = async_new(FILE_OPEN, path);
+    if (!c)
+        return -ENOMEM;
+    c->node = node;
+    c->flags = flags;
+    c->out = out;
+    return async_start(gateway_in(w), c, op);
+}
+
+static int start_with(weft_file *f, enum file_kind kind, void *buf, size_t len, uint64_t offset, size_t *done, weft_op *op)
+{
+    struct async_call *c = async_new(kind, NULL);
+    if (!c)
+        return -ENOMEM;
+    int rc = file_claim(f);
+    if (rc) {
+        free(c);
+        return rc;
+    }
+    c->f = f;
+    c->node = f->node;
+    c->buf = buf;
+    c->len = len;
+    c->offset = offset;
+    c->done = done;
+    return async_start(f->g, c, op);
+}
+
+int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op)
+{
+    *got = 0;
+    return start_with(f, FILE_LEASE, buf, len, offset, got, op);
+}
+
+int weft_file_write_start(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, weft_op *op)
+{
+    *put = 0;
+    int rc = file_write_check(f);
+    return rc ? rc : start_with(f, FILE_WRITE, (void *)(uintptr_t)buf, len, offset, put, op);
+}
+
+int weft_file_sync_start(weft_file *f, weft_op *op)
+{
+    int rc = file_write_check(f);
+    return rc ? rc : start_with(f, FILE_SYNC, NULL, 0, 0, NULL, op);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What services use for requests by record (weft/request.h): objects that records name by a handle, such as a socket; copies from and to
+ * the memory that a record names; and answers that come later than submit() returns. Lowest first:
+ *
+ *   record_object.c   objects, and answers
+ *   record_copy.c     copies
+ *   net_record.c      records of the net service
+ *   file_record.c     records of the file service
+ *   record.c          takes records from programs and kernels, and hands them to their service
+ */
+#ifndef WEFT_GATEWAY_RECORD_H
+#define WEFT_GATEWAY_RECORD_H
+
+#include "gateway/gateway.h"
+
+/* A record that is not answered yet. A record is in this node's pool, where every node can write; so `r` is a copy, and only `r` is checked
+ * and used. */
+struct gateway_record {
+    weft_request r;
+    weft_request *there; /* the record in the pool */
+    const struct gateway_service *service;
+    weft_gpu_call *call; /* the kernel's call; NULL: the record is a program's */
+    weft_op *op;         /* the program's, if the record is answered later than submit() returns */
+    void *data;
+    uint64_t arg;
+};
+
+/* submit() returned this: the service answers, or has answered, by gateway_record_answer(). */
+#define GATEWAY_LATER 2
+
+/* --- record_object.c --- */
+/* Writes the answer into the record. Any thread, with or without gateway.lock. */
+void gateway_record_write(const struct gateway_record *x, int status);
+/* Answers a record for which submit() returns GATEWAY_LATER. `r` is what submit() was given; it is freed. Any thread,
+ * with or without gateway.lock. */
+void gateway_record_answer(struct gateway *g, weft_request *r, int status);
+
+/* What records name by a handle. An object that is closed lives on until no record uses it any more. */
+struct gateway_object {
+    uint64_t id; /* the handle; 0: it has none yet */
+    uint16_t service;
+    bool closed;
+    uint32_t uses;
+    /* Without the lock; must not wait. `over`: the node is closed, so only memory is to be freed. */
+    void (*free)(struct gateway *g, struct gateway_object *o, bool over);
+    struct gateway_object *next_dead;
+};
+int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives it a handle. -ENOMEM */
+/* The object that the record names. It cannot be freed until gateway_object_leave(). NULL: this service has no such object. */
+struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r);
+void gateway_object_leave(struct gateway *g, struct gateway_object *o);
+void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
+/* Takes the handle away. The object is freed when nobody uses it, the caller included. */
+void gateway_object_close(struct gateway *g, struct gateway_object *o);
+
+/* --- record_copy.c --- */
+enum gateway_copy_step { COPY_BEGINS, COPY_GETS, COPY_GOT, COPY_PUTS, COPY_FLUSHES };
+/* A copy from one address to another, of any pool or arena. */
+struct gateway_copy {
+    struct gateway_copy *next;
+    struct gateway *g;
+    weft_gaddr to, from;
+    uint64_t bytes;
+    /* Called once, without the lock, on any thread: the bytes are at `to` now, or not. */
+    void (*done)(struct gateway_copy *c, int status);
+    enum gateway_copy_step step;
+    weft_gaddr between; /* a buffer in this node's pool, for a copy between two other nodes; WEFT_NULL: none */
+    weft_op op;
+    struct fab_flush flush;
+};
+/* Begins a copy, of which `to`, `from`, `bytes` and `done` are set. It does not wait. done() may be called before this returns. */
+void gateway_copy(struct gateway *g, struct gateway_copy *c);
+
+/* --- net_record.c, file_record.c: struct gateway_service --- */
+int gateway_net_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
+int gateway_file_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
+void gateway_file_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
+void gateway_file_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
+
+#endif

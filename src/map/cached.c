@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Inputs that only one node can read, their home. If the nodes are apart, the home offers its file service for these inputs only. Pieces
+ * for other nodes are read through the service. Its cache is useful where two pieces share bytes, and when a piece is tried again: these
+ * bytes do not come from the disk a second time.
+ *
+ * The service has two limits: it needs room in the home's pool, which may be full of outputs; and it ends a reader's handle when the file's
+ * time changes, although a job goes on with a file that changes. So when the service fails, the piece is fetched from the home's carrier
+ * (carry.c), which reads the file itself.
+ */
+#include "map/job.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "weft/file.h"
+
+#define KNOWN_WAIT (30 * WEFT_SECOND)
+#define KNOWN_LOOK (5 * WEFT_MS)
+#define LOOK_BYTES ((uint64_t)MAP_CHUNK_BYTES)
+
+uint64_t map_identity(uint64_t device, uint64_t inode)
+{
+    return inode ^ device * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+int map_homes_serve(void)
+{
+    /* Commands do not get these variables: their environment has been saved before. */
+    if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1))
+        return base_fail(-ENOMEM, "no memory for the environment" BASE_MEMORY_HINT);
+    return 0;
+}
+
+int map_homes_offer(struct map_job *job)
+{
+    int rc = 0;
+    for (uint32_t i = 0; job->inputs && i < job->input_count && !rc; i++)
+        if (job->inputs[i].cached && job->inputs[i].home == job->rank)
+            rc = weft_file_offer(job->w, job->inputs[i].path);
+    return rc;
+}
+
+/* --- the owner --- */
+
+/* Opens an input at its home. The home answers -EPERM until it knows which inputs to offer, so this tries again for a while. */
+static int open_known(struct map_job *job, const struct map_input *in, weft_file **f)
+{
+    int64_t deadline = base_deadline(KNOWN_WAIT);
+    for (;;) {
+        int rc = weft_file_open(job->w, in->home, in->path, 0, f, WEFT_TIMEOUT_DEFAULT);
+        if ((rc != -EPERM && rc != -EOPNOTSUPP && rc != -ENETDOWN) || base_now_ns() > deadline)
+            return rc;
+        base_sleep_ns(KNOWN_LOOK);
+    }
+}
+
+int map_homes_open(struct map_job *job)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < job->input_count && !rc; i++) {
+        struct map_input *in = &job->inputs[i];
+        weft_file *f;
+        weft_file_info info;
+        if (!in->home)
+            continue;
+        if (!job->look && (rc = weft_alloc(job->w, LOOK_BYTES + sizeof(uint64_t), &job->look)))
+            return base_context(rc, "no room in the pool to read inputs of other hosts (raise --memory)");
+        if ((rc = open_known(job, in, &f)))
+            return rc;
+        if (!(rc = weft_file_stat(f, &info, sizeof info, WEFT_TIMEOUT_DEFAULT))) {
+            in->size = info.bytes;
+            in->device = info.device;
+            in->inode = info.inode;
+        }
+        weft_file_close(f);
+    }
+    bool known = true;
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        known = known && !job->inputs[i].stream;
+        total += job->inputs[i].size - job->inputs[i].start;
+    }
+    job->counts.bytes_total = known ? total : 0;
+    return rc;
+}
+
+void map_homes_close(struct map_job *job)
+{
+    weft_free(job->w, job->look);
+    job->look = WEFT_NULL;
+}
+
+int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
+{
+    const struct map_remote *r = arg;
+    struct map_job *job = r->job;
+    uint64_t left = offset < r->in->size ? r->in->size - offset : 0, done = 0;
+    left = left < len ? left : len;
+    while (done < left) {
+        uint64_t n = left - done < LOOK_BYTES ? left - done : LOOK_BYTES;
+        const struct map_ask ask = {
+            .what = MAP_ASK_FILE, .input = r->input, .offset = offset + done, .len = n, .to = job->look, .word = job->look + LOOK_BYTES};
+        int rc = map_ask(job, r->in->home, &ask);
+        if (!rc)
+            rc = map_asked(job, r->in->home, ask.word);
+        if (rc == -ENETDOWN &&
+            weft_alive(job->w, r->in->home)) { /* there is no route now; if there is none for long, the node is given up */
+            base_sleep_ns(KNOWN_LOOK);
+            continue;
+        }
+        if (rc == -ENODATA) /* the file is shorter now: the read of the piece reports that */
+            return (int64_t)done;
+        if (rc)
+            return base_fail(rc, "node %u cannot read %s: %s", r->in->home, r->in->name, base_strerror(rc));
+        memcpy((uint8_t *)to + done, weft_ptr(job->w, job->look, n), n);
+        done += n;
+    }
+    return (int64_t)done;
+}
+
+/* --- the pieces --- */
+
+/* Reads these bytes. Waits for as long as the home is alive. */
+static int read_some(struct map_slot *slot, weft_file *f, uint8_t *to, size_t len, uint64_t offset, int64_t *next)
+{
+    struct map_job *job = slot->job;
+    for (size_t done = 0, got; done < len; done += got) {
+        int rc = weft_file_read(f, to + done, len - done, offset + done, &got, job->renew_ns);
+        map_slot_renew(slot, next);
+        if (!rc && !got)
+            return -ENODATA;
+        while (rc == -ETIMEDOUT &&
+               weft_flush(job->w, weft_file_node(f), job->renew_ns) == -ETIMEDOUT) /* the timed-out get may still write to `to` */
+            map_slot_renew(slot, next);
+        if (rc && rc != -ETIMEDOUT)
+            return rc;
+    }
+    return 0;
+}
+
+int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struct map_span *in)
+{
+    struct map_job *job = slot->job;
+    const struct map_input *input = &job->inputs[piece->input];
+    const uint64_t step = (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
+    int64_t next = base_now_ns() + job->renew_ns;
+    weft_file *f;
+    weft_file_info info;
+    /* Open the file for this piece only, so that the gateway can drop the piece before a command runs. */
+    int rc = weft_file_open(job->w, input->home, input->path, 0, &f, job->renew_ns);
+    if (rc)
+        return rc;
+    map_slot_renew(slot, &next);
+    rc = weft_file_stat(f, &info, sizeof info, job->renew_ns);
+    if (!rc && map_identity(info.device, info.inode) != piece->at)
+        rc = base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", input->name);
+    weft_gaddr to = WEFT_NULL;
+    bool whole = !rc && map_bring_room(slot, piece, &to);
+    for (uint64_t done = 0, n; !rc && done < piece->length; done += n) {
+        weft_gaddr at = whole ? to + done : to;
+        n = piece->length - done < step ? piece->length - done : step;
+        rc = read_some(slot, f, weft_ptr(job->w, at, n), (size_t)n, piece->offset + done, &next);
+        if (!rc && !whole)
+            rc = map_scratch_write(&job->spill, slot->brought_at + done, weft_ptr(job->w, at, n), (size_t)n);
+    }
+    weft_file_close(f);
+    if (!rc)
+        map_brought(slot, piece->length, whole, to, in);
+    return rc;
+}

@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The file service with a large file, with calls that do not wait, with the system's notices of changes, and with a gateway that offers
+ * single files only. Node 0 is the gateway.
+ *
+ * The large file has 128 MiB; with WEFT_TEST_LONG it has 4 GiB, which takes about a minute. It is sparse: each piece has its number and
+ * version at both of its ends, so the disk need not have room for it, but the gateway reads all of it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "file_test.h"
+
+/* --- a large file, read by four nodes at the same time --- */
+
+#define READERS 4u
+#define STRIDE  (8 * PIECE) /* the readers wait for each other so often, because the cache is smaller than the file */
+static const char *const LARGE[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
+
+struct mark {
+    uint64_t version, piece;
+};
+
+static uint64_t large_bytes(void)
+{
+    return getenv("WEFT_TEST_LONG") ? UINT64_C(4) << 30 : UINT64_C(128) << 20;
+}
+
+static void large_write(const char *path, uint64_t version, int flags)
+{
+    int fd = open(path, O_RDWR | O_CREAT | flags, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)large_bytes()) == 0);
+    for (uint64_t i = 0; i < large_bytes() / PIECE; i++) {
+        struct mark m = {version, i};
+        CHECK(pwrite(fd, &m, sizeof m, (off_t)(i * PIECE)) == sizeof m);
+        CHECK(pwrite(fd, &m, sizeof m, (off_t)((i + 1) * PIECE - sizeof m)) == sizeof m);
+    }
+    close(fd);
+}
+
+static bool large_right(const uint8_t *piece, uint64_t version, uint64_t i)
+{
+    struct mark want = {version, i};
+    return memcmp(piece, &want, sizeof want) == 0 && memcmp(piece + PIECE - sizeof want, &want, sizeof want) == 0;
+}
+
+struct large_board {
+    _Atomic uint32_t turn, at, changed, stale, old;
+};
+
+/* Reads on until the end, or until the file has changed. */
+static int large_read(weft_file *f, struct large_board *b, uint64_t from, uint64_t version)
+{
+    static uint8_t piece[WEFT_FILE_PIECE];
+    int rc = 0;
+    size_t n;
+    for (uint64_t at = from; !rc && at < large_bytes(); at += PIECE) {
+        if (b && at % STRIDE == 0) {
+            atomic_fetch_add(&b->turn, 1);
+            wait_for(&b->turn, (uint32_t)(at / STRIDE + 1) * READERS);
+        }
+        rc = weft_file_read(f, piece, PIECE, at, &n, DEFAULT_TIME);
+        CHECK(rc || (n == PIECE && large_right(piece, version, at / PIECE)));
+        CHECK(!rc || (rc == -ESTALE && n == 0));
+    }
+    return rc;
+}
+
+/* One read of the disk, and each byte at each of the four is right. */
+static void large_once(weft_node *w, struct large_board *b)
+{
+    weft_file *f;
+    uint64_t before = read_so_far(getpid());
+    OK(weft_barrier(w, DEFAULT_TIME));
+    if (weft_rank(w) != 0) {
+        OK(weft_file_open(w, 0, in_folder("large"), 0, &f, DEFAULT_TIME));
+        CHECK(large_read(f, b, 0, 1) == 0);
+        weft_file_cache c = cache_of(w);
+        CHECK(c.disk_bytes == large_bytes() && c.disk_reads == large_bytes() / PIECE);
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+#if defined(__linux__)
+    uint64_t count = read_so_far(getpid()) - before;
+    CHECK(weft_rank(w) != 0 || (count >= large_bytes() && count < large_bytes() + large_bytes() / 8));
+#else
+    (void)before;
+#endif
+}
+
+enum large_change { REWRITTEN, RENAMED_OVER, TRUNCATED, DELETED, LARGE_CHANGES };
+
+static void large_change(enum large_change how)
+{
+    switch (how) {
+    case REWRITTEN: large_write(in_folder("large"), 2, 0); break;
+    case RENAMED_OVER:
+        large_write(in_folder("other"), 2, 0);
+        CHECK(rename(in_folder("other"), in_folder("large")) == 0);
+        break;
+    case TRUNCATED: CHECK(truncate(in_folder("large"), (off_t)(large_bytes() / 2)) == 0); break;
+    default: CHECK(unlink(in_folder("large")) == 0);
+    }
+}
+
+/* All have read a quarter when it changes. */
+static void large_changes(weft_node *w, struct large_board *b, enum large_change how)
+{
+    static uint8_t piece[WEFT_FILE_PIECE];
+    weft_file *f;
+    size_t n;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->at, READERS);
+        large_change(how);
+        atomic_store(&b->changed, 1);
+        return;
+    }
+    OK(weft_file_open(w, 0, in_folder("large"), 0, &f, DEFAULT_TIME));
+    for (uint64_t at = 0; at < large_bytes() / 4; at += PIECE) {
+        OK(weft_file_read(f, piece, PIECE, at, &n, DEFAULT_TIME));
+        CHECK(large_right(piece, 1, at / PIECE));
+    }
+    atomic_fetch_add(&b->at, 1);
+    int rc = large_read(f, NULL, large_bytes() / 4, 1); /* while it changes */
+    if (!rc) {
+        wait_for(&b->changed, 1);
+        rc = large_read(f, NULL, 0, 1);
+    }
+    atomic_fetch_add(rc ? &b->stale : &b->old, 1);
+    OK(weft_file_close(f));
+    wait_for(&b->changed, 1);
+    rc = weft_file_open(w, 0, in_folder("large"), 0, &f, DEFAULT_TIME);
+    CHECK(rc == (how == DELETED ? -ENOENT : 0));
+    if (rc)
+        return;
+    CHECK(weft_file_size(f) == (how == TRUNCATED ? large_bytes() / 2 : large_bytes()));
+    OK(weft_file_read(f, piece, PIECE, PIECE, &n, DEFAULT_TIME));
+    CHECK(n == PIECE && large_right(piece, how == TRUNCATED ? 1 : 2, 1));
+    OK(weft_file_close(f));
+}
+
+static void large(weft_node *w, void *arg)
+{
+    struct large_board *b = arg;
+    if (weft_rank(w) == 0)
+        large_write(in_folder("large"), 1, O_TRUNC);
+    large_once(w, b++);
+    for (enum large_change how = 0; how < LARGE_CHANGES; how++, b++) {
+        if (weft_rank(w) == 0)
+            large_write(in_folder("large"), 1, O_TRUNC);
+        OK(weft_barrier(w, DEFAULT_TIME));
+        large_changes(w, b, how);
+        OK(weft_barrier(w, DEFAULT_TIME));
+    }
+}
+
+static void test_large(void **state)
+{
+    (void)state;
+    struct large_board *b = shared_words((1 + LARGE_CHANGES) * sizeof *b);
+    assert_int_equal(nodes_failed_with(1 + READERS, large, b, LARGE), 0);
+    for (enum large_change how = 0; how < LARGE_CHANGES; how++)
+        assert_int_equal(how == REWRITTEN || how == TRUNCATED ? b[1 + how].stale : b[1 + how].old, READERS);
+}
+
+/* --- calls that do not wait --- */
+
+static const char *const USUAL[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_LOG=error", NULL};
+
+static void started(weft_node *w, void *arg)
+{
+    enum { COUNT = 12 };
+    (void)arg;
+    static uint8_t some[COUNT][300000], wrote[2 << 20];
+    weft_file *f[COUNT] = {NULL}, *none = NULL, *out;
+    weft_op op[COUNT], other;
+    size_t n[COUNT], put;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    for (unsigned i = 0; i < COUNT; i++)
+        OK(weft_file_open_start(w, 0, in_folder("big"), 0, &f[i], &op[i]));
+    OK(weft_file_open_start(w, 0, in_folder("none"), 0, &none, &other));
+    for (unsigned i = 0; i < COUNT; i++) {
+        OK(weft_wait(w, &op[i], DEFAULT_TIME));
+        CHECK(f[i] && weft_file_size(f[i]) == 9 * PIECE);
+    }
+    CHECK(weft_wait(w, &other, DEFAULT_TIME) == -ENOENT && !none);
+    for (unsigned round = 0; round < 5; round++) {
+        for (unsigned i = 0; i < COUNT; i++)
+            OK(weft_file_read_start(f[i], some[i], sizeof some[i], (i * 5 + round) * UINT64_C(99991), &n[i], &op[i]));
+        for (unsigned i = COUNT; i--;) {
+            OK(weft_wait(w, &op[i], DEFAULT_TIME));
+            CHECK(n[i] == sizeof some[i] && right(some[i], 1, (i * 5 + round) * UINT64_C(99991), n[i]));
+        }
+    }
+    OK(weft_file_read_start(f[0], some[0], 100, 9 * PIECE - 10, &n[0], &op[0]));
+    OK(weft_wait(w, &op[0], DEFAULT_TIME));
+    CHECK(n[0] == 10);
+    for (unsigned i = 0; i < COUNT; i++)
+        OK(weft_file_close(f[i]));
+    /* Writing. */
+    fill(wrote, 5, 0, sizeof wrote);
+    OK(weft_file_open_start(w, 0, in_folder("written"), WEFT_FILE_WRITE | WEFT_FILE_CREATE, &out, &other));
+    OK(weft_wait(w, &other, DEFAULT_TIME));
+    OK(weft_file_write_start(out, wrote, sizeof wrote, 0, &put, &other));
+    OK(weft_wait(w, &other, DEFAULT_TIME));
+    CHECK(put == sizeof wrote && weft_file_size(out) == sizeof wrote);
+    OK(weft_file_sync_start(out, &other));
+    OK(weft_wait(w, &other, DEFAULT_TIME));
+    OK(weft_file_read_start(out, some[0], sizeof some[0], PIECE, &n[0], &other));
+    OK(weft_wait(w, &other, DEFAULT_TIME));
+    CHECK(n[0] == sizeof some[0] && right(some[0], 5, PIECE, n[0]));
+    OK(weft_file_close(out));
+    /* What is refused at once. */
+    CHECK(weft_file_open_start(w, 0, "", 0, &out, &other) == -EINVAL && !out);
+    CHECK(weft_file_open_start(w, 9, "x", 0, &out, &other) == -EFAULT);
+    OK(weft_file_open(w, 0, in_folder("big"), 0, &out, DEFAULT_TIME));
+    CHECK(weft_file_write_start(out, wrote, 1, 0, &put, &other) == -EBADF && weft_file_sync_start(out, &other) == -EBADF);
+    OK(weft_file_close(out));
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_started(void **state)
+{
+    (void)state;
+    write_file(in_folder("big"), 1, 9 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, started, NULL, USUAL), 0);
+}
+
+/* The gateway is stopped: the calls are under way, the handle cannot be used or closed; then they are complete. */
+static void started_busy(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *words = arg;
+    static uint8_t some[1000];
+    weft_file *f;
+    weft_op op, opens;
+    size_t n, m;
+    if (weft_rank(w) == 0) {
+        atomic_store(&words[1], (uint32_t)getpid());
+        wait_for(&words[0], 1);
+        return;
+    }
+    wait_for(&words[1], 1);
+    OK(weft_file_open(w, 0, in_folder("big"), 0, &f, DEFAULT_TIME));
+    stop_asleep((pid_t)atomic_load(&words[1]));
+    OK(weft_file_read_start(f, some, sizeof some, PIECE, &n, &op));
+    weft_file *other;
+    OK(weft_file_open_start(w, 0, in_folder("big"), 0, &other, &opens));
+    CHECK(weft_test(w, &op) == -EINPROGRESS && weft_wait(w, &op, 20 * WEFT_MS) == -ETIMEDOUT);
+    CHECK(weft_file_read(f, some, 1, 0, &m, DEFAULT_TIME) == -EBUSY && weft_file_read_start(f, some, 1, 0, &m, &op) == -EBUSY);
+    CHECK(weft_file_close(f) == -EBUSY);
+    CHECK(kill((pid_t)atomic_load(&words[1]), SIGCONT) == 0);
+    OK(weft_wait(w, &op, DEFAULT_TIME));
+    OK(weft_wait(w, &opens, DEFAULT_TIME));
+    CHECK(n == sizeof some && right(some, 1, PIECE, n));
+    OK(weft_file_close(f));
+    OK(weft_file_close(other));
+    atomic_store(&words[0], 1);
+}
+
+static void test_started_busy(void **state)
+{
+    (void)state;
+    write_file(in_folder("big"), 1, 2 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, started_busy, shared_words(64), USUAL), 0);
+}
+
+/* --- notices --- */
+
+static bool is_stale(weft_node *w, const char *path)
+{
+    weft_file_cached one;
+    uint64_t next = 0;
+    int rc;
+    do {
+        rc = weft_file_list(w, 0, &one, sizeof one, &next, DEFAULT_TIME);
+        if (!rc && strcmp(one.path, path) == 0 && one.stale)
+            return true;
+    } while (!rc && next);
+    return false;
+}
+
+/* Nobody asks for a piece: the gateway notices by itself that the file has changed, and a reader that holds pieces of it is told. */
+static void noticed(weft_node *w, void *arg)
+{
+    (void)arg;
+    static uint8_t some[1000];
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    for (unsigned way = 0; way < 3; way++) {
+        weft_file *f;
+        size_t n;
+        write_file(in_folder("file"), 7, 4 * PIECE, O_TRUNC);
+        OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_read(f, some, sizeof some, PIECE, &n, DEFAULT_TIME));
+        CHECK(right(some, 7, PIECE, n) && !is_stale(w, in_folder("file")));
+        if (way == 0)
+            write_file(in_folder("file"), 8, 4 * PIECE, 0);
+        else if (way == 1)
+            CHECK(truncate(in_folder("file"), 10) == 0);
+        else
+            CHECK(utimensat(AT_FDCWD, in_folder("file"), (struct timespec[2]){{1, 0}, {1, 0}}, 0) == 0);
+        int64_t deadline = now_ns() + patience_ns(10);
+        while (!is_stale(w, in_folder("file")))
+            CHECK(now_ns() < deadline);
+        CHECK(weft_file_read(f, some, sizeof some, PIECE, &n, DEFAULT_TIME) == -ESTALE && n == 0); /* although its lease is not over */
+        OK(weft_file_close(f));
+    }
+    /* A file that is only cached is looked at, too. */
+    weft_file *f;
+    size_t n;
+    write_file(in_folder("cached"), 7, 4 * PIECE, O_TRUNC);
+    OK(weft_file_open(w, 0, in_folder("cached"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_read(f, some, sizeof some, 0, &n, DEFAULT_TIME));
+    OK(weft_file_close(f));
+    CHECK(chmod(in_folder("cached"), 0640) == 0); /* that is no change of its bytes */
+    CHECK(unlink(in_folder("cached")) == 0);
+    int64_t deadline = now_ns() + patience_ns(10);
+    while (cache_of(w).cached_bytes)
+        CHECK(now_ns() < deadline);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_noticed_by_the_system(void **state)
+{
+    (void)state;
+#if !defined(__linux__)
+    skip();
+#endif
+    assert_int_equal(nodes_failed_with(2, noticed, NULL, USUAL), 0);
+}
+
+/* --- mapping ahead --- */
+
+/* Two threads' worth of patterns on one handle: in order, backwards, and jumping; what was mapped ahead is given back. */
+static void mapped_ahead(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_file *f;
+    weft_file_view v, kept;
+    if (weft_rank(w) == 0) {
+        OK(weft_barrier(w, DEFAULT_TIME));
+        return;
+    }
+    bool here = stats(w, 0).transport[0] == 's';
+    OK(weft_file_open(w, 0, in_folder("big"), 0, &f, DEFAULT_TIME));
+    for (unsigned round = 0; round < 3; round++)
+        for (uint64_t i = 0; i < 9; i++) {
+            OK(weft_file_map(f, i * PIECE, &v, DEFAULT_TIME));
+            CHECK(right(v.at, 1, i * PIECE, PIECE));
+            weft_file_unmap(f, &v);
+        }
+    for (uint64_t i = 9; i--;) {
+        OK(weft_file_map(f, i * PIECE + 1, &v, DEFAULT_TIME));
+        CHECK(right(v.at, 1, i * PIECE + 1, PIECE - 1));
+        weft_file_unmap(f, &v);
+    }
+    OK(weft_file_map(f, 3 * PIECE, &kept, DEFAULT_TIME));
+    OK(weft_file_map(f, 4 * PIECE, &v, DEFAULT_TIME)); /* now 5 and 6 are mapped ahead */
+    OK(weft_file_map(f, 8 * PIECE, &v, DEFAULT_TIME)); /* and now not any more */
+    CHECK(right(kept.at, 1, 3 * PIECE, PIECE) && right(v.at, 1, 8 * PIECE, PIECE));
+    CHECK(cache_of(w).mapped_bytes == (here ? 3 * PIECE : 0));
+    OK(weft_file_close(f));
+    int64_t deadline = now_ns() + patience_ns(10);
+    while (cache_of(w).mapped_bytes)
+        CHECK(now_ns() < deadline);
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_mapped_ahead(void **state)
+{
+    (void)state;
+    write_file(in_folder("big"), 1, 9 * PIECE, O_TRUNC);
+    assert_int_equal(
+        nodes_failed_with(2, mapped_ahead, NULL, (const char *const[]){"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_LOG=error", NULL}), 0);
+}
+
+/* --- a gateway that offers single files --- */
+
+static void offers(weft_node *w, void *arg)
+{
+    (void)arg;
+    static char longest[WEFT_FILE_PATH_MAX + 2];
+    weft_file *f;
+    char text[16];
+    size_t n;
+    if (weft_rank(w) == 0) {
+        OK(weft_file_offer(w, in_folder("one")));
+        OK(weft_file_offer(w, in_folder("one")));
+        OK(weft_file_offer(w, in_folder("later")));
+        CHECK(weft_file_offer(w, "") == -EINVAL);
+        memset(longest, 'x', sizeof longest - 1);
+        CHECK(weft_file_offer(w, longest) == -ENAMETOOLONG);
+    } else if (weft_rank(w) == 1) {
+        OK(weft_file_offer(w, "x")); /* both nodes serve */
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+    if (weft_rank(w) == 1) {
+        OK(weft_file_open(w, 0, in_folder("one"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_read(f, text, sizeof text, 0, &n, DEFAULT_TIME));
+        CHECK(n == 10 && right((const uint8_t *)text, 1, 0, n));
+        OK(weft_file_close(f));
+        const char *const refused[] = {in_folder("two"), "/etc/passwd", in_folder("../one"), in_folder("./one")};
+        for (unsigned i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+            CHECK(weft_file_open(w, 0, refused[i], 0, &f, DEFAULT_TIME) == -EPERM && !f);
+            CHECK(strstr(weft_error(), "is not offered by its program, and WEFT_FILE_ROOT is -"));
+        }
+        CHECK(weft_file_open(w, 0, in_folder("one"), WEFT_FILE_WRITE, &f, DEFAULT_TIME) == -EPERM); /* only to read */
+        CHECK(weft_file_open(w, 0, in_folder("later"), 0, &f, DEFAULT_TIME) == -ENOENT);
+        CHECK(weft_file_open(w, 0, in_folder("later"), WEFT_FILE_WRITE | WEFT_FILE_CREATE, &f, DEFAULT_TIME) == -EPERM);
+        write_file(in_folder("later"), 2, 5, 0);
+        OK(weft_file_open(w, 0, in_folder("later"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_offers(void **state)
+{
+    (void)state;
+    write_file(in_folder("one"), 1, 10, O_TRUNC);
+    write_file(in_folder("two"), 1, 10, O_TRUNC);
+    assert_int_equal(
+        nodes_failed_with(2, offers, NULL, (const char *const[]){"WEFT_SERVE=file", "WEFT_FILE_ROOT=-", "WEFT_LOG=error", NULL}), 0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
+    const struct CMUnitTest tests[] = {TEST(test_large),        TEST(test_started),
+                                       TEST(test_started_busy), TEST(test_noticed_by_the_system),
+                                       TEST(test_mapped_ahead), TEST(test_offers)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Files of kernels, on the GPU `host`: kernels of node 1 read and write files of node 0, to and from pools and arenas of both nodes.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "cluster_test.h"
+#include "gpu/arena.h"
+#include "weft/device_file.h"
+
+static const char *const OPEN[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_LOG=error", NULL};
+static const char *const SMALL[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_FILE_CACHE=4M", "WEFT_LOG=error", NULL};
+#define DEFAULT_TIME WEFT_TIMEOUT_DEFAULT
+#define PIECE        ((uint64_t)WEFT_FILE_PIECE)
+#define BYTES        (5 * PIECE + 12345)
+#define PART         100000u
+#define BLOCKS       40u
+
+static char folder[64];
+
+static int folder_make(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/weft-test-gpu-file-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int folder_remove(void **state)
+{
+    (void)state;
+    pid_t pid = fork();
+    if (pid == 0) {
+        execlp("rm", "rm", "-rf", "--", folder, (char *)NULL);
+        _exit(1);
+    }
+    int status;
+    return waitpid(pid, &status, 0) == pid && status == 0 ? 0 : -1;
+}
+
+static uint8_t byte_at(uint64_t i)
+{
+    return (uint8_t)(i * UINT64_C(0x9e3779b97f4a7c15) >> 56);
+}
+
+static void make_file(const char *name, uint64_t bytes, char path[256])
+{
+    static uint8_t some[1 << 16];
+    snprintf(path, 256, "%s/%s", folder, name);
+    FILE *f = fopen(path, "w");
+    CHECK(f);
+    for (uint64_t at = 0; at < bytes; at += sizeof some) {
+        size_t n = bytes - at < sizeof some ? (size_t)(bytes - at) : sizeof some;
+        for (size_t i = 0; i < n; i++)
+            some[i] = byte_at(at + i);
+        CHECK(fwrite(some, 1, n, f) == n);
+    }
+    CHECK(fclose(f) == 0);
+}
+
+#define MUST(is)                                                                                                 \
+    do {                                                                                                         \
+        if (!(is)) {                                                                                             \
+            fprintf(stderr, "%s:%d: block %u: %s (rc %d)\n", __FILE__, __LINE__, weft_device_block(d), #is, rc); \
+            job->failed[weft_device_block(d)] = true;                                                            \
+            return;                                                                                              \
+        }                                                                                                        \
+    } while (0)
+
+struct job {
+    uint64_t record[BLOCKS], path, path_bytes;
+    uint64_t to[BLOCKS], to_bytes;
+    uint64_t none; /* the path of a file that does not exist, of the same length */
+    weft_device_file file;
+    bool failed[BLOCKS];
+    int rc;
+};
+
+static bool none_failed(const struct job *job)
+{
+    for (uint32_t b = 0; b < BLOCKS; b++)
+        if (job->failed[b])
+            return false;
+    return true;
+}
+
+static weft_gaddr at_text(weft_node *w, const char *text)
+{
+    weft_gaddr a;
+    OK(weft_alloc(w, 256, &a));
+    memcpy(weft_ptr(w, a, 256), text, strlen(text) + 1);
+    return a;
+}
+
+/* Records: every second one is in the arena. */
+static void new_records(weft_node *w, weft_gpu *g, uint32_t space, struct job *job)
+{
+    static const uint8_t zeros[WEFT_REQUEST_BYTES];
+    for (uint32_t b = 0; b < BLOCKS; b++) {
+        if (b % 2)
+            OK(weft_gpu_alloc(g, space, WEFT_REQUEST_BYTES, &job->record[b]));
+        else
+            OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &job->record[b]));
+        OK(weft_put_blocking(w, job->record[b], zeros, sizeof zeros));
+    }
+}
+
+static weft_gpu *gpu_with_arena(weft_node *w, uint32_t *space)
+{
+    weft_gpu *g;
+    weft_gpu_config config = {.bytes = sizeof config, .name = "host"};
+    OK(weft_gpu_open(w, &config, &g));
+    OK(weft_gpu_arena(g, 32u << 20, space));
+    return g;
+}
+
+/* --- reading --- */
+
+static void open_kernel(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    int rc = weft_device_file_open(d, job->record[0], 0, job->none, job->path_bytes, 0, &job->file);
+    MUST(rc == -WEFT_DEVICE_ENOENT);
+    rc = weft_device_file_open(d, job->record[0], 0, job->path, 0, 0, &job->file);
+    MUST(rc == -WEFT_DEVICE_EINVAL);
+    rc = weft_device_file_open(d, job->record[0], 0, job->path, job->path_bytes, 0x80, &job->file);
+    MUST(rc == -WEFT_DEVICE_EINVAL);
+    rc = weft_device_file_open(d, job->record[0], 0, job->path, job->path_bytes, 0, &job->file);
+    MUST(rc == 0 && job->file.bytes == BYTES && job->file.inode);
+}
+
+/* A file from its beginning to its end, in parts that no piece is a multiple of; and what cannot be read. */
+static void read_kernel(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    uint64_t n, at = 0;
+    int rc = 0;
+    do {
+        rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0] + at, PART, at, &n);
+        MUST(rc == 0);
+        at += n;
+    } while (n == PART);
+    MUST(at == BYTES);
+    rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0], 2 * BYTES, 0, &n); /* the whole range in one call */
+    MUST(rc == 0 && n == BYTES);
+    rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0], 1, UINT64_MAX, &n);
+    MUST(rc == 0 && n == 0);
+    rc = weft_device_file_read(d, job->record[0], &job->file, (uint64_t)9 << 48, 1, 0, &n);
+    MUST(rc == -WEFT_DEVICE_EFAULT && n == 0);
+    rc = weft_device_file_read(d, job->record[0], &job->file, (uint64_t)d->rank << 48 | 8, 1, 0, &n); /* the null page */
+    MUST(rc == -WEFT_DEVICE_EFAULT && n == 0);
+    rc = weft_device_file_write(d, job->record[0], &job->file, job->to[0], 1, 0, &n);
+    MUST(rc == -WEFT_DEVICE_EBADF && n == 0);
+    rc = weft_device_file_stat(d, job->record[0], &job->file);
+    MUST(rc == 0 && job->file.bytes == BYTES);
+}
+
+static void close_kernel(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    uint64_t n;
+    int rc = weft_device_file_close(d, job->record[0], &job->file);
+    MUST(rc == 0);
+    rc = weft_device_file_close(d, job->record[0], &job->file);
+    MUST(rc == -WEFT_DEVICE_EBADF);
+    rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0], 1, 0, &n);
+    MUST(rc == -WEFT_DEVICE_EBADF);
+}
+
+static void must_hold(weft_node *w, weft_gaddr at)
+{
+    uint8_t *got = malloc(BYTES);
+    OK(weft_get_blocking(w, got, at, BYTES));
+    for (uint64_t i = 0; i < BYTES; i++)
+        CHECK(got[i] == byte_at(i));
+    memset(got, 0, BYTES);
+    OK(weft_put_blocking(w, at, got, BYTES));
+    free(got);
+}
+
+static void reading(weft_node *w, void *arg)
+{
+    (void)arg;
+    uint32_t space = 0;
+    weft_gpu *g = gpu_with_arena(w, &space);
+    weft_gaddr arena, all[3], pool = symmetric_alloc(w, BYTES);
+    OK(weft_gpu_alloc(g, space, BYTES, &arena));
+    OK(weft_exchange(w, &arena, 1, all, NULL, DEFAULT_TIME));
+    if (weft_rank(w) == 1) {
+        static struct job job;
+        char path[256], none[256];
+        make_file("one", BYTES, path);
+        snprintf(none, sizeof none, "%s/not", folder);
+        new_records(w, g, space, &job);
+        job.path = at_text(w, path);
+        job.none = at_text(w, none);
+        job.path_bytes = strlen(path);
+        OK(weft_gpu_run(g, open_kernel, 1, &job));
+        const weft_gaddr to[] = {on_node(pool, 1), arena, on_node(pool, 0), all[0], on_node(pool, 2), all[2]};
+        for (uint32_t i = 0; i < 6 && none_failed(&job); i++) {
+            const uint64_t direct = gpu_arenas_of(w)->direct;
+            job.to[0] = to[i];
+            OK(weft_gpu_run(g, read_kernel, 1, &job));
+            CHECK(none_failed(&job));
+            if (to[i] == arena && strcmp(stats(w, 0).transport, "rc") == 0) /* the RDMA device has moved the pieces, without a stage */
+                CHECK(gpu_arenas_of(w)->direct >= direct + BYTES / PIECE);
+            must_hold(w, to[i]);
+        }
+        OK(weft_gpu_run(g, close_kernel, 1, &job));
+        CHECK(none_failed(&job));
+        weft_file_cache c;
+        do
+            OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
+        while (c.readers);            /* closing does not wait */
+        CHECK(c.disk_bytes == BYTES); /* the disk was read once for all blocks */
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+    OK(weft_gpu_close(g));
+}
+
+static void test_reading(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(3, reading, NULL, OPEN), 0);
+}
+
+/* Many blocks read different pieces of one file through one handle, and the cache is smaller than the file. */
+static void many_kernel(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    uint32_t b = weft_device_block(d);
+    uint64_t state = b, n;
+    int rc = 0;
+    for (uint32_t i = 0; i < 6; i++) {
+        uint64_t at = random_next(&state) % job->file.bytes, want = job->file.bytes - at;
+        want = want < job->to_bytes ? want : job->to_bytes;
+        rc = weft_device_file_read(d, job->record[b], &job->file, job->to[b], job->to_bytes, at, &n);
+        MUST(rc == 0 && n == want);
+        const uint8_t *got = weft_device_ptr(d, job->to[b], n);
+        MUST(got != NULL);
+        for (uint64_t k = 0; k < n; k += 1 + k % 7)
+            MUST(got[k] == byte_at(at + k));
+    }
+}
+
+static void open_only(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    int rc = weft_device_file_open(d, job->record[0], 0, job->path, job->path_bytes, 0, &job->file);
+    MUST(rc == 0);
+}
+
+static void many(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        static struct job job;
+        uint32_t space = 0;
+        char path[256];
+        weft_gpu *g = gpu_with_arena(w, &space);
+        make_file("large", 30 * PIECE + 5, path);
+        new_records(w, g, space, &job);
+        job.path = at_text(w, path);
+        job.path_bytes = strlen(path);
+        job.to_bytes = 70000;
+        for (uint32_t b = 0; b < BLOCKS; b++)
+            OK(b % 3 ? weft_gpu_alloc(g, space, job.to_bytes, &job.to[b]) : weft_alloc(w, job.to_bytes, &job.to[b]));
+        OK(weft_gpu_run(g, open_only, 1, &job));
+        OK(weft_gpu_run(g, many_kernel, BLOCKS, &job));
+        CHECK(none_failed(&job)); /* the file stays open: it is closed with the node */
+        OK(weft_gpu_close(g));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+    if (weft_rank(w) == 0) {
+        weft_file_cache c;
+        OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
+        CHECK(c.readers == 1 && c.cached_bytes <= c.limit_bytes);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_many(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, many, NULL, SMALL), 0);
+}
+
+/* --- writing --- */
+
+static void write_kernel(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    weft_device_file *f = &job->file, other;
+    uint64_t n, record = job->record[0];
+    int rc = weft_device_file_open(d, record, 0, job->path, job->path_bytes, WEFT_FILE_WRITE | WEFT_FILE_CREATE, f);
+    MUST(rc == 0 && f->bytes == 0);
+    rc = weft_device_file_write(d, record, f, job->to[0], BYTES, 0, &n); /* from the pool */
+    MUST(rc == 0 && n == BYTES && f->bytes == BYTES);
+    rc = weft_device_file_open(d, record, 0, job->path, job->path_bytes, 0, &other);
+    MUST(rc == 0 && other.bytes == BYTES && other.generation == f->generation);
+    rc = weft_device_file_read(d, record, &other, job->to[1], BYTES, 0, &n);
+    MUST(rc == 0 && n == BYTES);
+    rc = weft_device_file_write(d, record, f, job->to[1] + 1, PART, BYTES - 1, &n); /* from the arena, and beyond the end of the file */
+    MUST(rc == 0 && n == PART && f->bytes == BYTES - 1 + PART);
+    rc = weft_device_file_write(d, record, f, job->to[2], 10, 5, &n); /* from node 0's arena */
+    MUST(rc == 0 && n == 10);
+    rc = weft_device_file_sync(d, record, f);
+    MUST(rc == 0);
+    rc = weft_device_file_read(d, record, f, job->to[1], PART, BYTES - 1, &n);
+    MUST(rc == 0 && n == PART);
+    rc = weft_device_file_read(d, record, &other, job->to[1], PART, PIECE, &n);
+    MUST(rc == 0 || rc == -WEFT_DEVICE_ESTALE); /* the bytes that it had, or none */
+    rc = weft_device_file_stat(d, record, &other);
+    MUST(rc == -WEFT_DEVICE_ESTALE);
+    rc = weft_device_file_read(d, record, &other, job->to[1] + PART, PART, 4 * PIECE + 5, &n);
+    MUST(rc == 0 || rc == -WEFT_DEVICE_ESTALE);
+    rc = weft_device_file_sync(d, record, &other);
+    MUST(rc == -WEFT_DEVICE_EBADF);
+    rc = weft_device_file_write(d, record, f, (uint64_t)1 << 48 | (uint64_t)1 << 47, 10, 5, &n);
+    MUST(rc == -WEFT_DEVICE_EFAULT && n == 0);
+    rc = weft_device_file_close(d, record, &other);
+    MUST(rc == 0);
+    rc = weft_device_file_close(d, record, f);
+    MUST(rc == 0);
+}
+
+static void writing(weft_node *w, void *arg)
+{
+    (void)arg;
+    uint32_t space = 0;
+    weft_gpu *g = gpu_with_arena(w, &space);
+    weft_gaddr arena, all[2];
+    OK(weft_gpu_alloc(g, space, BYTES, &arena));
+    OK(weft_put_blocking(w, arena, "0123456789", 10));
+    OK(weft_exchange(w, &arena, 1, all, NULL, DEFAULT_TIME));
+    if (weft_rank(w) == 1) {
+        static struct job job;
+        char path[256];
+        snprintf(path, sizeof path, "%s/written", folder);
+        new_records(w, g, space, &job);
+        job.path = at_text(w, path);
+        job.path_bytes = strlen(path);
+        OK(weft_alloc(w, BYTES, &job.to[0]));
+        job.to[1] = arena;
+        job.to[2] = all[0];
+        uint8_t *bytes = weft_ptr(w, job.to[0], BYTES);
+        for (uint64_t i = 0; i < BYTES; i++)
+            bytes[i] = byte_at(i);
+        OK(weft_gpu_run(g, write_kernel, 1, &job));
+        CHECK(none_failed(&job));
+        FILE *f = fopen(path, "r");
+        for (uint64_t i = 0; i < BYTES - 1 + PART; i++) {
+            uint8_t want = i >= 5 && i < 15 ? (uint8_t)('0' + i - 5) : byte_at(i < BYTES - 1 ? i : i - (BYTES - 1) + 1);
+            CHECK(fgetc(f) == want);
+        }
+        CHECK(fgetc(f) == EOF);
+        fclose(f);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+    OK(weft_gpu_close(g));
+}
+
+static void test_writing(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, writing, NULL, OPEN), 0);
+}
+
+/* --- the end of nodes --- */
+
+static void until_error(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    uint64_t n, at = 0;
+    _Atomic uint32_t *reads = (_Atomic uint32_t *)(uintptr_t)job->none;
+    do {
+        job->rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0], PART, at, &n);
+        at = n == PART ? at + n : 0;
+        (*reads)++;
+    } while (!job->rc);
+}
+
+/* The gateway is killed while a kernel reads: the kernel gets an error. */
+static void gateway_dies(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *reads = arg;
+    if (weft_rank(w) == 0) {
+        wait_for(reads, 20);
+        raise(SIGKILL);
+    }
+    static struct job job;
+    uint32_t space = 0;
+    char path[256];
+    weft_gpu *g = gpu_with_arena(w, &space);
+    make_file("dies", BYTES, path);
+    new_records(w, g, space, &job);
+    job.path = at_text(w, path);
+    job.path_bytes = strlen(path);
+    job.none = (uint64_t)(uintptr_t)reads;
+    OK(weft_alloc(w, PART, &job.to[0]));
+    OK(weft_gpu_run(g, open_only, 1, &job));
+    OK(weft_gpu_run(g, until_error, 1, &job));
+    CHECK(none_failed(&job) && job.rc == -WEFT_DEVICE_ECONNRESET);
+    OK(weft_gpu_close(g));
+}
+
+static void test_gateway_dies(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(2, gateway_dies, shared_words(4096), OPEN, status);
+    assert_true(WIFSIGNALED(status[0]) && WTERMSIG(status[0]) == SIGKILL);
+    assert_int_equal(status[1], 0);
+}
+
+/* The asker is killed while its kernel reads: the gateway takes back what it had open. */
+static void asker_dies(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *reads = arg;
+    if (weft_rank(w) == 1) {
+        static struct job job;
+        uint32_t space = 0;
+        char path[256];
+        weft_gpu *g = gpu_with_arena(w, &space);
+        make_file("dies", BYTES, path);
+        new_records(w, g, space, &job);
+        job.path = at_text(w, path);
+        job.path_bytes = strlen(path);
+        job.none = (uint64_t)(uintptr_t)reads;
+        OK(weft_alloc(w, PART, &job.to[0]));
+        OK(weft_gpu_run(g, open_only, 1, &job));
+        OK(weft_gpu_run(g, until_error, 1, &job));
+        return;
+    }
+    weft_file_cache c;
+    wait_for(reads, 20);
+    OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
+    CHECK(c.readers == 1);
+    kill((pid_t)reads[1], SIGKILL);
+    do
+        OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
+    while (c.readers || c.open_files > 1);
+}
+
+static void asker_dies_node(weft_node *w, void *arg)
+{
+    if (weft_rank(w) == 1)
+        ((_Atomic uint32_t *)arg)[1] = (uint32_t)getpid();
+    asker_dies(w, arg);
+}
+
+static void test_asker_dies(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(2, asker_dies_node, shared_words(4096), OPEN, status);
+    assert_int_equal(status[0], 0);
+    assert_true(WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL);
+}
+
+#define ONE(name) cmocka_unit_test_setup_teardown(test_##name, folder_make, folder_remove)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {ONE(reading), ONE(many), ONE(writing), ONE(gateway_dies), ONE(asker_dies)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
