@@ -179,7 +179,7 @@ int main(int argc, char **argv)
         if (!can)
             spec_missing(&s, "needs two GPUs that can access each other's memory");
         else if (strstr(s.test, "lat")) {
-            static uint64_t from = 1; /* the words count on over all tests */
+            static uint64_t from = 1; /* the words increase over all tests, so that each is new */
             bool ours = strncmp(s.test, "bare", 4) != 0, keep = strstr(s.test, "keep") != NULL;
             (void)ping_us(ours, keep, from, s.warmup);
             spec_value(&s, ping_us(ours, keep, from + s.warmup, s.iterations));

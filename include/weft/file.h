@@ -36,15 +36,15 @@
 extern "C" {
 #endif
 
-/* A file of a gateway, opened by this node. Close it before weft_close(). */
+/* The handle of a file of a gateway. Close it before weft_close(). */
 typedef struct weft_file weft_file;
 
 #define WEFT_FILE_PIECE    (1u << 20) /* bytes */
 #define WEFT_FILE_PATH_MAX 3584u      /* bytes of a path */
 
-#define WEFT_FILE_WRITE    0x1u /* for weft_file_write() as well */
-#define WEFT_FILE_CREATE   0x2u /* with WEFT_FILE_WRITE: make the file if there is none, with mode 0666 less the gateway's umask */
-#define WEFT_FILE_TRUNCATE 0x4u /* with WEFT_FILE_WRITE: begin with an empty file */
+#define WEFT_FILE_WRITE    0x1u /* open for writing as well as for reading */
+#define WEFT_FILE_CREATE   0x2u /* with WEFT_FILE_WRITE: create the file if it does not exist, with mode 0666 less the gateway's umask */
+#define WEFT_FILE_TRUNCATE 0x4u /* with WEFT_FILE_WRITE: empty the file */
 #define WEFT_FILE_FLAGS    0x7u
 
 typedef struct weft_file_info {
@@ -62,7 +62,7 @@ typedef struct weft_file_info {
  * files; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the
  * gateway; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no
  * answer before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait
- * in a handler. Other errors of open(2) may be returned, too. */
+ * in a handler. Other errors of open(2) may be returned as well. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
 /* Like weft_file_open(), but does not wait: the op is complete when the file is open and `*out` is set, or when opening has failed; at the
@@ -120,7 +120,8 @@ typedef struct weft_file_view {
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
  * cache is mapped or pinned; -EIO and other errors of pread(2): the gateway could not read the file; -ENOMEM no memory at this node or at
  * the gateway, or no room in the pool; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has
- * sent an invalid answer; -ETIMEDOUT not there before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * sent an invalid answer; -ETIMEDOUT the piece was not there before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in
+ * a handler. */
 WEFT_API int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t timeout_ns);
 
 /* Unmaps a piece; the view must not be used any more. Does not wait. */
@@ -133,10 +134,10 @@ WEFT_API void weft_file_unmap(weft_file *f, weft_file_view *view);
  * or writes through this handle; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline:
  * the bytes may be written or not; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other errors of pwrite(2) may be
- * returned, too. */
+ * returned as well. */
 WEFT_API int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns);
 
-/* Waits until what was written is on the disk (fsync(2)).
+/* Waits until all written bytes are on the disk (fsync(2)).
  * Errors: -EBADF not opened with WEFT_FILE_WRITE; -EIO the disk has failed; -EAGAIN too many requests are outstanding; -ENOMEM no memory;
  * -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
  * handler.
@@ -168,18 +169,19 @@ WEFT_API int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int6
  * Errors: -EBUSY a thread waits in another call with this handle, or an operation on it is not complete. */
 WEFT_API int weft_file_close(weft_file *f);
 
-/* --- what a gateway's cache holds --- */
+/* --- the gateway's cache --- */
 
 typedef struct weft_file_cache {
     uint64_t limit_bytes, cached_bytes;
-    uint64_t mapped_bytes, pinned_bytes; /* mapped: the sizes of mapped pieces; pinned: the sizes of pinned files */
+    uint64_t mapped_bytes, pinned_bytes; /* mapped: the sizes of mapped pieces; pinned_bytes: the sizes of all pinned files */
     uint64_t hits;                       /* requests for pieces that were cached, or were being read already */
-    uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk */
+    uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk, and their bytes */
     uint64_t dropped;                    /* pieces that were dropped to make room */
     uint64_t open_files, readers;        /* files that are open or cached; handles that nodes have open */
 } weft_file_cache;
 
-/* Fills `*out`. `bytes` is sizeof *out; fields that this version of the library does not know are set to 0.
+/* Fills `*out` with the counts of the gateway's cache. `bytes` is sizeof *out; fields that this version of the library does not know are
+ * set to 0.
  * Errors: -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -EFAULT there is no
  * such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline;
  * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */

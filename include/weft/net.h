@@ -39,14 +39,14 @@
 extern "C" {
 #endif
 
-/* A connection or a listener at a gateway. */
+/* A connection or a listener: its socket is at the gateway. */
 typedef struct weft_socket weft_socket;
 
 #define WEFT_NET_IPV4      0x1u  /* use IPv4 only */
 #define WEFT_NET_IPV6      0x2u  /* use IPv6 only */
-#define WEFT_NET_NODELAY   0x4u  /* send small pieces at once (TCP_NODELAY) */
-#define WEFT_NET_KEEPALIVE 0x8u  /* notice a peer that has vanished (SO_KEEPALIVE) */
-#define WEFT_NET_REUSE     0x10u /* listen at a port that connections used shortly before (SO_REUSEADDR) */
+#define WEFT_NET_NODELAY   0x4u  /* send small amounts of data at once (TCP_NODELAY) */
+#define WEFT_NET_KEEPALIVE 0x8u  /* end the connection if the peer no longer answers (SO_KEEPALIVE) */
+#define WEFT_NET_REUSE     0x10u /* listen at a port even if connections used it shortly before (SO_REUSEADDR) */
 /* Connect to the gateway itself: `host` is "" for its loopback address, or the absolute path of a Unix socket there, with `port` 0. Only a
  * gateway that also offers `process` allows this, because there an asker could start a program that connects. The deny rules of
  * WEFT_NET_RULES still hold. */
@@ -58,63 +58,64 @@ typedef struct weft_socket weft_socket;
 #define WEFT_NET_DATAGRAMS 0x40u
 #define WEFT_NET_FLAGS     0x7fu
 
-#define WEFT_NET_DATAGRAM_MAX 65507u /* bytes of a datagram that is sent */
-#define WEFT_NET_ADDRESS      80u    /* bytes of an address as text */
+#define WEFT_NET_DATAGRAM_MAX 65507u /* largest datagram that can be sent, in bytes */
+#define WEFT_NET_ADDRESS      80u    /* room for an address as text, in bytes */
 
 typedef struct weft_net_spec {
     size_t bytes;                     /* sizeof(weft_net_spec): weft_net_spec s = {.bytes = sizeof s, .host = "example.com", .port = 80} */
-    const char *host;                 /* a name or an address, of at most 255 bytes. To listen: NULL or "" means all addresses */
-    uint32_t port;                    /* to listen: 0 means any free port */
+    const char *host;                 /* a name or an address, at most 255 bytes. For a listener, NULL or "" means all addresses */
+    uint32_t port;                    /* for a listener, 0 means any free port */
     uint32_t flags;                   /* WEFT_NET_... */
     uint64_t receive_ring, send_ring; /* bytes of the rings: powers of two from 4 KiB to 16 MiB; 0: 64 KiB. A listener's connections get the
                                        * listener's sizes. With datagrams at least 128 KiB; 0: 128 KiB */
-    uint32_t receive_buffer, send_buffer; /* bytes of the system's own buffers at the gateway; 0: the system's choice */
-    uint32_t backlog;                     /* to listen: connections that wait to be accepted; 0: 128 */
+    uint32_t receive_buffer, send_buffer; /* bytes of the system's socket buffers at the gateway; 0: the system's default */
+    uint32_t backlog;                     /* for a listener: how many connections may wait to be accepted; 0: 128 */
     uint32_t zero;
 } weft_net_spec;
 
-/* Connects to a host. A name is resolved by the gateway, and its addresses are tried in turn.
- * Errors: -EINVAL a field of the spec is wrong, or `spec->bytes`; -E2BIG `spec` has fields set that this library does not know; -EACCES a
- * rule of the gateway forbids it; -EHOSTUNREACH the name is not known, or there is no route; -ECONNREFUSED nobody listens there;
- * -ENETUNREACH no network; -EOPNOTSUPP the node does not offer `net`; -EAGAIN too many requests are outstanding, or the name server does
- * not answer; -EMFILE this node, or all nodes, have too many sockets at the gateway; -ENOMEM no memory here or there, or no room in the
- * pool; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT not connected before the deadline; -ENOBUFS in a
- * handler, too much is queued; -ENETDOWN no route to the gateway (tb); -EDEADLK it would wait in a handler. Other errors of connect(2) may
- * be returned, too. */
+/* Connects to a host. The gateway resolves a name, and tries the addresses of the name in turn.
+ * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
+ * know; -EACCES a rule of the gateway forbids the address; -EHOSTUNREACH the name does not exist, or there is no route to the host;
+ * -ECONNREFUSED no program listens at this port; -ENETUNREACH no route to the network; -EOPNOTSUPP the node does not offer `net`; -EAGAIN
+ * too many requests are outstanding, or the name server does not answer; -EMFILE this node, or all nodes, have too many sockets at the
+ * gateway; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the gateway
+ * is gone; -ETIMEDOUT not connected before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route to the
+ * gateway (tb); -EDEADLK the call would wait in a handler. Other errors of connect(2) may be returned as well. */
 WEFT_API int weft_net_connect(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
 /* Like weft_net_connect(), but does not wait: the op is complete when the connection is open, or could not be opened. `*out` is set at
  * once; close it with weft_net_close() in any case. If it could not be opened, weft_net_error() sets weft_error(). The op ends at the
  * node's deadline at the latest.
- * Errors: -EINVAL a field of the spec is wrong, or `spec->bytes`; -E2BIG `spec` has fields set that this library does not know; -EAGAIN too
- * many requests are outstanding at the node; -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the node
- * is gone. The other errors of weft_net_connect() are results of the op. */
+ * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
+ * know; -EAGAIN too many requests are outstanding at the node; -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node;
+ * -ECONNRESET the node is gone. The other errors of weft_net_connect() are results of the op. */
 WEFT_API int weft_net_connect_start(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, weft_op *op);
 
-/* Listens at the gateway. weft_net_local() tells the port.
- * Errors: -EINVAL a field of the spec is wrong, or `spec->bytes`; -E2BIG `spec` has fields set that this library does not know;
- * -EADDRINUSE the port is in use; -EADDRNOTAVAIL the gateway has no such address; -EACCES it may not use the port; -EHOSTUNREACH the name
- * is not known; -EOPNOTSUPP the node does not offer `net`; -EAGAIN too many requests are outstanding, or the name server does not answer;
- * -EMFILE the gateway has too many sockets; -ENOMEM no memory here or there; -EFAULT there is no such node; -ECONNRESET the gateway is
- * gone; -ETIMEDOUT no answer before the deadline; -ENOBUFS in a handler, too much is queued; -ENETDOWN no route to the gateway (tb);
- * -EDEADLK it would wait in a handler. */
+/* Listens at the gateway. weft_net_local() returns the address with the port.
+ * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
+ * know; -EADDRINUSE the port is in use; -EADDRNOTAVAIL the gateway has no such address; -EACCES the gateway may not use the port;
+ * -EHOSTUNREACH the name does not exist; -EOPNOTSUPP the node does not offer `net`; -EAGAIN too many requests are outstanding, or the name
+ * server does not answer; -EMFILE the gateway has too many sockets; -ENOMEM no memory at this node or at the gateway; -EFAULT there is no
+ * such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -ENOBUFS called in a handler, and too much is
+ * queued; -ENETDOWN no route to the gateway (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_net_listen(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
-/* Accepts a connection. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive. After a time-out no connection is lost: the
- * next call accepts it.
- * Errors: -EINVAL it is no listener; -ETIMEDOUT nobody has connected before the deadline; -EMFILE the gateway has too many sockets;
- * -ENOMEM no memory here or there, or no room in the pool; -EAGAIN too many requests are outstanding at the gateway; -ECONNRESET the
- * gateway is gone; -ENETDOWN no route (tb); -EDEADLK it would wait in a handler. */
+/* Waits for a connection and accepts it. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive. A time-out loses no
+ * connection: a later call accepts the connection.
+ * Errors: -EINVAL `listener` is not a listener; -ETIMEDOUT no connection came before the deadline; -EMFILE the gateway has too many
+ * sockets; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are outstanding at the
+ * gateway; -ECONNRESET the gateway is gone; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns);
 
 /* Like weft_net_accept(), but does not wait: the op is complete when a connection has been accepted, or the listener is gone. It has no
  * deadline. `*out` is set at once; close it with weft_net_close() in any case. After a failure, weft_net_error() sets weft_error(). Several
  * calls may wait at the same time, weft_net_accept() included: they get connections in the order of the calls.
- * Errors: -EINVAL it is no listener; -EAGAIN too many requests are outstanding at the node, or the listener is not open yet; -ENOMEM no
- * memory, or no room in the pool; -ECONNRESET the gateway is gone. The other errors of weft_net_accept() are results of the op. */
+ * Errors: -EINVAL `listener` is not a listener; -EAGAIN too many requests are outstanding at the node, or the listener is not open yet;
+ * -ENOMEM no memory, or no room in the pool; -ECONNRESET the gateway is gone. The other errors of weft_net_accept() are results of the op.
+ */
 WEFT_API int weft_net_accept_start(weft_socket *listener, weft_socket **out, weft_op *op);
 
-/* The node that has the socket. */
+/* The gateway: the node where the socket is. */
 WEFT_API uint32_t weft_net_node(const weft_socket *s);
 
 /* The addresses of the socket at the gateway, and of its peer, as in "10.0.0.1:80" and "[fd00::1]:80". "" before the socket is open. A
@@ -131,8 +132,8 @@ WEFT_API int weft_net_error(weft_socket *s);
  * receive. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive. With datagrams: receives one, which may have 0 bytes.
  * Errors: -EINVAL the socket is a listener; -EMSGSIZE the next datagram is larger than `len`: it stays, and `*got` is its size; -ETIMEDOUT
  * nothing came before the deadline; -ECONNRESET the peer has reset the connection, or the gateway is gone; -EBUSY another thread receives;
- * -EPROTO the gateway has sent invalid data; -EDEADLK it would wait in a handler. Other errors of recv(2) may be returned, too. If the
- * socket could not be opened: the error of opening it. */
+ * -EPROTO the gateway has sent invalid data; -EDEADLK the call would wait in a handler. Other errors of recv(2) may be returned, too. If
+ * the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
 /* Sends bytes: waits until all are in the ring, from which the gateway sends them. `*put` (may be NULL) is how many were put into the ring,
@@ -140,16 +141,17 @@ WEFT_API int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got
  * without setting weft_error(). Only one thread at a time may send. On a socket with datagrams, all bytes become one datagram.
  * Errors: -EINVAL the socket is a listener; -EMSGSIZE more than WEFT_NET_DATAGRAM_MAX bytes for a datagram; -EPIPE the peer accepts no more
  * bytes, or weft_net_shutdown() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the gateway is gone;
- * -ENOMEM no memory; -EDEADLK it would wait in a handler. If the socket could not be opened: the error of opening it. */
+ * -ENOMEM no memory; -EDEADLK the call would wait in a handler. If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *put, int64_t timeout_ns);
 
 /* Send a datagram to an address, and receive one with its sender's address, as in "10.0.0.1:53" and "[fd00::1]:53". The socket comes from
  * weft_net_listen() with WEFT_NET_DATAGRAMS. `from` may be NULL. The gateway drops a datagram to an address that its rules forbid, and logs
  * that. Otherwise as weft_net_send() and weft_net_receive() with datagrams.
- * Errors: -EINVAL the socket has no datagrams, or it has a peer (send_to), or `to` is no address; -EMSGSIZE more than WEFT_NET_DATAGRAM_MAX
- * bytes, or more than `len`: then the datagram stays, and `*got` is its size; -ETIMEDOUT no room, or no datagram, before the deadline;
- * -EPIPE weft_net_shutdown() was called; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent invalid data; -ENOMEM no memory;
- * -EDEADLK it would wait in a handler. If the socket could not be opened: the error of opening it. */
+ * Errors: -EINVAL the socket is not one for datagrams, or it has a peer (weft_net_send_to()), or `to` is not an address; -EMSGSIZE the
+ * datagram to send has more than WEFT_NET_DATAGRAM_MAX bytes, or the next one to receive is larger than `len`: then `*got` is its size, and
+ * the next call can receive it; -ETIMEDOUT no room to send, or no datagram, before the deadline; -EPIPE weft_net_shutdown() was called;
+ * -ECONNRESET the gateway is gone; -EPROTO the gateway has sent invalid data; -ENOMEM no memory; -EDEADLK the call would wait in a handler.
+ * If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
 WEFT_API int weft_net_receive_from(weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
@@ -169,7 +171,7 @@ WEFT_API int weft_net_close(weft_socket *s);
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_net_abort(weft_socket *s);
 
-/* --- without copies and without waiting; not with datagrams --- */
+/* --- sending and receiving without copies and without waiting; not for datagrams --- */
 
 /* Receive in place. weft_net_received() gives the first received bytes that are contiguous in the ring: `*bytes` bytes at `*at`. They stay
  * there until weft_net_taken() frees the first `bytes` of them. `*bytes` 0: the peer has ended sending.

@@ -344,9 +344,10 @@ struct cast_disk {
     uint32_t folder_index;
     /* The file that is being written. */
     uint32_t open_index;
-    int open; /* -1: none */
-    bool open_cut;
+    int open;      /* -1: none */
+    bool open_cut; /* nothing follows the bytes that are right */
     uint64_t at;
+    uint64_t written; /* where the last write ended, since the file was opened; 0: nothing was written */
     /* Files that are complete and get their names together. */
     struct {
         uint32_t index;

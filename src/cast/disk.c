@@ -262,7 +262,8 @@ static bool open_file(struct cast_disk *d, uint32_t index)
 #endif
     d->open = fd;
     d->open_index = index;
-    d->open_cut = false;
+    d->open_cut = new;
+    d->written = 0;
     d->at = d->flushed = f->verified;
     return true;
 }
@@ -384,6 +385,7 @@ static void write_piece(struct cast_disk *d, const struct cast_record *r, const 
         d->at += (uint64_t)n;
         left -= (uint64_t)n;
     }
+    d->written = d->at;
     drop_cache(d);
 }
 
@@ -469,7 +471,8 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         }
         return;
     }
-    if (ftruncate(d->open, (off_t)e->size) || fchmod(d->open, (mode_t)e->mode) || set_times(d->open, e)) {
+    bool whole = d->open_cut && d->written == e->size; /* nothing follows the last byte that was written, and no hole */
+    if ((!whole && ftruncate(d->open, (off_t)e->size)) || fchmod(d->open, (mode_t)e->mode) || set_times(d->open, e)) {
         cast_disk_give_up(d, r->file, errno, "set its size, mode and time");
         close_open(d);
         return;

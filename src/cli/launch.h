@@ -24,8 +24,8 @@ struct launch_revive {
     const char *down; /* when this file exists, the launcher ends its nodes */
 };
 /* Exit statuses of a node of a standing cluster. 0: the whole cluster ends, so no node is started again. */
-#define LAUNCH_CANNOT_JOIN 3 /* it could not join, and never can */
-#define LAUNCH_NOT_JOINED  4 /* it could not join now */
+#define LAUNCH_CANNOT_JOIN 3 /* the node could not join, and can never join */
+#define LAUNCH_NOT_JOINED  4 /* the node could not join now, but may later */
 
 struct launch {
     const char *sub; /* the subcommand, for messages: "run" for "weft run: " */

@@ -137,11 +137,13 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         c->up_over = true; /* the server reads no more; the bytes that it has sent are still passed on */
         return false;
     }
-    ssize_t n = read(c->watch.fd, at, piece_of(c, room));
+    size_t most = piece_of(c, room);
+    ssize_t n = read(c->watch.fd, at, most);
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
-        return !*broken && weft_net_put(c->net, right) == 0;
+        *wants = (size_t)n < most; /* there was no more */
+        return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
     }
     if (n < 0 && errno == EINTR)
         return true;
@@ -272,7 +274,7 @@ static void client_opened(struct client *c)
     free(s);
     c->speech = NULL;
     c->state = CLIENT_MOVES;
-    client_move(c, true);
+    client_move(c, false); /* it has been waiting for the reply; epoll tells when it sends more */
 }
 
 /* Returns the size of each of the two rings of a new connection. It depends on how many connections are open: the first ones get large

@@ -206,6 +206,10 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
             *died = true;
             return "it sent an invalid message over the side connection";
         }
+        if ((size_t)n < sizeof bytes) { /* there was no more; poll() tells of what comes now, and of the end */
+            tidy(l);
+            break;
+        }
     }
     return NULL;
 }

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <xxhash.h>
 
+#define LOOKS_NS (2 * WEFT_SECOND) /* the upkeep looks at deadlines more often than this (progress.c); for earlier ones it is woken */
+
 const char *gateway_service_name(const struct gateway *g, uint32_t service)
 {
     for (const struct gateway_service *const *s = g->services; *s; s++)
@@ -151,7 +153,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
     /* From here on another thread may end and free the request: the node may answer, or may be gone. */
     if (id)
         *id = number;
-    if (soon)
+    if (soon && timeout < LOOKS_NS)
         fab_kick(g->w);
     rc = ask_send(g, q, r, number);
     if (!rc)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls for files that do not wait: a thread of this node makes the call, and completes the op. A handle is used by one call at a time, so
- * there are never more calls in the queue than handles and files that are being opened. The threads start when they are needed.
+ * The calls of weft/file.h that do not wait (weft_file_read_start() and others). A thread of this node makes the call that waits, and then
+ * completes the op. Only one such call of a handle may be under way. So the queue never has more calls than there are handles and files
+ * that are being opened. Threads are started when they are needed.
  */
 #include "gateway/file_handle.h"
 
@@ -12,7 +13,7 @@
 
 struct async_call {
     struct async_call *next;
-    enum file_kind kind; /* FILE_OPEN; FILE_LEASE: a read; FILE_WRITE; FILE_SYNC */
+    enum file_kind kind; /* FILE_OPEN, FILE_WRITE, FILE_SYNC; FILE_LEASE means a read */
     weft_file *f;
     weft_file **out;
     void *buf;
@@ -20,7 +21,7 @@ struct async_call {
     uint64_t offset;
     uint32_t node, flags;
     weft_op *op;
-    char path[]; /* of FILE_OPEN */
+    char path[]; /* for FILE_OPEN: the path of the file */
 };
 struct file_async {
     weft_node *w;
@@ -42,7 +43,7 @@ static int async_make(struct async_call *c, weft_node *w)
     }
 }
 
-/* The handle can be used again, or closed, as soon as the op is complete. */
+/* Ends a call and completes its op. The handle is released first, because the program may use or close it as soon as the op is complete. */
 static void async_over(weft_node *w, struct async_call *c, int status)
 {
     weft_op *op = c->op;
@@ -80,7 +81,7 @@ int file_async_open(struct gateway *g)
 {
     struct file_async *all = g->file_async = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for calls for files");
+        return base_fail(-ENOMEM, "no memory for calls that use files");
     all->w = g->w;
     all->last = &all->first;
     pthread_mutex_init(&all->lock, NULL);
@@ -116,7 +117,7 @@ void file_async_free(struct gateway *g)
     g->file_async = NULL;
 }
 
-/* Takes `c`. If it fails, the op is not pending, and the handle not used. */
+/* Queues `c`, and takes ownership of it. After a failure the op is not pending, and the handle is free again. */
 static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
 {
     struct file_async *all = g->file_async;
@@ -139,7 +140,7 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
     if (c->f)
         file_unuse(c->f, true);
     free(c);
-    return base_fail(rc, rc == -EAGAIN ? "the system gives no thread for a call for a file" : "this node is being closed");
+    return base_fail(rc, rc == -EAGAIN ? "no thread can be started for a call that uses a file" : "this node is being closed");
 }
 
 static struct async_call *async_new(enum file_kind kind, const char *path)
@@ -147,7 +148,7 @@ static struct async_call *async_new(enum file_kind kind, const char *path)
     size_t len = path ? strlen(path) + 1 : 0;
     struct async_call *c = calloc(1, sizeof *c + len);
     if (!c) {
-        base_fail(-ENOMEM, "no memory for a call for a file");
+        base_fail(-ENOMEM, "no memory for a call that uses a file");
         return NULL;
     }
     c->kind = kind;

@@ -55,7 +55,7 @@ static void offers_free(struct file_offers *all)
 
 static struct offer **offer_bucket(struct file_offers *all, const char *path)
 {
-    uint32_t hash = 2166136261u; /* FNV-1a: the program chooses the paths, not an asker */
+    uint32_t hash = 2166136261u; /* FNV-1a, without a secret key: only the program adds paths, so no asker can cause collisions */
     for (const char *p = path; *p; p++)
         hash = (hash ^ (uint8_t)*p) * 16777619u;
     return &all->bucket[hash % OFFER_BUCKETS];

@@ -14,6 +14,7 @@
  *   stream.c    byte streams between nodes, with flow control by credit
  *   ask.c       asker: the node's requests that are not answered yet
  *   serve.c     requests of other nodes: the server thread
+ *   serve_turn.c   the progress thread does a little in its place
  *   block.c     packs program, arguments, environment and limits into the data of a request, and unpacks them
  *   pty.c       process service: the pseudo-terminal of one process
  *   run.c       process service: input and output of one process
@@ -362,8 +363,9 @@ struct gateway_service {
 };
 #define GATEWAY_SERVICES_MAX 63u
 int gateway_server_open(struct gateway *g);
-int gateway_server_start(struct gateway *g); /* starts the server thread */
-void gateway_server_end(struct gateway *g);  /* ends the thread and everything that its services run */
+void gateway_server_take_turns(struct gateway_server *s); /* serve_turn.c: after opening, before the first message */
+int gateway_server_start(struct gateway *g);              /* starts the server thread */
+void gateway_server_end(struct gateway *g);               /* ends the thread and everything that its services run */
 void gateway_server_free(struct gateway *g);
 /* Called by message handlers: */
 void gateway_server_request(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);

@@ -110,7 +110,8 @@ static int64_t net_tick(void *state, int64_t now)
             net_open_timeout(s);
             in = 0; /* the next address may have a deadline now */
         } else if (s->wants_piece) {
-            net_socket_move(s);
+            if (!gateway_server_brief(all->server)) /* the progress thread cannot fetch bytes while it handles a message */
+                net_socket_move(s);
         } else if (s->deadline != INT64_MAX) {
             in = s->deadline - now;
         }

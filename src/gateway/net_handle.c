@@ -33,7 +33,8 @@ static void socket_unserved(struct weft_socket *s)
         return;
     s->next_dead = s->g->dead;
     s->g->dead = s;
-    fab_kick(s->g->w);
+    if (!fab_on_progress_thread()) /* which runs the upkeep after a message */
+        fab_kick(s->g->w);
 }
 
 static void copy_addresses(struct weft_socket *s, const struct gateway_result *r)

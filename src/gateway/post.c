@@ -21,7 +21,7 @@ struct post {
     uint8_t payload[];
 };
 struct post_queue {
-    struct post *first, **last; /* last: last: valid only if `first` is not NULL */
+    struct post *first, **last; /* last: valid only if `first` is not NULL */
     size_t replies;             /* bytes of the replies in it */
     bool sending;               /* a thread is sending the first message */
 };

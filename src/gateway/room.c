@@ -135,6 +135,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     rc = gateway_services_read(settings->serve, &g->offered);
     if (!rc && g->offered)
         rc = gateway_server_open(g);
+    if (!rc && g->server)
+        gateway_server_take_turns(g->server);
     if (!rc)
         rc = weft_gpu_service(w, WEFT_REQUEST_SERVICE, gateway_record_of_kernel, g);
     return rc ? rc : fab_handle(w, GATEWAY_HANDLER, on_message, g);

@@ -4,7 +4,7 @@
  * Data that did not fit into the message is fetched from the asker's pool with an asynchronous get. Its hash is checked, because an asker
  * that has given up may have reused that memory.
  */
-#include "gateway/gateway.h"
+#include "gateway/serve.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -12,43 +12,9 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#define CALL_BUCKETS  4096u
 #define FETCH_MOST    (UINT64_C(8) << 20) /* at most so many bytes are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
 #define KEEP_NS       WEFT_MS /* after this time, sending is tried again for messages that found no room */
-
-/* The server thread sleeps until its pipe is readable. */
-enum server_woken {
-    SERVER_SLEEPS, /* asleep or about to sleep: to wake it, write to the pipe */
-    SERVER_LOOKS,  /* it polls `woken` */
-    SERVER_WOKEN,
-};
-
-struct gateway_server {
-    struct gateway *g;
-    pthread_t thread;
-    bool started;
-    _Atomic bool stop;
-    _Atomic int woken; /* enum server_woken */
-    bool lingers;      /* another request is likely to come soon; used only by the server thread */
-    bool brief;        /* the progress thread has taken the server thread's turn */
-    int64_t sleeps_until;
-    struct gateway_turn turn;
-    int wake[2];
-    struct gateway_watch wake_watch;
-    struct gateway_watches *watches;
-    /* Under gateway.lock: */
-    struct gateway_call *calls[CALL_BUCKETS];
-    struct gateway_call *arrived, **arrived_last;
-    struct gateway_stream *moved;
-    uint32_t *outstanding; /* [size] */
-    uint8_t *gone;         /* [size]: the node is gone, and the server thread has not handled that yet */
-    bool some_gone, some_cancelled;
-    /* Used only by the server thread: */
-    struct gateway_call *fetching;
-    uint64_t *fetched; /* [size]: bytes being fetched from each node */
-    void *state[GATEWAY_SERVICES_MAX + 1];
-};
 
 struct gateway *gateway_of(struct gateway_server *s)
 {
@@ -70,7 +36,7 @@ struct gateway_groups *gateway_server_groups(struct gateway_server *s)
     return s->g->groups;
 }
 
-static void server_wake(struct gateway_server *s)
+void server_wake(struct gateway_server *s)
 {
     if (atomic_exchange_explicit(&s->woken, SERVER_WOKEN, memory_order_acq_rel) == SERVER_SLEEPS) {
         ssize_t n = write(s->wake[1], "", 1);
@@ -278,7 +244,7 @@ static void *state_of(const struct gateway_call *c)
     return c->server->state[c->service->number];
 }
 
-static void call_begin(struct gateway_call *c)
+void server_begin(struct gateway_call *c)
 {
     struct gateway_server *s = c->server;
     struct gateway *g = s->g;
@@ -344,7 +310,7 @@ static void server_fetch(struct gateway_server *s)
         if (rc)
             gateway_answer_error(c, rc);
         else
-            call_begin(c);
+            server_begin(c);
     }
 }
 
@@ -365,7 +331,7 @@ static void server_arrived(struct gateway_server *s)
                       (unsigned long long)c->record.data_bytes);
             gateway_answer_error(c, -EINVAL);
         } else {
-            call_begin(c);
+            server_begin(c);
         }
     }
 }
@@ -407,8 +373,7 @@ static void server_cancel(struct gateway_server *s)
     }
 }
 
-/* Handles one stream that has changed. False: there is none. */
-static bool server_moved_one(struct gateway_server *s, bool quick)
+bool server_moved_one(struct gateway_server *s, bool quick)
 {
     base_spin_lock(&s->g->lock);
     struct gateway_stream **at = &s->moved;
@@ -445,63 +410,6 @@ static int64_t server_tick(struct gateway_server *s)
     if (gateway_posts_flush(s->g))
         next = next < KEEP_NS ? next : KEEP_NS;
     return next < 0 ? 0 : next;
-}
-
-/* --- the progress thread takes the server thread's turn --- */
-
-#define BRIEF_MAX 4u /* requests and streams that it handles then */
-
-/* Handles one request of a quick service. False: there is none. */
-static bool server_begin_one(struct gateway_server *s)
-{
-    base_spin_lock(&s->g->lock);
-    struct gateway_call **at = &s->arrived;
-    while (*at && !((*at)->service->quick && ((*at)->data || !(*at)->record.data_bytes)))
-        at = &(*at)->next;
-    struct gateway_call *c = *at;
-    if (c && !(*at = c->next))
-        s->arrived_last = at;
-    base_spin_unlock(&s->g->lock);
-    if (c)
-        call_begin(c);
-    return c;
-}
-
-static int64_t server_tick_quick(struct gateway_server *s, int64_t now)
-{
-    int64_t next = INT64_MAX;
-    for (const struct gateway_service *const *v = s->g->services; *v; v++)
-        if (s->state[(*v)->number] && (*v)->quick && (*v)->tick) {
-            int64_t in = (*v)->tick(s->state[(*v)->number], now);
-            next = in < next ? in : next;
-        }
-    return next;
-}
-
-static void server_turn_wake(struct gateway_turn *t)
-{
-    server_wake(t->arg);
-}
-
-static void server_turn(struct gateway_turn *t)
-{
-    struct gateway_server *s = t->arg;
-    if (!gateway_watches_try(s->watches)) {
-        server_wake(s);
-        return;
-    }
-    bool before = fab_nowait(true);
-    unsigned n = 0;
-    s->brief = true;
-    while (n < BRIEF_MAX && (server_begin_one(s) || server_moved_one(s, true)))
-        n++;
-    int64_t now = base_now_ns(), next = server_tick_quick(s, now);
-    bool wake = n == BRIEF_MAX || base_after(now, next) < s->sleeps_until;
-    s->brief = false;
-    fab_nowait(before);
-    gateway_watches_leave(s->watches);
-    if (wake)
-        server_wake(s);
 }
 
 /* --- the server thread's loop --- */
@@ -559,7 +467,6 @@ int gateway_server_open(struct gateway *g)
     s->g = g;
     s->wake[0] = s->wake[1] = -1;
     s->arrived_last = &s->arrived;
-    s->turn = (struct gateway_turn){.run = server_turn, .wake = server_turn_wake, .arg = s};
     s->wake_watch = (struct gateway_watch){.fd = -1, .ready = on_wake};
     s->outstanding = calloc(g->w->room, sizeof *s->outstanding);
     s->gone = calloc(g->w->room, sizeof *s->gone);

@@ -7,10 +7,11 @@
 #include "gateway/gateway.h"
 
 static BASE_THREAD_LOCAL struct gateway_turns *collecting; /* of the message that this thread handles; NULL: none, or no turns now */
+static BASE_THREAD_LOCAL bool running;                     /* what a turn leads to on this node is left to its own threads */
 
 void gateway_turns_begin(struct gateway_turns *t)
 {
-    *t = (struct gateway_turns){.collects = !collecting && fab_on_progress_thread() && fab_in_handler()};
+    *t = (struct gateway_turns){.collects = !collecting && !running && fab_on_progress_thread() && fab_in_handler()};
     if (t->collects)
         collecting = t;
 }
@@ -30,7 +31,8 @@ void gateway_turns_end(struct gateway *g, struct gateway_turns *turns)
 {
     if (!turns->collects)
         return;
-    collecting = NULL; /* what a turn leads to on this node has its own threads */
+    collecting = NULL;
+    running = true;
     for (struct gateway_turn *t; (t = turns->first);) {
         base_spin_lock(&g->lock);
         turns->first = t->next;
@@ -42,6 +44,7 @@ void gateway_turns_end(struct gateway *g, struct gateway_turns *turns)
         t->runs--;
         base_spin_unlock(&g->lock);
     }
+    running = false;
 }
 
 void gateway_turn_close(struct gateway *g, struct gateway_turn *t)

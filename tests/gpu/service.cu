@@ -9,11 +9,13 @@
 #define LINES  2000u
 #define PART   777u
 
-__global__ void ask(const weft_device *d, uint64_t record, uint64_t in_arena, uint64_t texts, uint64_t text_bytes, uint64_t part, struct report *bad)
+__global__ void ask(const weft_device *d, uint64_t record, uint64_t in_arena, uint64_t texts, uint64_t text_bytes, uint64_t part,
+                    struct report *bad)
 {
     if (threadIdx.x)
         return;
-    uint64_t mine = (blockIdx.x % 2 ? record : in_arena) + blockIdx.x * WEFT_REQUEST_BYTES, to = part + blockIdx.x * 4096, p, n, addr, bytes, sum = 0, number = 0;
+    uint64_t mine = (blockIdx.x % 2 ? record : in_arena) + blockIdx.x * WEFT_REQUEST_BYTES, to = part + blockIdx.x * 4096, p, n, addr,
+             bytes, sum = 0, number = 0;
     const char *at = (const char *)weft_device_ptr(d, to, PART);
     weft_device_exit end;
     KERNEL_CHECK(at != NULL);
@@ -52,7 +54,8 @@ int main(void)
     if (weft_rank(w) == 0)
         OK(weft_name_publish(w, 0, "sum", on_node(sum, 0), 8, 60 * WEFT_SECOND));
     all_here();
-    ask<<<BLOCKS, 32>>>(weft_gpu_device(gpu), on_node(record, weft_rank(w)), in_arena, on_node(text, weft_rank(w)), sizeof texts, part, bad);
+    ask<<<BLOCKS, 32>>>(weft_gpu_device(gpu), on_node(record, weft_rank(w)), in_arena, on_node(text, weft_rank(w)), sizeof texts, part,
+                        bad);
     KERNEL_DONE();
     all_here();
     if (weft_rank(w) == 0)

@@ -295,6 +295,10 @@ class Here(Standing):
         self.addCleanup(p.kill)
         return p
 
+    def all_ended(self, nodes):
+        said = [p.communicate(timeout=LIMIT)[1].decode(errors="replace") for p in nodes]
+        self.assertEqual([p.returncode for p in nodes], [0, 0, 0], "\n".join(text[:2500] + "\n...\n" + text[-1500:] for text in said))
+
     def free(self, k):
         """Nothing of a killed node holds the cluster's lock any more: processes that it forked do, until they see its end."""
         with open(os.path.join(self.tmp.name, "weft", f"c{k}", "lock"), "rb") as f:
@@ -324,7 +328,7 @@ class Here(Standing):
         self.assertIn(b"secret", err)
         self.assertEqual(len([state for _, state in self.shown(2) if state == "up"]), 3)
         self.weft("down", "--cluster", "c0")
-        self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0, 0])
+        self.all_ended(nodes)
 
     def test_it_runs_without_this_host(self):
         """A host that does not reach the others at first waits for them to begin; when it reaches them, it joins."""
@@ -340,7 +344,7 @@ class Here(Standing):
         os.symlink(f"{self.tmp.name}/coord.grow", f"{self.tmp.name}/elsewhere")
         until("it has joined", lambda: (3, "up") in self.shown(2))
         self.weft("down", "--cluster", "c0")
-        self.assertEqual([p.wait(LIMIT) for p in nodes], [0, 0, 0])
+        self.all_ended(nodes)
 
     def wrong(self):
         path = os.path.join(self.tmp.name, "other")
