@@ -100,7 +100,7 @@ static int yama_scope(void)
     return digit - '0';
 }
 
-/* Log once in a process why memory cannot be accessed: otherwise each message would log it. */
+/* Log why the memory of another process cannot be accessed. Each process logs it only once, because all its requests fail in this way. */
 static enum sv_moved move_denied(pid_t pid, int error)
 {
     static _Atomic int told;
@@ -110,10 +110,12 @@ static enum sv_moved move_denied(pid_t pid, int error)
     if (error == ENOSYS)
         remedy = "This kernel has no process_vm_readv: use one with CONFIG_CROSS_MEMORY_ATTACH";
     else if (yama_scope() == 2)
-        remedy = "Yama's ptrace_scope is 2 here: only the administrator may. Set it to 1 (sysctl kernel.yama.ptrace_scope=1), or give "
-                 "both programs CAP_SYS_PTRACE";
+        remedy =
+            "Yama's ptrace_scope is 2 here: only the administrator may attach. Set it to 1 (sysctl kernel.yama.ptrace_scope=1), or give "
+            "both programs CAP_SYS_PTRACE";
     else if (yama_scope() >= 3)
-        remedy = "Yama's ptrace_scope is 3 here: nobody may, until the machine starts anew with 1 (sysctl kernel.yama.ptrace_scope)";
+        remedy =
+            "Yama's ptrace_scope is 3 here: nobody may attach, until the machine is started again with 1 (sysctl kernel.yama.ptrace_scope)";
     else
         remedy = "Both programs must belong to one user and one user namespace (container), and not be set-user-ID programs; a "
                  "container's seccomp profile must allow process_vm_readv and process_vm_writev (docker: --cap-add SYS_PTRACE)";

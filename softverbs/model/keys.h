@@ -8,12 +8,12 @@
 #include "model.h"
 
 enum sv_key_type {
-    SV_KEY_TEXT,   /* a string, shorter than the field */
-    SV_KEY_NUMBER, /* from least to most */
+    SV_KEY_TEXT,   /* a string, shorter than `bytes` */
+    SV_KEY_NUMBER, /* from `least` to `most` */
     SV_KEY_FLAG,   /* true or false */
-    SV_KEY_WORD,   /* one of several words */
-    SV_KEY_WORDS,  /* an array of words, each of which is a bit */
-    SV_KEY_STEPS,  /* an array of ascending numbers; another field has their count */
+    SV_KEY_WORD,   /* one of the strings in `words` */
+    SV_KEY_WORDS,  /* an array of strings in `words`; each sets a bit of the field */
+    SV_KEY_STEPS,  /* an array of ascending numbers from `least` to `most`; another field has their count */
 };
 
 struct sv_word {
@@ -22,10 +22,10 @@ struct sv_word {
 };
 
 struct sv_key {
-    const char *group; /* the object that contains it; "" is the outermost one */
-    const char *name;  /* the name of the field */
+    const char *group; /* the JSON object that contains the key; "" is the outermost one */
+    const char *name;  /* of the key */
     enum sv_key_type type;
-    size_t offset, bytes;
+    size_t offset, bytes; /* of the field in struct sv_profile */
     uint64_t least, most;
     const struct sv_word *words;
     const char *meaning;

@@ -42,27 +42,27 @@ static const char *keep(struct cast_list *l, const char *text, size_t bytes)
     return to;
 }
 
+static int invalid(const struct cast_list *l, const char *what)
+{
+    return base_fail(-EPROTO, "the list of files is invalid: entry %u %s; run the same version of weft on all hosts", l->count, what);
+}
+
 static int check(const struct cast_list *l, const struct cast_line *n, const char *name, const char *link)
 {
     if (n->type == 0 || n->type >= CAST_ENTRY_TYPES || n->mode > 07777 || n->nanoseconds >= 1000000000u || n->zero)
-        return base_fail(-EPROTO, "the list of files has an entry of an unknown type: all hosts must have the same version of weft");
+        return invalid(l, "has an unknown type, or a mode or time that is out of range");
     if (!name_fits(name, n->name_bytes))
-        return base_fail(-EPROTO, "the list of files has a name that is not one path component, and might lead out of the destination: all "
-                                  "hosts must have the same version of weft");
+        return invalid(l, "has a name that is not one path component, and might lead out of the destination");
     if (cast_is_part(name, n->name_bytes))
-        return base_fail(
-            -EPROTO,
-            "the list of files has a name like '.weft-cast-HASH.part', which is reserved: all hosts must have the same version of weft");
+        return invalid(l, "has a name like '.weft-cast-HASH.part', which is reserved for unfinished files");
     if (n->parent != CAST_ROOT && (n->parent >= l->count || l->entry[n->parent].type != CAST_FOLDER))
-        return base_fail(-EPROTO,
-                         "the list of files has an entry whose parent is not a folder: all hosts must have the same version of weft");
+        return invalid(l, "has a parent that is not an earlier folder in the list");
     if (n->type == CAST_HARDLINK && (n->target >= l->count || l->entry[n->target].type != CAST_FILE))
-        return base_fail(-EPROTO,
-                         "the list of files has a hard link whose target is not a file: all hosts must have the same version of weft");
+        return invalid(l, "is a hard link whose target is not an earlier file in the list");
     if (n->type == CAST_SYMLINK ? !n->link_bytes || n->link_bytes > CAST_LINK_MAX || memchr(link, '\0', n->link_bytes) : n->link_bytes)
-        return base_fail(-EPROTO, "the list of files has a symbolic link without a target: all hosts must have the same version of weft");
+        return invalid(l, "is a symbolic link with an invalid target, or has a target although it is no symbolic link");
     if (n->size > INT64_MAX || (n->type != CAST_FILE && n->size))
-        return base_fail(-EPROTO, "the list of files has a file that is too large: all hosts must have the same version of weft");
+        return invalid(l, "has a size of 8 EiB or more, or a size although it is no file");
     return 0;
 }
 
@@ -101,7 +101,7 @@ int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8
     memcpy(&n, payload, sizeof n);
     if (r->file != l->count || n.name_bytes > CAST_NAME_MAX || n.link_bytes > CAST_LINK_MAX ||
         r->bytes != sizeof n + n.name_bytes + n.link_bytes)
-        return base_fail(-EPROTO, "the list of files has an entry of the wrong length: all hosts must have the same version of weft");
+        return invalid(l, "has the wrong number or the wrong length");
     const char *name = (const char *)payload + sizeof n;
     return cast_list_add(l, &n, name, name + n.name_bytes);
 }
@@ -112,7 +112,8 @@ int cast_list_resize(struct cast_list *l, const struct cast_record *r, const uin
     memcpy(&n, payload, sizeof n);
     if (r->file >= l->count || l->entry[r->file].type != CAST_FILE || n.type != CAST_FILE || n.size > INT64_MAX || n.mode > 0777 ||
         n.nanoseconds >= 1000000000u)
-        return base_fail(-EPROTO, "the final size of the followed file is too large: all hosts must have the same version of weft");
+        return base_fail(-EPROTO,
+                         "the final size, mode or time of the followed file is invalid: run the same version of weft on all hosts");
     struct cast_entry *e = &l->entry[r->file];
     l->bytes += n.size - e->size;
     e->size = n.size;

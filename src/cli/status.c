@@ -81,7 +81,7 @@ static int read_text(const char *sub, int fd, char **out)
     struct control_frame f = {0};
     size_t len = 0, room = 1;
     char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
-    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer of the control node");
+    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer of the control node" BASE_MEMORY_HINT);
     while (!status) {
         int rc = standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
         if (rc == -ETIMEDOUT)
@@ -97,7 +97,7 @@ static int read_text(const char *sub, int fd, char **out)
         if (status || f.type != CONTROL_TEXT)
             break;
         if (len + f.bytes >= room && !grow_text(&text, &room, len, f.bytes)) {
-            status = cli_error(sub, "no memory for the answer of the control node");
+            status = cli_error(sub, "no memory for the answer of the control node" BASE_MEMORY_HINT);
             break;
         }
         memcpy(text + len, payload, f.bytes + 1);

@@ -77,7 +77,8 @@ int join_stopped(void); /* -EINTR, with base_fail(), if cluster_stopped() return
 int join_wait(int fd, short events, int64_t deadline);
 int join_read(int fd, void *buf, size_t len, int64_t deadline);
 int join_write(int fd, const void *buf, size_t len, int64_t deadline);
-/* Whether the peer's user may join: over a Unix socket, only this user and root. *pid: the peer's process; 0: unknown. */
+/* Whether the user of the process at the other end may join. Over a Unix socket, only this user and root may. Over TCP this is true for
+ * everyone: there the secret decides. *pid: that process; 0: unknown. */
 bool join_user_allowed(int fd, int *pid);
 void join_token(struct wire_token *t, const struct join *j, uint32_t from, uint32_t to);
 
@@ -133,6 +134,9 @@ int join_caller_take(struct join_callers *cs, int listener); /* a negative errno
 int join_caller_hear(struct join_caller *c);
 void join_caller_forget(struct join_callers *cs, uint32_t i);
 void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why);
+#define JOIN_CALLER_NAME 96
+/* A caller's name for messages: its host, or its process on this host. */
+void join_caller_name(const struct join_caller *c, char out[JOIN_CALLER_NAME]);
 /* Connects to the node whose card this is, over its side connection. Takes the descriptor, also on failure. */
 int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int pid, int64_t deadline);
 

@@ -75,7 +75,9 @@ void grow_connect(struct grow *g, struct join_caller *c)
     g->joining.connecting = awaited;
     pthread_mutex_unlock(&g->lock);
     if (!awaited) {
-        base_log(BASE_LOG_INFO, "refused a side connection: it does not belong to a node that joins now");
+        char name[JOIN_CALLER_NAME];
+        join_caller_name(c, name);
+        base_log(BASE_LOG_INFO, "refused a side connection from %s: it does not belong to a node that joins now", name);
         close(c->fd);
         return;
     }

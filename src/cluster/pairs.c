@@ -195,9 +195,22 @@ void join_caller_forget(struct join_callers *cs, uint32_t i)
     memmove(&cs->list[i], &cs->list[i + 1], (--cs->count - i) * sizeof *cs->list);
 }
 
+void join_caller_name(const struct join_caller *c, char out[JOIN_CALLER_NAME])
+{
+    char host[JOIN_CALLER_NAME - 8];
+    if (cluster_socket_host(c->fd, true, host, sizeof host) == 0)
+        snprintf(out, JOIN_CALLER_NAME, "host %s", host);
+    else if (c->pid > 0)
+        snprintf(out, JOIN_CALLER_NAME, "process %d of this host", c->pid);
+    else
+        snprintf(out, JOIN_CALLER_NAME, "an unknown process"); /* the connection is already closed, or the system does not tell */
+}
+
 void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why)
 {
-    base_log(BASE_LOG_INFO, "refused a side connection: %s", why);
+    char name[JOIN_CALLER_NAME];
+    join_caller_name(&cs->list[i], name);
+    base_log(BASE_LOG_INFO, "refused a side connection from %s: %s", name, why);
     close(cs->list[i].fd);
     join_caller_forget(cs, i);
 }

@@ -71,7 +71,7 @@ static void push(struct fab_link *l)
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return; /* the socket is full, or broken, which the next read reports */
+            return; /* the socket is full; or it is broken, and then the next read reports that */
         l->side_sent += n;
         s->out -= (uint32_t)n;
         memmove(s->outgoing, s->outgoing + n, s->out);

@@ -63,9 +63,11 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     if (most == 0)
         return base_fail(-EFAULT, "address %#llx: node %u has no space %u", (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
-        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of node %u, an arena of %llu bytes",
-                         (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
-                         (unsigned long long)most);
+        return base_fail(
+            -EFAULT,
+            "address %#llx: %llu bytes at offset %llu are outside space %u of node %u, an arena with the offsets from %llu to below %llu",
+            (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
+            (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)most);
     return 0;
 }
 
@@ -178,9 +180,11 @@ static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_a
     if (!a && node == c->w->rank)
         return base_fail(-EFAULT, "address %#llx: this node has no space %u", (unsigned long long)addr, space);
     if (a && !within(a, offset, bytes))
-        return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside space %u of this node (%u), an arena of %llu bytes",
+        return base_fail(-EFAULT,
+                         "address %#llx: %llu bytes at offset %llu are outside space %u of this node (%u), an arena with the offsets from "
+                         "%llu to below %llu",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
-                         (unsigned long long)a->memory.bytes);
+                         (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)a->memory.bytes);
     if (a) {
         atomic_fetch_add_explicit(&a->users, 1, memory_order_relaxed);
         *at = a->memory.base + offset;

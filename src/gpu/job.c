@@ -13,9 +13,9 @@ enum piece_step {
     PIECE_SEND,    /* the message to the owner must still be sent */
     PIECE_ANSWER,  /* waiting for the owner's answer */
     PIECE_ARRIVES, /* the handler of the answer is writing to this piece */
-    PIECE_CAME,
-    PIECE_FABRIC, /* an operation on a pool is to begin, or is under way */
-    PIECE_DRAIN,  /* data is copied to a GPU, or directly between the two ends */
+    PIECE_CAME,    /* the answer is complete */
+    PIECE_FABRIC,  /* an operation on a pool is to begin, or is under way */
+    PIECE_DRAIN,   /* data is copied to a GPU, or directly between the two ends */
     PIECE_DONE,
 };
 
@@ -241,14 +241,14 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
     if (p->word && j->length && fab_alive(c->w, j->node)) /* after the data of a signal */
         c->w->links[j->node].transport->fence(c->w, &c->w->links[j->node]);
     uint32_t expected = PIECE_ANSWER;
-    go_to(p, PIECE_ANSWER); /* set before the answer can come */
+    go_to(p, PIECE_ANSWER); /* before the send, because the answer may come at once */
     bool bytes = m.kind == ASK_WRITE;
     int rc = fab_send(c->w, j->node, ARENA_HANDLER_ASK, &m, sizeof m, bytes ? p->bytes : NULL, bytes ? p->length : 0, NULL);
     while (rc && !atomic_compare_exchange_weak_explicit(&p->step, &expected, rc == -EAGAIN ? PIECE_SEND : PIECE_ARRIVES,
                                                         memory_order_acq_rel, memory_order_acquire)) {
         if (expected == PIECE_CAME)
-            return;              /* this answer is not awaited */
-        expected = PIECE_ANSWER; /* a handler is just rejecting an answer that another node has forged */
+            return;              /* the owner has answered although the send failed: the answer counts */
+        expected = PIECE_ANSWER; /* a handler is checking an answer, which another node may have forged */
     }
     if (rc && rc != -EAGAIN)
         piece_end(p, rc);

@@ -96,10 +96,8 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
         if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* warn only once */
             base_log(BASE_LOG_WARN,
-                     "queue '%s': node %u has opened the queue again %u times; this node can no longer reach the tasks of that node: close "
-                     "the queue on this node "
-                     "and open "
-                     "it again",
+                     "queue '%s': node %u has opened the queue again more than %u times, the most that this node can follow; this node can "
+                     "no longer reach the tasks of that node: close the queue on this node and open it again",
                      q->name, from, QUEUE_VIEWS_MAX - 1);
             queue_home_gone(q, old);
         }
@@ -108,7 +106,8 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     struct queue_view *v =
         queue_view_make(q, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
     if (!v) {
-        base_log(BASE_LOG_WARN, "queue '%s': no memory for the shard of node %u: this node cannot claim the tasks in it", q->name, from);
+        base_log(BASE_LOG_WARN, "queue '%s': no memory for the shard of node %u: this node cannot claim the tasks in it" BASE_MEMORY_HINT,
+                 q->name, from);
         return;
     }
     if (old) {
@@ -164,7 +163,9 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
     m.incarnation = 0;
     m.to = ask->incarnation;
     if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
-        base_log(BASE_LOG_WARN, "queue '%.*s': cannot tell node %u, which drains the queue, that this node has not opened it: %s",
+        base_log(BASE_LOG_WARN,
+                 "queue '%.*s' is not open here, but this cannot be told to node %u, whose weft_drain() waits for that answer and asks "
+                 "again: %s",
                  (int)QUEUE_NAME_BYTES, m.name, to, base_error());
 }
 
