@@ -99,13 +99,13 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
 
 /* Like weft_file_read(), but does not wait: the op is complete when the bytes are in `buf`, or an error has occurred; then `*got` is set.
- * Do not free `buf` and `got` before. Only one such call of a handle may be under way: to have several under way, open the file several
- * times. A node works on at most four such calls at the same time; further calls wait.
+ * Until then, do not free `buf` and `got`. Only one such call of a handle may be under way: to have several under way, open the file
+ * several times. A node works on at most four such calls at the same time; further calls wait.
  * Errors: -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN no thread can be started; -ECONNRESET this
  * node is being closed. The other errors of weft_file_read() are results of the op. */
 WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op);
 
-/* Bytes of a file in memory, from an offset to the end of the piece that contains it. Do not write to them. */
+/* Bytes of a file in memory, from an offset to the end of the piece that contains the offset. Do not write to them. */
 typedef struct weft_file_view {
     const void *at;
     size_t bytes;

@@ -74,9 +74,9 @@ WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
  * -ECONNRESET when they are gone. After 30 s (WEFT_SAY_AFTER) the call prints once, to stderr, for which nodes it waits. If the call has a
  * time-out, or WEFT_DEADLINE, the hostfile or weft_config sets a deadline, the wait ends with -ETIMEDOUT at that time.
  *
- * In four of these calls weft cannot know which node will end the wait. When possibly no node is left that could, the call waits for the
- * node's deadline more, because another node or a thread of this process may still end the wait. Then the call returns -ECONNRESET. The
- * cases are:
+ * In four of these calls weft cannot know who will end the wait. In the cases below, it may be that nobody can any more. The call then
+ * waits once more, for the length of the node's deadline, because another node or a thread of this process may still end the wait. After
+ * that it returns -ECONNRESET. The cases are:
  * - weft_wait_until(), weft_counter_wait(): a node has died during the wait, or no other node is alive.
  * - weft_reap(), weft_drain(): no other node is alive, and this node has claimed nothing from the queue.
  * In a cluster of one node these calls wait for other threads of the process, without limit. */

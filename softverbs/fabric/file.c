@@ -136,9 +136,9 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
         r = linkat(AT_FDCWD, making, AT_FDCWD, path, nameless ? AT_SYMLINK_FOLLOW : 0) == 0 ? 0 : -errno;
         if (r != 0)
             file_because(why, r,
-                         r == -EEXIST ? "there is a fabric '%s' already (%s): use another name, or remove it first with `softverbs down`"
-                                      : "cannot make fabric '%s' at %s",
-                         name, path);
+                         r == -EEXIST ? "there is a fabric already at %s%s: use another name, or remove it first with `softverbs down`"
+                                      : "cannot make %s: %s",
+                         path, r == -EEXIST ? "" : strerror(-r));
     }
     if (!nameless)
         unlink(making);
@@ -340,17 +340,17 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
         return r;
     v->fd = open(v->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (v->fd < 0)
-        return file_because(why, -errno,
-                            errno == ENOENT ? "there is no fabric '%s' (%s): make it with `softverbs up`, or let `softverbs run` make it"
-                                            : "cannot open fabric '%s' at %s",
-                            name, v->path);
+        return errno == ENOENT
+                   ? file_because(why, -ENOENT, "there is no fabric '%s' (%s): make it with `softverbs up`, or let `softverbs run` make it",
+                                  name, v->path)
+                   : file_because(why, -errno, "cannot open %s: %s", v->path, strerror(errno));
     struct stat s;
     struct sf_fabric *f = MAP_FAILED;
     uint64_t head[3], space, started;
     r = -EPROTO;
     if (fstat(v->fd, &s) != 0 || s.st_uid != geteuid() || pread(v->fd, head, sizeof head, 0) != (ssize_t)sizeof head ||
         head[0] != SF_MAGIC || head[1] != sf_layout() || head[2] != file_bytes() || (uint64_t)s.st_size != file_bytes()) {
-        file_because(why, r, "%s is not a fabric of this version of softverbs: remove it (softverbs down --fabric %s) and make it again",
+        file_because(why, r, "%s is not a fabric of this version of softverbs: remove it (softverbs down --fabric %s), then `softverbs up`",
                      v->path, name);
         goto fail;
     }
@@ -363,13 +363,14 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
     madvise(f, file_bytes(), MADV_DONTFORK);
     v->fabric = f;
     if (!model_sane(&f->model) || (host >= f->model.topology.host_count && host != SF_NO_HOST)) {
-        r = file_because(why, -EPROTO, "%s is damaged: remove it (softverbs down --fabric %s) and make it again", v->path, name);
+        r = file_because(why, -EPROTO, "the fabric %s is damaged: remove it (softverbs down --fabric %s), then `softverbs up`", v->path,
+                         name);
         goto fail;
     }
     /* From now on nothing in this process can change the model. */
     file_protect(f, PROT_READ);
     if (atomic_load_explicit(&f->down, memory_order_acquire)) {
-        r = file_because(why, -ENOENT, "fabric '%s' has been removed%s", name, "");
+        r = file_because(why, -ENOENT, "fabric '%s' has been removed: make it again with `softverbs up`%s", name, "");
         goto fail;
     }
     sf_know_self(&space, &started);
@@ -423,7 +424,7 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *why)
         if (r == 0 && !sf_is_fabric(name))
             return file_because(why, -EPROTO, "%s is not a fabric, and is left alone%s", path, "");
         if (r == 0 && unlink(path) != 0)
-            r = -errno;
+            r = file_because(why, -errno, "cannot remove %s: %s", path, strerror(errno));
         remove_directory();
         return r;
     }

@@ -64,19 +64,20 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         return sv_refuse(p->operation_errno, "queue pair 0x%06x: operation %d is not one of profile %s (" SV_DOCUMENTED ": operations)",
                          s->number, (int)wr->opcode, p->name);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->send.sge_limit)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: a request has %d elements; %u were granted", s->number, wr->num_sge,
-                         qp->send.sge_limit);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: a request has %d scatter/gather elements; at most %u were granted", s->number,
+                         wr->num_sge, qp->send.sge_limit);
     bool atomic = op == SV_OP_CAS || op == SV_OP_FADD;
     bool inlined = (wr->send_flags & IBV_SEND_INLINE) != 0;
     uint64_t length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         length += wr->sg_list[i].length;
     if (inlined && (op == SV_OP_READ || atomic || length > most_inline))
-        return sv_refuse(EINVAL, "queue pair 0x%06x: %llu bytes inline; %u were granted, and reads and atomics take none", s->number,
-                         (unsigned long long)length, most_inline);
+        return sv_refuse(
+            EINVAL, "queue pair 0x%06x: a request has %llu bytes of inline data; at most %u were granted, and none for reads and atomics",
+            s->number, (unsigned long long)length, most_inline);
     if (length > p->max_message)
         return sv_refuse(p->message_errno,
-                         "queue pair 0x%06x: a message of %llu bytes; the limit is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
+                         "queue pair 0x%06x: a message has %llu bytes; the limit is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
                          s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
         return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram needs an address handle: set wr.ud.ah", s->number);
@@ -139,7 +140,10 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     uint64_t posted = atomic_load_explicit(&s->send_posted, memory_order_relaxed), before = posted;
     uint32_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
     if (wr && state < IBV_QPS_RTS)
-        r = sv_refuse(EINVAL, "queue pair 0x%06x is not ready to send: its state is %u", s->number, state);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x is in %s, where no requests can be sent: bring it to RTS with ibv_modify_qp", s->number,
+                      state == IBV_QPS_RESET  ? "RESET"
+                      : state == IBV_QPS_INIT ? "INIT"
+                                              : "RTR");
     for (; wr && r == 0; wr = wr->next) {
         /* acquire: a slot that is free has been read (release in free_slots()) */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
@@ -181,7 +185,8 @@ static int check_receive(const char *kind, uint32_t number, const struct sv_ring
         return sv_refuse(ENOMEM, "%s 0x%06x: the receive queue is full: %u receives are posted, or complete and not polled", kind, number,
                          ring->limit);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > ring->sge_limit)
-        return sv_refuse(EINVAL, "%s 0x%06x: a receive has %d elements; %u were granted", kind, number, wr->num_sge, ring->sge_limit);
+        return sv_refuse(EINVAL, "%s 0x%06x: a receive has %d scatter/gather elements; at most %u were granted", kind, number, wr->num_sge,
+                         ring->sge_limit);
     *length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         *length += wr->sg_list[i].length;
@@ -213,9 +218,11 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         *gone = 0;
     }
     if (r == 0 && base->srq)
-        r = sv_refuse(EINVAL, "queue pair 0x%06x receives from a shared receive queue: post there", s->number);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x takes its receives from a shared receive queue: post them there (ibv_post_srq_recv)",
+                      s->number);
     if (r == 0 && state == IBV_QPS_RESET)
-        r = sv_refuse(EINVAL, "queue pair 0x%06x is in RESET, where no receives can be posted", s->number);
+        r = sv_refuse(EINVAL, "queue pair 0x%06x is in RESET, where no receives can be posted: bring it to INIT with ibv_modify_qp",
+                      s->number);
     if (r == 0 && p->receive_needs_rts && state != IBV_QPS_RTS && state != IBV_QPS_ERR)
         r = sv_refuse(p->receive_errno,
                       "queue pair 0x%06x is not in RTS yet, and this device accepts receives only in RTS (profile %s, " SV_DOCUMENTED

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Profiles: the built-in ones, files, what is refused and in which words, and that docs/profiles.md has every
- * key.
+ * Tests of profiles: the built-in profiles; profiles that are read from files; which profiles are refused, and in which words; and that
+ * docs/profiles.md lists every key that a profile can have.
  *
- * `test_profile table` prints the list of keys as docs/profiles.md must have it.
+ * `test_profile table` prints the list of keys; docs/profiles.md must contain exactly this list.
  */
 #include <errno.h>
 #include <setjmp.h>

@@ -55,13 +55,14 @@ struct need {
 
 static struct need compute(const struct plan *p, uint64_t peers, uint64_t depth)
 {
-    /* One set of buffers to send from, for all peers, and one set to receive from each peer, as in JACCL. */
+    /* One set of buffers to send from, whatever the target, and one set to receive into for each other node, as MLX's communication library
+     * JACCL has them: together as many sets as there are peers, because `peers` includes this node. */
     struct need n = {.buffers = p->size_count * depth * peers};
     for (unsigned i = 0; i < p->size_count; i++)
         n.bytes += p->sizes[i] * depth * peers;
     n.regions = n.buffers;
-    /* The tb transport registers one region for each segment of the pool, and one for its frames. rc registers one or two more, on devices
-     * that have thousands. */
+    /* As the tb transport does it: one region for each segment of the pool, and one for frames. rc registers one or two more, which do not
+     * matter: its devices can register thousands. */
     n.pool_regions = (n.bytes ? (n.bytes - 1) / p->segment + 1 : 0) + 1;
     n.qps = p->reliable ? peers - 1 : (peers - 1) * (1 + p->lanes);
     return n;
@@ -104,7 +105,7 @@ static int plan_print_table(const struct plan *p)
             rc = plan_add_row(t, p, p->peers[i], p->depths[k]);
     if (rc) {
         cli_table_free(t);
-        return cli_error("plan", "no memory for the table of needs");
+        return cli_error("plan", "no memory for the table of needs" BASE_MEMORY_HINT);
     }
     printf("%u message size%s; %s: %" PRIu64 " regions, %" PRIu64 " queue pairs\n", p->size_count, p->size_count == 1 ? "" : "s",
            p->against, p->regions, p->qps);

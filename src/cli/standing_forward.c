@@ -15,7 +15,8 @@
 #include "gateway/net.h"
 #include "weft/service.h"
 
-#define SOCKET_NS (10 * WEFT_SECOND) /* how long to wait for the command's socket, which it sends at once */
+#define SOCKET_NS     (10 * WEFT_SECOND) /* how long to wait for the command's socket, which it sends at once */
+#define OTHER_VERSION "; is it of another version of weft than the cluster?"
 
 /* --- the list --- */
 
@@ -165,12 +166,13 @@ static int take_listener(struct forward *f)
     f->listener = fds[0];
     f->datagrams = fds[1];
     if (rc || f->listener < 0)
-        return base_fail(rc ? rc : -EPROTO, "the command has not sent a listening socket: %s", base_strerror(rc ? rc : -EPROTO));
+        return base_fail(rc ? rc : -EPROTO, "`weft proxy` has not sent its listening socket to the cluster: %s",
+                         base_strerror(rc ? rc : -EPROTO));
     if (getsockopt(f->listener, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) || !listens)
-        return base_fail(-EPROTO, "the first descriptor that the command has sent is not a listening socket");
+        return base_fail(-EPROTO, "`weft proxy` has sent a descriptor that is not a listening socket" OTHER_VERSION);
     len = sizeof type;
     if (f->datagrams >= 0 && (getsockopt(f->datagrams, SOL_SOCKET, SO_TYPE, &type, &len) || type != SOCK_DGRAM))
-        return base_fail(-EPROTO, "the second descriptor that the command has sent is not a UDP socket");
+        return base_fail(-EPROTO, "`weft proxy` has sent, for datagrams, a descriptor that is not a UDP socket" OTHER_VERSION);
     fcntl(f->listener, F_SETFL, O_NONBLOCK);
     len = sizeof a;
     if (getsockname(f->listener, (struct sockaddr *)&a, &len) == 0 && net_address_take(&address, (struct sockaddr *)&a, len))
@@ -193,7 +195,7 @@ static int proxy_make(struct forward *f, const struct control_request *r)
         return rc;
     jobs_host(f->jobs, f->gateway, host, sizeof host);
     rc = control_send(f->control, CONTROL_STARTED, f->gateway, 0, host, strlen(host));
-    return rc ? base_fail(rc, "the command that asked for it has ended") : take_listener(f);
+    return rc ? base_fail(rc, "the command that asked for the proxy has ended") : take_listener(f);
 }
 
 /* Reads HOST:PORT or HOST:PATH. An empty HOST means this host. */
@@ -237,7 +239,7 @@ static int publish_make(struct forward *f, const struct control_request *r)
     int n = snprintf(text, sizeof text, "%s ", f->address);
     jobs_host(f->jobs, f->gateway, text + n, sizeof text - (size_t)n);
     rc = control_send(f->control, CONTROL_STARTED, f->gateway, 0, text, strlen(text));
-    return rc ? base_fail(rc, "the command that asked for it has ended") : 0;
+    return rc ? base_fail(rc, "the command that asked for the published port has ended") : 0;
 }
 
 /* --- serving --- */
@@ -277,7 +279,7 @@ static int forward_keep(struct forward *f)
     pthread_t thread;
     int ends[2], rc = base_pipe(ends, O_NONBLOCK);
     if (rc)
-        return base_fail(rc, "cannot make a pipe for a proxy or published port with --keep: %s", base_strerror(rc));
+        return base_fail(rc, "cannot make a pipe for a proxy or published port with --keep: %s" BASE_FILES_HINT, base_strerror(rc));
     f->control = ends[0];
     f->end = ends[1];
     f->kept = true;
@@ -294,7 +296,7 @@ static int forward_keep(struct forward *f)
     }
     forward_unlist(f);
     close(ends[0]);
-    return base_fail(rc, "cannot start a thread for a proxy or published port with --keep: %s", base_strerror(rc));
+    return base_fail(rc, "cannot start a thread for a proxy or published port with --keep: %s" BASE_THREAD_HINT, base_strerror(rc));
 }
 
 void standing_forward(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r)
@@ -305,7 +307,7 @@ void standing_forward(weft_node *w, struct jobs *jobs, int fd, const struct cont
     if (r->head.signal) {
         rc = end_by_address(jobs, publishes, r->arguments[0]);
     } else if (!f) {
-        base_fail(rc, "no memory for a proxy or published port");
+        base_fail(rc, "no memory for a proxy or published port" BASE_MEMORY_HINT);
     } else {
         *f = (struct forward){.w = w, .jobs = jobs, .publishes = publishes, .listener = -1, .datagrams = -1, .control = fd, .end = -1};
         rc = publishes ? publish_make(f, r) : proxy_make(f, r);

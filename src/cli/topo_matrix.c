@@ -104,14 +104,15 @@ int topo_matrix(const struct topo *t, const char *hostfile)
     if (!status && hostfile && cluster_hostfile_read(&h, hostfile))
         status = cli_error("topo", "%s", base_error());
     if (!status && h && h->count != t->size)
-        status = cli_error("topo", "hostfile %s has %u nodes now, but there are %u", hostfile, h->count, t->size);
+        status = cli_error("topo", "hostfile %s was changed during the measurement: it has %u nodes now, and %u were measured; try again",
+                           hostfile, h->count, t->size);
     for (uint32_t i = 0; i < t->size && !status; i++) {
         json_t *host = host_json(t, h, i);
         char *text = host ? json_dumps(host, 0) : NULL;
         if (text)
             printf("%s%s%s", i ? ",\n  " : "[\n  ", text, i + 1 < t->size ? "" : "\n]\n");
         else
-            status = cli_error("topo", "no memory for the matrix");
+            status = cli_error("topo", "no memory for the matrix" BASE_MEMORY_HINT);
         free(text);
         json_decref(host);
     }

@@ -29,7 +29,7 @@ int cuda_lanes_load(void *device, const struct gpu_code *code, void **module)
     struct cuda_device *d = device;
     struct loaded *l = calloc(1, sizeof *l);
     if (!l)
-        return base_fail(-ENOMEM, "no memory for the GPU's kernels" BASE_MEMORY_HINT);
+        return base_fail(-ENOMEM, "no memory to load kernels on the GPU cuda:%d" BASE_MEMORY_HINT, d->device);
     int rc = cuda_failed(WITHIN(d, cuda->cuModuleLoadData(&l->module, *code->image)),
                          "loading the kernels on the GPU (is its driver older than the CUDA that built them?)");
     for (uint32_t i = 0; i < code->count && !rc; i++)
@@ -59,7 +59,7 @@ int cuda_lanes_open(void *device, void **lane)
     struct cuda_device *d = device;
     struct lane *l = calloc(1, sizeof *l);
     if (!l)
-        return base_fail(-ENOMEM, "no memory for a stream of the GPU" BASE_MEMORY_HINT);
+        return base_fail(-ENOMEM, "no memory for a stream of the GPU cuda:%d" BASE_MEMORY_HINT, d->device);
     int code = WITHIN(d, cuda->cuStreamCreate(&l->stream, CUDA_STREAM_NON_BLOCKING));
     if (!code)
         code = WITHIN(d, cuda->cuEventCreate(&l->event, CUDA_EVENT_NO_TIMING));

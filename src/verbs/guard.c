@@ -37,8 +37,8 @@ static int start_guard(const char *command, const char *at, int socket)
     if (!rc)
         rc = base_process_start(&how, &none, &step);
     if (rc && step == BASE_STEP_PROGRAM)
-        return base_fail(rc, "cannot start the guard: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
-                         base_strerror(rc), command);
+        return base_fail(rc, "cannot start the guard: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft", command,
+                         base_strerror(rc));
     return rc ? base_fail(rc, "cannot start the guard of RDMA devices: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
@@ -49,27 +49,27 @@ static int greet(struct verbs_guard *g, const char *command)
     struct guard_greeting hello;
     int fds[2] = {-1, -1}, rc = base_receive_fds(g->fd, &hello.magic, sizeof hello.magic, fds, 2, base_deadline(GUARD_PATIENCE));
     if (rc)
-        return base_fail(rc, "the guard has not answered: %s: set WEFT_GUARD to the path of the command weft (WEFT_GUARD='%s')",
-                         base_strerror(rc), command);
+        return base_fail(rc, "the guard has not answered: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft", command,
+                         base_strerror(rc));
     if (hello.magic == EEXIST)
         return -EEXIST;
     if (hello.magic == EUSERS)
         return base_fail(-EUSERS, "the guard serves as many programs as it can: end one of them");
     if (hello.magic != GUARD_MAGIC)
-        return base_fail(-ENOENT, "the guard process '%s' did not start: %s: set WEFT_GUARD to the path of the command weft", command,
-                         hello.magic < 4096 ? base_strerror((int)hello.magic) : "WEFT_GUARD names another program");
+        return base_fail(-ENOENT, "the guard did not start: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft",
+                         command, hello.magic < 4096 ? base_strerror((int)hello.magic) : "this is another program");
     rc = base_receive_fds(g->fd, &hello.call_bytes, sizeof hello - sizeof hello.magic, NULL, 0, base_deadline(GUARD_PATIENCE));
     if (rc)
-        rc = base_fail(-EPROTO, "the guard's greeting did not arrive completely: %s (WEFT_GUARD='%s')", base_strerror(rc), command);
+        rc = base_fail(-EPROTO, "the guard's greeting did not arrive completely: WEFT_GUARD is '%s': %s", command, base_strerror(rc));
     else if (fds[0] < 0 || fds[1] < 0 || hello.call_bytes != sizeof(struct guard_call) ||
              hello.answer_bytes != sizeof(struct guard_answer) || hello.completion_bytes != sizeof(struct guard_completion))
         rc = base_fail(-EPROTO,
                        "the guard and this program are of different versions of weft: set WEFT_GUARD to the command weft of this program's "
-                       "version (WEFT_GUARD='%s')",
+                       "version; now it is '%s'",
                        command);
     uint64_t bytes = base_round_up(sizeof *g->page, BASE_PAGE);
     if (!rc && base_memory_fd_check(fds[0], bytes))
-        rc = base_context(-EPROTO, "the guard has sent memory that cannot be used (WEFT_GUARD='%s')", command);
+        rc = base_context(-EPROTO, "the guard has sent memory that cannot be used (WEFT_GUARD is '%s')", command);
     if (!rc) {
         void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
         if (p == MAP_FAILED)

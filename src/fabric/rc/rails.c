@@ -49,12 +49,13 @@ static void rails_unmake(struct rc_rail *r)
     memset(r, 0, sizeof *r);
 }
 
+/* The caller names the device in front of the error. */
 static int rails_make(struct rc *rc, struct rc_rail *r)
 {
     struct weft_node *w = rc->w;
     struct verbs_device *d = r->device;
     if (!d->traits.rc || !d->traits.write || !d->traits.read || d->traits.rd_atomic == 0)
-        return base_fail(-EOPNOTSUPP, "no reliable connections with RDMA write and read");
+        return base_fail(-EOPNOTSUPP, "it has no reliable connections with RDMA write and read");
     r->tracks_max = room_for(rc, d);
     if (r->tracks_max == 0)
         return d->traits.cqe < 2 * RC_TRACK_DEPTH
@@ -73,7 +74,7 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
     r->landing_bytes = base_round_up((uint64_t)w->room * BASE_CACHE_LINE, BASE_PAGE);
     void *p = mmap(NULL, r->landing_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "cannot map %llu bytes for the receives of a further device: %s" BASE_MEMORY_HINT,
+        return base_fail(-errno, "cannot map %llu bytes of memory for its receives: %s" BASE_MEMORY_HINT,
                          (unsigned long long)r->landing_bytes, base_strerror(errno));
     r->landing_memory = p;
     err = verbs_register(&r->landing, d, p, r->landing_bytes, 0);
