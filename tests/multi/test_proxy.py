@@ -730,6 +730,8 @@ class Ends(Proxy):
                 socket.create_connection(at, timeout=LIMIT).close()
             except ConnectionRefusedError:
                 return True
+            except ConnectionResetError:  # the port was closed meanwhile
+                pass
             return False
         until("the port is closed", refused)
 

@@ -98,6 +98,7 @@ class Units(unittest.TestCase):
     def environment(self, host):
         """The environment that systemd would give on this host: files and folders are of this test."""
         env = {"PATH": os.environ["PATH"], "HOME": self.tmp, "USER": "weft"}
+        env.update((name, value) for name, value in os.environ.items() if name.endswith("SAN_OPTIONS"))  # of the sanitizers, in such a build
         env.update(e.split("=", 1) for e in self.said["Environment"])
         self.assertEqual({name for name in env if name.startswith("WEFT_")}, FILES | {"WEFT_RANK", "WEFT_JOIN_TIMEOUT"})
         env.update(WEFT_HOSTFILE=self.hosts, WEFT_SECRET_FILE=self.secret, WEFT_RANK=str(host), XDG_RUNTIME_DIR=os.path.join(self.tmp, f"run{host}"))
