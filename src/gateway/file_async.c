@@ -123,13 +123,13 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
 {
     struct file_async *all = g->file_async;
     c->op = op;
-    fab_pending(op, c->node);
     pthread_mutex_lock(&all->lock);
     if (all->queued >= all->idle && all->threads < ASYNC_THREADS && !all->stop &&
         base_thread(&all->thread[all->threads], async_run, all) == 0)
         all->threads++;
     int rc = all->stop ? -ECONNRESET : all->threads ? 0 : -EAGAIN;
     if (!rc) {
+        fab_pending(op, c->node); /* first: a thread may complete it as soon as the call is queued */
         *all->last = c;
         all->last = &c->next;
         all->queued++;
