@@ -118,7 +118,7 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
     if (rc && !gateway_ask_leave(f->g, s->ask, 0))
         rc = 0; /* the answer has come in the meantime */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
-        rc = s->error == -ENOBUFS ? -EAGAIN : s->error == -EAGAIN ? -EAGAIN : file_slot_error(f, s);
+        rc = s->error == -ENOBUFS || s->error == -EAGAIN ? -EAGAIN : file_slot_error(f, s);
     *at = s->at;
     *lease = s->lease;
     file_map_slot_free(s);
