@@ -118,13 +118,15 @@ static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
     return oldest;
 }
 
-/* Called when a record has waited long for a piece. The cache may be small and full of pieces of which this file has leases. So collects
- * the leases that were used, to give them back. Returns how many are in `leases`. */
+/* If records have waited long for a piece, the cache may be small and full of pieces of which this file has leases. So collects the leases
+ * that were used, to give them back. Returns how many are in `leases`. */
 static unsigned slots_give_back(struct file_record *f, const struct file_record_slot *wanted, uint64_t leases[FILE_RECORD_SLOTS])
 {
     unsigned n = 0;
     int64_t now = base_now_ns();
-    for (unsigned i = 0; i < FILE_RECORD_SLOTS && now - wanted->since > WAITS_NS; i++) {
+    if (now - wanted->since <= WAITS_NS)
+        return 0;
+    for (unsigned i = 0; i < FILE_RECORD_SLOTS; i++) {
         struct file_record_slot *s = &f->slot[i];
         if (s->state != PIECE_READY || !slot_is_free(s, now))
             continue;
@@ -216,6 +218,7 @@ static void read_copied(struct gateway_copy *c, int rc)
     struct file_read *j = (struct file_read *)(void *)c;
     struct gateway *g = c->g;
     struct file_record_slot *s = j->slot;
+    struct file_record *f = s->f; /* now, because another record may take the slot as soon as the lock is released */
     weft_request *r = j->r;
     base_spin_lock(&g->lock);
     int64_t now = base_now_ns();
@@ -227,7 +230,7 @@ static void read_copied(struct gateway_copy *c, int rc)
     r->result[0] = rc ? 0 : c->bytes;
     free(j);
     gateway_record_answer(g, r, rc);
-    gateway_object_leave(g, &s->f->object);
+    gateway_object_leave(g, &f->object);
 }
 
 /* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there
