@@ -453,9 +453,7 @@ static int file_open(struct gateway *g, weft_request *r, uint64_t *arg)
 static void opened(struct gateway *g, struct file_record *f, weft_request *r, const struct gateway_result *result)
 {
     if (result->status) {
-        if (!f->object.closed)
-            gateway_table_remove(&g->objects, f->object.id);
-        f->object.closed = true;
+        gateway_object_close_locked(g, &f->object);
         return;
     }
     f->there = result->word[0];

@@ -53,6 +53,7 @@ void gateway_object_leave(struct gateway *g, struct gateway_object *o);
 void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
 /* Takes the handle away. The object is freed when nobody uses it, the caller included. */
 void gateway_object_close(struct gateway *g, struct gateway_object *o);
+void gateway_object_close_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
 
 /* --- record_copy.c --- */
 enum gateway_copy_step { COPY_BEGINS, COPY_GETS, COPY_GOT, COPY_PUTS, COPY_FLUSHES };
