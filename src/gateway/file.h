@@ -33,11 +33,23 @@
 #define FILE_THREADS    4u
 #define FILE_OPEN_MAX   4096u
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
+#define FILE_COPY_NS    (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
 #define FILE_CHECK_NS   WEFT_SECOND /* while a file is read from the cache, it is compared with the disk this often */
 #define FILE_LEASES_MAX 4096u       /* leases of one handle */
 #define FILE_HOT        4u          /* a piece that was found in the cache this often gets huge pages */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
+
+/* How many pieces a file has, and how many bytes one of them has. */
+static inline uint64_t file_pieces(uint64_t file_bytes)
+{
+    return file_bytes / WEFT_FILE_PIECE + (file_bytes % WEFT_FILE_PIECE != 0);
+}
+static inline uint32_t file_piece_bytes(uint64_t file_bytes, uint64_t index)
+{
+    uint64_t left = file_bytes - index * WEFT_FILE_PIECE;
+    return left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE;
+}
 
 /* --- file_path.c --- */
 struct file_offers;
@@ -217,5 +229,11 @@ enum file_kind {
 #define FILE_AHEAD   0x2u /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
 #define FILE_ENDS_AT 1u   /* index in arg[] of the first lease to end */
 #define FILE_ENDS    6u
+
+/* LEASE: whether the answer names a piece of `bytes` bytes in the pool of the gateway `node`. */
+static inline bool file_lease_fits(const struct gateway_result *r, uint32_t node, uint32_t bytes)
+{
+    return weft_gaddr_node(r->word[0]) == node && weft_gaddr_space(r->word[0]) == 0 && r->word[1] == bytes;
+}
 
 #endif

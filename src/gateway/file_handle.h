@@ -83,6 +83,5 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
-uint32_t file_piece_bytes(const weft_file *f, uint64_t index);
 
 #endif

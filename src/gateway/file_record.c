@@ -17,7 +17,6 @@
 #define AHEAD             4u
 #define KEPT_NS           (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
 #define WAITS_NS          (5 * WEFT_MS)   /* if a record waits longer than this for a piece, the file gives back leases that it has used */
-#define COPY_NS           (100 * WEFT_MS) /* a lease that ends within this time is not used, because copying a piece may take as long */
 
 enum file_record_state { PIECE_NONE, PIECE_ASKED, PIECE_READY, PIECE_FAILED };
 struct file_record_slot {
@@ -139,26 +138,13 @@ static unsigned slots_give_back(struct file_record *f, const struct file_record_
 static void slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     struct file_record_slot *s = a->arg;
-    int rc = r->status;
-    if (!rc && (weft_gaddr_node(r->word[0]) != a->node || weft_gaddr_space(r->word[0]) || r->word[1] != s->bytes))
-        rc = -EPROTO;
+    int rc = r->status ? r->status : file_lease_fits(r, a->node, s->bytes) ? 0 : -EPROTO;
     s->error = rc;
     s->at = rc ? WEFT_NULL : r->word[0];
     s->lease = rc ? 0 : r->word[2];
     s->since = base_now_ns();
     s->state = !rc ? PIECE_READY : rc == -EAGAIN ? PIECE_NONE : PIECE_FAILED;
     gateway_object_leave_locked(g, &s->f->object);
-}
-
-static uint64_t pieces_of(const struct file_record *f)
-{
-    return f->info.bytes / WEFT_FILE_PIECE + (f->info.bytes % WEFT_FILE_PIECE != 0);
-}
-
-static uint32_t piece_bytes(const struct file_record *f, uint64_t index)
-{
-    uint64_t left = f->info.bytes - index * WEFT_FILE_PIECE;
-    return left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE;
 }
 
 /* Prepares a request for a piece. False: there is no slot for it now. */
@@ -176,9 +162,9 @@ static bool slot_prepare(struct file_record *f, uint64_t index, weft_request *as
                                    .fresh = true,
                                    .index = index,
                                    .writes = f->writes,
-                                   .bytes = piece_bytes(f, index),
+                                   .bytes = file_piece_bytes(f->info.bytes, index),
                                    .since = now,
-                                   .until = base_deadline(FILE_LEASE_NS) - COPY_NS};
+                                   .until = base_deadline(FILE_LEASE_NS) - FILE_COPY_NS};
     f->object.uses++; /* until the answer comes */
     *out = s;
     return true;
@@ -205,7 +191,7 @@ static void ask_ahead(struct gateway *g, struct file_record *f, uint64_t index)
         weft_request ask = {.flags = 0};
         struct file_record_slot *s = NULL;
         base_spin_lock(&g->lock);
-        bool wanted = i < pieces_of(f) && !slot_find(f, i) && slot_prepare(f, i, &ask, &s);
+        bool wanted = i < file_pieces(f->info.bytes) && !slot_find(f, i) && slot_prepare(f, i, &ask, &s);
         base_spin_unlock(&g->lock);
         ask.flags = FILE_AHEAD;
         if (wanted && slot_ask(g, s, &ask))
@@ -222,7 +208,7 @@ static void read_copied(struct gateway_copy *c, int rc)
     weft_request *r = j->r;
     base_spin_lock(&g->lock);
     int64_t now = base_now_ns();
-    if (!rc && now >= s->until + COPY_NS)
+    if (!rc && now >= s->until + FILE_COPY_NS)
         rc = -EAGAIN; /* the lease has ended, and the memory may hold another piece */
     s->copies--;
     s->since = now;
