@@ -34,9 +34,9 @@
 #define FILE_OPEN_MAX   4096u
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
 #define FILE_COPY_NS    (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
-#define FILE_CHECK_NS   WEFT_SECOND /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_LEASES_MAX 4096u       /* leases of one handle */
-#define FILE_HOT        4u          /* a piece that was found in the cache this often gets huge pages */
+#define FILE_CHECK_NS   WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
+#define FILE_LEASES_MAX 4096u           /* leases of one handle */
+#define FILE_HOT        4u              /* a piece that was found in the cache this often gets huge pages */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
 
