@@ -207,6 +207,10 @@ bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the
 void file_begin_write(struct files *all, struct file_open *o, struct gateway_call *c);
 void file_begin_sync(struct files *all, struct file_open *o, struct gateway_call *c);
 
+/* --- file_handle.c: for all askers. Both do not wait --- */
+void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* ends a lease */
+void file_post_close(struct gateway *g, uint32_t node, uint64_t there);  /* closes the file that has the number `there` at the gateway */
+
 /* --- requests of the asker. "handle" means that the request names an open file --- */
 enum file_kind {
     /* Opens. data: the path; flags: WEFT_FILE_.... Answer: word 0: the handle; payload: weft_file_info */

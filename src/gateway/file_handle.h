@@ -64,7 +64,6 @@ static inline int file_slot_state(const struct file_slot *s)
 {
     return atomic_load_explicit(&s->state, memory_order_acquire);
 }
-void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* gives a piece back that was mapped */
 void file_map_slot_free(struct file_slot *s);
 void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
 bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */

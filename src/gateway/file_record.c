@@ -59,24 +59,11 @@ static weft_request file_request(const struct file_record *f, enum file_kind kin
         .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = (uint16_t)kind, .node = f->node, .handle = f->there};
 }
 
-/* Sends a request whose answer is ignored. */
-static void ask_nothing(struct gateway *g, const weft_request *r)
-{
-    (void)gateway_ask(g, &(struct gateway_question){.record = r, .tell = gateway_tell_nobody, .post = true}, NULL);
-}
-
-static void close_there(struct gateway *g, uint32_t node, uint64_t there)
-{
-    const struct file_record like = {.node = node, .there = there};
-    const weft_request r = file_request(&like, FILE_CLOSE);
-    ask_nothing(g, &r);
-}
-
 static void file_free(struct gateway *g, struct gateway_object *o, bool over)
 {
     struct file_record *f = (struct file_record *)(void *)o;
     if (f->there && !over)
-        close_there(g, f->node, f->there);
+        file_post_close(g, f->node, f->there);
     free(f);
 }
 
@@ -268,11 +255,8 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
     waits = rc == -EAGAIN && !s ? slot_find(f, index) : NULL;
     unsigned back = waits && waits->state == PIECE_ASKED ? slots_give_back(f, waits, leases) : 0;
     base_spin_unlock(&g->lock);
-    while (back) {
-        weft_request give = file_request(f, FILE_RETURN);
-        give.arg[0] = leases[--back];
-        ask_nothing(g, &give);
-    }
+    while (back)
+        file_post_return(g, f->node, leases[--back]);
     if (!there) {
         free(j);
         int failed = s ? slot_ask(g, s, &ask) : 0;
@@ -462,7 +446,7 @@ void gateway_file_told(struct gateway *g, weft_request *r, uint64_t arg, const s
 void gateway_file_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0 && a->kind == FILE_OPEN)
-        close_there(g, a->node, r->word[0]);
+        file_post_close(g, a->node, r->word[0]);
 }
 
 /* --- records --- */
