@@ -12,7 +12,7 @@
  *   file_write.c    requests to write and to sync
  *   file.c          all other requests
  *   file_handle.c   asker: handles, and calls that need one request
- *   file_read.c, file_map.c, file_record.c   asker: reads, maps, and requests by record;
+ *   file_read.c, file_map.c, file_record_read.c, file_record.c   asker: reads, maps, and requests by record;
  *                   file_async.c: calls that do not wait
  *
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the

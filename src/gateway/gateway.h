@@ -26,7 +26,7 @@
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service (file.h)
  *   file_handle.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
- *   record_object.c, record_copy.c, net_record.c, file_record.c   requests by record (record.h)
+ *   record_object.c, record_copy.c, net_record.c, file_record_read.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
  *   record.c    takes records from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
