@@ -15,7 +15,7 @@ static struct file_open *open_of(const struct files *all, const struct gateway_c
 
 static bool has_piece(const struct file_body *b, uint64_t index)
 {
-    return index < b->is.bytes / WEFT_FILE_PIECE + (b->is.bytes % WEFT_FILE_PIECE != 0);
+    return index < file_pieces(b->is.bytes);
 }
 
 /* Answers a request for a piece that is in the cache. */

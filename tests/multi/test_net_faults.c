@@ -301,6 +301,23 @@ static void asker_dies(weft_node *w, void *arg)
         CHECK(usleep(1000) == 0 && now_ns() < deadline);
 }
 
+/* Requests whose messages do not have the data that they announce: the server thread, which sleeps, must answer each of them soon. */
+static void no_data(weft_node *w, void *arg)
+{
+    struct board *b = arg;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->connected, 1); /* only the progress thread handles messages */
+        return;
+    }
+    const weft_request r = {.version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_NET, .kind = NET_CONNECT, .data_bytes = 9};
+    for (unsigned i = 0; i < 20; i++) {
+        struct gateway_question q = {.record = &r};
+        usleep(10000); /* the server thread goes to sleep */
+        CHECK(gateway_ask_wait(w->gateway, &q, patience_ns(10), NULL, NULL, NULL) == -EINVAL);
+    }
+    b->connected = 1;
+}
+
 /* The gateway dies in the middle of a download: what has arrived can be read, then there is an error, and at once. */
 static void gateway_dies(weft_node *w, void *arg)
 {
@@ -485,13 +502,20 @@ static void test_deaths(void **state)
     assert_int_equal(status[1], 0);
 }
 
+static void test_no_data(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, no_data, shared_words(sizeof(struct board)), OPEN), 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow), cmocka_unit_test(test_many),  cmocka_unit_test(test_deaths), cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_lies), cmocka_unit_test(test_files), cmocka_unit_test(test_greed),  cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_slow),    cmocka_unit_test(test_many),  cmocka_unit_test(test_deaths),
+        cmocka_unit_test(test_stalled), cmocka_unit_test(test_lies),  cmocka_unit_test(test_files),
+        cmocka_unit_test(test_greed),   cmocka_unit_test(test_flood), cmocka_unit_test(test_no_data),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
