@@ -150,7 +150,8 @@ static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, we
     return rc;
 }
 
-static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t deadline)
+/* `*again`: the lease ended before the copy was complete, so the piece must be requested once more. */
+static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t deadline, bool *again)
 {
     weft_node *w = f->g->w;
     uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE, lease;
@@ -176,6 +177,7 @@ static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t 
         int64_t before = fab_limit(deadline);
         rc = map_copy(f, at, bytes, until, &copy);
         fab_limit(before);
+        *again = rc == -EAGAIN;
         p = rc ? NULL : weft_ptr(w, copy, bytes);
     }
     if (rc || !here)
@@ -188,6 +190,7 @@ static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t 
 int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t timeout_ns)
 {
     int64_t deadline = fab_timeout(f->g->w, timeout_ns);
+    bool again;
     *out = (weft_file_view){.at = NULL};
     int rc = file_use(f, false);
     if (rc)
@@ -196,8 +199,10 @@ int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t ti
         rc = base_fail(-EINVAL, "%s at node %u has only %llu bytes, so offset %llu cannot be mapped", f->path, f->node,
                        (unsigned long long)f->info.bytes, (unsigned long long)offset);
     else
-        while ((rc = map_once(f, offset, out, deadline)) == -EAGAIN && base_now_ns() < deadline)
-            ;
+        do {
+            again = false;
+            rc = map_once(f, offset, out, deadline, &again);
+        } while (again && base_now_ns() < deadline);
     file_unuse(f, false);
     return rc;
 }
