@@ -342,6 +342,64 @@ static void test_noticed_by_the_system(void **state)
     assert_int_equal(nodes_failed_with(2, noticed, NULL, USUAL), 0);
 }
 
+#if defined(__linux__)
+/* While the gateway is stopped, more files change than the system keeps notices of, and then one whose notice is lost. */
+static void notices_lost(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *words = arg;
+    static const char *const name[] = {"busy", "busy too", "file"};
+    static uint8_t some[1000];
+    if (weft_rank(w) == 0) {
+        atomic_store(&words[1], (uint32_t)getpid());
+        wait_for(&words[0], 1);
+        return;
+    }
+    weft_file *f[3];
+    int fd[3];
+    size_t n;
+    wait_for(&words[1], 1);
+    for (unsigned i = 0; i < 3; i++) {
+        write_file(in_folder(name[i]), 7, PIECE, O_TRUNC);
+        CHECK((fd[i] = open(in_folder(name[i]), O_WRONLY)) >= 0);
+        OK(weft_file_open(w, 0, in_folder(name[i]), 0, &f[i], DEFAULT_TIME));
+        OK(weft_file_read(f[i], some, sizeof some, 0, &n, DEFAULT_TIME));
+    }
+    stop_asleep((pid_t)atomic_load(&words[1]));
+    for (uint32_t i = 0; i < words[2]; i++) /* by turns: two notices of the same file would become one */
+        CHECK(pwrite(fd[i % 2], "x", 1, 0) == 1);
+    CHECK(pwrite(fd[2], "x", 1, 0) == 1);
+    CHECK(kill((pid_t)atomic_load(&words[1]), SIGCONT) == 0);
+    int64_t deadline = now_ns() + patience_ns(10);
+    while (!is_stale(w, in_folder("file"))) /* nobody reads it */
+        CHECK(now_ns() < deadline);
+    for (unsigned i = 0; i < 3; i++) {
+        OK(weft_file_close(f[i]));
+        close(fd[i]);
+    }
+    atomic_store(&words[0], 1);
+}
+#endif
+
+static void test_notices_lost(void **state)
+{
+    (void)state;
+#if defined(__linux__)
+    _Atomic uint32_t *words = shared_words(64);
+    unsigned most = 0;
+    FILE *f = fopen("/proc/sys/fs/inotify/max_queued_events", "r");
+    if (!f || fscanf(f, "%u", &most) != 1 || most > 1000000)
+        most = 0;
+    if (f)
+        fclose(f);
+    if (!most)
+        skip(); /* the system keeps more than this test can lose */
+    words[2] = most + 100;
+    assert_int_equal(nodes_failed_with(2, notices_lost, words, USUAL), 0);
+#else
+    skip();
+#endif
+}
+
 /* --- mapping ahead --- */
 
 /* Two threads' worth of patterns on one handle: in order, backwards, and jumping; what was mapped ahead is given back. */
@@ -443,6 +501,7 @@ int main(int argc, char **argv)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {TEST(test_large),        TEST(test_started),
                                        TEST(test_started_busy), TEST(test_noticed_by_the_system),
-                                       TEST(test_mapped_ahead), TEST(test_offers)};
+                                       TEST(test_notices_lost),  TEST(test_mapped_ahead),
+                                       TEST(test_offers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
