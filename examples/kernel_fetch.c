@@ -138,7 +138,7 @@ static void run_kernel(weft_node *w, const char *url)
     memset(weft_ptr(w, job.record, WEFT_REQUEST_BYTES), 0, WEFT_REQUEST_BYTES);
     check(weft_gpu_run(gpu, fetch, 1, &job), "kernel");
     if (job.rc) {
-        fprintf(stderr, "kernel_fetch: a call of the kernel ended with %d\n", job.rc);
+        fprintf(stderr, "kernel_fetch: the kernel could not fetch %s: %s\n", url, strerror(-job.rc)); /* Linux's numbers */
         exit(1);
     }
     char head[200] = "";
@@ -163,6 +163,10 @@ int main(int argc, char **argv)
         port = argc > 1 ? 0 : start_server(&listener, &thread);
     }
     check(weft_open(&w, NULL), "open");
+    if (weft_size(w) < 2) {
+        fprintf(stderr, "kernel_fetch: one node has nobody to fetch through: start it by weft run -n 2 -- kernel_fetch\n");
+        return 1;
+    }
     check(weft_exchange(w, &port, 1, ports, NULL, WEFT_TIMEOUT_DEFAULT), "exchange");
     if (weft_rank(w) == 1) {
         char url[64];

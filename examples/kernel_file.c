@@ -62,9 +62,19 @@ static void count_lines(const weft_device *d, void *arg)
 
 /* --- the programs --- */
 
+static char made[4096]; /* the file that this program has made */
+
+static void remove_file(void)
+{
+    unlink(made);
+}
+
 static void make_file(char *path)
 {
     int fd = mkstemp(path);
+    strcpy(made, path);
+    if (fd >= 0)
+        atexit(remove_file);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
     for (int i = 0; f && i < 700000; i++)
         fprintf(f, "%d\n", 100000 + i);
@@ -90,7 +100,8 @@ static void run_kernel(weft_node *w, const char *path, uint64_t result[2])
     check(weft_gpu_run(gpu, count_lines, BLOCKS, &job), "kernel");
     for (uint32_t b = 0; b < BLOCKS; b++) {
         if (job.rc[b]) {
-            fprintf(stderr, "kernel_file: node %u: a call of the kernel ended with %d\n", weft_rank(w), job.rc[b]);
+            fprintf(stderr, "kernel_file: node %u: the kernel could not read %s: %s\n", weft_rank(w), path,
+                    strerror(-job.rc[b])); /* Linux's numbers */
             exit(1);
         }
         result[0] += job.lines[b];
@@ -129,8 +140,6 @@ int main(int argc, char **argv)
             printf("node %u: %llu lines, in %llu pieces\n", i, (unsigned long long)results[2 * i], (unsigned long long)results[2 * i + 1]);
         check(weft_file_cache_stat(w, 0, &cache, sizeof cache, WEFT_TIMEOUT_DEFAULT), "cache");
         printf("node 0 has read %llu pieces from its disk\n", (unsigned long long)cache.disk_reads);
-        if (argc <= 1)
-            unlink(path);
     }
     check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier");
     check(weft_close(w), "close");

@@ -198,7 +198,8 @@ typedef struct weft_name {
  * datagrams: sends all bytes as one; arg[2] to arg[4]: the receiver's address, for a socket without a peer. -EBUSY: another request is
  * sending on this socket. */
 #define WEFT_NET_SEND 7u
-/* Ends the sending side: after all bytes the peer sees the end. Receiving goes on. -EAGAIN: the connection is not open yet. */
+/* Ends the sending side: after all bytes the peer sees the end. Receiving goes on. -EAGAIN: the connection is not open yet, or another
+ * request is sending. */
 #define WEFT_NET_SHUTDOWN 8u
 /* Finds received bytes that lie together in the ring; not for datagrams. -EAGAIN: nothing has arrived. result[0]: their address, in the
  * asker's own pool; result[1]: how many bytes; 0: the peer has ended its side. The bytes stay there until TAKEN. */

@@ -28,6 +28,9 @@ struct forward_changed *forward_list_take(struct forward_list *l);        /* NUL
 void forward_list_remove(struct forward_list *l, struct forward_changed *c);
 void forward_wake(int wake_fd);
 
+#define FORWARD_TURNS 16u    /* how many pieces one connection moves before others get a turn */
+#define FORWARD_BRIEF 65536u /* largest piece when the progress thread moves bytes; it moves at most two */
+
 struct forward_loop {
     struct gateway *gateway;
     struct gateway_watches *watches;
@@ -45,6 +48,15 @@ int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*
 void forward_loop_close(struct forward_loop *l);
 /* A connection has changed, as weft reports: the thread of the loop serves it. If that thread sleeps, the progress thread does. */
 void forward_notice(struct forward_loop *l, struct forward_changed *c);
+/* How much of `bytes` may move as one piece now, and how many pieces of one connection. */
+static inline size_t forward_piece(const struct forward_loop *l, size_t bytes)
+{
+    return l->brief && bytes > FORWARD_BRIEF ? FORWARD_BRIEF : bytes;
+}
+static inline unsigned forward_turns(const struct forward_loop *l)
+{
+    return l->brief ? 2 : FORWARD_TURNS;
+}
 /* Watches a copy of a descriptor for bytes to read; gateway_unwatch() closes the copy. */
 int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *), void *arg);
 

@@ -21,8 +21,7 @@
 #include "weft/net.h"
 #include "weft/pool.h"
 
-#define TURNS     16u                /* how many pieces one client moves before other clients get a turn */
-#define BRIEF     65536u             /* largest piece when the progress thread moves bytes; it moves at most two */
+#define ACCEPTS   16u                /* how many clients are accepted before other work */
 #define READY_MAX 256u               /* how many changed connections are served before sockets are polled again */
 #define TALK_NS   (30 * WEFT_SECOND) /* a client that has not sent a whole request after this time is closed */
 #define LOOK_NS   WEFT_SECOND        /* how often the clients that are sending a request are checked */
@@ -108,11 +107,6 @@ static void notice(void *arg)
 
 /* --- moving bytes --- */
 
-static size_t piece_of(const struct client *c, size_t bytes)
-{
-    return c->p->loop.brief && bytes > BRIEF ? BRIEF : bytes;
-}
-
 /* Returns how many of the client's bytes belong to its request of plain HTTP. Bytes after the request are dropped, because they may be a
  * request for another server. The answer is still passed on. If the client has received all of the answer that has come so far and sends
  * more, `*broken` becomes true: the connection is reset, and the client must connect again. */
@@ -137,7 +131,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         c->up_over = true; /* the server reads no more; the bytes that it has sent are still passed on */
         return false;
     }
-    size_t most = piece_of(c, room);
+    size_t most = forward_piece(&c->p->loop, room);
     ssize_t n = read(c->watch.fd, at, most);
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
@@ -175,7 +169,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
         shutdown(c->watch.fd, SHUT_WR);
         return false;
     }
-    ssize_t n = send(c->watch.fd, at, piece_of(c, bytes), MSG_NOSIGNAL);
+    ssize_t n = send(c->watch.fd, at, forward_piece(&c->p->loop, bytes), MSG_NOSIGNAL);
     if (n > 0) {
         forward_count(&c->p->f->down_bytes, (uint64_t)n);
         c->answered = true;
@@ -192,7 +186,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
 static void client_move(struct client *c, bool readable)
 {
     bool wants = !readable, full = false, broken = false;
-    const unsigned turns = c->p->loop.brief ? 2 : TURNS;
+    const unsigned turns = forward_turns(&c->p->loop);
     unsigned i = 0;
     while (readable && !c->up_over && i < turns && move_up(c, &wants, &broken))
         i++;
@@ -433,7 +427,7 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    for (unsigned i = 0; i < TURNS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
+    for (unsigned i = 0; i < ACCEPTS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
         int fd = gateway_accept(watch->fd);
         if (fd >= 0 && client_new(p, fd))
             continue;

@@ -12,8 +12,6 @@
 #include "cli/forward_loop.h"
 #include "weft/net.h"
 
-#define TURNS     16u                /* how many pieces one pair moves before others get a turn */
-#define BRIEF     65536u             /* largest piece when the progress thread moves bytes; it moves at most two */
 #define ACCEPTS   16u                /* how many accepts wait at the gateway at the same time */
 #define READY_MAX 256u               /* how many changed pairs are served before anything else */
 #define PAUSE_NS  (20 * WEFT_MS)     /* how long to wait when there is no memory or no descriptor */
@@ -115,8 +113,7 @@ static bool move_one(struct pair *c, int from, bool *broken)
         *broken = rc != -EPIPE;
         return false;
     }
-    size_t n = have < room ? have : room;
-    n = c->p->loop.brief && n > BRIEF ? BRIEF : n;
+    size_t n = forward_piece(&c->p->loop, have < room ? have : room);
     memcpy(to, at, n);
     *broken = weft_net_put(c->side[!from], n) != 0 || weft_net_taken(c->side[from], n) != 0;
     forward_count(from == CLIENT ? &c->p->f->up_bytes : &c->p->f->down_bytes, n);
@@ -126,7 +123,7 @@ static bool move_one(struct pair *c, int from, bool *broken)
 static void pair_move(struct pair *c)
 {
     bool broken = false, more = false;
-    const unsigned turns = c->p->loop.brief ? 2 : TURNS;
+    const unsigned turns = forward_turns(&c->p->loop);
     for (int from = CLIENT; from <= SERVER && !broken; from++) {
         unsigned i = 0;
         while (!c->over[from] && i < turns && move_one(c, from, &broken))

@@ -178,6 +178,18 @@ out:
     return rc;
 }
 
+static void tell_nobody(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
+{
+    (void)g;
+    (void)a;
+    (void)r;
+}
+
+void gateway_ask_ignore(struct gateway *g, const weft_request *r)
+{
+    (void)gateway_ask(g, &(struct gateway_question){.record = r, .tell = tell_nobody, .post = true}, NULL);
+}
+
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why)
 {
     struct gateway_message m = {.type = GATEWAY_CANCEL, .word = {id}};
@@ -210,13 +222,6 @@ bool gateway_ask_cancel(struct gateway *g, const weft_op *op)
 }
 
 /* --- the answer --- */
-
-void gateway_tell_nobody(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
-{
-    (void)g;
-    (void)a;
-    (void)r;
-}
 
 void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len)
 {

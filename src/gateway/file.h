@@ -12,7 +12,7 @@
  *   file_write.c    requests to write and to sync
  *   file.c          all other requests
  *   file_handle.c   asker: handles, and calls that need one request
- *   file_read.c, file_map.c, file_record.c   asker: reads, maps, and requests by record;
+ *   file_read.c, file_map.c, file_record_read.c, file_record.c   asker: reads, maps, and requests by record;
  *                   file_async.c: calls that do not wait
  *
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the
@@ -33,11 +33,23 @@
 #define FILE_THREADS    4u
 #define FILE_OPEN_MAX   4096u
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
-#define FILE_CHECK_NS   WEFT_SECOND /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_LEASES_MAX 4096u       /* leases of one handle */
-#define FILE_HOT        4u          /* a piece that was found in the cache this often gets huge pages */
+#define FILE_COPY_NS    (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
+#define FILE_CHECK_NS   WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
+#define FILE_LEASES_MAX 4096u           /* leases of one handle */
+#define FILE_HOT        4u              /* a piece that was found in the cache this often gets huge pages */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)
 #define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
+
+/* How many pieces a file has, and how many bytes one of them has. */
+static inline uint64_t file_pieces(uint64_t file_bytes)
+{
+    return file_bytes / WEFT_FILE_PIECE + (file_bytes % WEFT_FILE_PIECE != 0);
+}
+static inline uint32_t file_piece_bytes(uint64_t file_bytes, uint64_t index)
+{
+    uint64_t left = file_bytes - index * WEFT_FILE_PIECE;
+    return left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE;
+}
 
 /* --- file_path.c --- */
 struct file_offers;
@@ -195,6 +207,10 @@ bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the
 void file_begin_write(struct files *all, struct file_open *o, struct gateway_call *c);
 void file_begin_sync(struct files *all, struct file_open *o, struct gateway_call *c);
 
+/* --- file_handle.c: for all askers. Both do not wait --- */
+void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* ends a lease */
+void file_post_close(struct gateway *g, uint32_t node, uint64_t there);  /* closes the file that has the number `there` at the gateway */
+
 /* --- requests of the asker. "handle" means that the request names an open file --- */
 enum file_kind {
     /* Opens. data: the path; flags: WEFT_FILE_.... Answer: word 0: the handle; payload: weft_file_info */
@@ -217,5 +233,11 @@ enum file_kind {
 #define FILE_AHEAD   0x2u /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
 #define FILE_ENDS_AT 1u   /* index in arg[] of the first lease to end */
 #define FILE_ENDS    6u
+
+/* LEASE: whether the answer names a piece of `bytes` bytes in the pool of the gateway `node`. */
+static inline bool file_lease_fits(const struct gateway_result *r, uint32_t node, uint32_t bytes)
+{
+    return weft_gaddr_node(r->word[0]) == node && weft_gaddr_space(r->word[0]) == 0 && r->word[1] == bytes;
+}
 
 #endif

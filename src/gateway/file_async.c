@@ -11,9 +11,10 @@
 
 #define ASYNC_THREADS 4u
 
+enum async_kind { ASYNC_OPEN, ASYNC_READ, ASYNC_WRITE, ASYNC_SYNC };
 struct async_call {
     struct async_call *next;
-    enum file_kind kind; /* FILE_OPEN, FILE_WRITE, FILE_SYNC; FILE_LEASE means a read */
+    enum async_kind kind;
     weft_file *f;
     weft_file **out;
     void *buf;
@@ -21,7 +22,7 @@ struct async_call {
     uint64_t offset;
     uint32_t node, flags;
     weft_op *op;
-    char path[]; /* for FILE_OPEN: the path of the file */
+    char path[]; /* for ASYNC_OPEN: the path of the file */
 };
 struct file_async {
     weft_node *w;
@@ -36,9 +37,9 @@ struct file_async {
 static int async_make(struct async_call *c, weft_node *w)
 {
     switch (c->kind) {
-    case FILE_OPEN: return weft_file_open(w, c->node, c->path, c->flags, c->out, WEFT_TIMEOUT_DEFAULT);
-    case FILE_LEASE: return file_read(c->f, c->buf, c->len, c->offset, c->done, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
-    case FILE_WRITE: return file_write(c->f, c->buf, c->len, c->offset, c->done, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
+    case ASYNC_OPEN: return weft_file_open(w, c->node, c->path, c->flags, c->out, WEFT_TIMEOUT_DEFAULT);
+    case ASYNC_READ: return file_read(c->f, c->buf, c->len, c->offset, c->done, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
+    case ASYNC_WRITE: return file_write(c->f, c->buf, c->len, c->offset, c->done, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
     default: return file_sync(c->f, WEFT_TIMEOUT_DEFAULT);
     }
 }
@@ -122,13 +123,13 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
 {
     struct file_async *all = g->file_async;
     c->op = op;
-    fab_pending(op, c->node);
     pthread_mutex_lock(&all->lock);
     if (all->queued >= all->idle && all->threads < ASYNC_THREADS && !all->stop &&
         base_thread(&all->thread[all->threads], async_run, all) == 0)
         all->threads++;
     int rc = all->stop ? -ECONNRESET : all->threads ? 0 : -EAGAIN;
     if (!rc) {
+        fab_pending(op, c->node); /* first: a thread may complete it as soon as the call is queued */
         *all->last = c;
         all->last = &c->next;
         all->queued++;
@@ -143,7 +144,7 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
     return base_fail(rc, rc == -EAGAIN ? "no thread can be started for a call that uses a file" : "this node is being closed");
 }
 
-static struct async_call *async_new(enum file_kind kind, const char *path)
+static struct async_call *async_new(enum async_kind kind, const char *path)
 {
     size_t len = path ? strlen(path) + 1 : 0;
     struct async_call *c = calloc(1, sizeof *c + len);
@@ -163,7 +164,7 @@ int weft_file_open_start(weft_node *w, uint32_t node, const char *path, uint32_t
     int rc = file_open_check(w, node, path, flags);
     if (rc)
         return rc;
-    struct async_call *c = async_new(FILE_OPEN, path);
+    struct async_call *c = async_new(ASYNC_OPEN, path);
     if (!c)
         return -ENOMEM;
     c->node = node;
@@ -172,7 +173,7 @@ int weft_file_open_start(weft_node *w, uint32_t node, const char *path, uint32_t
     return async_start(gateway_in(w), c, op);
 }
 
-static int start_with(weft_file *f, enum file_kind kind, void *buf, size_t len, uint64_t offset, size_t *done, weft_op *op)
+static int start_with(weft_file *f, enum async_kind kind, void *buf, size_t len, uint64_t offset, size_t *done, weft_op *op)
 {
     struct async_call *c = async_new(kind, NULL);
     if (!c)
@@ -194,18 +195,18 @@ static int start_with(weft_file *f, enum file_kind kind, void *buf, size_t len, 
 int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op)
 {
     *got = 0;
-    return start_with(f, FILE_LEASE, buf, len, offset, got, op);
+    return start_with(f, ASYNC_READ, buf, len, offset, got, op);
 }
 
 int weft_file_write_start(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, weft_op *op)
 {
     *put = 0;
     int rc = file_write_check(f);
-    return rc ? rc : start_with(f, FILE_WRITE, (void *)(uintptr_t)buf, len, offset, put, op);
+    return rc ? rc : start_with(f, ASYNC_WRITE, (void *)(uintptr_t)buf, len, offset, put, op);
 }
 
 int weft_file_sync_start(weft_file *f, weft_op *op)
 {
     int rc = file_write_check(f);
-    return rc ? rc : start_with(f, FILE_SYNC, NULL, 0, 0, NULL, op);
+    return rc ? rc : start_with(f, ASYNC_SYNC, NULL, 0, 0, NULL, op);
 }

@@ -219,10 +219,9 @@ static bool drop_oldest(struct files *all)
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out)
 {
     struct file_piece *p = calloc(1, sizeof *p), **bucket = piece_bucket(all, b, index);
-    uint64_t left = b->is.bytes - index * WEFT_FILE_PIECE;
     if (!p)
         return -ENOMEM;
-    *p = (struct file_piece){.body = b, .index = index, .bytes = left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE};
+    *p = (struct file_piece){.body = b, .index = index, .bytes = file_piece_bytes(b->is.bytes, index)};
     b->opens++; /* keeps the body while its other pieces are dropped to make room */
     int rc = 0;
     while (!rc && all->cached + charge(p) > all->limit)

@@ -67,7 +67,7 @@ void file_post_return(struct gateway *g, uint32_t node, uint64_t lease)
 {
     const weft_request r = {
         .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = FILE_RETURN, .node = node, .arg = {lease}};
-    (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
+    gateway_ask_ignore(g, &r);
 }
 
 void file_map_slot_free(struct file_slot *s)
@@ -102,18 +102,18 @@ bool file_maps_leave(weft_file *f)
 
 /* --- opening and closing --- */
 
-static void post_close(struct gateway *g, uint32_t node, uint64_t there)
+void file_post_close(struct gateway *g, uint32_t node, uint64_t there)
 {
     const weft_file like = {.node = node, .there = there};
     const weft_request r = file_request(&like, FILE_CLOSE);
-    (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
+    gateway_ask_ignore(g, &r);
 }
 
 /* The answer to a request to open that this node has cancelled: closes the file again. */
 static void opened_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0)
-        post_close(g, a->node, r->word[0]);
+        file_post_close(g, a->node, r->word[0]);
 }
 
 /* The gateway reports that a file has changed. So the next read or map sends a request, whose answer is -ESTALE. */
@@ -229,7 +229,7 @@ int weft_file_close(weft_file *f)
     (void)file_maps_leave(f);
     handle_unlist(f->g, f);
     copies_free(f);
-    post_close(f->g, f->node, f->there);
+    file_post_close(f->g, f->node, f->there);
     file_free(f);
     return 0;
 }

@@ -64,7 +64,6 @@ static inline int file_slot_state(const struct file_slot *s)
 {
     return atomic_load_explicit(&s->state, memory_order_acquire);
 }
-void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* gives a piece back that was mapped */
 void file_map_slot_free(struct file_slot *s);
 void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
 bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
@@ -83,6 +82,5 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
-uint32_t file_piece_bytes(const weft_file *f, uint64_t index);
 
 #endif

@@ -15,7 +15,7 @@ static struct file_open *open_of(const struct files *all, const struct gateway_c
 
 static bool has_piece(const struct file_body *b, uint64_t index)
 {
-    return index < b->is.bytes / WEFT_FILE_PIECE + (b->is.bytes % WEFT_FILE_PIECE != 0);
+    return index < file_pieces(b->is.bytes);
 }
 
 /* Answers a request for a piece that is in the cache. */
@@ -77,7 +77,7 @@ static void enlarge_done(struct gateway_work *work)
 static void enlarge(struct files *all, struct file_piece *p)
 {
     struct mem_pool *pool = gateway_of(all->server)->w->pool;
-    if (++p->hits < FILE_HOT || all->enlarging || !mem_small(pool, weft_gaddr_offset(p->at), p->bytes))
+    if (++p->hits < FILE_HOT || all->enlarging || !mem_can_enlarge(pool, weft_gaddr_offset(p->at), p->bytes))
         return;
     struct file_job *job = file_job_new(all, FILE_TASK_ENLARGE, enlarge_done);
     if (!job)

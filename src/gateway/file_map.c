@@ -80,7 +80,7 @@ static struct file_slot *map_slot_for(weft_file *f, uint64_t index)
 /* Called after piece `index` was mapped: requests the next pieces in advance if the piece before was mapped last. */
 static void map_ahead(weft_file *f, uint64_t index)
 {
-    const uint64_t pieces = f->info.bytes / WEFT_FILE_PIECE + (f->info.bytes % WEFT_FILE_PIECE != 0);
+    const uint64_t pieces = file_pieces(f->info.bytes);
     pthread_mutex_lock(&f->maps);
     bool next = f->mapped != UINT64_MAX && f->mapped + 1 == index;
     f->mapped = index;
@@ -98,7 +98,7 @@ static void map_ahead(weft_file *f, uint64_t index)
         r.arg[0] = i;
         r.timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
         s->index = i;
-        s->bytes = file_piece_bytes(f, i);
+        s->bytes = file_piece_bytes(f->info.bytes, i);
         atomic_store_explicit(&s->state, SLOT_ASKED, memory_order_relaxed);
         if (gateway_ask(f->g, &(struct gateway_question){.record = &r, .tell = file_slot_told, .late = mapped_late, .arg = s, .post = true},
                         &s->ask))
@@ -118,7 +118,7 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
     if (rc && !gateway_ask_leave(f->g, s->ask, 0))
         rc = 0; /* the answer has come in the meantime */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
-        rc = s->error == -ENOBUFS ? -EAGAIN : s->error == -EAGAIN ? -EAGAIN : file_slot_error(f, s);
+        rc = s->error == -ENOBUFS || s->error == -EAGAIN ? -EAGAIN : file_slot_error(f, s);
     *at = s->at;
     *lease = s->lease;
     file_map_slot_free(s);
@@ -143,7 +143,7 @@ static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, we
     } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so give them back first */
     *at = rc ? WEFT_NULL : result.word[0];
     *lease = rc ? 0 : result.word[2];
-    if (!rc && (weft_gaddr_node(*at) != f->node || weft_gaddr_space(*at) || result.word[1] != file_piece_bytes(f, index))) {
+    if (!rc && !file_lease_fits(&result, f->node, file_piece_bytes(f->info.bytes, index))) {
         file_post_return(f->g, f->node, *lease);
         rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
     }
@@ -154,7 +154,7 @@ static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t 
 {
     weft_node *w = f->g->w;
     uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE, lease;
-    uint32_t bytes = file_piece_bytes(f, index);
+    uint32_t bytes = file_piece_bytes(f->info.bytes, index);
     bool here = weft_ptr(w, weft_gaddr_make(f->node, 0, w->heap_offset), 1) != NULL;
     int64_t until = base_deadline(FILE_LEASE_NS);
     weft_gaddr at, copy = WEFT_NULL;

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COPY_NS (100 * WEFT_MS) /* a lease that ends within this time is not used, because copying a piece may take as long */
-
 /* --- slots --- */
 
 /* Writes the answer to the slot. Called with gateway.lock held. */
@@ -17,9 +15,7 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
 {
     (void)g;
     struct file_slot *s = a->arg;
-    int rc = r->status;
-    if (!rc && (weft_gaddr_node(r->word[0]) != a->node || weft_gaddr_space(r->word[0]) || r->word[1] != s->bytes))
-        rc = -EPROTO;
+    int rc = r->status ? r->status : file_lease_fits(r, a->node, s->bytes) ? 0 : -EPROTO;
     s->error = rc;
     size_t n = rc && r->len ? (r->len < FILE_TEXT - 1 ? r->len : FILE_TEXT - 1) : 0;
     if (n)
@@ -39,12 +35,6 @@ int file_slot_error(const weft_file *f, const struct file_slot *s)
 {
     const weft_request r = {.service = WEFT_SERVICE_FILE, .node = f->node};
     return gateway_ask_status(f->g, &r, s->error, s->text);
-}
-
-uint32_t file_piece_bytes(const weft_file *f, uint64_t index)
-{
-    uint64_t left = f->info.bytes - index * WEFT_FILE_PIECE;
-    return left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE;
 }
 
 static struct file_slot *slot_of(weft_file *f, uint64_t index)
@@ -85,8 +75,8 @@ static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags,
     r.arg[0] = index;
     r.timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
     s->index = index;
-    s->bytes = file_piece_bytes(f, index);
-    s->until = base_deadline(FILE_LEASE_NS) - COPY_NS;
+    s->bytes = file_piece_bytes(f->info.bytes, index);
+    s->until = base_deadline(FILE_LEASE_NS) - FILE_COPY_NS;
     atomic_store_explicit(&s->state, SLOT_ASKED, memory_order_relaxed);
     int rc = gateway_ask(f->g, &(struct gateway_question){.record = &r, .tell = file_slot_told, .arg = s, .post = post}, &s->ask);
     if (rc)
@@ -98,7 +88,7 @@ static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags,
  * before. */
 static void ask_ahead(weft_file *f, uint64_t index, bool more)
 {
-    uint64_t pieces = f->info.bytes / WEFT_FILE_PIECE + (f->info.bytes % WEFT_FILE_PIECE != 0);
+    uint64_t pieces = file_pieces(f->info.bytes);
     bool next = f->last != index && (more || (f->last != UINT64_MAX && f->last + 1 == index));
     f->last = index;
     for (uint64_t i = index + 1; next && i <= index + FILE_AHEAD_PIECES && i < pieces; i++)
@@ -166,7 +156,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
         int64_t before = fab_limit(deadline);
         rc = weft_get_blocking(w, to, s->at + within, (size_t)n);
         fab_limit(before);
-        if (rc || base_now_ns() >= s->until + COPY_NS)
+        if (rc || base_now_ns() >= s->until + FILE_COPY_NS)
             continue; /* the lease has ended, and the memory may hold another piece: read again */
         to += n;
         offset += n;

@@ -1,52 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * Requests by record about files (weft/request.h), at the asker. A record can name only files that a record has opened.
- *
- * A read needs a lease of one piece of the file. The first record that needs a piece requests the lease, and gets the answer -EAGAIN. When
- * the kernel submits the record again, the lease may be there, and the bytes are copied. A file has at most FILE_RECORD_SLOTS slots; each
- * is for a piece that was requested or leased. A slot that no record has used yet is kept for a while. Otherwise blocks of a kernel that
- * read different pieces could take the slots from each other for ever.
  */
+#include "gateway/file_record.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "gateway/file.h"
-#include "gateway/record.h"
-
-#define FILE_RECORD_SLOTS 16u
-#define AHEAD             4u
-#define KEPT_NS           (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
-#define WAITS_NS          (5 * WEFT_MS)   /* if a record waits longer than this for a piece, the file gives back leases that it has used */
-#define COPY_NS           (100 * WEFT_MS) /* a lease that ends within this time is not used, because copying a piece may take as long */
-
-enum file_record_state { PIECE_NONE, PIECE_ASKED, PIECE_READY, PIECE_FAILED };
-struct file_record_slot {
-    struct file_record *f;
-    enum file_record_state state;
-    bool fresh; /* no record has used the slot yet */
-    int error;
-    uint32_t copies; /* number of records that are copying from the piece */
-    uint64_t index, writes;
-    uint64_t lease;
-    weft_gaddr at;
-    uint32_t bytes;
-    int64_t since, until; /* since: time of the request, the answer or the last use; until: end of the lease on this node's clock */
-};
-/* An open file. gateway.lock protects all members except those that are set when the file is opened. */
-struct file_record {
-    struct gateway_object object;
-    uint32_t node;
-    uint64_t there;  /* the file's number at the gateway; 0: not open */
-    int broken;      /* error of an invalid answer from the gateway; 0: none */
-    uint64_t writes; /* increased when a write begins and ends: pieces that were requested before are of an old generation */
-    weft_file_info info;
-    struct file_record_slot slot[FILE_RECORD_SLOTS];
-};
-struct file_read { /* a record that is copying from a piece */
-    struct gateway_copy copy;
-    struct file_record_slot *slot;
-    weft_request *r;
-};
 struct file_write {
     struct gateway_copy copy;
     struct file_record *f;
@@ -54,260 +14,12 @@ struct file_write {
     weft_gaddr buffer; /* a copy of the bytes; WEFT_NULL: they are sent from where they are */
 };
 
-static weft_request file_request(const struct file_record *f, enum file_kind kind)
-{
-    return (weft_request){
-        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = (uint16_t)kind, .node = f->node, .handle = f->there};
-}
-
-/* Sends a request whose answer is ignored. */
-static void ask_nothing(struct gateway *g, const weft_request *r)
-{
-    (void)gateway_ask(g, &(struct gateway_question){.record = r, .tell = gateway_tell_nobody, .post = true}, NULL);
-}
-
-static void close_there(struct gateway *g, uint32_t node, uint64_t there)
-{
-    const struct file_record like = {.node = node, .there = there};
-    const weft_request r = file_request(&like, FILE_CLOSE);
-    ask_nothing(g, &r);
-}
-
 static void file_free(struct gateway *g, struct gateway_object *o, bool over)
 {
     struct file_record *f = (struct file_record *)(void *)o;
     if (f->there && !over)
-        close_there(g, f->node, f->there);
+        file_post_close(g, f->node, f->there);
     free(f);
-}
-
-/* --- pieces; with the lock held --- */
-
-static struct file_record_slot *slot_find(struct file_record *f, uint64_t index)
-{
-    for (unsigned i = 0; i < FILE_RECORD_SLOTS; i++) {
-        struct file_record_slot *s = &f->slot[i];
-        if (s->state != PIECE_NONE && s->index == index && s->writes == f->writes)
-            return s;
-    }
-    return NULL;
-}
-
-static bool slot_is_free(const struct file_record_slot *s, int64_t now)
-{
-    if (s->state == PIECE_NONE)
-        return true;
-    if (s->state == PIECE_ASKED || s->copies)
-        return false;
-    return now >= s->until || !s->fresh || now - s->since > KEPT_NS || s->writes != s->f->writes;
-}
-
-/* Frees the least recently used slot for another piece. NULL: all slots are in use. */
-static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
-{
-    struct file_record_slot *oldest = NULL;
-    for (unsigned i = 0; i < FILE_RECORD_SLOTS; i++) {
-        struct file_record_slot *s = &f->slot[i];
-        if (!slot_is_free(s, now))
-            continue;
-        if (s->state == PIECE_NONE)
-            return s;
-        if (!oldest || s->since < oldest->since)
-            oldest = s;
-    }
-    return oldest;
-}
-
-/* Called when a record has waited long for a piece. The cache may be small and full of pieces of which this file has leases. So collects
- * the leases that were used, to give them back. Returns how many are in `leases`. */
-static unsigned slots_give_back(struct file_record *f, const struct file_record_slot *wanted, uint64_t leases[FILE_RECORD_SLOTS])
-{
-    unsigned n = 0;
-    int64_t now = base_now_ns();
-    for (unsigned i = 0; i < FILE_RECORD_SLOTS && now - wanted->since > WAITS_NS; i++) {
-        struct file_record_slot *s = &f->slot[i];
-        if (s->state != PIECE_READY || !slot_is_free(s, now))
-            continue;
-        s->state = PIECE_NONE;
-        leases[n++] = s->lease;
-    }
-    return n;
-}
-
-static void slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
-{
-    struct file_record_slot *s = a->arg;
-    int rc = r->status;
-    if (!rc && (weft_gaddr_node(r->word[0]) != a->node || weft_gaddr_space(r->word[0]) || r->word[1] != s->bytes))
-        rc = -EPROTO;
-    s->error = rc;
-    s->at = rc ? WEFT_NULL : r->word[0];
-    s->lease = rc ? 0 : r->word[2];
-    s->since = base_now_ns();
-    s->state = !rc ? PIECE_READY : rc == -EAGAIN ? PIECE_NONE : PIECE_FAILED;
-    gateway_object_leave_locked(g, &s->f->object);
-}
-
-static uint64_t pieces_of(const struct file_record *f)
-{
-    return f->info.bytes / WEFT_FILE_PIECE + (f->info.bytes % WEFT_FILE_PIECE != 0);
-}
-
-static uint32_t piece_bytes(const struct file_record *f, uint64_t index)
-{
-    uint64_t left = f->info.bytes - index * WEFT_FILE_PIECE;
-    return left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE;
-}
-
-/* Prepares a request for a piece. False: there is no slot for it now. */
-static bool slot_prepare(struct file_record *f, uint64_t index, weft_request *ask, struct file_record_slot **out)
-{
-    int64_t now = base_now_ns();
-    struct file_record_slot *s = slot_take(f, now);
-    if (!s)
-        return false;
-    *ask = file_request(f, FILE_LEASE);
-    ask->arg[0] = index;
-    ask->arg[FILE_ENDS_AT] = s->state == PIECE_READY ? s->lease : 0;
-    *s = (struct file_record_slot){.f = f,
-                                   .state = PIECE_ASKED,
-                                   .fresh = true,
-                                   .index = index,
-                                   .writes = f->writes,
-                                   .bytes = piece_bytes(f, index),
-                                   .since = now,
-                                   .until = base_deadline(FILE_LEASE_NS) - COPY_NS};
-    f->object.uses++; /* until the answer comes */
-    *out = s;
-    return true;
-}
-
-/* --- reading: without the lock --- */
-
-static int slot_ask(struct gateway *g, struct file_record_slot *s, const weft_request *ask)
-{
-    int rc = gateway_ask(g, &(struct gateway_question){.record = ask, .tell = slot_told, .arg = s, .post = true}, NULL);
-    if (!rc)
-        return 0;
-    base_spin_lock(&g->lock);
-    s->state = PIECE_NONE;
-    gateway_object_leave_locked(g, &s->f->object);
-    base_spin_unlock(&g->lock);
-    return rc;
-}
-
-/* Requests the next pieces in advance, if the piece before this one was read as well. */
-static void ask_ahead(struct gateway *g, struct file_record *f, uint64_t index)
-{
-    for (uint64_t i = index + 1; i <= index + AHEAD; i++) {
-        weft_request ask = {.flags = 0};
-        struct file_record_slot *s = NULL;
-        base_spin_lock(&g->lock);
-        bool wanted = i < pieces_of(f) && !slot_find(f, i) && slot_prepare(f, i, &ask, &s);
-        base_spin_unlock(&g->lock);
-        ask.flags = FILE_AHEAD;
-        if (wanted && slot_ask(g, s, &ask))
-            return;
-    }
-}
-
-static void read_copied(struct gateway_copy *c, int rc)
-{
-    struct file_read *j = (struct file_read *)(void *)c;
-    struct gateway *g = c->g;
-    struct file_record_slot *s = j->slot;
-    weft_request *r = j->r;
-    base_spin_lock(&g->lock);
-    int64_t now = base_now_ns();
-    if (!rc && now >= s->until + COPY_NS)
-        rc = -EAGAIN; /* the lease has ended, and the memory may hold another piece */
-    s->copies--;
-    s->since = now;
-    base_spin_unlock(&g->lock);
-    r->result[0] = rc ? 0 : c->bytes;
-    free(j);
-    gateway_record_answer(g, r, rc);
-    gateway_object_leave(g, &s->f->object);
-}
-
-/* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there
- * yet; if `*out` is not NULL, it must be requested. With the lock held. */
-static int slot_use(struct file_record *f, const weft_request *r, uint64_t index, struct file_record_slot **out, weft_request *ask)
-{
-    struct file_record_slot *s = slot_find(f, index);
-    *out = NULL;
-    if (s && s->state == PIECE_FAILED) {
-        s->state = PIECE_NONE;
-        return s->error;
-    }
-    if (s && s->state == PIECE_READY && base_now_ns() < s->until) {
-        s->copies++;
-        *out = s;
-        return GATEWAY_LATER;
-    }
-    if (s && s->state == PIECE_READY && !s->copies) { /* the lease is ending, so it is not used any more */
-        s->state = PIECE_NONE;
-        s = NULL;
-    }
-    if (!s && slot_prepare(f, index, ask, out))
-        ask->timeout_ns = r->timeout_ns;
-    return -EAGAIN;
-}
-
-/* Whether the next pieces will probably be read: this is the first use of the piece, and the read goes to its end or follows a read of the
- * piece before. With the lock held. */
-static bool slot_leads_on(struct file_record *f, struct file_record_slot *s, bool to_end)
-{
-    const struct file_record_slot *before = s->index ? slot_find(f, s->index - 1) : NULL;
-    bool first = s->fresh;
-    s->fresh = false;
-    return first && (to_end || (before && !before->fresh));
-}
-
-static int read_begin(struct gateway *g, struct file_record *f, weft_request *r, uint64_t bytes)
-{
-    uint64_t index = r->arg[2] / WEFT_FILE_PIECE, within = r->arg[2] % WEFT_FILE_PIECE;
-    struct file_read *j = malloc(sizeof *j);
-    struct file_record_slot *s, *waits;
-    weft_request ask;
-    uint64_t leases[FILE_RECORD_SLOTS];
-    if (!j)
-        return base_fail(-ENOMEM, "no memory for a record that reads a file");
-    base_spin_lock(&g->lock);
-    int rc = slot_use(f, r, index, &s, &ask);
-    bool there = s && rc == GATEWAY_LATER, ahead = there && slot_leads_on(f, s, bytes < r->arg[1]);
-    waits = rc == -EAGAIN && !s ? slot_find(f, index) : NULL;
-    unsigned back = waits && waits->state == PIECE_ASKED ? slots_give_back(f, waits, leases) : 0;
-    base_spin_unlock(&g->lock);
-    while (back) {
-        weft_request give = file_request(f, FILE_RETURN);
-        give.arg[0] = leases[--back];
-        ask_nothing(g, &give);
-    }
-    if (!there) {
-        free(j);
-        int failed = s ? slot_ask(g, s, &ask) : 0;
-        return failed ? failed : rc;
-    }
-    *j = (struct file_read){.copy = {.to = r->arg[0], .from = s->at + within, .bytes = bytes, .done = read_copied}, .slot = s, .r = r};
-    if (ahead)
-        ask_ahead(g, f, index);
-    gateway_copy(g, &j->copy);
-    return GATEWAY_LATER;
-}
-
-static int file_read(struct gateway *g, struct file_record *f, weft_request *r)
-{
-    if (!r->arg[1])
-        return base_fail(-EINVAL, "a record that reads a file has a length of 0");
-    base_spin_lock(&g->lock);
-    uint64_t size = f->info.bytes;
-    base_spin_unlock(&g->lock);
-    if (r->arg[2] >= size)
-        return 0;
-    uint64_t left = size - r->arg[2], piece = WEFT_FILE_PIECE - r->arg[2] % WEFT_FILE_PIECE;
-    left = left < piece ? left : piece;
-    return read_begin(g, f, r, left < r->arg[1] ? left : r->arg[1]);
 }
 
 /* --- writing --- */
@@ -365,7 +77,7 @@ static void write_told(struct gateway *g, const struct gateway_ask *a, const str
  * between. */
 static void write_ask(struct gateway *g, struct file_write *j, weft_gaddr at)
 {
-    weft_request ask = file_request(j->f, FILE_WRITE);
+    weft_request ask = file_record_request(j->f, FILE_WRITE);
     ask.timeout_ns = j->r->timeout_ns;
     ask.data = at;
     ask.data_bytes = j->r->arg[1];
@@ -450,9 +162,7 @@ static int file_open(struct gateway *g, weft_request *r, uint64_t *arg)
 static void opened(struct gateway *g, struct file_record *f, weft_request *r, const struct gateway_result *result)
 {
     if (result->status) {
-        if (!f->object.closed)
-            gateway_table_remove(&g->objects, f->object.id);
-        f->object.closed = true;
+        gateway_object_close_locked(g, &f->object);
         return;
     }
     f->there = result->word[0];
@@ -475,7 +185,7 @@ void gateway_file_told(struct gateway *g, weft_request *r, uint64_t arg, const s
 void gateway_file_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0 && a->kind == FILE_OPEN)
-        close_there(g, a->node, r->word[0]);
+        file_post_close(g, a->node, r->word[0]);
 }
 
 /* --- records --- */
@@ -488,7 +198,7 @@ static int file_do(struct gateway *g, struct file_record *f, weft_request *r)
     if (broken && r->kind != WEFT_FILE_CLOSE)
         return broken;
     switch (r->kind) {
-    case WEFT_FILE_READ_RANGE: return file_read(g, f, r);
+    case WEFT_FILE_READ_RANGE: return file_record_read(g, f, r);
     case WEFT_FILE_WRITE_RANGE: return file_write(g, f, r);
     case WEFT_FILE_STAT:
     case WEFT_FILE_SYNC: return 1;
@@ -508,7 +218,7 @@ int gateway_file_submit(struct gateway *g, weft_request *r, void *data, uint64_t
         return -EBADF;
     int rc = file_do(g, f, r);
     if (rc == 1) { /* the gateway answers */
-        weft_request ask = file_request(f, r->kind == WEFT_FILE_STAT ? FILE_STAT : FILE_SYNC);
+        weft_request ask = file_record_request(f, r->kind == WEFT_FILE_STAT ? FILE_STAT : FILE_SYNC);
         ask.id = r->id;
         ask.timeout_ns = r->timeout_ns;
         *r = ask;

@@ -15,27 +15,18 @@
 #if defined(__linux__)
 
 #define NOTICES_BYTES 4096u
+#define ALL_WATCHES   (-1)
 
 /* The file itself is watched, not its name: attributes also change when it is deleted or another file gets its name. */
 #define NOTICED (IN_MODIFY | IN_ATTRIB | IN_DELETE_SELF | IN_MOVE_SELF)
 
+/* Compares the file with the watch `wd` with the disk; ALL_WATCHES: all files. */
 static void noticed(struct files *all, int wd)
 {
     for (uint32_t i = 0; i < FILE_BUCKETS; i++)
         for (struct file_body *b = all->body[i], *next; b; b = next) {
             next = b->hashed;
-            if (b->wd == wd && !b->stale)
-                file_recheck(all, b);
-        }
-}
-
-/* Notices were lost: compares all files with the disk. */
-static void overflowed(struct files *all)
-{
-    for (uint32_t i = 0; i < FILE_BUCKETS; i++)
-        for (struct file_body *b = all->body[i], *next; b; b = next) {
-            next = b->hashed;
-            if (b->wd >= 0 && !b->stale)
+            if (b->wd >= 0 && (b->wd == wd || wd == ALL_WATCHES) && !b->stale)
                 file_recheck(all, b);
         }
 }
@@ -49,7 +40,7 @@ static void notices_ready(struct gateway_watch *watch)
     for (ssize_t at = 0; at + (ssize_t)sizeof(struct inotify_event) <= n;) {
         const struct inotify_event *e = (const struct inotify_event *)(const void *)(some + at);
         if (e->mask & IN_Q_OVERFLOW)
-            overflowed(all);
+            noticed(all, ALL_WATCHES); /* notices were lost */
         else if (e->wd != last && !(e->mask & IN_IGNORED))
             noticed(all, last = e->wd);
         at += (ssize_t)sizeof *e + e->len;

@@ -26,7 +26,7 @@
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service (file.h)
  *   file_handle.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
- *   record_object.c, record_copy.c, net_record.c, file_record.c   requests by record (record.h)
+ *   record_object.c, record_copy.c, net_record.c, file_record_read.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
  *   record.c    takes records from programs and GPU kernels
  *   room.c      incoming messages, deaths of nodes, opening and closing
@@ -304,6 +304,8 @@ struct gateway_question {
 };
 /* Sends a request. `*id` (`id` may be NULL) becomes its number, for gateway_ask_leave(). If this fails, tell() is not called. */
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
+/* Sends a request without waiting, and ignores its answer. */
+void gateway_ask_ignore(struct gateway *g, const weft_request *r);
 /* Stops waiting for the answer: tell() gets the status `why`, or is not called if `why` is 0. False: the answer has come already. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
 /* Sends a request, waits for the answer and returns its status; sets weft_error() on failure. `out` may be NULL. The answer's payload is
@@ -318,7 +320,6 @@ void gateway_asks_end(struct gateway *g, int why); /* ends all requests with the
 /* Returns -EOPNOTSUPP; the error text lists the nodes that offer the service. */
 int gateway_refuse(struct gateway *g, uint32_t node, uint32_t service);
 const char *gateway_service_name(const struct gateway *g, uint32_t service);
-void gateway_tell_nobody(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 /* Sets the error text for a status; `text` (may be NULL) is the server's text. Returns the status. */
 int gateway_ask_status(struct gateway *g, const weft_request *r, int status, const char *text);
 

@@ -203,7 +203,7 @@ static void close_there(struct gateway *g, uint32_t node, uint64_t there)
 {
     weft_request r = {
         .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_PROCESS, .kind = WEFT_PROCESS_CLOSE, .node = node, .handle = there};
-    (void)gateway_ask(g, &(struct gateway_question){.record = &r, .tell = gateway_tell_nobody, .post = true}, NULL);
+    gateway_ask_ignore(g, &r);
 }
 
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)

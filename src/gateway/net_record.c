@@ -311,6 +311,16 @@ static int net_received(struct gateway *g, struct net_record *n, weft_request *r
     return 0;
 }
 
+/* Not while a record is sending: the end of the stream must not overtake its bytes. */
+static int net_shutdown(struct gateway *g, struct net_record *n)
+{
+    if (!net_begin(g, &n->sends))
+        return -EAGAIN;
+    int rc = weft_net_shutdown(n->socket);
+    net_end(g, &n->sends);
+    return rc;
+}
+
 /* Frees received bytes. Refused while a record is copying received bytes. */
 static int net_taken(struct gateway *g, struct net_record *n, const weft_request *r)
 {
@@ -341,7 +351,7 @@ static int net_do(struct gateway *g, struct net_record *n, weft_request *r)
     case WEFT_NET_OPENED: return net_tell_addresses(n, r);
     case WEFT_NET_RECEIVE: return net_receive(g, n, r);
     case WEFT_NET_SEND: return net_send(g, n, r);
-    case WEFT_NET_SHUTDOWN: return weft_net_shutdown(n->socket);
+    case WEFT_NET_SHUTDOWN: return net_shutdown(g, n);
     case WEFT_NET_RECEIVED: return net_received(g, n, r);
     case WEFT_NET_TAKEN: return net_taken(g, n, r);
     case WEFT_NET_CLOSE:

@@ -6,7 +6,7 @@
  *   record_object.c   objects, and answers
  *   record_copy.c     copies
  *   net_record.c      records of the net service
- *   file_record.c     records of the file service
+ *   file_record_read.c, file_record.c   records of the file service
  *   record.c          takes records from programs and kernels, and hands them to their service
  */
 #ifndef WEFT_GATEWAY_RECORD_H
@@ -53,6 +53,7 @@ void gateway_object_leave(struct gateway *g, struct gateway_object *o);
 void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
 /* Takes the handle away. The object is freed when nobody uses it, the caller included. */
 void gateway_object_close(struct gateway *g, struct gateway_object *o);
+void gateway_object_close_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
 
 /* --- record_copy.c --- */
 enum gateway_copy_step { COPY_BEGINS, COPY_GETS, COPY_GOT, COPY_PUTS, COPY_FLUSHES };

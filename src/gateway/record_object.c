@@ -73,12 +73,17 @@ void gateway_object_leave(struct gateway *g, struct gateway_object *o)
     base_spin_unlock(&g->lock);
 }
 
-void gateway_object_close(struct gateway *g, struct gateway_object *o)
+void gateway_object_close_locked(struct gateway *g, struct gateway_object *o)
 {
-    base_spin_lock(&g->lock);
     if (!o->closed)
         gateway_table_remove(&g->objects, o->id);
     o->closed = true;
+}
+
+void gateway_object_close(struct gateway *g, struct gateway_object *o)
+{
+    base_spin_lock(&g->lock);
+    gateway_object_close_locked(g, o);
     base_spin_unlock(&g->lock);
 }
 

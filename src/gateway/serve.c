@@ -120,6 +120,7 @@ void gateway_server_request(struct gateway *g, uint32_t from, const struct gatew
     c->hash = m->word[1];
     base_spin_lock(&g->lock);
     struct gateway_call **bucket = call_bucket(s, from, ask);
+    bool quick = call_is_quick(c);
     rc = call_find(s, from, ask) ? -EINVAL : s->outstanding[from] >= WEFT_REQUESTS_MAX ? -EAGAIN : 0;
     if (!rc) {
         c->hashed = *bucket;
@@ -127,7 +128,7 @@ void gateway_server_request(struct gateway *g, uint32_t from, const struct gatew
         s->outstanding[from]++;
         *s->arrived_last = c;
         s->arrived_last = &c->next;
-        if (service->quick)
+        if (quick)
             gateway_turn(&s->turn);
     }
     base_spin_unlock(&g->lock);
@@ -135,7 +136,7 @@ void gateway_server_request(struct gateway *g, uint32_t from, const struct gatew
         free(c->data);
         free(c);
         answer_now(g, from, ask, rc);
-    } else if (!service->quick) {
+    } else if (!quick) {
         server_wake(s);
     }
 }

@@ -42,6 +42,11 @@ struct gateway_server {
     void *state[GATEWAY_SERVICES_MAX + 1];
 };
 
+/* Whether the progress thread may handle it: not if its data must be fetched first. */
+static inline bool call_is_quick(const struct gateway_call *c)
+{
+    return c->service->quick && (c->data || !c->record.data_bytes);
+}
 void server_wake(struct gateway_server *s);
 void server_begin(struct gateway_call *c); /* passes a request to its service */
 /* Handles one stream that has changed. `quick`: one that the progress thread may handle. False: there is none. */

@@ -6,12 +6,12 @@
 
 #define BRIEF_MAX 4u /* requests and streams that it handles then */
 
-/* Handles one request of a quick service. False: there is none. */
+/* Handles one quick request. False: there is none. */
 static bool server_begin_one(struct gateway_server *s)
 {
     base_spin_lock(&s->g->lock);
     struct gateway_call **at = &s->arrived;
-    while (*at && !((*at)->service->quick && ((*at)->data || !(*at)->record.data_bytes)))
+    while (*at && !call_is_quick(*at))
         at = &(*at)->next;
     struct gateway_call *c = *at;
     if (c && !(*at = c->next))

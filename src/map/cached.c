@@ -75,13 +75,7 @@ int map_homes_open(struct map_job *job)
         }
         weft_file_close(f);
     }
-    bool known = true;
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < job->input_count; i++) {
-        known = known && !job->inputs[i].stream;
-        total += job->inputs[i].size - job->inputs[i].start;
-    }
-    job->counts.bytes_total = known ? total : 0;
+    map_inputs_count(job);
     return rc;
 }
 

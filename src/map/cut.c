@@ -141,21 +141,23 @@ int map_inputs_open(struct map_job *job)
     for (uint32_t i = 0; i < o->file_count; i++)
         job->inputs[i].fd = -1;
     job->input_count = o->file_count;
+    int rc = take_homes(job, o->homes);
+    for (uint32_t i = 0; i < o->file_count && !rc; i++)
+        if (!job->inputs[i].home) /* inputs of other homes are opened by map_homes_open() */
+            rc = open_input(job, &job->inputs[i], o->files[i], i < kept);
+    map_inputs_count(job);
+    return rc;
+}
+
+void map_inputs_count(struct map_job *job)
+{
     bool known = true;
-    int taken = take_homes(job, o->homes);
-    if (taken)
-        return taken;
-    for (uint32_t i = 0; i < o->file_count; i++) {
-        struct map_input *in = &job->inputs[i];
-        int rc = in->home ? 0 : open_input(job, in, o->files[i], i < kept); /* inputs of other homes are opened by map_homes_open() */
-        if (rc)
-            return rc;
-        known = known && !in->stream;
-        job->counts.bytes_total += in->size - in->start;
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        known = known && !job->inputs[i].stream;
+        total += job->inputs[i].size - job->inputs[i].start;
     }
-    if (!known)
-        job->counts.bytes_total = 0;
-    return 0;
+    job->counts.bytes_total = known ? total : 0;
 }
 
 void map_inputs_close(struct map_job *job)

@@ -109,7 +109,8 @@ struct map_job;
 
 int map_inputs_open(struct map_job *job);
 void map_inputs_close(struct map_job *job);
-int map_input_look(struct map_input *in); /* read the file's size and identity again, at its home */
+void map_inputs_count(struct map_job *job); /* sets counts.bytes_total, from the sizes that are known now */
+int map_input_look(struct map_input *in);   /* reads which file it is, at its home */
 /* A descriptor of an input. The job or `held` owns it; it is valid until the next call. */
 int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
 void map_held_close(struct map_held *held);

@@ -299,9 +299,8 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
     struct mem_block *top = s ? top_of(s) : NULL;
     struct mem_block block;
 
-    if (s &&
-        top !=
-            s->first) { /* the fast path could not use this cache: the thread used another pool last, or the caller asks for an alignment */
+    /* The fast path could not use a cache with blocks if the thread used another pool last, or if the caller asks for an alignment. */
+    if (s && top != s->first) {
         block = *--top;
         set_top(s, top);
     } else {

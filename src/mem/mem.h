@@ -50,9 +50,10 @@ uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
 /* Asks the system once for huge pages in place of those of a live buffer that is read often: a processor reads these up to twice as fast.
  * The system copies what is in use, and may take long while its processors are busy. Any thread may call this, while other buffers are in
- * use. mem_small(): whether this was not requested yet, and may succeed. */
+ * use. */
 void mem_enlarge(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-bool mem_small(const struct mem_pool *pool, uint64_t offset, uint64_t bytes);
+/* Whether mem_enlarge() was not called for this buffer yet, and may succeed. */
+bool mem_can_enlarge(const struct mem_pool *pool, uint64_t offset, uint64_t bytes);
 /* Maps the memory of a pool, this process's or another's, at an address aligned to 2 MiB. At other addresses huge pages would be mapped as
  * small ones. NULL with errno. */
 void *mem_map(int fd, uint64_t bytes);

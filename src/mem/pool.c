@@ -70,7 +70,7 @@ void *mem_map(int fd, uint64_t bytes)
 #define MADV_COLLAPSE 25 /* Linux 6.1; older headers lack it */
 #endif
 
-bool mem_small(const struct mem_pool *p, uint64_t offset, uint64_t bytes)
+bool mem_can_enlarge(const struct mem_pool *p, uint64_t offset, uint64_t bytes)
 {
 #if defined(MADV_COLLAPSE)
     uint64_t i = offset / HUGE_PAGE;

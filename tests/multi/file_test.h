@@ -54,12 +54,16 @@ static inline int folder_remove(void **state)
 }
 
 /* Byte i of version `seed`. Each 8 bytes tell their version and their place. */
+static inline uint8_t byte_of(uint64_t seed, uint64_t i)
+{
+    uint64_t word = (i / 8) * UINT64_C(0x9e3779b97f4a7c15) ^ seed * UINT64_C(0xbf58476d1ce4e5b9);
+    return (uint8_t)(word >> i % 8 * 8);
+}
+
 static inline void fill(uint8_t *to, uint64_t seed, uint64_t from, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint64_t word = ((from + i) / 8) * UINT64_C(0x9e3779b97f4a7c15) ^ seed * UINT64_C(0xbf58476d1ce4e5b9);
-        to[i] = (uint8_t)(word >> (from + i) % 8 * 8);
-    }
+    for (size_t i = 0; i < n; i++)
+        to[i] = byte_of(seed, from + i);
 }
 
 static inline bool right(const uint8_t *bytes, uint64_t seed, uint64_t from, size_t n)

@@ -7,65 +7,21 @@
 #include <stddef.h>
 
 #include <cmocka.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
-#include "cluster_test.h"
+#include "file_test.h"
 #include "gpu/arena.h"
+#include "kernel_test.h"
 #include "weft/device_file.h"
 
 static const char *const OPEN[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_LOG=error", NULL};
 static const char *const SMALL[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_FILE_CACHE=4M", "WEFT_LOG=error", NULL};
-#define DEFAULT_TIME WEFT_TIMEOUT_DEFAULT
-#define PIECE        ((uint64_t)WEFT_FILE_PIECE)
-#define BYTES        (5 * PIECE + 12345)
-#define PART         100000u
-#define BLOCKS       40u
-
-static char folder[64];
-
-static int folder_make(void **state)
-{
-    (void)state;
-    strcpy(folder, "/tmp/weft-test-gpu-file-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int folder_remove(void **state)
-{
-    (void)state;
-    pid_t pid = fork();
-    if (pid == 0) {
-        execlp("rm", "rm", "-rf", "--", folder, (char *)NULL);
-        _exit(1);
-    }
-    int status;
-    return waitpid(pid, &status, 0) == pid && status == 0 ? 0 : -1;
-}
-
-static uint8_t byte_at(uint64_t i)
-{
-    return (uint8_t)(i * UINT64_C(0x9e3779b97f4a7c15) >> 56);
-}
-
-static void make_file(const char *name, uint64_t bytes, char path[256])
-{
-    static uint8_t some[1 << 16];
-    snprintf(path, 256, "%s/%s", folder, name);
-    FILE *f = fopen(path, "w");
-    CHECK(f);
-    for (uint64_t at = 0; at < bytes; at += sizeof some) {
-        size_t n = bytes - at < sizeof some ? (size_t)(bytes - at) : sizeof some;
-        for (size_t i = 0; i < n; i++)
-            some[i] = byte_at(at + i);
-        CHECK(fwrite(some, 1, n, f) == n);
-    }
-    CHECK(fclose(f) == 0);
-}
+#define SEED   1u /* of the bytes of all files */
+#define BYTES  (5 * PIECE + 12345)
+#define PART   100000u
+#define BLOCKS 40u
 
 #define MUST(is)                                                                                                 \
     do {                                                                                                         \
@@ -77,9 +33,11 @@ static void make_file(const char *name, uint64_t bytes, char path[256])
     } while (0)
 
 struct job {
-    uint64_t record[BLOCKS], path, path_bytes;
+    uint64_t record[BLOCKS], path;
     uint64_t to[BLOCKS], to_bytes;
     uint64_t none; /* the path of a file that does not exist, of the same length */
+    uint32_t path_bytes;
+    _Atomic uint32_t *reads; /* counts what has been read, for other nodes */
     weft_device_file file;
     bool failed[BLOCKS];
     int rc;
@@ -93,34 +51,12 @@ static bool none_failed(const struct job *job)
     return true;
 }
 
-static weft_gaddr at_text(weft_node *w, const char *text)
-{
-    weft_gaddr a;
-    OK(weft_alloc(w, 256, &a));
-    memcpy(weft_ptr(w, a, 256), text, strlen(text) + 1);
-    return a;
-}
-
 /* Records: every second one is in the arena. */
-static void new_records(weft_node *w, weft_gpu *g, uint32_t space, struct job *job)
+static void new_job(weft_node *w, weft_gpu *g, uint32_t space, const char *path, struct job *job)
 {
-    static const uint8_t zeros[WEFT_REQUEST_BYTES];
-    for (uint32_t b = 0; b < BLOCKS; b++) {
-        if (b % 2)
-            OK(weft_gpu_alloc(g, space, WEFT_REQUEST_BYTES, &job->record[b]));
-        else
-            OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &job->record[b]));
-        OK(weft_put_blocking(w, job->record[b], zeros, sizeof zeros));
-    }
-}
-
-static weft_gpu *gpu_with_arena(weft_node *w, uint32_t *space)
-{
-    weft_gpu *g;
-    weft_gpu_config config = {.bytes = sizeof config, .name = "host"};
-    OK(weft_gpu_open(w, &config, &g));
-    OK(weft_gpu_arena(g, 32u << 20, space));
-    return g;
+    for (uint32_t b = 0; b < BLOCKS; b++)
+        job->record[b] = new_record(w, g, space, b % 2);
+    job->path = at_text(w, path, &job->path_bytes);
 }
 
 /* --- reading --- */
@@ -180,8 +116,7 @@ static void must_hold(weft_node *w, weft_gaddr at)
 {
     uint8_t *got = malloc(BYTES);
     OK(weft_get_blocking(w, got, at, BYTES));
-    for (uint64_t i = 0; i < BYTES; i++)
-        CHECK(got[i] == byte_at(i));
+    CHECK(right(got, SEED, 0, BYTES));
     memset(got, 0, BYTES);
     OK(weft_put_blocking(w, at, got, BYTES));
     free(got);
@@ -197,13 +132,9 @@ static void reading(weft_node *w, void *arg)
     OK(weft_exchange(w, &arena, 1, all, NULL, DEFAULT_TIME));
     if (weft_rank(w) == 1) {
         static struct job job;
-        char path[256], none[256];
-        make_file("one", BYTES, path);
-        snprintf(none, sizeof none, "%s/not", folder);
-        new_records(w, g, space, &job);
-        job.path = at_text(w, path);
-        job.none = at_text(w, none);
-        job.path_bytes = strlen(path);
+        write_file(in_folder("one"), SEED, BYTES, 0);
+        new_job(w, g, space, in_folder("one"), &job);
+        job.none = at_text(w, in_folder("not"), &job.path_bytes);
         OK(weft_gpu_run(g, open_kernel, 1, &job));
         const weft_gaddr to[] = {on_node(pool, 1), arena, on_node(pool, 0), all[0], on_node(pool, 2), all[2]};
         for (uint32_t i = 0; i < 6 && none_failed(&job); i++) {
@@ -219,7 +150,7 @@ static void reading(weft_node *w, void *arg)
         CHECK(none_failed(&job));
         weft_file_cache c;
         do
-            OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
+            c = cache_of(w);
         while (c.readers);            /* closing does not wait */
         CHECK(c.disk_bytes == BYTES); /* the disk was read once for all blocks */
     }
@@ -248,7 +179,7 @@ static void many_kernel(const weft_device *d, void *arg)
         const uint8_t *got = weft_device_ptr(d, job->to[b], n);
         MUST(got != NULL);
         for (uint64_t k = 0; k < n; k += 1 + k % 7)
-            MUST(got[k] == byte_at(at + k));
+            MUST(got[k] == byte_of(SEED, at + k));
     }
 }
 
@@ -265,12 +196,9 @@ static void many(weft_node *w, void *arg)
     if (weft_rank(w) == 1) {
         static struct job job;
         uint32_t space = 0;
-        char path[256];
         weft_gpu *g = gpu_with_arena(w, &space);
-        make_file("large", 30 * PIECE + 5, path);
-        new_records(w, g, space, &job);
-        job.path = at_text(w, path);
-        job.path_bytes = strlen(path);
+        write_file(in_folder("large"), SEED, 30 * PIECE + 5, 0);
+        new_job(w, g, space, in_folder("large"), &job);
         job.to_bytes = 70000;
         for (uint32_t b = 0; b < BLOCKS; b++)
             OK(b % 3 ? weft_gpu_alloc(g, space, job.to_bytes, &job.to[b]) : weft_alloc(w, job.to_bytes, &job.to[b]));
@@ -281,8 +209,7 @@ static void many(weft_node *w, void *arg)
     }
     OK(weft_barrier(w, DEFAULT_TIME));
     if (weft_rank(w) == 0) {
-        weft_file_cache c;
-        OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
+        weft_file_cache c = cache_of(w);
         CHECK(c.readers == 1 && c.cached_bytes <= c.limit_bytes);
     }
     OK(weft_barrier(w, DEFAULT_TIME));
@@ -344,22 +271,16 @@ static void writing(weft_node *w, void *arg)
     OK(weft_exchange(w, &arena, 1, all, NULL, DEFAULT_TIME));
     if (weft_rank(w) == 1) {
         static struct job job;
-        char path[256];
-        snprintf(path, sizeof path, "%s/written", folder);
-        new_records(w, g, space, &job);
-        job.path = at_text(w, path);
-        job.path_bytes = strlen(path);
+        new_job(w, g, space, in_folder("written"), &job);
         OK(weft_alloc(w, BYTES, &job.to[0]));
         job.to[1] = arena;
         job.to[2] = all[0];
-        uint8_t *bytes = weft_ptr(w, job.to[0], BYTES);
-        for (uint64_t i = 0; i < BYTES; i++)
-            bytes[i] = byte_at(i);
+        fill(weft_ptr(w, job.to[0], BYTES), SEED, 0, BYTES);
         OK(weft_gpu_run(g, write_kernel, 1, &job));
         CHECK(none_failed(&job));
-        FILE *f = fopen(path, "r");
+        FILE *f = fopen(in_folder("written"), "r");
         for (uint64_t i = 0; i < BYTES - 1 + PART; i++) {
-            uint8_t want = i >= 5 && i < 15 ? (uint8_t)('0' + i - 5) : byte_at(i < BYTES - 1 ? i : i - (BYTES - 1) + 1);
+            uint8_t want = i >= 5 && i < 15 ? (uint8_t)('0' + i - 5) : byte_of(SEED, i < BYTES - 1 ? i : i - (BYTES - 1) + 1);
             CHECK(fgetc(f) == want);
         }
         CHECK(fgetc(f) == EOF);
@@ -447,12 +368,26 @@ static void until_error(const weft_device *d, void *arg)
 {
     struct job *job = arg;
     uint64_t n, at = 0;
-    _Atomic uint32_t *reads = (_Atomic uint32_t *)(uintptr_t)job->none;
     do {
         job->rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0], PART, at, &n);
         at = n == PART ? at + n : 0;
-        (*reads)++;
+        (*job->reads)++;
     } while (!job->rc);
+}
+
+static void read_until_error(weft_node *w, _Atomic uint32_t *reads)
+{
+    static struct job job;
+    uint32_t space = 0;
+    weft_gpu *g = gpu_with_arena(w, &space);
+    write_file(in_folder("dies"), SEED, BYTES, 0);
+    new_job(w, g, space, in_folder("dies"), &job);
+    job.reads = reads;
+    OK(weft_alloc(w, PART, &job.to[0]));
+    OK(weft_gpu_run(g, open_only, 1, &job));
+    OK(weft_gpu_run(g, until_error, 1, &job));
+    CHECK(none_failed(&job) && job.rc == -WEFT_DEVICE_ECONNRESET);
+    OK(weft_gpu_close(g));
 }
 
 /* The gateway is killed while a kernel reads: the kernel gets an error. */
@@ -463,74 +398,37 @@ static void gateway_dies(weft_node *w, void *arg)
         wait_for(reads, 20);
         raise(SIGKILL);
     }
-    static struct job job;
-    uint32_t space = 0;
-    char path[256];
-    weft_gpu *g = gpu_with_arena(w, &space);
-    make_file("dies", BYTES, path);
-    new_records(w, g, space, &job);
-    job.path = at_text(w, path);
-    job.path_bytes = strlen(path);
-    job.none = (uint64_t)(uintptr_t)reads;
-    OK(weft_alloc(w, PART, &job.to[0]));
-    OK(weft_gpu_run(g, open_only, 1, &job));
-    OK(weft_gpu_run(g, until_error, 1, &job));
-    CHECK(none_failed(&job) && job.rc == -WEFT_DEVICE_ECONNRESET);
-    OK(weft_gpu_close(g));
+    read_until_error(w, reads);
 }
 
 static void test_gateway_dies(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
-    nodes_run(2, gateway_dies, shared_words(4096), OPEN, status);
-    assert_true(WIFSIGNALED(status[0]) && WTERMSIG(status[0]) == SIGKILL);
-    assert_int_equal(status[1], 0);
+    one_is_killed(gateway_dies, OPEN, 0);
 }
 
 /* The asker is killed while its kernel reads: the gateway takes back what it had open. */
 static void asker_dies(weft_node *w, void *arg)
 {
-    _Atomic uint32_t *reads = arg;
+    _Atomic uint32_t *reads = arg, *pid = reads + 1;
     if (weft_rank(w) == 1) {
-        static struct job job;
-        uint32_t space = 0;
-        char path[256];
-        weft_gpu *g = gpu_with_arena(w, &space);
-        make_file("dies", BYTES, path);
-        new_records(w, g, space, &job);
-        job.path = at_text(w, path);
-        job.path_bytes = strlen(path);
-        job.none = (uint64_t)(uintptr_t)reads;
-        OK(weft_alloc(w, PART, &job.to[0]));
-        OK(weft_gpu_run(g, open_only, 1, &job));
-        OK(weft_gpu_run(g, until_error, 1, &job));
+        atomic_store(pid, (uint32_t)getpid());
+        read_until_error(w, reads);
         return;
     }
     weft_file_cache c;
     wait_for(reads, 20);
-    OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
-    CHECK(c.readers == 1);
-    kill((pid_t)reads[1], SIGKILL);
+    CHECK(cache_of(w).readers == 1);
+    kill((pid_t)*pid, SIGKILL);
     do
-        OK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME));
+        c = cache_of(w);
     while (c.readers || c.open_files > 1);
-}
-
-static void asker_dies_node(weft_node *w, void *arg)
-{
-    if (weft_rank(w) == 1)
-        ((_Atomic uint32_t *)arg)[1] = (uint32_t)getpid();
-    asker_dies(w, arg);
 }
 
 static void test_asker_dies(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
-    nodes_run(2, asker_dies_node, shared_words(4096), OPEN, status);
-    assert_int_equal(status[0], 0);
-    assert_true(WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL);
+    one_is_killed(asker_dies, OPEN, 1);
 }
 
 #define ONE(name) cmocka_unit_test_setup_teardown(test_##name, folder_make, folder_remove)

@@ -11,8 +11,8 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 
+#include "kernel_test.h"
 #include "net_test.h"
 #include "weft/device_file.h"
 #include "weft/device_net.h"
@@ -38,37 +38,6 @@ struct call {
 struct calls {
     struct call of[BLOCKS];
 };
-
-static uint64_t at_host(weft_node *w, const char *host, uint32_t *bytes)
-{
-    weft_gaddr a;
-    OK(weft_alloc(w, 256, &a));
-    memcpy(weft_ptr(w, a, 256), host, strlen(host) + 1);
-    *bytes = (uint32_t)strlen(host);
-    return a;
-}
-
-static weft_gpu *gpu_with_arena(weft_node *w, uint32_t *space)
-{
-    weft_gpu *g;
-    weft_gpu_config config = {.bytes = sizeof config, .name = "host"};
-    OK(weft_gpu_open(w, &config, &g));
-    OK(weft_gpu_arena(g, 16u << 20, space));
-    return g;
-}
-
-/* A record in the pool, or in the arena. */
-static uint64_t new_record(weft_node *w, weft_gpu *g, uint32_t space, bool in_arena)
-{
-    static const uint8_t zeros[WEFT_REQUEST_BYTES];
-    weft_gaddr at;
-    if (in_arena)
-        OK(weft_gpu_alloc(g, space, WEFT_REQUEST_BYTES, &at));
-    else
-        OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &at));
-    OK(weft_put_blocking(w, at, zeros, sizeof zeros));
-    return at;
-}
 
 /* --- streams --- */
 
@@ -149,7 +118,7 @@ static void streams(weft_node *w, void *arg)
         for (uint32_t b = 0; b < BLOCKS; b++) {
             struct calls one = {.of = {{.from = from[b], .to = to[b], .port = port}}};
             one.of[0].record = new_record(w, g, space, b % 2);
-            one.of[0].host = at_host(w, "127.0.0.1", &one.of[0].host_bytes);
+            one.of[0].host = at_text(w, "127.0.0.1", &one.of[0].host_bytes);
             fill(right, b, 0, BYTES);
             OK(weft_put_blocking(w, from[b], right, BYTES));
             OK(weft_gpu_run(g, echo_kernel, 1, &one));
@@ -180,7 +149,7 @@ static void blocks(weft_node *w, void *arg)
         for (uint32_t b = 0; b < BLOCKS; b++) {
             struct call *c = &calls.of[b];
             *c = (struct call){.record = new_record(w, g, space, b % 2), .port = port};
-            c->host = at_host(w, "127.0.0.1", &c->host_bytes);
+            c->host = at_text(w, "127.0.0.1", &c->host_bytes);
             OK(weft_alloc(w, BYTES, b / 2 ? &c->to : &c->from));
             OK(weft_gpu_alloc(g, space, BYTES, b / 2 ? &c->from : &c->to));
             fill(right, b, 0, BYTES);
@@ -285,7 +254,7 @@ static void listening(weft_node *w, void *arg)
         struct listening l = {.words = &words};
         pthread_t thread;
         l.call.record = new_record(w, g, space, true);
-        l.call.host = at_host(w, "127.0.0.1", &l.call.host_bytes);
+        l.call.host = at_text(w, "127.0.0.1", &l.call.host_bytes);
         OK(weft_alloc(w, 64, &l.call.from));
         l.call.to = l.call.from;
         CHECK(pthread_create(&thread, NULL, talk, &words) == 0);
@@ -372,7 +341,7 @@ static void datagrams(weft_node *w, void *arg)
         CHECK(pthread_create(&thread, NULL, echo_datagrams, &udp) == 0);
         for (uint32_t turn = 0; turn < 2; turn++) {
             struct call c = {.record = new_record(w, g, space, turn), .port = ntohs(a.sin_port)};
-            c.host = at_host(w, "127.0.0.1", &c.host_bytes);
+            c.host = at_text(w, "127.0.0.1", &c.host_bytes);
             OK(weft_alloc(w, BYTES, turn ? &c.to : &c.from));
             OK(weft_gpu_alloc(g, space, BYTES, turn ? &c.from : &c.to));
             OK(weft_gpu_run(g, datagram_kernel, 1, &c));
@@ -488,9 +457,9 @@ static void wrong(weft_node *w, void *arg)
         x.listener = listen_at("127.0.0.1", &x.silent);
         fill_port(&x.full);
         x.call.record = new_record(w, g, space, false);
-        x.call.host = at_host(w, "127.0.0.1", &x.call.host_bytes);
-        x.denied = at_host(w, "169.254.169.254", &x.denied_bytes);
-        x.nobody = at_host(w, "no.such.name.invalid", &x.nobody_bytes);
+        x.call.host = at_text(w, "127.0.0.1", &x.call.host_bytes);
+        x.denied = at_text(w, "169.254.169.254", &x.denied_bytes);
+        x.nobody = at_text(w, "no.such.name.invalid", &x.nobody_bytes);
         OK(weft_alloc(w, 64, &x.call.to));
         OK(weft_gpu_run(g, wrong_kernel, 1, &x));
         CHECK(!x.call.failed);
@@ -525,7 +494,7 @@ static void none_offers(weft_node *w, void *arg)
     uint32_t space = 0;
     weft_gpu *g = gpu_with_arena(w, &space);
     struct call c = {.record = new_record(w, g, space, false)};
-    c.host = at_host(w, "127.0.0.1", &c.host_bytes);
+    c.host = at_text(w, "127.0.0.1", &c.host_bytes);
     OK(weft_gpu_run(g, none_kernel, 1, &c));
     CHECK(!c.failed);
     OK(weft_gpu_close(g));
@@ -555,16 +524,15 @@ static void until_error(const weft_device *d, void *arg)
     MUST(rc == -WEFT_DEVICE_ECONNRESET);
 }
 
-static void receive_until_error(weft_node *w, struct words *words, int listener, uint32_t port)
+static void receive_until_error(weft_node *w, struct words *words, uint32_t port)
 {
     uint32_t space = 0;
     weft_gpu *g = gpu_with_arena(w, &space);
     struct listening l = {.words = words};
     l.call.port = port;
     l.call.record = new_record(w, g, space, true);
-    l.call.host = at_host(w, "127.0.0.1", &l.call.host_bytes);
+    l.call.host = at_text(w, "127.0.0.1", &l.call.host_bytes);
     OK(weft_gpu_alloc(g, space, 1000, &l.call.to));
-    (void)listener;
     OK(weft_gpu_run(g, until_error, 1, &l));
     CHECK(!l.call.failed);
     OK(weft_gpu_close(g));
@@ -591,17 +559,14 @@ static void gateway_dies(weft_node *w, void *arg)
     int listener = listen_at("127.0.0.1", &port);
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, send_until_error, &listener) == 0);
-    receive_until_error(w, words, listener, port);
+    receive_until_error(w, words, port);
     pthread_join(thread, NULL);
 }
 
 static void test_gateway_dies(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
-    nodes_run(2, gateway_dies, shared_words(4096), OPEN, status);
-    assert_true(WIFSIGNALED(status[0]) && WTERMSIG(status[0]) == SIGKILL);
-    assert_int_equal(status[1], 0);
+    one_is_killed(gateway_dies, OPEN, 0);
 }
 
 /* Node 1 is killed while its kernel receives: its peer, which is here at node 0, sees a reset. */
@@ -611,7 +576,7 @@ static void asker_dies(weft_node *w, void *arg)
     if (weft_rank(w) == 1) {
         atomic_store(&words->pid, (uint32_t)getpid());
         wait_for(&words->port, 1);
-        receive_until_error(w, words, -1, words->port);
+        receive_until_error(w, words, words->port);
         return;
     }
     uint32_t port;
@@ -627,10 +592,7 @@ static void asker_dies(weft_node *w, void *arg)
 static void test_asker_dies(void **state)
 {
     (void)state;
-    int status[NODES_MAX];
-    nodes_run(2, asker_dies, shared_words(4096), OPEN, status);
-    assert_int_equal(status[0], 0);
-    assert_true(WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL);
+    one_is_killed(asker_dies, OPEN, 1);
 }
 
 int main(void)

@@ -1,24 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
  * The net service under load and failures: slow and stalled peers, many connections, too few descriptors, invalid messages, deaths, and
- * names whose addresses do not answer (net_test.h).
+ * nodes that ask for more than their share (net_test.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-
-#if defined(__linux__)
-#include <sys/syscall.h>
-#endif
 
 #include "gateway/net_handle.h"
 #include "net_test.h"
@@ -174,222 +168,6 @@ static void lies(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
-#if defined(__linux__)
-/* Names that a name server would have to know, in place of libc's function. again.test: the name server does not answer. holes.test:
- * three addresses. slow.test: waits until `slow_ends`. one.example, and alias.example and short, which stand for secret.test: one
- * address. */
-static _Atomic uint32_t *slow_ends, *slow_begun;
-
-static int one_address(const char *port, const struct addrinfo *hints, struct addrinfo **out, const char *canonical)
-{
-    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
-    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
-    int rc = real("127.0.0.1", port, hints, out);
-    if (!rc && hints->ai_flags & AI_CANONNAME) {
-        free((*out)->ai_canonname);
-        (*out)->ai_canonname = strdup(canonical);
-    }
-    return rc;
-}
-
-int getaddrinfo(const char *restrict host, const char *restrict port, const struct addrinfo *restrict hints, struct addrinfo **restrict out)
-{
-    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
-    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
-    if (!host || hints->ai_flags & AI_NUMERICHOST)
-        return real(host, port, hints, out);
-    if (strcmp(host, "again.test") == 0)
-        return EAI_AGAIN;
-    if (strcmp(host, "slow.test") == 0) {
-        ++*slow_begun;
-        wait_for(slow_ends, 1);
-        return EAI_NONAME;
-    }
-    if (strcmp(host, "one.example") == 0)
-        return one_address(port, hints, out, host);
-    if (strcmp(host, "alias.example") == 0 || strcmp(host, "short") == 0)
-        return one_address(port, hints, out, "Secret.TEST");
-    if (strcmp(host, "holes.test") != 0)
-        return real(host, port, hints, out);
-    static const char *const addresses[] = {"127.0.0.2", "127.0.0.3", "127.0.0.4"};
-    for (unsigned i = 0; i < 3; i++) {
-        int rc = real(addresses[i], port, hints, out);
-        if (rc)
-            return rc;
-        while (*out)
-            out = &(*out)->ai_next;
-    }
-    return 0;
-}
-
-/* A system without IPv6. */
-int socket(int family, int type, int protocol)
-{
-    if (family == AF_INET6 && getenv("TEST_NO_IPV6")) {
-        errno = EAFNOSUPPORT;
-        return -1;
-    }
-    return (int)syscall(SYS_socket, family, type, protocol);
-}
-
-static void old_system(weft_node *w, void *arg)
-{
-    (void)arg;
-    if (weft_rank(w) == 1) {
-        weft_socket *l;
-        OK(weft_net_listen(w, 0, SPEC(.host = NULL), &l, DEFAULT_TIME));
-        CHECK(strncmp(weft_net_local(l), "0.0.0.0:", 8) == 0);
-        OK(weft_net_close(l));
-        CHECK(weft_net_listen(w, 0, SPEC(.host = NULL, .flags = WEFT_NET_IPV6), &l, DEFAULT_TIME) == -EAFNOSUPPORT);
-    }
-    OK(weft_barrier(w, DEFAULT_TIME));
-}
-
-/* The name server does not answer: that error is one of opening, not "nothing is there now", and nothing waits for more. */
-static void no_answer(weft_node *w, void *arg)
-{
-    (void)arg;
-    if (weft_rank(w) == 1) {
-        weft_socket *s;
-        weft_op op;
-        const void *at;
-        void *to;
-        char text[4];
-        size_t n;
-        must_fail(w, SPEC(.host = "again.test", .port = 80), -EAGAIN, "the name server does not answer");
-        OK(weft_net_connect_start(w, 0, SPEC(.host = "again.test", .port = 80), &s, &op));
-        CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EAGAIN && weft_net_error(s) == -EAGAIN);
-        CHECK(weft_net_received(s, &at, &n) == -ENOTCONN && n == 0 && weft_net_room(s, &to, &n) == -ENOTCONN && n == 0);
-        CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
-        CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && n == 0 && strstr(weft_error(), "name server"));
-        OK(weft_net_close(s));
-        OK(weft_net_connect_start(w, 0, SPEC(.host = "again.test", .port = 80, .flags = WEFT_NET_DATAGRAMS), &s, &op));
-        CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EAGAIN && weft_net_error(s) == -EAGAIN);
-        CHECK(weft_net_receive(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
-        CHECK(weft_net_send(s, text, sizeof text, &n, DEFAULT_TIME) == -EAGAIN && strstr(weft_error(), "name server"));
-        OK(weft_net_close(s));
-    }
-    OK(weft_barrier(w, DEFAULT_TIME));
-}
-
-/* Listens, and lets no connection come: its queue is full. */
-static int hole_at(const char *address, uint32_t port, int *client)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    inet_pton(AF_INET, address, &a.sin_addr);
-    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 0) == 0);
-    for (unsigned i = 0; i < 3; i++) {
-        CHECK((client[i] = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && fcntl(client[i], F_SETFL, O_NONBLOCK) == 0);
-        CHECK(connect(client[i], (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
-    }
-    return fd;
-}
-
-/* A name has three addresses, of which two do not answer: each gets its three seconds, and no more. */
-static void holes(weft_node *w, void *arg)
-{
-    (void)arg;
-    if (weft_rank(w) == 1) {
-        uint32_t port;
-        int client[6], listener = listen_at("127.0.0.4", &port);
-        int hole[2] = {hole_at("127.0.0.2", port, client), hole_at("127.0.0.3", port, client + 3)};
-        weft_socket *s;
-        OK(weft_net_connect(w, 0, SPEC(.host = "holes.test", .port = port), &s, patience_ns(20)));
-        CHECK(strncmp(weft_net_peer(s), "127.0.0.4:", 10) == 0);
-        OK(weft_net_close(s));
-        for (unsigned i = 0; i < 6; i++)
-            close(client[i]);
-        close(hole[0]);
-        close(hole[1]);
-        close(listener);
-    }
-    OK(weft_barrier(w, DEFAULT_TIME));
-}
-
-/* A name that is denied cannot be reached by another one that stands for it: an alias, or one that a search list completes. */
-static void aliases(weft_node *w, void *arg)
-{
-    (void)arg;
-    if (weft_rank(w) == 1) {
-        uint32_t port;
-        weft_socket *s;
-        int listener = listen_at("127.0.0.1", &port);
-        must_fail(w, SPEC(.host = "alias.example", .port = port), -EACCES,
-                  "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
-        must_fail(w, SPEC(.host = "short", .port = port), -EACCES,
-                  "rule deny=*.TEST of the gateway forbids it, because the name stands for Secret.TEST");
-        OK(weft_net_connect(w, 0, SPEC(.host = "one.example", .port = port), &s, DEFAULT_TIME));
-        OK(weft_net_close(s));
-        close(listener);
-    }
-    OK(weft_barrier(w, DEFAULT_TIME));
-}
-
-/* Shared by the askers and the gateway's resolver. */
-struct greed {
-    _Atomic uint32_t ends, begun, full, port;
-};
-
-/* One node asks for more names than a gateway resolves at a time, and no server answers for them. Names of other nodes are still resolved.
- */
-static void greedy_names(weft_node *w, void *arg)
-{
-    enum { ASKS = NET_LOOKUPS_MAX };
-    static weft_socket *s[ASKS];
-    static weft_op op[ASKS];
-    struct greed *g = arg;
-    uint32_t port, refused = 0;
-    slow_ends = &g->ends;
-    slow_begun = &g->begun;
-    OK(weft_barrier(w, DEFAULT_TIME));
-    if (weft_rank(w) == 1) {
-        for (unsigned i = 0; i < ASKS; i++)
-            OK(weft_net_connect_start(w, 0, SPEC(.host = "slow.test", .port = 80, .receive_ring = 4096, .send_ring = 4096), &s[i], &op[i]));
-        for (int64_t deadline = now_ns() + patience_ns(20); g->begun < 6;)
-            CHECK(usleep(1000) == 0 && now_ns() < deadline);
-        must_fail(w, SPEC(.host = "slow.test", .port = 80), -EAGAIN, "resolves at most 1024 names at a time");
-        g->full = 1;
-        wait_for(&g->ends, 1);
-        for (unsigned i = 0; i < ASKS; i++) {
-            int rc = weft_wait(w, &op[i], DEFAULT_TIME);
-            CHECK(rc == -EHOSTUNREACH || rc == -EAGAIN || rc == -ETIMEDOUT);
-            refused += rc == -EAGAIN;
-            OK(weft_net_close(s[i]));
-        }
-        CHECK(refused == ASKS - ASKS / 4 * 3);
-    } else if (weft_rank(w) == 2) {
-        int listener = listen_at("127.0.0.1", &port);
-        wait_for(&g->full, 1);
-        for (unsigned i = 0; i < 20; i++) {
-            OK(weft_net_connect(w, 0, SPEC(.host = "one.example", .port = port), &s[i], DEFAULT_TIME));
-            OK(weft_net_close(s[i]));
-        }
-        CHECK(g->begun == 6); /* of the gateway's eight threads */
-        g->ends = 1;
-        close(listener);
-    }
-    OK(weft_barrier(w, DEFAULT_TIME));
-}
-
-static void test_names(void **state)
-{
-    (void)state;
-    struct greed *g = shared_words(sizeof *g);
-    assert_int_equal(nodes_failed_with(3, greedy_names, g, OPEN), 0);
-    assert_int_equal(nodes_failed_with(2, aliases, NULL,
-                                       (const char *const[]){"WEFT_SERVE=net",
-                                                             "WEFT_NET_RULES=allow=127.0.0.1:1,deny=*.TEST,"
-                                                             "allow=127.0.0.1",
-                                                             "WEFT_LOG=error", NULL}),
-                     0);
-    assert_int_equal(nodes_failed_with(2, no_answer, NULL, OPEN), 0);
-    assert_int_equal(nodes_failed_with(2, old_system, NULL, (const char *const[]){"WEFT_SERVE=net", "TEST_NO_IPV6=1", NULL}), 0);
-    assert_int_equal(nodes_failed_with(2, holes, NULL, (const char *const[]){"WEFT_SERVE=net", "WEFT_NET_RULES=allow=127.0.0.0/8", NULL}),
-                     0);
-}
-#endif
-
 /* More peers that do not read than the gateway has buffers for what it fetches: other connections go on, and nothing is lost. */
 #define STALLED 80u
 static void stalled(weft_node *w, void *arg)
@@ -523,6 +301,23 @@ static void asker_dies(weft_node *w, void *arg)
         CHECK(usleep(1000) == 0 && now_ns() < deadline);
 }
 
+/* Requests whose messages do not have the data that they announce: the server thread, which sleeps, must answer each of them soon. */
+static void no_data(weft_node *w, void *arg)
+{
+    struct board *b = arg;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->connected, 1); /* only the progress thread handles messages */
+        return;
+    }
+    const weft_request r = {.version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_NET, .kind = NET_CONNECT, .data_bytes = 9};
+    for (unsigned i = 0; i < 20; i++) {
+        struct gateway_question q = {.record = &r};
+        usleep(10000); /* the server thread goes to sleep */
+        CHECK(gateway_ask_wait(w->gateway, &q, patience_ns(10), NULL, NULL, NULL) == -EINVAL);
+    }
+    b->connected = 1;
+}
+
 /* The gateway dies in the middle of a download: what has arrived can be read, then there is an error, and at once. */
 static void gateway_dies(weft_node *w, void *arg)
 {
@@ -556,6 +351,11 @@ static void gateway_dies(weft_node *w, void *arg)
     close(fd);
     close(listener);
 }
+
+/* Shared by the nodes. */
+struct greed {
+    _Atomic uint32_t ends, full, port;
+};
 
 /* One node opens sockets until it gets an error, which says why. Another node can still open some. */
 static void greedy_sockets(weft_node *w, void *arg)
@@ -615,8 +415,6 @@ static void test_greed(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-/* A node sends messages for streams that do not exist, and reads none of the replies: it ends as dead, before they have filled the memory,
- * and the others go on. */
 static uint64_t memory_kib(void)
 {
     char line[128];
@@ -629,6 +427,8 @@ static uint64_t memory_kib(void)
     return kib;
 }
 
+/* A node sends messages for streams that do not exist, and reads none of the replies: it ends as dead, before they have filled the memory,
+ * and the others go on. */
 static void flood(weft_node *w, void *arg)
 {
     struct greed *g = arg;
@@ -702,18 +502,20 @@ static void test_deaths(void **state)
     assert_int_equal(status[1], 0);
 }
 
+static void test_no_data(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, no_data, shared_words(sizeof(struct board)), OPEN), 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow), cmocka_unit_test(test_many),  cmocka_unit_test(test_deaths), cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_lies), cmocka_unit_test(test_files), cmocka_unit_test(test_greed),  cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_slow),    cmocka_unit_test(test_many),  cmocka_unit_test(test_deaths),
+        cmocka_unit_test(test_stalled), cmocka_unit_test(test_lies),  cmocka_unit_test(test_files),
+        cmocka_unit_test(test_greed),   cmocka_unit_test(test_flood), cmocka_unit_test(test_no_data),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-#if defined(__linux__)
-    const struct CMUnitTest names[] = {cmocka_unit_test(test_names)};
-    failed += cmocka_run_group_tests(names, NULL, NULL);
-#endif
-    return failed;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
