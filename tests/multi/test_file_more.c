@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "file_test.h"
+#include "gateway/file_handle.h"
 
 /* --- a large file, read by four nodes at the same time --- */
 
@@ -342,6 +343,64 @@ static void test_noticed_by_the_system(void **state)
     assert_int_equal(nodes_failed_with(2, noticed, NULL, USUAL), 0);
 }
 
+#if defined(__linux__)
+/* While the gateway is stopped, more files change than the system keeps notices of, and then one whose notice is lost. */
+static void notices_lost(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *words = arg;
+    static const char *const name[] = {"busy", "busy too", "file"};
+    static uint8_t some[1000];
+    if (weft_rank(w) == 0) {
+        atomic_store(&words[1], (uint32_t)getpid());
+        wait_for(&words[0], 1);
+        return;
+    }
+    weft_file *f[3];
+    int fd[3];
+    size_t n;
+    wait_for(&words[1], 1);
+    for (unsigned i = 0; i < 3; i++) {
+        write_file(in_folder(name[i]), 7, PIECE, O_TRUNC);
+        CHECK((fd[i] = open(in_folder(name[i]), O_WRONLY)) >= 0);
+        OK(weft_file_open(w, 0, in_folder(name[i]), 0, &f[i], DEFAULT_TIME));
+        OK(weft_file_read(f[i], some, sizeof some, 0, &n, DEFAULT_TIME));
+    }
+    stop_asleep((pid_t)atomic_load(&words[1]));
+    for (uint32_t i = 0; i < words[2]; i++) /* by turns: two notices of the same file would become one */
+        CHECK(pwrite(fd[i % 2], "x", 1, 0) == 1);
+    CHECK(pwrite(fd[2], "x", 1, 0) == 1);
+    CHECK(kill((pid_t)atomic_load(&words[1]), SIGCONT) == 0);
+    int64_t deadline = now_ns() + patience_ns(10);
+    while (!is_stale(w, in_folder("file"))) /* nobody reads it */
+        CHECK(now_ns() < deadline);
+    for (unsigned i = 0; i < 3; i++) {
+        OK(weft_file_close(f[i]));
+        close(fd[i]);
+    }
+    atomic_store(&words[0], 1);
+}
+#endif
+
+static void test_notices_lost(void **state)
+{
+    (void)state;
+#if defined(__linux__)
+    _Atomic uint32_t *words = shared_words(64);
+    unsigned most = 0;
+    FILE *f = fopen("/proc/sys/fs/inotify/max_queued_events", "r");
+    if (!f || fscanf(f, "%u", &most) != 1 || most > 1000000)
+        most = 0;
+    if (f)
+        fclose(f);
+    if (!most)
+        skip(); /* the system keeps more than this test can lose */
+    words[2] = most + 100;
+    assert_int_equal(nodes_failed_with(2, notices_lost, words, USUAL), 0);
+#else
+    skip();
+#endif
+}
+
 /* --- mapping ahead --- */
 
 /* Two threads' worth of patterns on one handle: in order, backwards, and jumping; what was mapped ahead is given back. */
@@ -369,11 +428,14 @@ static void mapped_ahead(weft_node *w, void *arg)
     }
     OK(weft_file_map(f, 3 * PIECE, &kept, DEFAULT_TIME));
     OK(weft_file_map(f, 4 * PIECE, &v, DEFAULT_TIME)); /* now 5 and 6 are mapped ahead */
+    int64_t deadline = now_ns() + patience_ns(10);
+    while (here && cache_of(w).mapped_bytes != 4 * PIECE)
+        CHECK(now_ns() < deadline);
     OK(weft_file_map(f, 8 * PIECE, &v, DEFAULT_TIME)); /* and now not any more */
     CHECK(right(kept.at, 1, 3 * PIECE, PIECE) && right(v.at, 1, 8 * PIECE, PIECE));
     CHECK(cache_of(w).mapped_bytes == (here ? 3 * PIECE : 0));
     OK(weft_file_close(f));
-    int64_t deadline = now_ns() + patience_ns(10);
+    deadline = now_ns() + patience_ns(10);
     while (cache_of(w).mapped_bytes)
         CHECK(now_ns() < deadline);
     OK(weft_barrier(w, DEFAULT_TIME));
@@ -385,6 +447,37 @@ static void test_mapped_ahead(void **state)
     write_file(in_folder("big"), 1, 9 * PIECE, O_TRUNC);
     assert_int_equal(
         nodes_failed_with(2, mapped_ahead, NULL, (const char *const[]){"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_LOG=error", NULL}), 0);
+}
+
+/* --- reading ahead --- */
+
+/* Two pieces in order: the next ones are read without anybody asking for them, and only these. */
+static void read_ahead(weft_node *w, void *arg)
+{
+    (void)arg;
+    char byte;
+    size_t n;
+    weft_file *f;
+    if (weft_rank(w) == 1) {
+        OK(weft_file_open(w, 0, in_folder("big"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_read(f, &byte, 1, 0, &n, DEFAULT_TIME));
+        CHECK(cache_of(w).disk_reads == 1);
+        OK(weft_file_read(f, &byte, 1, PIECE, &n, DEFAULT_TIME));
+        int64_t deadline = now_ns() + patience_ns(10);
+        while (cache_of(w).disk_reads != 2 + FILE_AHEAD_PIECES)
+            CHECK(now_ns() < deadline);
+        OK(weft_file_read(f, &byte, 1, (FILE_AHEAD_PIECES + 5) * PIECE, &n, DEFAULT_TIME)); /* not the next one: nothing is read ahead */
+        CHECK(cache_of(w).disk_reads == 3 + FILE_AHEAD_PIECES);
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_read_ahead(void **state)
+{
+    (void)state;
+    write_file(in_folder("big"), 1, (FILE_AHEAD_PIECES + 10) * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, read_ahead, NULL, USUAL), 0);
 }
 
 /* --- a gateway that offers single files --- */
@@ -441,8 +534,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_large),        TEST(test_started),
-                                       TEST(test_started_busy), TEST(test_noticed_by_the_system),
-                                       TEST(test_mapped_ahead), TEST(test_offers)};
+    const struct CMUnitTest tests[] = {
+        TEST(test_large),        TEST(test_started),      TEST(test_started_busy), TEST(test_noticed_by_the_system),
+        TEST(test_notices_lost), TEST(test_mapped_ahead), TEST(test_read_ahead),   TEST(test_offers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

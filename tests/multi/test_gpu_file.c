@@ -296,6 +296,72 @@ static void test_writing(void **state)
     assert_int_equal(nodes_failed_with(2, writing, NULL, OPEN), 0);
 }
 
+/* --- wrong records --- */
+
+static int submit(weft_node *w, weft_gaddr at, weft_request *r)
+{
+    static uint64_t id;
+    weft_op op;
+    r->version = WEFT_REQUEST_VERSION;
+    r->id = ++id;
+    memcpy(weft_ptr(w, at, sizeof *r), r, sizeof *r);
+    OK(weft_request_start(w, at, &op));
+    int rc = weft_wait(w, &op, DEFAULT_TIME);
+    memcpy(r, weft_ptr(w, at, sizeof *r), sizeof *r);
+    return rc;
+}
+
+static int submit_file(weft_node *w, weft_gaddr at, uint16_t kind, uint64_t handle, uint64_t to, uint64_t bytes)
+{
+    weft_request r = {.service = WEFT_SERVICE_FILE, .kind = kind, .handle = handle, .arg = {to, bytes}};
+    int rc = submit(w, at, &r);
+    CHECK(rc == 0 || r.result[0] == 0);
+    return rc;
+}
+
+/* Lengths that a kernel's calls never give, and a file that is named as a socket. */
+static void wrong(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        weft_gaddr at, some;
+        char path[256];
+        snprintf(path, sizeof path, "%s/wrong", folder);
+        OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &at));
+        OK(weft_alloc(w, PIECE + 1, &some));
+        memset(weft_ptr(w, some, PIECE + 1), 'x', PIECE + 1);
+        weft_request r = {.service = WEFT_SERVICE_FILE,
+                          .kind = WEFT_FILE_OPEN,
+                          .flags = WEFT_FILE_WRITE | WEFT_FILE_CREATE,
+                          .data = at_text(w, path),
+                          .data_bytes = strlen(path)};
+        CHECK(submit(w, at, &r) == 0);
+        const uint64_t file = r.result[0];
+        const uint16_t as_socket[] = {WEFT_NET_OPENED, WEFT_NET_ACCEPT, WEFT_NET_RECEIVE, WEFT_NET_SEND, WEFT_NET_RECEIVED, WEFT_NET_CLOSE};
+        for (unsigned i = 0; i < sizeof as_socket / sizeof as_socket[0]; i++) {
+            r = (weft_request){.service = WEFT_SERVICE_NET, .kind = as_socket[i], .handle = file, .arg = {some, 1}};
+            CHECK(submit(w, at, &r) == -EBADF);
+        }
+        CHECK(submit_file(w, at, WEFT_FILE_WRITE_RANGE, file, some, PIECE + 1) == -EINVAL);
+        CHECK(submit_file(w, at, WEFT_FILE_WRITE_RANGE, file, some, 0) == -EINVAL);
+        CHECK(submit_file(w, at, WEFT_FILE_WRITE_RANGE, file, some, UINT64_MAX) == -EINVAL);
+        r = (weft_request){.service = WEFT_SERVICE_FILE, .kind = WEFT_FILE_STAT, .handle = file};
+        CHECK(submit(w, at, &r) == 0 && r.result[1] == 0); /* nothing was written */
+        CHECK(submit_file(w, at, WEFT_FILE_WRITE_RANGE, file, some, PIECE) == 0);
+        CHECK(submit_file(w, at, WEFT_FILE_READ_RANGE, file, some, 0) == -EINVAL);
+        CHECK(submit_file(w, at, WEFT_FILE_READ_RANGE, file + 1, some, 1) == -EBADF);
+        CHECK(submit_file(w, at, WEFT_FILE_CLOSE, file, 0, 0) == 0);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_wrong(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        nodes_failed_with(2, wrong, NULL, (const char *const[]){"WEFT_SERVE=net,file", "WEFT_POOL=64M", "WEFT_LOG=error", NULL}), 0);
+}
+
 /* --- the end of nodes --- */
 
 static void until_error(const weft_device *d, void *arg)
@@ -369,6 +435,6 @@ static void test_asker_dies(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {ONE(reading), ONE(many), ONE(writing), ONE(gateway_dies), ONE(asker_dies)};
+    const struct CMUnitTest tests[] = {ONE(reading), ONE(many), ONE(writing), ONE(wrong), ONE(gateway_dies), ONE(asker_dies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
  * The reader of a stream frees its ring only when the writer can no longer write to it. These tests end the reading while the writer is
  * stopped in the middle of its work, and check that the ring's memory is not used for anything else until the writer has confirmed. For the
  * output of a process, the writer is the server, and the asker closes the handle. For the input, the writer is the asker, and the process
- * ends.
+ * ends. The rings that are kept for a writer that never confirms are bounded.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "cluster_test.h"
+#include "gateway/gateway.h"
 #include "weft/service.h"
 
 #define RING 65536u
@@ -226,8 +227,64 @@ static void test_input_unread(void **state)
     assert_int_equal(nodes_failed_with(2, input_unread, shared_words(sizeof(struct meeting)), environment), 0);
 }
 
+/* --- an asker that never confirms --- */
+
+static weft_handler_fn hears;
+
+static void deaf(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    struct gateway_message m;
+    CHECK(header_len == sizeof m);
+    memcpy(&m, header, sizeof m);
+    if (m.type != GATEWAY_UNREAD)
+        hears(w, from, header, header_len, payload, payload_len, arg);
+}
+
+/* The server keeps the rings of processes that have ended for it, but not of any number of them. */
+static void never_confirms(weft_node *w, void *arg)
+{
+    struct meeting *m = arg;
+    const weft_spawn_spec spec = {.bytes = sizeof spec, .program = "true", .flags = WEFT_SPAWN_STDIN};
+    static weft_process *p[GATEWAY_PROCESSES + 1];
+    uint64_t before = live(w);
+    if (weft_rank(w) == 0) {
+        atomic_store(&m->server, 1);
+        while (!atomic_load(&m->over))
+            usleep(1000);
+        wait_live(w, before);
+        return;
+    }
+    while (!atomic_load(&m->server))
+        usleep(1000);
+    hears = w->handlers[GATEWAY_HANDLER].fn;
+    atomic_store(&w->handlers[GATEWAY_HANDLER].fn, deaf);
+    for (uint32_t i = 0; i < GATEWAY_PROCESSES; i++) {
+        OK(weft_spawn(w, 0, &spec, &p[i], WEFT_TIMEOUT_DEFAULT));
+        OK(weft_process_wait(p[i], NULL, 0, WEFT_TIMEOUT_DEFAULT));
+    }
+    CHECK(weft_spawn(w, 0, &spec, &p[GATEWAY_PROCESSES], WEFT_TIMEOUT_DEFAULT) == -ENOBUFS);
+    CHECK(strstr(weft_error(), "has not ended their standard input: close their handles"));
+    OK(weft_process_close(p[0])); /* this does confirm */
+    int rc;
+    for (int i = 0; (rc = weft_spawn(w, 0, &spec, &p[0], WEFT_TIMEOUT_DEFAULT)) == -ENOBUFS; i++)
+        CHECK(i < 60000 && usleep(1000) == 0);
+    OK(rc);
+    for (uint32_t i = 0; i < GATEWAY_PROCESSES; i++)
+        OK(weft_process_close(p[i]));
+    atomic_store(&m->over, 1);
+}
+
+static void test_never_confirms(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, never_confirms, shared_words(sizeof(struct meeting)),
+                                       (const char *const[]){"WEFT_SERVE=process", "WEFT_POOL=256M", "WEFT_LIVENESS=120s", NULL}),
+                     0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_closed), cmocka_unit_test(test_input_unread)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_closed), cmocka_unit_test(test_input_unread),
+                                       cmocka_unit_test(test_never_confirms)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
