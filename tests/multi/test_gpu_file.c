@@ -325,6 +325,7 @@ static void wrong(weft_node *w, void *arg)
     (void)arg;
     if (weft_rank(w) == 1) {
         weft_gaddr at, some;
+        uint32_t bytes;
         char path[256];
         snprintf(path, sizeof path, "%s/wrong", folder);
         OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &at));
@@ -333,8 +334,8 @@ static void wrong(weft_node *w, void *arg)
         weft_request r = {.service = WEFT_SERVICE_FILE,
                           .kind = WEFT_FILE_OPEN,
                           .flags = WEFT_FILE_WRITE | WEFT_FILE_CREATE,
-                          .data = at_text(w, path),
-                          .data_bytes = strlen(path)};
+                          .data = at_text(w, path, &bytes)};
+        r.data_bytes = bytes;
         CHECK(submit(w, at, &r) == 0);
         const uint64_t file = r.result[0];
         const uint16_t as_socket[] = {WEFT_NET_OPENED, WEFT_NET_ACCEPT, WEFT_NET_RECEIVE, WEFT_NET_SEND, WEFT_NET_RECEIVED, WEFT_NET_CLOSE};
