@@ -187,7 +187,7 @@ enum gateway_message_type {
 struct gateway_message {
     uint8_t type;
     uint8_t zero[3];
-    int32_t status;
+    int32_t status; /* gateway_post() changes it into Linux's numbers, and the handler of messages into this system's */
     uint64_t to;
     uint64_t word[GATEWAY_WORDS];
 };

@@ -174,8 +174,10 @@ static bool post_here(struct gateway *g, const struct gateway_message *m, const 
     return true;
 }
 
-int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
+int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *what, const void *payload, size_t len)
 {
+    struct gateway_message changed = *what, *m = &changed;
+    m->status = base_status_out(m->status); /* on_message() of room.c changes it back */
     if (node == g->w->rank && post_here(g, m, payload, len))
         return 0;
     struct gateway_posts *p = g->posts;

@@ -581,10 +581,9 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow),    cmocka_unit_test(test_many),  cmocka_unit_test(test_deaths),
-        cmocka_unit_test(test_stalled), cmocka_unit_test(test_lies),  cmocka_unit_test(test_files),
-        cmocka_unit_test(test_greed),   cmocka_unit_test(test_flood), cmocka_unit_test(test_no_data),
-        cmocka_unit_test(test_crumbs),
+        cmocka_unit_test(test_slow),    cmocka_unit_test(test_many),   cmocka_unit_test(test_deaths), cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_lies),    cmocka_unit_test(test_files),  cmocka_unit_test(test_greed),  cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_no_data), cmocka_unit_test(test_crumbs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
