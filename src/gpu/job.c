@@ -362,9 +362,9 @@ void job_answered(struct arenas *c, uint32_t from, const void *header, size_t he
         return;
     }
     bool reads = !p->word && p->job->kind == JOB_GET && p->at == p->bytes;
-    int status = a.status > 0 || a.status < -4095 ? -EPROTO : base_status_in((int)a.status);
-    bool wrong = a.status > 0 || a.status < -4095 || status == -EINPROGRESS || len != (reads && !a.status ? p->length : 0);
-    p->status = wrong ? -EPROTO : status;
+    bool wrong =
+        a.status > 0 || a.status < -4095 || a.status == base_status_out(-EINPROGRESS) || len != (reads && !a.status ? p->length : 0);
+    p->status = wrong ? -EPROTO : base_status_in((int)a.status);
     p->value = a.value;
     if (!wrong && len)
         memcpy(p->bytes, payload, len);
