@@ -24,6 +24,7 @@ struct gateway_server {
     _Atomic int woken; /* enum server_woken */
     bool lingers;      /* another request is likely to come soon; used only by the server thread */
     bool brief;        /* the progress thread has taken the server thread's turn */
+    struct gateway_linger linger;
     int64_t sleeps_until;
     struct gateway_turn turn;
     int wake[2];

@@ -7,7 +7,13 @@
 #include "gateway/gateway.h"
 
 static BASE_THREAD_LOCAL struct gateway_turns *collecting; /* of the message that this thread handles; NULL: none, or no turns now */
+static BASE_THREAD_LOCAL const struct gateway_turn *self;  /* gateway_turn_self() */
 static BASE_THREAD_LOCAL bool running;                     /* what a turn leads to on this node is left to its own threads */
+
+void gateway_turn_self(const struct gateway_turn *t)
+{
+    self = t;
+}
 
 void gateway_turns_begin(struct gateway_turns *t)
 {
@@ -18,6 +24,8 @@ void gateway_turns_begin(struct gateway_turns *t)
 
 void gateway_turn(struct gateway_turn *t)
 {
+    if (t == self)
+        return;
     if (!collecting) {
         t->wake(t);
     } else if (!t->listed) {
