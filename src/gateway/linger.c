@@ -16,7 +16,7 @@
 #define LINGER_FOR  3              /* how many spin times it lingers */
 #define LOOKS       32u            /* how often it looks for messages before it looks for descriptors */
 #define YIELD_NS    (10 * WEFT_US) /* a yield that takes longer has given the processor to another thread */
-#define PAUSE_NS    (50 * WEFT_MS) /* how long it does not linger after that */
+#define PAUSE_NS    (10 * WEFT_MS) /* how long it does not linger after that */
 #define MISSES_MOST 10u
 
 void gateway_linger_moved(struct gateway_linger *l, const void *who, bool up, uint64_t bytes)
