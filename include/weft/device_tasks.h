@@ -19,8 +19,8 @@ extern "C" {
 
 /* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool or in one of its arenas. Kernels
  * read and write an array in an arena faster, but the GPU copies the array from and to the node, which takes some microseconds. A call
- * takes at most WEFT_DEVICE_TASKS of them; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has
- * arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of weft/queue.h, and
+ takes at most WEFT_DEVICE_TASKS of them; with more it fails with -WEFT_DEVICE_EINVAL. This memory belongs to the node until the answer has
+ arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of weft/queue.h, and
  * -WEFT_DEVICE_ENOENT for a number that no queue has, -WEFT_DEVICE_EFAULT for memory outside the pool and the arenas, and -EIO if the GPU
  * has failed.
 

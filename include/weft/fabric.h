@@ -18,8 +18,8 @@
  * - tb, ofi: 1 MiB of messages, and 1 MiB of all other operations.
  * - memory of GPUs: 1024 operations.
  *
- * In a handler no call waits. It queues more than these limits allow, and returns -ENOBUFS only if 64 MiB are queued, or over rc 256
- * atomics and signals, or 1024 operations on memory of GPUs.
+ * In a handler no call waits: a call there queues more than these limits allow. It returns -ENOBUFS beyond 64 MiB, over rc beyond 256
+ * atomics and signals, and beyond 1024 operations on memory of GPUs.
  *
  * Order. Puts, also those with a signal, are unordered until a weft_fence() to their node. Messages from one node to another arrive once,
  * in the order in which they were sent.

@@ -10,12 +10,12 @@
  * 4096 open files, and reads its disks with at most 4 threads.
  *
  * Changes. A handle always reads the same contents of a file, a generation. If size, modification time or inode of the file changes, a new
- * generation begins, and calls that read return -ESTALE. No call mixes bytes of two generations. Shortly after a change a read takes
- * longer: the gateway waits until 20 ms after the change, or 2 s on file systems that keep only whole seconds, so that a later change must
- * have another time. It does not notice a program that sets the time back, or that writes to a mapping (mmap(2)) before the system updates
- * the time. It looks at the disk whenever a file is opened. On Linux the system reports changes to the gateway (inotify). Where it does
- * not (on other systems, on network file systems that another machine changes, and beyond the user's limit of inotify watches), the
- * gateway compares the file with the disk once a second while the file is read.
+ * generation begins, and calls that read return -ESTALE. No call mixes bytes of two generations. The gateway reads a file only when its
+ * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds; so a later change must have another time. It does
+ * not notice a change that keeps size, time and inode: if a program sets the time back, or writes to a mapped file (mmap(2)) before the
+ * system updates the time. It looks at the disk whenever a file is opened. On Linux the system reports changes to the gateway (inotify). In
+ * three cases there are no such reports: on other systems, on network file systems that another machine changes, and beyond the user's
+ * limit of inotify watches. Then the gateway compares the file with the disk once a second while the file is read.
  *
  * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
  * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has offered by weft_file_offer() can

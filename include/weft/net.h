@@ -170,25 +170,25 @@ WEFT_API int weft_net_abort(weft_socket *s);
 
 /* --- sending and receiving without copies and without waiting; not for datagrams --- */
 
-/* Receive in place: weft_net_received() stores where received bytes are, `*at`, and how many lie together there, `*bytes`. 0: the peer
- * will send no more. weft_net_taken() frees the first `bytes` of them; until then they stay there.
+/* Receive in place: weft_net_received() stores in `*at` where the received bytes are, and in `*bytes` how many of them can be read there.
+ * 0: the peer will send no more. weft_net_taken() frees the first `bytes` of them; until then they stay there.
  * Errors: -EAGAIN no bytes are there now; -EINVAL the socket is a listener, or more bytes are freed than are there; -ENOTCONN opening the
  * socket has failed with -EAGAIN; -ECONNRESET, -EPROTO and others, as weft_net_receive(). None sets weft_error(). */
 WEFT_API int weft_net_received(weft_socket *s, const void **at, size_t *bytes);
 WEFT_API int weft_net_taken(weft_socket *s, size_t bytes);
 
-/* Send in place: weft_net_room() stores where bytes to send can be written, `*at`, and how many fit there, `*bytes`. weft_net_put() sends
- * the first `bytes` bytes that the program has written there.
+/* Send in place: weft_net_room() stores in `*at` where the program can write bytes to send, and in `*bytes` how many fit there.
+ * weft_net_put() sends the first `bytes` bytes that are written there.
  * Errors: -EAGAIN no room now; -EINVAL the socket is a listener, or more bytes are sent than there is room for; -ENOTCONN opening the
  * socket has failed with -EAGAIN; -EPIPE, -ECONNRESET and others, as weft_net_send(); -ENOMEM no memory. Only weft_net_put() sets
  * weft_error(). */
 WEFT_API int weft_net_room(weft_socket *s, void **at, size_t *bytes);
 WEFT_API int weft_net_put(weft_socket *s, size_t bytes);
 
-/* Installs a function that weft calls when the socket may have changed: it was opened, could not be opened, or was closed by the peer;
- * bytes have arrived; there is room to send. The function runs on any thread, with locks held: it must not wait and must not call weft. A
- * typical one writes a byte to a pipe. It is not called for earlier changes, so check the socket once afterwards, and not after
- * weft_net_close() has returned. NULL removes it. */
+/* Installs a function that weft calls when the socket may have changed: bytes have arrived, there is room to send, or the socket was opened
+ * or closed. The function runs on any thread, with locks held: it must not wait and must not call weft. A typical one writes a byte to a
+ * pipe. It is not called for earlier changes, so check the socket once afterwards, and not after weft_net_close() has returned. NULL
+ * removes it. */
 typedef void (*weft_net_fn)(void *arg);
 WEFT_API void weft_net_notify(weft_socket *s, weft_net_fn fn, void *arg);
 

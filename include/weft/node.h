@@ -65,10 +65,10 @@ WEFT_API int weft_open(weft_node **out, const weft_config *config);
  * has sent is on its way, up to the default deadline. NULL is allowed. Other threads must not use `w` during this call or after it. If the
  * call fails, nothing has changed.
  *
- * A program that uses Thunderbolt devices should always call this: if it ends in another way, a device may lose queue pairs until the host
- * restarts. weft frees them at exit(), and at those of the signals SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2
- * and SIGXCPU that the program does not handle. After SIGKILL, _exit(), exec() or a crash, only the guard can do so: a second process that
- * weft starts if WEFT_GUARD is set.
+ * A program that uses Thunderbolt devices should always call this. If the program ends in another way, its queue pairs may stay on the
+ * device until the host restarts, and the device has only a few. weft frees them at exit(), and at those of the signals SIGTERM, SIGINT,
+ * SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. At SIGKILL, _exit(), exec() or a crash
+ * it cannot. If WEFT_GUARD is set, weft starts a second process, the guard, that then frees them.
  * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (weft cannot detect this when a node that was
  * opened later has the same handle); -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft_node *w);

@@ -27,9 +27,8 @@ typedef struct weft_queue weft_queue;
 typedef struct weft_queue_config {
     size_t bytes;     /* sizeof(weft_queue_config): weft_queue_config c = {.bytes = sizeof c, .slots = 64} */
     uint32_t slots;   /* slots in this node's shard: a power of two, at most 2^20; 0: 4096 */
-    int64_t lease_ns; /* how long a claim of a task in this node's shard lasts without renewal; 0: 60 s. A claim may last up to 50 ms
-                       * longer. With 2^20 slots it may last a few seconds longer: checking all slots takes tens of milliseconds, and the
-                       * check may use only a hundredth of a processor */
+    int64_t lease_ns; /* how long a claim of a task in this node's shard lasts without renewal; 0: 60 s. The end may be noticed up to 50 ms
+                         late, and with 2^20 slots up to a few seconds late */
     bool submit_only; /* this node holds no shard */
 } weft_queue_config;
 
