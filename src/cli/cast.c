@@ -18,47 +18,48 @@
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 
-#define OPTIONS_HELP                                                                                                                   \
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"             \
-    "      --checksum         compare files by their content, not by size and time\n"                                                  \
-    "      --delete           in copied folders, delete on the other hosts what the source does not have\n"                            \
-    "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n"      \
-    "      --dry-run          print what would be done, but do nothing\n"                                                              \
-    "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"                                               \
-    "      --follow[=SEC]     SRC is one file that is still written: send it until it has not grown for SEC seconds (60)\n"            \
-    "      --verify           at the end, read all files again and compare them with the source\n"                                     \
-    "      --json             print a summary as JSON\n"                                                                               \
-    "      --verbose          print the order in which the hosts pass the files on\n"                                                  \
-    "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                          \
-    "  -h, --help             print this text\n"                                                                                       \
-    "\n"                                                                                                                               \
-    "Permissions, times, symbolic and hard links, holes and empty folders are copied; owners are not. A file gets its name when it\n"  \
-    "is complete, checked and on the disk. The same command again sends only what is missing. If a host fails, its name is printed,\n" \
-    "and the copy to the other hosts goes on.\n"                                                                                       \
-    "\n"                                                                                                                               \
+#define OPTIONS_HELP                                                                                                              \
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"                      \
+    "      --checksum         if a host has a file of the same size, compare the contents, not the modification times\n"          \
+    "      --verify           at the end, read all files again on all hosts, and compare them with the source\n"                  \
+    "      --delete           delete on the other hosts what the copied folders do not have here\n"                               \
+    "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n" \
+    "      --dry-run          print what would be sent and deleted, but change nothing\n"                                         \
+    "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"                                          \
+    "      --follow[=SEC]     SRC is one file that is still being written: send it until it has not grown for SEC seconds (60)\n" \
+    "      --json             print a summary as JSON\n"                                                                          \
+    "      --verbose          print the order in which the hosts pass the files on\n"                                             \
+    "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                     \
+    "  -h, --help             print this text\n"                                                                                  \
+    "\n"                                                                                                                          \
+    "Permissions, times, symbolic and hard links and empty folders are copied; owners are not. If the copy was interrupted,\n"    \
+    "the same command again sends only what is missing. If a host fails, the other hosts still get all files.\n"                  \
+    "\n"                                                                                                                          \
     "Exit status: 0 if all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
 
 static const char cast_help[] =
     "Usage: weft cast [OPTIONS] SRC... [HOST,...:]DEST\n"
     "       weft cast [OPTIONS] SRC... --to HOST,... DEST\n"
     "\n"
-    "Copies files and folders of this host to hosts of a standing cluster (`weft up`), all at the same time: each file is read once,\n"
-    "and the hosts pass it on in a chain. SRC/ means the content of the folder SRC. DEST is a folder, which is made if needed; if SRC\n"
-    "is one file, DEST is the name of the copy, unless DEST is a folder or ends in /. {node} and {host} in DEST stand for the number\n"
-    "of the node and the name of the host. A relative DEST begins in the home folder of its host.\n"
+    "Copies files and folders from this host to many other hosts of a standing cluster (`weft up`) at the same time. Each file\n"
+    "is read once; the hosts pass it on in a chain.\n"
     "\n"
-    "      --to HOST,...      hosts, or numbers of nodes, as `weft status` shows them; \"all\" (the default): all but this "
-    "one\n" OPTIONS_HELP "\n"
+    "SRC/ means the contents of the folder SRC. DEST is a folder, which is created if needed; but if SRC is one file, DEST is\n"
+    "the name of the copy, unless DEST is a folder or ends in /. {node} and {host} in DEST stand for the number of the node and\n"
+    "the name of the host. A relative DEST starts in the home folder of its host.\n"
+    "\n"
+    "      --to HOST,...      hosts, or numbers of nodes, as `weft status` prints them; the default \"all\" is all other "
+    "hosts\n" OPTIONS_HELP "\n"
     "  weft cast model/ all:/data/model         to all other hosts\n"
-    "  weft cast --to a,b results.bin /tmp/     to two\n";
+    "  weft cast --to a,b results.bin /tmp/     to two hosts\n";
 
 static const char cp_help[] =
     "Usage: weft cp [OPTIONS] [HOST:]SRC... [HOST,...:]DEST\n"
     "\n"
-    "Copies files and folders from one host of a standing cluster (`weft up`) to one or several others, like `weft cast`. A path\n"
-    "without HOST: is on this host. All SRC must be on the same host.\n"
+    "Copies files and folders from one host of a standing cluster (`weft up`) to one or several others. A path without HOST: is\n"
+    "on this host. All SRC must be on the same host. The rest works as in `weft cast`.\n"
     "\n" OPTIONS_HELP "\n"
-    "  weft cp a:/data/log .                    from host a to here\n"
+    "  weft cp a:/data/log .                    from host a to this folder\n"
     "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
 
 #define LISTED_MAX (2 * WEFT_MAX_NODES) /* the list of `weft status` has living nodes, and some that are gone */

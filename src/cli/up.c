@@ -259,10 +259,11 @@ int cli_up(int argc, char **argv)
 static const char down_help[] =
     "Usage: weft down [--cluster NAME]\n"
     "\n"
-    "Ends a standing cluster: kills its jobs, and returns when its nodes have left.\n"
+    "Ends a standing cluster (`weft up`) on all its hosts, and kills the commands that `weft exec` has started there. Returns\n"
+    "when the cluster has ended.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
-    "  -h, --help             this text\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if there is no such cluster, or it does not end; 2 if the command line is wrong.\n";
 
