@@ -20,7 +20,7 @@
 
 #define OPTIONS_HELP                                                                                                              \
     "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"                      \
-    "      --checksum         if a host has a file of the same size, compare the contents, not the modification times\n"          \
+    "      --checksum         decide by the contents, not by the time, whether a host already has a file\n"                       \
     "      --verify           at the end, read all files again on all hosts, and compare them with the source\n"                  \
     "      --delete           delete on the other hosts what the copied folders do not have here\n"                               \
     "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n" \

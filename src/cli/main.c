@@ -31,7 +31,7 @@ static const struct command commands[] = {
     {"pin", "keep a file in the cache of its node", cli_pin},
     {"ps", "list the jobs of a standing cluster", cli_ps},
     {"kill", "end a job of a standing cluster", cli_kill},
-    {"logs", "print the log of a standing cluster, or the output of a detached job", cli_logs},
+    {"logs", "print the output of a job, or the log of a standing cluster", cli_logs},
     {"topo", "show how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
     {"devices", "show the RDMA devices of this host, and how weft would use each device", cli_devices},
     {"gpus", "show the GPUs of this host, and what weft can do with each GPU", cli_gpus},

@@ -26,7 +26,7 @@ static const char up_help[] =
     "       weft up --add N|HOST,... [--cluster NAME] [--remote-weft PATH]\n"
     "       weft up --here [--hostfile FILE] [OPTIONS]\n"
     "\n"
-    "Connects several hosts to a standing cluster. Then you can run programs on all of them (`weft exec`), copy files\n"
+    "Connects several hosts to a group, a standing cluster. Then you can run programs on all of them (`weft exec`), copy files\n"
     "(`weft cast`), and use the network of one from another (`weft proxy`), without ssh. The command starts a process of weft\n"
     "in the background on each host, called a node, and returns when all nodes are connected. They stay until `weft down`.\n"
     "\n"
