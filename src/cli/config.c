@@ -10,8 +10,9 @@
 static const char help[] =
     "Usage: weft config [--json] [--hostfile FILE]\n"
     "\n"
-    "Prints every setting of weft, its value, and where the value comes from. weft uses the first of these that has a value:\n"
-    "an option (or the program's weft_config), the environment variable (WEFT_...), the hostfile's \"settings\", the default.\n"
+    "Prints all settings of weft: name, value, where the value comes from, and what the setting is for. weft uses the first of\n"
+    "these that has a value: an option (or what a program passes to weft_open()), the environment variable (WEFT_...), the\n"
+    "\"settings\" of the hostfile, the default.\n"
     "\n"
     "  --hostfile FILE   read this hostfile (default: WEFT_HOSTFILE)\n"
     "  --json            print JSON\n"
