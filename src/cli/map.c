@@ -66,7 +66,7 @@ static const char help_more[] =
     "  --help             print this text\n"
     "\n"
     "  weft map big.txt -- wc -l\n"
-    "  weft map --block 1M big.txt -- sh -c 'tr A-Z a-z | sort' > runs.txt\n"
+    "  weft map --block 1M big.txt -- sort > runs.txt\n"
     "  zcat big.gz | weft map --kernel wc -\n"
     "\n"
     "Exit status: 0; 1 if a piece or the job failed; 2 if the command line is wrong; 126 if COMMAND cannot be\n"
