@@ -232,7 +232,7 @@ static const char pin_help[] =
     "Usage: weft pin [--unpin] [--cluster NAME] HOST:PATH\n"
     "\n"
     "Reads a file into the memory of its host, a host of a standing cluster (`weft up`), so that other hosts can read the\n"
-    "file without waiting for the disk. The file stays in memory until it is unpinned, until it changes, or until the cluster\n"
+    "file without waiting for the disk. The file stays in memory until it is unpinned, until it changes, or until the node\n"
     "ends. Pinned files can fill at most half of the host's cache (`weft up --cache`). HOST and PATH are as in `weft cat`.\n"
     "\n"
     "      --unpin            unpin the file; write PATH as `weft files` shows it\n"
