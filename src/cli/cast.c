@@ -46,7 +46,7 @@ static const char cast_help[] =
     "\n"
     "SRC/ means the contents of the folder SRC. DEST is a folder, which is created if needed; but if SRC is one file, DEST is\n"
     "the name of the copy, unless DEST is a folder or ends in /. {node} and {host} in DEST stand for the number of the node and\n"
-    "the name of the host. A relative DEST starts in the home folder of its host.\n"
+    "the name of the host. A relative DEST starts in the home directory of its host.\n"
     "\n"
     "      --to HOST,...      hosts, or numbers of nodes, as `weft status` prints them; the default \"all\" is all other "
     "hosts\n" OPTIONS_HELP "\n"
@@ -248,7 +248,7 @@ static int launch_nodes(struct cast_command *k)
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);
     if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
         status = cli_error(k->sub, "no memory");
-    /* the current folder may not exist on other hosts; by now all paths are absolute, or relative to the home folder */
+    /* the current folder may not exist on other hosts; by now all paths are absolute, or relative to the home directory */
     if (!status && chdir("/"))
         status = cli_error(k->sub, "/: %s", base_strerror(errno));
     if (!status) {
@@ -302,7 +302,7 @@ static int as_node(int argc, char **argv)
         return cli_usage("cast", "only the launcher may use --as-node");
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
-    if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home folder; absolute ones do not need it */
+    if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home directory; absolute ones do not need it */
         base_log(BASE_LOG_INFO, "%s: %s", home, base_strerror(errno));
     return strcmp(rank, "0") == 0 ? lead(argc, argv) : cast_serve(cli_stopped);
 }
@@ -348,7 +348,7 @@ static int take_paths(struct cast_command *k, int count, char **args)
     k->to = hosts ? hosts : k->to ? k->to : local ? NULL : all;
     k->config.dest = local ? absolute(rest) : rest;
     if (!k->config.dest || !k->config.dest[0])
-        return cli_usage(k->sub, "DEST is empty: '.' is the home folder");
+        return cli_usage(k->sub, "DEST is empty: '.' is the home directory");
     if (!(k->sources = calloc((size_t)count, sizeof *k->sources)))
         return cli_error(k->sub, "no memory");
     for (int i = 0; i < count - 1; i++) {
