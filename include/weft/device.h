@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * The calls of kernels: operations on the memory of all nodes, which go to the kernel's node over rings of requests. The same source
- * compiles as C and C++, for kernels of the `host` back end, whose blocks are threads, as CUDA, and as Metal (compiled, never run;
- * weft/device.metal.h describes the differences).
+ * The functions that kernels call: operations on the memory of all nodes. The kernel writes a request into a ring, and its node carries
+ * the request out. The same source compiles as C and C++ for the GPU `host`, whose blocks are threads, as CUDA, and as Metal (compiled,
+ * never run; weft/device.metal.h has the differences).
  *
- * The program passes a weft_device (weft_gpu_device(), weft/gpu.h) to its kernel. Addresses are those of weft/types.h. A kernel also names
- * memory of its own node (`src` of a put, `dst` of a get) by such an address. This memory is in the node's pool or in one of its arenas.
+ * The program passes a weft_device to its kernel (weft_gpu_device(), weft/gpu.h). All memory is named by address (weft/types.h). Local
+ * memory, which is `src` of a put and `dst` of a get, must be in the pool or in an arena of the kernel's own node.
  *
- * Every call ends, and returns 0 or a negative error number. A wait ends with -WEFT_DEVICE_ETIMEDOUT after weft_device.deadline_ns, or when
- * the program closes the GPU. The error numbers are those of Linux, on every system.
+ * Every call returns 0 or a negative error number; these are Linux's on every system. A wait ends with -WEFT_DEVICE_ETIMEDOUT after
+ * weft_device.deadline_ns, or when the program closes the GPU.
  *
- * An operation with a weft_device_op is complete when weft_device_test() returns its result. Its answer occupies a place in the ring until
- * then: repeat weft_device_test() until the operation is complete, or call weft_device_leave(). An operation without an op is complete
- * after the block's next weft_device_flush() to the same node. That flush also returns the first error of such operations. Operations of
- * one block to one node begin in the order in which the threads of the block call them. Operations of different blocks are not ordered.
+ * An operation with a weft_device_op is complete when weft_device_test() or weft_device_wait() returns its result. Until then it takes a
+ * place in the ring: repeat weft_device_test(), or give the operation up by weft_device_leave(). An operation without an op is complete
+ * after the block's next weft_device_flush() to the same node, which also returns the first error of such operations. Operations of one
+ * block to one node begin in the order of the calls. Operations of different blocks are not ordered.
  *
- * Calls for a warp or a block, whose threads work together, are in weft/device.cuh.
+ * weft/device.cuh has calls for threads of a warp or a block that work together.
  */
 #ifndef WEFT_DEVICE_H
 #define WEFT_DEVICE_H

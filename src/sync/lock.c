@@ -267,7 +267,7 @@ static void say_holder(const struct fab_patience *p, weft_gaddr word)
     if (rc == 0 && lock_owned(w, value))
         snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
     else
-        snprintf(whom, sizeof whom, "its home, node %u, which is alive, to hand it over", home);
+        snprintf(whom, sizeof whom, "node %u, in whose pool it is and which is alive, to hand it over", home);
     fab_patience_say(p, what, whom);
 }
 
@@ -352,14 +352,15 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
                          "let fewer threads wait at the same time",
                          (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)
-        return base_fail(-ENOMEM, "lock %#llx: its home, node %u, has no memory for one more waiter; end other programs on its host",
+        return base_fail(-ENOMEM,
+                         "lock %#llx: node %u, in whose pool it is, has no memory for one more waiter; end other programs on its host",
                          (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
         (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* if this fails, a grant that arrives later is released */
         return timed_out(word);
     }
     return rc ? rc
-              : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone; use a lock in the pool of a node that is alive",
+              : base_fail(-ECONNRESET, "lock %#llx: node %u, in whose pool it is, is gone; use a lock in the pool of a node that is alive",
                           (unsigned long long)word, home);
 }
 
@@ -434,10 +435,11 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         }
         lock_leave(s, c); /* the swap may have happened, or may still happen */
         if (rc == -EINPROGRESS)
-            return base_fail(-ETIMEDOUT,
-                             "lock %#llx: its home, node %u, did not answer before the deadline (is its process stopped?); if it "
-                             "grants the lock to this call later, that is undone",
-                             (unsigned long long)word, weft_gaddr_node(word));
+            return base_fail(
+                -ETIMEDOUT,
+                "lock %#llx: node %u, in whose pool it is, did not answer before the deadline (is its process stopped?); if it "
+                "grants the lock to this call later, that is undone",
+                (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
             return rc;
         /* The link broke and has recovered: try again. */
