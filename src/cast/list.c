@@ -113,7 +113,7 @@ int cast_list_resize(struct cast_list *l, const struct cast_record *r, const uin
     if (r->file >= l->count || l->entry[r->file].type != CAST_FILE || n.type != CAST_FILE || n.size > INT64_MAX || n.mode > 0777 ||
         n.nanoseconds >= 1000000000u)
         return base_fail(-EPROTO,
-                         "the final size, mode or time of the followed file is invalid: run the same version of weft on all hosts");
+                         "the final size, mode or time of the followed file is invalid; run the same version of weft on all hosts");
     struct cast_entry *e = &l->entry[r->file];
     l->bytes += n.size - e->size;
     e->size = n.size;

@@ -15,8 +15,7 @@ static const char config_magic[8] = {'w', 'e', 'f', 't', 'c', 's', 't', '2'};
 
 static int refuse(const char *why)
 {
-    return base_fail(-EPROTO, "the settings of the cast, as they arrived, are invalid: %s (all hosts must have the same version of weft)",
-                     why);
+    return base_fail(-EPROTO, "the settings of the cast, as they arrived, are invalid: %s; run the same version of weft on all hosts", why);
 }
 
 int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)

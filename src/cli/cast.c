@@ -111,7 +111,7 @@ static int list_hosts(struct cast_command *k, struct standing_list *l)
     return l->here < l->count
                ? 0
                : cli_error(k->sub,
-                           "the standing cluster's answer does not list its control node: run the same version of weft on all hosts");
+                           "the standing cluster's answer does not list its control node; run the same version of weft on all hosts");
 }
 
 static bool means(const struct standing_list *l, const char *word, uint32_t i)
@@ -274,7 +274,8 @@ static int lead(int argc, char **argv)
     int64_t v[NUMBERS];
     for (int i = 0; i < NUMBERS; i++)
         if (argc < FIXED || base_parse_number(argv[3 + i - 1], 0, INT64_MAX, &v[i]))
-            return cli_usage("cast", "only the launcher may use --as-node");
+            return cli_usage(
+                "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     *h = (struct cast_head){.flags = (uint32_t)v[0],
                             .source = (uint32_t)v[1],
                             .bytes_per_second = (uint64_t)v[2],
@@ -283,7 +284,8 @@ static int lead(int argc, char **argv)
                             .sources = (uint32_t)v[5],
                             .follow = (uint32_t)v[6]};
     if ((int64_t)argc != FIXED - 1 + 2 * v[3] + v[4] + v[5])
-        return cli_usage("cast", "only the launcher may use --as-node");
+        return cli_usage(
+            "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     const char **at = (const char **)(uintptr_t)(argv + FIXED - 2);
     o.config.dest = *at++;
     o.config.hosts = at;
@@ -298,7 +300,8 @@ static int as_node(int argc, char **argv)
 {
     const char *rank = getenv("WEFT_RANK"), *home = getenv("HOME");
     if (!rank || !getenv("WEFT_SIZE"))
-        return cli_usage("cast", "only the launcher may use --as-node");
+        return cli_usage(
+            "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
     if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home folder; absolute ones do not need it */

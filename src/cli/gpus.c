@@ -62,6 +62,6 @@ int gpus_give_asked(const char *asked, char out[GPUS_ROOM])
     unsigned each, place;
     char end;
     if (sscanf(asked, "%4u:%4u%c", &each, &place, &end) != 2 || each == 0)
-        return base_fail(-EINVAL, "the launcher sent an invalid assignment of GPUs: use the same version of weft on all hosts");
+        return base_fail(-EINVAL, "the launcher sent an invalid assignment of GPUs; run the same version of weft on all hosts");
     return gpus_give(each, place, out);
 }

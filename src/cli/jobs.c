@@ -84,7 +84,7 @@ int cli_ps(int argc, char **argv)
     int status = standing_text("ps", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *jobs = json_object_get(o, "jobs");
     if (!status && !json_is_array(jobs))
-        status = cli_error("ps", "the cluster's answer is invalid: run the same version of weft on all hosts");
+        status = cli_error("ps", "the cluster's answer is invalid; run the same version of weft on all hosts");
     else if (!status)
         status = as_json ? cli_json_print("ps", json_incref(jobs)) : print_jobs(jobs);
     json_decref(o);

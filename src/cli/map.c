@@ -224,7 +224,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
     case MEMORY: o->memory = optarg; return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
     case SEPARATOR:
         if (o->cut == MAP_CUT_EXACT)
-            return cli_usage("map", "--separator and --exact exclude each other");
+            return cli_usage("map", "--separator and --exact exclude each other: give only one of them");
         o->cut = MAP_CUT_SEPARATOR;
         free(*own);
         o->separator = *own = strdup(optarg); /* a copy, since the argument itself is passed on to the nodes */
@@ -232,7 +232,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
         return o->separator_len ? 0 : CLI_USAGE;
     case EXACT:
         if (o->cut == MAP_CUT_SEPARATOR)
-            return cli_usage("map", "--separator and --exact exclude each other");
+            return cli_usage("map", "--separator and --exact exclude each other: give only one of them");
         o->cut = MAP_CUT_EXACT;
         return 0;
     case NODES: return cli_map_number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
@@ -365,7 +365,8 @@ int cli_map(int argc, char **argv)
     const char *rank = getenv("WEFT_RANK"), *nodes = getenv("WEFT_SIZE");
     if (as_node) {
         if (!rank || !nodes)
-            return cli_usage("map", "only the launcher may use --as-node");
+            return cli_usage(
+                "map", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
         const char *hostfile = getenv("WEFT_HOSTFILE");
         if (hostfile && strncmp(hostfile, "/dev/fd/", 8) == 0) /* a descriptor of the launcher (hosts.c), which commands must not inherit */
             fcntl((int)strtol(hostfile + 8, NULL, 10), F_SETFD, FD_CLOEXEC);
@@ -411,13 +412,14 @@ int cli_map(int argc, char **argv)
         o.files = files;
         o.command = ours + 1 < argc ? argv + ours + 1 : NULL;
         if (o.homes && !as_node)
-            status = cli_usage("map", "only the launcher may use --homes");
+            status = cli_usage(
+                "map", "--homes is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
         else if (o.file_count == 0)
             status = cli_usage("map", "no FILE given; - is standard input");
         else if (o.gpu && !o.kernel)
             status = cli_usage("map", "--gpu runs kernels, not commands: give --kernel instead of a COMMAND");
         else if (o.kernel && o.command)
-            status = cli_usage("map", "--kernel and a COMMAND exclude each other");
+            status = cli_usage("map", "--kernel and a COMMAND exclude each other: give only one of them");
         else if (!o.kernel && !o.command && !o.dry_run)
             status = cli_usage("map", "no COMMAND given; write it after --, as in: weft map FILE -- wc -l");
         else if (as_node) {

@@ -185,7 +185,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
     if (h->failed)
         return base_fail(-ECONNABORTED, "the other end: %s", h->error);
     if (h->count < 1 || h->count > (1u << 20) || h->size < 64 || h->size % 64 || h->size > VERBS_SEGMENT / h->count)
-        return base_fail(-EPROTO, "the other end sent invalid sizes of buffers: run the same version of weft at both ends");
+        return base_fail(-EPROTO, "the other end sent invalid sizes of buffers; run the same version of weft at both ends");
     return 0;
 }
 
@@ -206,11 +206,11 @@ static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
 static int connect_to(struct probe_end *e, const struct hello *h)
 {
     if (!verbs_address_valid(&h->address))
-        return base_fail(-EPROTO, "the other end sent an invalid address of its queue pair: run the same version of weft at both ends");
+        return base_fail(-EPROTO, "the other end sent an invalid address of its queue pair; run the same version of weft at both ends");
     if (h->reliable != (probe_end_kind_of(e) == IBV_QPT_RC))
         return base_fail(-EOPNOTSUPP, "one end has reliable connections, the other has none");
     if (h->count != e->count || h->size != e->size)
-        return base_fail(-EPROTO, "the other end chose other sizes of buffers: run the same version of weft at both ends");
+        return base_fail(-EPROTO, "the other end chose other sizes of buffers; run the same version of weft at both ends");
     e->can_write = h->can_write && e->d->traits.write;
     e->can_read = h->can_read && e->d->traits.read;
     e->their_base = h->base;

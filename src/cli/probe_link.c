@@ -226,7 +226,7 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
         return word == GIVEN_UP
                    ? given_up()
                    : base_fail(-EPROTO,
-                               "the other end sent invalid sizes of messages while it received: run the same version of weft at both ends");
+                               "the other end sent invalid sizes of messages while it received; run the same version of weft at both ends");
     uint32_t room = e->q.recv_depth / link_units(e, in.size);
     in.receives = holds_sends(e) ? depth : RECEIVES;
     in.receives = in.receives < room ? in.receives : room;
@@ -406,7 +406,7 @@ static int follow(struct link_probe *l)
         struct link_result r = {0};
         if (!sensible(e, size, depth))
             return base_fail(-EPROTO,
-                             "the other end sent invalid sizes for the next measurement: run the same version of weft at both ends");
+                             "the other end sent invalid sizes for the next measurement; run the same version of weft at both ends");
         if ((rc = link_one(l, size, depth, &r)))
             return link_give_up(l, rc);
         int64_t report[] = {r.refused, (int64_t)r.sent, (int64_t)r.lost, (int64_t)r.bytes_per_second};

@@ -202,7 +202,7 @@ static int read_job(struct job *job)
     for (uint32_t i = 0; i < o.bytes; i++)
         strings += job->text[i] == '\0';
     if (strings != 1 + (uint64_t)o.argc + o.envc || job->text[o.bytes - 1] != '\0')
-        return base_fail(-EPROTO, "the launch message on standard input is invalid: use the same version of weft on all hosts");
+        return base_fail(-EPROTO, "the launch message on standard input is invalid; run the same version of weft on all hosts");
     size_t own = 0, n = o.envc;
     while (environ[own])
         own++;

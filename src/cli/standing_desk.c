@@ -149,7 +149,7 @@ static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
 {
     uint32_t last = 0;
     if (p->count > (bytes - sizeof *p) / sizeof p->links[0])
-        return base_fail(-EPROTO, "node %u sent a report of the wrong length for its %u links: run the same version of weft on all hosts",
+        return base_fail(-EPROTO, "node %u sent a report of the wrong length for its %u links; run the same version of weft on all hosts",
                          node, p->count);
     topo_check_node(&p->node);
     topo_check_text(p->door, sizeof p->door);
@@ -157,7 +157,7 @@ static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
         weft_link_stats *s = &p->links[i].stats;
         if (p->links[i].node >= WEFT_MAX_NUMBERS || (i && p->links[i].node <= last))
             return base_fail(-EPROTO,
-                             "node %u reported a link to node %u, which is not a possible link: run the same version of weft on all hosts",
+                             "node %u reported a link to node %u, which is not a possible link; run the same version of weft on all hosts",
                              node, p->links[i].node);
         last = p->links[i].node;
         topo_check_text(s->transport, sizeof s->transport);
@@ -272,7 +272,7 @@ static int get_found(struct desks *d, uint32_t node, const weft_name *name, stru
     int rc = 0;
     if (weft_gaddr_node(name->addr) != node || name->bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
         name->bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE))
-        rc = base_fail(-EPROTO, "node %u sent an invalid address of its report: run the same version of weft on all hosts", node);
+        rc = base_fail(-EPROTO, "node %u sent an invalid address of its report; run the same version of weft on all hosts", node);
     if (!rc)
         rc = weft_get_blocking(w, &head, name->addr, sizeof head);
     if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))

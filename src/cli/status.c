@@ -90,7 +90,7 @@ static int read_text(const char *sub, int fd, char **out)
             status =
                 rc == -ECONNRESET
                     ? -1
-                    : cli_error(sub, "the answer of the cluster's control node is invalid (%s): run the same version of weft on all hosts",
+                    : cli_error(sub, "the answer of the cluster's control node is invalid (%s); run the same version of weft on all hosts",
                                 base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error(sub, "%s", payload);
@@ -283,7 +283,7 @@ static int print_memory(const char *text, bool watch)
 {
     json_t *o = json_loads(text, 0, NULL);
     if (!o)
-        return cli_error("status", "the answer of the cluster's control node is not JSON: run the same version of weft on all hosts");
+        return cli_error("status", "the answer of the cluster's control node is not JSON; run the same version of weft on all hosts");
     struct cli_table *t = memory_table(json_object_get(o, "nodes"));
     if (watch && isatty(STDOUT_FILENO))
         fputs("\033[H\033[J", stdout);
@@ -298,7 +298,7 @@ static int print_status(const char *text, bool watch)
 {
     json_t *o = json_loads(text, 0, NULL);
     if (!o)
-        return cli_error("status", "the answer of the cluster's control node is not JSON: run the same version of weft on all hosts");
+        return cli_error("status", "the answer of the cluster's control node is not JSON; run the same version of weft on all hosts");
     struct cli_table *nodes = nodes_table(json_object_get(o, "nodes")), *links = links_table(json_object_get(o, "links"));
     struct cli_table *forwards = forwards_table(json_object_get(o, "forwards"));
     if (watch && isatty(STDOUT_FILENO))
@@ -357,7 +357,7 @@ int cli_status(int argc, char **argv)
         case 'M':
         case 'm':
             if (how && how != c)
-                return cli_usage("status", "--json, --metrics and --memory exclude each other");
+                return cli_usage("status", "--json, --metrics and --memory exclude each other: give only one of them");
             how = c;
             break;
         case 'h': fputs(status_help, stdout); return cli_flush("status");

@@ -63,7 +63,7 @@ static int topo_take_option(int c, struct options *o, struct launch *l)
     case 's':
     case 'm':
         if (o->format != TOPO_TABLE)
-            return cli_usage("topo", "--json, --dot, --svg and --matrix exclude each other");
+            return cli_usage("topo", "--json, --dot, --svg and --matrix exclude each other: give only one of them");
         o->format = c == 'j' ? TOPO_JSON : c == 'd' ? TOPO_DOT : c == 's' ? TOPO_SVG : TOPO_MATRIX;
         return 0;
     default: return CLI_USAGE;
@@ -122,7 +122,8 @@ int cli_topo(int argc, char **argv)
     bool as_node = argc > 1 && strcmp(argv[1], "--as-node") == 0, started = false;
     int c, status;
     if (as_node && (!getenv("WEFT_RANK") || !getenv("WEFT_SIZE")))
-        return cli_usage("topo", "only the launcher may use --as-node");
+        return cli_usage(
+            "topo", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     argv += as_node;
     argc -= as_node;
     while ((c = cli_option("topo", argc, argv, "n:h", longs, &started)) != -1) {

@@ -176,7 +176,8 @@ int up_on_host(struct up *u, struct launch *l)
     int lock;
     if (!rank || !size || !at || base_parse_number(rank, 0, WEFT_MAX_NODES, &host) || base_parse_number(size, 1, WEFT_MAX_NODES, &hosts) ||
         take_count(u, l, (uint32_t)host, (uint32_t)hosts) || cluster_address_check(at) || strlen(at) >= sizeof coord)
-        return cli_usage("up", "only the launcher may use --on-host");
+        return cli_usage(
+            "up", "--on-host is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     snprintf(coord, sizeof coord, "%s", at);
     snprintf(join, sizeof join, "%s", members ? members : "");
     u->joins = join[0];
@@ -219,7 +220,7 @@ static json_t *ask_cluster(struct up *u, struct launch *l)
         if (!json_is_string(json_object_get(o, needed[i]))) {
             json_decref(o);
             o = NULL;
-            cli_error("up", "the standing cluster's answer is invalid: do all hosts run the same version of weft?");
+            cli_error("up", "the standing cluster's answer is invalid; run the same version of weft on all hosts");
         }
     if (!o)
         return NULL;

@@ -357,7 +357,7 @@ static bool visitor_admit(struct door *d, struct visitor *v)
         return false;
     }
     if (!join_card_ok(&v->proof.card, WIRE_NEWCOMER) || !v->proof.card.side[0]) {
-        door_refuse(d, v, EINVAL, "the joining node sent invalid names and addresses: do all nodes run the same version of weft?");
+        door_refuse(d, v, EINVAL, "the joining node sent invalid names and addresses; run the same version of weft on all hosts");
         return false;
     }
     v->stage = VISITOR_WAITS;

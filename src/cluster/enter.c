@@ -51,19 +51,19 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     }
     if (a->number == 0 || a->number >= WEFT_MAX_NUMBERS || a->founders == 0 || a->founders > a->number || a->founders > WEFT_MAX_NODES)
         return base_fail(-EPROTO,
-                         "the member that answered sent an invalid number for this node: do all nodes run the same version of weft?");
+                         "the member that answered sent an invalid number for this node; run the same version of weft on all hosts");
     j->cards = calloc((size_t)a->number + 1, sizeof *j->cards);
     if (!j->cards)
         return base_fail(-ENOMEM, "cannot join the cluster: no memory for the names and addresses of %u nodes" BASE_MEMORY_HINT, a->number);
     for (uint32_t i = 0; i < a->count; i++) {
         if (cards[i].rank >= a->number || !join_card_ok(&cards[i], cards[i].rank))
             return base_fail(
-                -EPROTO, "the member that answered sent invalid names and addresses of a node: do all nodes run the same version of weft?");
+                -EPROTO, "the member that answered sent invalid names and addresses of a node; run the same version of weft on all hosts");
         j->cards[cards[i].rank] = cards[i];
     }
     if (a->from >= a->number || !j->cards[a->from].side[0])
         return base_fail(-EPROTO,
-                         "the member that answered did not send its own names and addresses: do all nodes run the same version of weft?");
+                         "the member that answered did not send its own names and addresses; run the same version of weft on all hosts");
     /* The member may listen at a wildcard address: use the address at which this node has reached it. The same holds for the other members
      * on its host. */
     for (uint32_t i = 0; i < a->number; i++) {
@@ -124,7 +124,7 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     }
     bool members = answer.magic == WIRE_MAGIC && answer.kind == WIRE_MEMBERS && answer.count >= 1 && answer.count <= WEFT_MAX_NODES;
     if (!members && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
-        rc = base_fail(-EPROTO, "the member at %s sent an invalid answer: do all nodes run the same version of weft?", address);
+        rc = base_fail(-EPROTO, "the member at %s sent an invalid answer; run the same version of weft on all hosts", address);
         goto out;
     }
     cards = calloc(answer.count + 1, sizeof *cards);

@@ -308,7 +308,7 @@ static int coordinate(struct join *j)
             name_missing(j, missing, sizeof missing);
             tell_turned_away(&away, why, sizeof why);
             snprintf(text, sizeof text, "%s of %u did not join at %.128s within %.4g s%s%s", missing, j->w->size, bound,
-                     (double)j->settings->join_timeout_ns / 1e9, why, why[0] ? "" : "; if slow, raise WEFT_JOIN_TIMEOUT");
+                     (double)j->settings->join_timeout_ns / 1e9, why, why[0] ? "" : "; to wait longer, raise WEFT_JOIN_TIMEOUT");
             rc = turn_away(j, g, guests, ETIMEDOUT, text);
             goto out;
         }
@@ -416,7 +416,7 @@ static int attend(struct join *j)
     }
     bool table = answer.magic == WIRE_MAGIC && answer.kind == WIRE_TABLE && answer.count == j->w->size;
     if (!table && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
-        rc = base_fail(-EPROTO, "node 0 at %s sent an invalid answer: do all nodes run the same version of weft?", coord);
+        rc = base_fail(-EPROTO, "node 0 at %s sent an invalid answer; run the same version of weft on all hosts", coord);
         goto out;
     }
     if (table) {
@@ -440,7 +440,7 @@ static int attend(struct join *j)
     memcpy(j->session, answer.session, sizeof j->session);
     for (uint32_t i = 0; i < j->w->size && !rc; i++)
         if (!join_card_ok(&j->cards[i], i))
-            rc = base_fail(-EPROTO, "node 0 at %s sent invalid names and addresses of node %u: do all nodes run the same version of weft?",
+            rc = base_fail(-EPROTO, "node 0 at %s sent invalid names and addresses of node %u; run the same version of weft on all hosts",
                            coord, i);
     /* Node 0 may listen at a wildcard address; use the one that this node has reached it at. */
     if (!rc && j->cards[0].away[0])

@@ -395,7 +395,8 @@ static int step_exchange(struct launcher *p, int64_t deadline)
             memcpy((char *)p->all + i * p->len, v->data.bo.bytes, p->len);
         launcher_drop(v);
         if (!right)
-            return base_fail(-EPROTO, "node %u has published data of another version of weft: run the same version on all nodes", i);
+            return base_fail(-EPROTO, "node %u has published data of another version of weft; run the same version of weft on all hosts",
+                             i);
     }
     return 0;
 }

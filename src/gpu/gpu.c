@@ -182,7 +182,7 @@ int weft_gpu_close(weft_gpu *g)
     if (!g)
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler: call it in another thread");
     if (!gpu_delist(g))
         return base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already");
     close_one(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT));
@@ -398,7 +398,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     weft_gpu_config c;
     *out = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_open() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_open() must not be called from a handler: call it in another thread");
     int rc = gpu_check(config, &c);
     if (rc)
         return rc;
@@ -480,7 +480,7 @@ static int run_end(weft_gpu *g, int rc)
 int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler: call it in another thread");
     if (!kernel || !blocks)
         return base_fail(-EINVAL, "weft_gpu_run(): kernel must not be NULL, and blocks must not be 0");
     if (!gpu_enter(g))
@@ -497,7 +497,7 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
 int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg, size_t bytes)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler: call it in another thread");
     if (!text || !kernel || !blocks || !threads || (bytes && !arg))
         return base_fail(
             -EINVAL,
@@ -516,7 +516,7 @@ int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_
 int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_arena() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_arena() must not be called from a handler: call it in another thread");
     return gpu_arena_open(gpu_arenas_of(g->w), &g->place, bytes, space);
 }
 
@@ -562,7 +562,7 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
 {
     *out = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler: call it in another thread");
     if (!q)
         return base_fail(-EINVAL, "weft_gpu_worker_open(): q must not be NULL");
     if (g->turns)
@@ -574,7 +574,7 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
 int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler: call it in another thread");
     if (!q)
         return base_fail(-EINVAL, "weft_gpu_queue(): q must not be NULL");
     return gpu_tasks_queue(&g->workers, q, number);

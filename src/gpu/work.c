@@ -490,7 +490,7 @@ int weft_gpu_worker_close(weft_gpu_worker *k)
     if (!k)
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_worker_close() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_worker_close() must not be called from a handler: call it in another thread");
     return work_close(k) ? 0 : base_fail(-EINVAL, "weft_gpu_worker_close(): this worker is closed already");
 }
 

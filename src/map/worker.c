@@ -271,7 +271,8 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
     if (!possible(job, &piece)) {
         kind = MAP_NO_INPUT;
         code = EPROTO;
-        base_fail(-EPROTO, "the task of a piece is invalid: another node has overwritten it");
+        base_fail(-EPROTO, "the description of a piece is invalid: another node has overwritten it; run the job again, with the same "
+                           "version of weft on all hosts");
     } else if (claim->attempt > given_away(job, claim) + DEATHS_MAX + job->options->retries) {
         kind = MAP_DEADLY;
     } else if (piece.place == MAP_IN_POOL && (in.memory = weft_ptr(job->w, piece.at, piece.length))) {

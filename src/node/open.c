@@ -175,7 +175,7 @@ int weft_close(weft_node *w)
     if (!w)
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_close() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_close() must not be called from a handler: call it in another thread");
     int rc = delist(w);
     if (rc)
         return rc;

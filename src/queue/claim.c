@@ -274,7 +274,7 @@ static BASE_COLD int claim_refused(struct weft_queue *q, const struct queue_view
         return base_fail(-ESTALE,
                          "queue '%s': this node does not hold the claim any more: its lease has ended; renew it in time (weft_renew())",
                          q->name);
-    return base_context(rc, "queue '%s', a task in the shard of node %u: %s", q->name, v->node, otherwise);
+    return base_context(rc, "queue '%s': a task in the part of the queue at node %u (%s)", q->name, v->node, otherwise);
 }
 
 int weft_renew(weft_queue *q, weft_lease *claim)
@@ -289,7 +289,7 @@ int weft_renew(weft_queue *q, weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "it is unknown whether the lease was renewed; the claim is unchanged: renew it again");
+        return claim_refused(q, v, rc, "it is not known whether its lease was renewed: renew it again");
     claim->private_[CLAIM_STATE] = now; /* set last: a call that fails leaves the caller's claim as it was */
     return 0;
 }
@@ -305,7 +305,7 @@ int weft_release(weft_queue *q, const weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "the claim is released as soon as that node answers");
+        return claim_refused(q, v, rc, "its claim is released when that node answers");
     queue_wake(q, v);
     return 0;
 }

@@ -46,7 +46,7 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
     } else if (code == -ENOMEM) {
         meaning = ". The device has no region left, or the host no memory: end other programs";
     }
-    return base_fail(code, "%s: region %u of %u, %s, is refused: errno %d (%s)%s", d->name, index + 1, count, size, raw,
+    return base_fail(code, "device %s refuses memory region %u of %u (%s): errno %d (%s)%s", d->name, index + 1, count, size, raw,
                      base_strerror(code), meaning);
 }
 
@@ -89,7 +89,7 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
     char size[32], piece[32];
     memset(out, 0, sizeof *out);
     if (!d->pd)
-        return base_fail(-EINVAL, "cannot register memory with %s, which has no protection domain: call verbs_device_use() first", d->name);
+        return base_fail(-EINVAL, "cannot register memory with %s: the device was not prepared for use" BASE_BUG_HINT, d->name);
     if (bytes == 0)
         return base_fail(-EINVAL, "%s: cannot register memory of 0 bytes", d->name);
     if (budget == 0)

@@ -11,8 +11,7 @@ int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t dept
     int raw;
     *out = NULL;
     if (!d->pd)
-        return base_fail(
-            -EINVAL, "cannot create a shared receive queue on %s, which has no protection domain: call verbs_device_use() first", d->name);
+        return base_fail(-EINVAL, "cannot create a shared receive queue on %s: the device was not prepared for use" BASE_BUG_HINT, d->name);
     if (!d->traits.srq || !d->lib->create_srq || !d->lib->destroy_srq)
         return base_fail(-EOPNOTSUPP, "%s has no shared receive queues", d->name);
     errno = 0;

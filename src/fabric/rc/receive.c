@@ -84,7 +84,7 @@ static int add_chunk(struct rc *rc)
     uint32_t n = atomic_load_explicit(&r->count, memory_order_relaxed);
     uint64_t bytes = base_round_up((uint64_t)RC_RECEIVES * RC_FRAME_BYTES, BASE_PAGE);
     if (n == r->room)
-        return base_fail(-ENOSPC, "rc: no more receive frames can be added: all %u chunks of them are in use", n);
+        return base_fail(-ENOSPC, "rc: all %u blocks of receive buffers are in use", n);
     struct rc_chunk *c = &r->chunks[n];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
@@ -134,7 +134,7 @@ void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
     }
     base_spin_unlock(&r->lock);
     if (err)
-        base_log(BASE_LOG_WARN, "no more receives for frames: %s", base_error());
+        base_log(BASE_LOG_WARN, "this node gets no more receive buffers, so messages may wait longer: %s", base_error());
 }
 
 /* --- receives of one queue pair --- */

@@ -71,7 +71,7 @@ static int device_take(struct tb *tb, struct tb_device *dev)
     if (!err && dev->pool.segment_bytes < tb->segment)
         tb->segment = dev->pool.segment_bytes;
     if (!err)
-        base_log(BASE_LOG_INFO, "tb over device %s, port %u, GID %s, %u regions", d->name, d->port, d->chosen.why,
+        base_log(BASE_LOG_INFO, "the transport tb uses device %s, port %u, GID %s, %u regions", d->name, d->port, d->chosen.why,
                  dev->pool.count + dev->private.count);
     return err;
 }

@@ -294,7 +294,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
             return;
         if (c->ready || c->building) {
             if (c->ready) {
-                base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone: that node reports it", c->device->d->name, c->node);
+                base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone, as that node reports", c->device->d->name, c->node);
                 c->patience = AGAIN;
                 c->next = (uint32_t)(c->device - tb->devices);
             }
