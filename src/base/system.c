@@ -166,7 +166,7 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
                                            : "");
     struct udmabuf_create what = {.memfd = (uint32_t)fd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = bytes};
     int made = ioctl(device, UDMABUF_CREATE, &what);
-    int rc = made < 0 ? base_fail(-errno, "cannot create a dmabuf of %llu bytes with %s: %s", path, (unsigned long long)bytes,
+    int rc = made < 0 ? base_fail(-errno, "cannot create a dmabuf of %llu bytes with %s: %s", (unsigned long long)bytes, path,
                                   base_strerror(errno))
                       : made;
     close(device);

@@ -138,7 +138,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     k->labels[k->count] = strdup(label);
     k->numbers[k->count] = strdup(number);
     k->count++;
-    return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory");
+    return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
 /* Whether this host is also listed with a living node: then that node is used, not the one that is gone. */
@@ -246,7 +246,7 @@ static int launch_nodes(struct cast_command *k)
     char numbers[NUMBERS][24], **argv = NULL;
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);
     if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
-        status = cli_error(k->sub, "no memory");
+        status = cli_error(k->sub, "no memory for the arguments of the nodes" BASE_MEMORY_HINT);
     /* the current folder may not exist on other hosts; by now all paths are absolute, or relative to the home folder */
     if (!status && chdir("/"))
         status = cli_error(k->sub, "/: %s", base_strerror(errno));
@@ -352,7 +352,7 @@ static int take_paths(struct cast_command *k, int count, char **args)
     if (!k->config.dest || !k->config.dest[0])
         return cli_usage(k->sub, "DEST is empty: '.' is the home folder");
     if (!(k->sources = calloc((size_t)count, sizeof *k->sources)))
-        return cli_error(k->sub, "no memory");
+        return cli_error(k->sub, "no memory for the list of sources" BASE_MEMORY_HINT);
     for (int i = 0; i < count - 1; i++) {
         char *host = k->cp ? cut_host(args[i], &rest) : NULL;
         rest = k->cp ? rest : args[i];
@@ -362,7 +362,7 @@ static int take_paths(struct cast_command *k, int count, char **args)
             return cli_usage(k->sub, "all SRC must be on the same host");
         k->from = host;
         if (!(k->sources[i] = host ? strdup(rest) : absolute(rest)))
-            return cli_error(k->sub, "no memory");
+            return cli_error(k->sub, "no memory for the list of sources" BASE_MEMORY_HINT);
         k->config.head.sources = (uint32_t)i + 1;
     }
     if (k->config.head.follow && (count > 2 || cast_is_content(k->sources[0])))
@@ -439,7 +439,7 @@ static int command(const char *sub, int argc, char **argv, const char *help)
     static struct cast_command k;
     k = (struct cast_command){.sub = sub, .cp = strcmp(sub, "cp") == 0};
     if (!(k.excludes = calloc((size_t)argc + 1, sizeof *k.excludes)))
-        return cli_error(sub, "no memory");
+        return cli_error(sub, "no memory for the list of patterns (--exclude)" BASE_MEMORY_HINT);
     int status = run_command(&k, argc, argv, help);
     for (uint32_t i = 0; i < k.count; i++) {
         free(k.labels[i]);

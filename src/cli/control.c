@@ -20,7 +20,8 @@ static const char control_magic[8] = {'w', 'e', 'f', 't', 'c', 't', 'l', '1'};
 
 static int control_refuse(const char *why)
 {
-    return base_fail(-EPROTO, "invalid request on the control socket: %s (command and cluster must be of the same version of weft)", why);
+    return base_fail(-EPROTO, "the cluster received an invalid request: %s; run the command of the same version of weft as the cluster",
+                     why);
 }
 
 static bool forward_fits(const struct control_head *h)
@@ -51,7 +52,7 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
         return control_refuse("the number of its strings is wrong");
     const char **list = out->memory = calloc(lists + 3, sizeof *list);
     if (!list)
-        return base_fail(-ENOMEM, "no memory for a request on the control socket");
+        return base_fail(-ENOMEM, "no memory for a request on the control socket" BASE_MEMORY_HINT);
     out->directory = at;
     out->hosts = list;
     out->arguments = out->hosts + h->hosts + 1;
@@ -103,7 +104,7 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
                          n, CONTROL_REQUEST_MAX);
     char *at = *payload = malloc(n);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for a request of %zu bytes", n);
+        return base_fail(-ENOMEM, "no memory for a request of %zu bytes" BASE_MEMORY_HINT, n);
     memcpy(at, &h, sizeof h);
     at = base_strings_put(at + sizeof h, &directory, 1);
     at = base_strings_put(at, r->hosts, h.hosts);

@@ -270,7 +270,7 @@ int doctor_collect(struct doctor_facts *f)
     devices(f);
     gpus(f);
     system_facts(f);
-    return f->text[DOCTOR_LIBRARY] ? 0 : base_fail(-ENOMEM, "no memory for the facts about this host");
+    return f->text[DOCTOR_LIBRARY] ? 0 : base_fail(-ENOMEM, "no memory for the facts about this host" BASE_MEMORY_HINT);
 }
 
 /* --- a directory --- */

@@ -170,7 +170,7 @@ static int make_fabric(const struct emulation *e)
                           NULL};
     char **env = environment_with(e->directory);
     if (!env)
-        return base_fail(-ENOMEM, "no memory for the environment of softverbs");
+        return base_fail(-ENOMEM, "no memory for the environment of softverbs" BASE_MEMORY_HINT);
     /* softverbs must end with this process: otherwise it could create files in the directory while the keeper removes it. */
     const struct base_process how = {.path = e->command, .argv = (char *const *)(uintptr_t)argv, .env = env, .end_with = SIGKILL};
     pid_t pid;
@@ -216,7 +216,7 @@ int emulate_start(struct emulation *e, const char *dir, char *const *first, char
         return err;
     e->argv[0] = make_argv(e, first);
     e->argv[1] = make_argv(e, others);
-    return e->argv[0] && e->argv[1] ? 0 : base_fail(-ENOMEM, "no memory for the nodes' arguments");
+    return e->argv[0] && e->argv[1] ? 0 : base_fail(-ENOMEM, "no memory for the nodes' arguments" BASE_MEMORY_HINT);
 }
 
 void emulate_end(struct emulation *e)

@@ -59,7 +59,7 @@ static int print_jobs(const json_t *jobs)
     if (t)
         cli_table_print(t, stdout);
     cli_table_free(t);
-    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs");
+    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs" BASE_MEMORY_HINT);
 }
 
 int cli_ps(int argc, char **argv)
@@ -187,7 +187,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     int status = 0, fd = -1;
     if (!payload || exec_print_open(&print, "logs", form)) {
         free(payload);
-        return cli_error("logs", "no memory for the buffers of the output");
+        return cli_error("logs", "no memory for the buffers of the output" BASE_MEMORY_HINT);
     }
     fd = standing_ask("logs", cluster, r);
     status = fd < 0 ? CLI_FAILED : 0;
@@ -196,7 +196,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
         if (rc || f.type == CONTROL_ERROR)
             status = cli_error("logs", "%s",
                                rc == -ETIMEDOUT ? CONTROL_SILENT
-                               : rc             ? "the control node of the cluster has ended, and its jobs with it: see `weft status`"
+                               : rc             ? "the node of the cluster on this host has ended, and its jobs with it: see `weft logs`"
                                                 : payload);
         if (status || f.type == CONTROL_DONE)
             break;

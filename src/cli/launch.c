@@ -414,7 +414,7 @@ int launch_cluster(const struct launch *l)
     s.in = l->tag ? calloc(2 * (size_t)l->nodes, sizeof *s.in) : NULL;
     fds = calloc(2 * (size_t)l->nodes + 3, sizeof *fds);
     if (!s.nodes || !fds || (l->tag && !s.in)) {
-        launch_say(&s, "no memory for the processes of %u nodes", l->nodes);
+        launch_say(&s, "no memory for the processes of %u nodes" BASE_MEMORY_HINT, l->nodes);
         goto out;
     }
     for (uint32_t i = 0; s.in && i < 2 * l->nodes; i++)
@@ -431,7 +431,7 @@ int launch_cluster(const struct launch *l)
         if (s.interrupted) /* the failure is probably due to the signal */
             status = 128 + s.interrupted;
         else
-            launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment of the nodes" : base_error());
+            launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment of the nodes" BASE_MEMORY_HINT : base_error());
         goto out;
     }
     s.deadline = l->timeout_ns ? base_deadline(l->timeout_ns) : INT64_MAX;

@@ -241,7 +241,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
     case TIMEOUT:
         if (base_parse_duration(optarg, &o->timeout_ns))
             return cli_usage("map", "--timeout: %s", base_error());
-        return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: expected a time of more than 0");
+        return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: expected a time of more than 0, as in 30 or 5m");
     case DRY_RUN: o->dry_run = true; return 0;
     case KERNEL:
         o->kernel = optarg;
@@ -290,11 +290,13 @@ static int find_homes(const struct map_options *o, const struct hosts *hosts, ui
             return cli_usage("map", "%s: there is no such file here, and '%.*s' is neither a host nor the number of a node of this job",
                              name, (int)(colon - name), name);
         if (len + 32 > HOMES_MAX)
-            return cli_usage("map", "too many files of other hosts: their list has more than %zu bytes; run a job on that host", HOMES_MAX);
+            return cli_usage("map",
+                             "too many files of other hosts: their list has more than %zu bytes; run `weft map` on the host that has them",
+                             HOMES_MAX);
         if (len + 32 > room) {
             char *more = realloc(*out, room = 2 * room + 64);
             if (!more)
-                return cli_error("map", "no memory for the list of files");
+                return cli_error("map", "no memory for the list of files" BASE_MEMORY_HINT);
             *out = more;
         }
         len += (size_t)snprintf(*out + len, room - len, "%s%u=%lld", len ? "," : "", i, (long long)node);
@@ -312,15 +314,17 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     char **first = calloc((size_t)argc + 5, sizeof *first), *homes = NULL;
     int status = 0;
     if (!first)
-        return cli_error("map", "no memory for the nodes' arguments");
+        return cli_error("map", "no memory for the nodes' arguments" BASE_MEMORY_HINT);
     l->lead = true;
     l->nodes = o->nodes;
     if (reads_input(o) && isatty(STDIN_FILENO))
-        status = cli_usage("map", "with nodes on other hosts a terminal cannot be the input");
+        status =
+            cli_usage("map", "with nodes on other hosts, a terminal cannot be the input: name a file, or pass the input through a pipe");
     if (!status && l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("map", "%s", base_error());
     if (!status && l->cluster && (l->hostfile || l->softverbs))
-        status = cli_usage("map", "--cluster excludes --hostfile and --softverbs: the cluster has its own");
+        status =
+            cli_usage("map", "--cluster cannot be used with --hostfile or --softverbs, because the cluster has its own: leave these out");
     if (!status)
         status = l->cluster ? hosts_apply_cluster(l, &hosts, l->cluster) : hosts_apply(l, &hosts, l->hostfile);
     if (!status && l->softverbs && !l->nodes)
@@ -328,7 +332,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     if (!status && l->nodes > MAP_NODES_MAX)
         status = cli_usage("map", "%u nodes: a job has at most %u; see --nodes", l->nodes, MAP_NODES_MAX);
     if (!status && l->cluster && l->ssh[0] && !hosts.emulated)
-        status = cli_error("map", "the node of cluster '%s' on this host does not answer: see `weft status`", l->cluster);
+        status = cli_error("map", "cluster '%s' has no node on this host that answers: see `weft status`", l->cluster);
     if (!status && hosts.emulated && reads_input(o))
         status = cli_usage("map", "cluster '%s' has emulated hosts, which have no standard input: name the files", l->cluster);
     if (!status && l->ssh && l->ssh[0] && !l->cluster)
@@ -383,7 +387,7 @@ int cli_map(int argc, char **argv)
         ours++;
     char **files = calloc((size_t)argc + 1, sizeof *files);
     if (!files)
-        return cli_error("map", "no memory for the list of files");
+        return cli_error("map", "no memory for the list of files" BASE_MEMORY_HINT);
     int status = 0, c;
     bool started = false, asked = false;
     char *separator = NULL;
@@ -426,7 +430,9 @@ int cli_map(int argc, char **argv)
             o.nodes = (uint32_t)strtoul(nodes, NULL, 10);
             o.apart = true;
             o.emulated = l.softverbs != NULL;
-            status = o.nodes && o.nodes <= MAP_NODES_MAX ? map_run(&o) : cli_usage("map", "WEFT_SIZE is not a number of nodes");
+            status = o.nodes && o.nodes <= MAP_NODES_MAX
+                         ? map_run(&o)
+                         : cli_usage("map", "WEFT_SIZE is not a number of nodes from 1 to the most that a job can have: unset it");
         } else if ((l.hostfile || l.softverbs || l.cluster) && !o.dry_run)
             status = launch(&o, &l, argc, argv);
         else

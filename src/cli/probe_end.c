@@ -118,19 +118,21 @@ static int probe_end_make(struct probe_end *e)
     char a[32], b[32];
     e->bytes = e->count * e->size;
     if (e->bytes > t->region_bytes)
-        return base_fail(-ENOSPC, "%u buffers of %s do not fit into one region of %s", e->count, base_format_bytes(e->size, a, sizeof a),
-                         e->d->name);
+        return base_fail(-ENOSPC, "%u buffers of %s do not fit into one region of %s: give a smaller --count or --size", e->count,
+                         base_format_bytes(e->size, a, sizeof a), e->d->name);
     if (e->size > t->message_bytes)
-        return base_fail(-EMSGSIZE, "%s: a message has at most %s", e->d->name, base_format_bytes(t->message_bytes, b, sizeof b));
+        return base_fail(-EMSGSIZE, "%s: a message has at most %s: give a smaller --size", e->d->name,
+                         base_format_bytes(t->message_bytes, b, sizeof b));
     if (e->bytes > base_memory_available() / 2 || !(e->base = probe_map(e->bytes)))
-        return base_fail(-ENOMEM, "no memory for %u buffers of %s", e->count, base_format_bytes(e->size, a, sizeof a));
+        return base_fail(-ENOMEM, "no memory for %u buffers of %s" BASE_MEMORY_HINT, e->count, base_format_bytes(e->size, a, sizeof a));
     int rc = verbs_register(&e->region, e->d, e->base, e->bytes, 1);
     if (rc)
         return rc;
     e->cq = (errno = 0, e->d->lib->create_cq(e->d->context, e->lane ? LANE_CQE : 64, NULL, NULL, 0));
     if (!e->cq)
-        return base_fail(verbs_code(0, false, NULL), "%s: cannot create a completion queue for the transfers: %s", e->d->name,
-                         base_strerror(errno));
+        return base_fail(verbs_code(0, false, NULL),
+                         "%s: cannot create a completion queue for the transfers: %s; other programs may use all that the device has",
+                         e->d->name, base_strerror(errno));
     uint32_t depth = t->depth_unit_bytes ? (uint32_t)((e->size - 1) / t->depth_unit_bytes + 1) : 16;
     if (e->lane)
         depth = t->depth < LANE_DEPTH ? t->depth : LANE_DEPTH;
@@ -208,7 +210,8 @@ static int connect_to(struct probe_end *e, const struct hello *h)
     if (!verbs_address_valid(&h->address))
         return base_fail(-EPROTO, "the other end sent an invalid address of its queue pair; run the same version of weft at both ends");
     if (h->reliable != (probe_end_kind_of(e) == IBV_QPT_RC))
-        return base_fail(-EOPNOTSUPP, "one end has reliable connections, the other has none");
+        return base_fail(-EOPNOTSUPP, "the device at one end has reliable connections (RC), and that at the other end has none: name two "
+                                      "devices of one kind with --device");
     if (h->count != e->count || h->size != e->size)
         return base_fail(-EPROTO, "the other end chose other sizes of buffers; run the same version of weft at both ends");
     e->can_write = h->can_write && e->d->traits.write;
@@ -276,7 +279,9 @@ static int probe_end_complete(struct probe_end *e, int64_t timeout_ns)
             base_sleep_ns(50000);
     }
     if (n < 0)
-        return base_fail(-EIO, "%s: polling the completion queue failed", e->d->name);
+        return base_fail(-EIO,
+                         "%s: the completion queue cannot be read (ibv_poll_cq); try another version of the device's driver or firmware",
+                         e->d->name);
     if (wc.status != IBV_WC_SUCCESS)
         return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc.status), (int)wc.status);
     return 0;

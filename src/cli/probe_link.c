@@ -105,7 +105,9 @@ static int completions(struct probe_end *e, uint32_t slots[POLL])
     struct ibv_wc wc[POLL];
     int n = ibv_poll_cq(e->cq, POLL, wc);
     if (n < 0)
-        return base_fail(-EIO, "%s: polling the completion queue failed", e->d->name);
+        return base_fail(-EIO,
+                         "%s: the completion queue cannot be read (ibv_poll_cq); try another version of the device's driver or firmware",
+                         e->d->name);
     for (int i = 0; i < n; i++) {
         if (wc[i].status != IBV_WC_SUCCESS)
             return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc[i].status), (int)wc[i].status);
@@ -558,7 +560,7 @@ int probe_link(const struct probe *p)
     int fds[2], rc = CLI_FAILED;
     bool threaded = false;
     if (!l)
-        return probe_error(p, "no memory");
+        return probe_error(p, "no memory for the results of the measurements" BASE_MEMORY_HINT);
     l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
     l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
     if (!(d = probe_open(p))) { /* before the other end is contacted: without a device there is no reason to wait for it */
@@ -566,7 +568,7 @@ int probe_link(const struct probe *p)
         return CLI_FAILED;
     }
     if (!d->traits.uc) {
-        probe_error(p, "%s has no unreliable connections (UC), which the tb transport needs", d->name);
+        probe_error(p, "%s has no unreliable connections (UC), which the transport tb needs: name another device with --device", d->name);
         verbs_device_close(d);
     } else if ((l[0].end.fd = probe_end_reach(p)) < 0 && (p->listen || p->peer)) {
         probe_error(p, "%s", base_error());
@@ -586,7 +588,7 @@ int probe_link(const struct probe *p)
         threaded = pthread_create(&thread, NULL, link_other_end, &l[1]) == 0;
         if (!threaded)
             close(fds[1]);
-        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end of the link");
+        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end of the link" BASE_THREAD_HINT);
         if (!threaded)
             l[0].end.d = d;
         probe_end_close(&l[0].end); /* closes the stream, for which the other end may be waiting */

@@ -338,7 +338,7 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
     if (pthread_create(&thread, NULL, probe_pool_other_end, &other)) {
         close(fds[1]);
         verbs_device_close(d);
-        return probe_error(p, "cannot start a thread for the other end of the transfers");
+        return probe_error(p, "cannot start a thread for the other end of the transfers" BASE_THREAD_HINT);
     }
     int rc = probe_pool_lead(p, pool, d);
     probe_end_close(&pool->end); /* closes the stream, for which the other end may be waiting */

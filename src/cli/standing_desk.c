@@ -69,7 +69,7 @@ int desk_open(struct desk **out, weft_node *w, uint32_t slot)
 {
     struct desk *d = *out = calloc(1, sizeof *d);
     if (!d)
-        return base_fail(-ENOMEM, "no memory for what the node publishes about itself");
+        return base_fail(-ENOMEM, "no memory for what the node publishes about itself" BASE_MEMORY_HINT);
     d->w = w;
     d->rank = weft_rank(w);
     d->joined = (int64_t)time(NULL);
@@ -186,7 +186,7 @@ int desks_open(struct desks **out, weft_node *w)
     if (d)
         d->late = calloc(WEFT_MAX_NUMBERS, sizeof(struct late *));
     if (!d || !d->late)
-        return base_fail(-ENOMEM, "no memory for the table of the nodes' reports");
+        return base_fail(-ENOMEM, "no memory for the table of the nodes' reports" BASE_MEMORY_HINT);
     d->w = w;
     pthread_mutex_init(&d->lock, NULL);
     return 0;
@@ -226,7 +226,7 @@ static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t byte
 {
     struct late *before = take_late(d, node, bytes), *l = before ? before : malloc(sizeof *l + bytes);
     struct desk_page *p = *out = malloc(bytes);
-    int rc = l && p ? 0 : base_fail(-ENOMEM, "no memory for the report of node %u", node);
+    int rc = l && p ? 0 : base_fail(-ENOMEM, "no memory for the report of node %u" BASE_MEMORY_HINT, node);
     if (l && !before)
         l->bytes = bytes;
     if (!rc)
@@ -276,7 +276,8 @@ static int get_found(struct desks *d, uint32_t node, const weft_name *name, stru
     if (!rc)
         rc = weft_get_blocking(w, &head, name->addr, sizeof head);
     if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))
-        rc = base_fail(-EPROTO, "node %u sent report that this version of weft cannot read: run the same version on all hosts", node);
+        rc = base_fail(-EPROTO, "node %u sent a report that this version of weft cannot read; run the same version of weft on all hosts",
+                       node);
     if (!rc)
         rc = get_page(d, node, name->addr + BASE_CACHE_LINE + head.newest % 2 * head.page_bytes, head.page_bytes, out);
     if (!rc)

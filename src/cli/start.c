@@ -59,7 +59,8 @@ int launch_find_program(struct launcher *s)
     if (!rc)
         return 0;
     bool there = rc == -EACCES || rc == -EISDIR;
-    launch_say(s, "could not start %s: %s", program, there ? "it is not a program that you may execute" : "No such file or directory");
+    launch_say(s, "could not start %s: %s", program,
+               there ? "it is not a program that this user may execute" : "No such file or directory");
     return there ? LAUNCH_NOT_USABLE : LAUNCH_NOT_FOUND;
 }
 
@@ -85,7 +86,8 @@ int launch_make_address(struct launcher *s)
     const size_t at = sizeof variable - 1;
     int rc;
     if (s->dir[0] && mkdir(s->dir, 0700))
-        return base_fail(-errno, "cannot create the temporary directory %s: %s", s->dir, base_strerror(errno));
+        return base_fail(-errno, "cannot create the temporary directory %s: %s; set TMPDIR to a directory that can be written", s->dir,
+                         base_strerror(errno));
     memcpy(s->coord, variable, at);
     if (s->l->coord)
         snprintf(s->coord + at, sizeof s->coord - at, "%s", s->l->coord);
@@ -283,7 +285,7 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
         fcntl(f->control[1], F_SETFL, O_NONBLOCK);
         ssize_t written = write(f->control[1], order, len);
         if (written != (ssize_t)len)
-            rc = base_fail(-E2BIG, "%zu bytes of arguments and settings are too many for the launch message: pass them in a file", len);
+            rc = base_fail(-E2BIG, "%zu bytes of arguments and settings are too many to start a node: pass large data in a file", len);
     }
     if (order)
         sodium_memzero(order, len); /* it has the secret */

@@ -77,7 +77,7 @@ static int topo_start(struct launch *l, int argc, char **argv)
     char *others[] = {hosts.self, (char *)(uintptr_t) "topo", (char *)(uintptr_t) "--as-node", NULL};
     char **first = calloc((size_t)argc + 3, sizeof *first);
     if (!first)
-        return cli_error("topo", "no memory for the command line of the nodes");
+        return cli_error("topo", "no memory for the command line of the nodes" BASE_MEMORY_HINT);
     int status = 0;
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("topo", "%s", base_error());
@@ -86,7 +86,7 @@ static int topo_start(struct launch *l, int argc, char **argv)
     if (!status && l->nodes == 0)
         status = cli_usage("topo", "the cluster is missing: give --hostfile FILE, --softverbs TOPO or -n N");
     if (!status && (l->nodes < 2 || l->nodes > TOPO_NODES_MAX))
-        status = cli_usage("topo", "%u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
+        status = cli_usage("topo", "the cluster has %u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])
         status = cli_usage("topo", "hostfile %s: the first host, %s, is not this host: it must be, because the result is printed here",
                            hosts_file(l->hostfile), l->ssh[0]);

@@ -363,7 +363,7 @@ static int meet(struct measurer *m)
     weft_gaddr desk, report = WEFT_NULL;
     if (!words || !m->desks || !m->samples) {
         free(words);
-        return base_fail(-ENOMEM, "no memory for the addresses of %u nodes", m->size);
+        return base_fail(-ENOMEM, "no memory for the addresses of %u nodes" BASE_MEMORY_HINT, m->size);
     }
     int rc = weft_alloc_aligned(m->w, sizeof(struct desk), BASE_PAGE, &desk);
     if (!rc && m->rank == 0)
@@ -412,7 +412,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     weft_pool_stats pool;
     if (weft_pool_stat(m.w, &pool, sizeof pool) == 0)
         node.pool_bytes = pool.reserved_bytes;
-    rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for the results of %u links", m.size);
+    rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for the results of %u links" BASE_MEMORY_HINT, m.size);
     if (!rc)
         rc = all_pairs(&m, links);
     bool cut_off = (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();

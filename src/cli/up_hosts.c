@@ -96,10 +96,10 @@ int up_hosts(struct up *u, struct launch *l, const struct standing_place *p)
     uint32_t hosts;
     (void)p;
     if (!ssh)
-        return cli_error("up", "no memory for %u hosts", l->nodes);
+        return cli_error("up", "no memory for %u hosts" BASE_MEMORY_HINT, l->nodes);
     if (u->foreground) {
         free(ssh);
-        return cli_usage("up", "--foreground is for nodes on this host; for several hosts start `weft up --here` on each of them");
+        return cli_usage("up", "--foreground is for nodes on this host; for several hosts, start `weft up --here` on each of them");
     }
     int status = list_hosts(l, ssh, counts, &hosts);
     struct launch all = *l;

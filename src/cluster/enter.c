@@ -119,7 +119,7 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
         goto out;
     }
     if (rc) {
-        base_fail(rc, "no answer from the member at %s: %s", address, base_strerror(rc));
+        base_fail(rc, "no answer from the node at %s, through which this node joins: %s", address, base_strerror(rc));
         goto out;
     }
     bool members = answer.magic == WIRE_MAGIC && answer.kind == WIRE_MEMBERS && answer.count >= 1 && answer.count <= WEFT_MAX_NODES;
@@ -163,7 +163,7 @@ int cluster_enter(struct cluster_settings *s)
     char why[WIRE_REASON] = "";
     int rc = 0;
     if (sodium_init() < 0)
-        return base_fail(-EIO, "cannot join the cluster: the library libsodium cannot be initialised");
+        return base_fail(-EIO, "cannot join the cluster: the library libsodium cannot be initialised; reinstall it");
     struct join *j = calloc(1, sizeof *j);
     if (!j)
         return base_fail(-ENOMEM, "no memory for the state of joining the cluster" BASE_MEMORY_HINT);

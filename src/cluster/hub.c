@@ -111,7 +111,7 @@ int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t unt
         j->fds[n++] = (struct pollfd){.fd = j->hubs[i].fd, .events = POLLIN};
     int got = poll(j->fds, n, left <= 0 ? 0 : left > WEFT_SECOND ? 1000 : (int)(left / WEFT_MS) + 1);
     if (got < 0 && errno != EINTR)
-        return base_fail(-errno, "waiting for the other nodes failed: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot wait for the other nodes: %s", base_strerror(errno));
     for (uint32_t i = 0; got > 0 && i < j->hub_count; i++) {
         rc = j->fds[count + i].revents ? hub_hear(j, &j->hubs[i]) : 0;
         if (rc)

@@ -146,7 +146,7 @@ static int dial(struct join *j, uint32_t node, int64_t until)
         int64_t soon = base_deadline(CALL_WAIT);
         fd = cluster_connect(address_of(j, node, buf, sizeof buf), soon < j->deadline ? soon : j->deadline);
     } while (fd == -ETIMEDOUT && base_now_ns() < j->deadline);
-    return fd < 0 ? base_context(fd, "side connection to node %u", node) : fd;
+    return fd < 0 ? base_context(fd, "connection to node %u", node) : fd;
 }
 
 static int pairs_call(struct join *j, uint32_t node)
@@ -219,19 +219,19 @@ int join_caller_take(struct join_callers *cs, int listener)
 {
     struct join_caller c = {.fd = cluster_accept(listener)};
     if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
-        join_caller_refuse(cs, 0, "it has not authenticated, and no file descriptor was left for the next one");
+        join_caller_refuse(cs, 0, "it has not shown the cluster's secret, and no file descriptor was left for the next connection");
         return 0; /* the new connection stays in the listener's backlog */
     }
     if (c.fd < 0)
         return c.fd == -EINTR || c.fd == -EAGAIN || c.fd == -ECONNABORTED
                    ? 0
-                   : base_fail(c.fd, "cannot accept the connection of another node: %s", base_strerror(c.fd));
+                   : base_fail(c.fd, "cannot accept the connection of another node: %s" BASE_FILES_HINT, base_strerror(c.fd));
     if (!join_user_allowed(c.fd, &c.pid)) {
         close(c.fd);
         return 0;
     }
     if (cs->count == cs->most)
-        join_caller_refuse(cs, 0, "it has not authenticated, and too many other connections have not either");
+        join_caller_refuse(cs, 0, "it has not shown the cluster's secret, and neither have too many other connections");
     c.came = base_now_ns();
     cs->list[cs->count++] = c;
     return 0;
@@ -376,7 +376,7 @@ static int pairs_check(struct join *j, uint32_t i)
                          "another transport, or none",
                          i, c->host);
     if (!fab_choose(w, c->host_id))
-        return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this host reaches it", i, c->host);
+        return base_context(-EHOSTUNREACH, "this host cannot reach node %u (on %s)", i, c->host);
     return 0;
 }
 

@@ -284,7 +284,7 @@ static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_
                           pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t next, void *cookie)
 {
     (void)handler, (void)status, (void)source, (void)info, (void)infos, (void)results, (void)result_count;
-    base_log(BASE_LOG_ERROR, "the launcher of this process has ended: the process sends itself SIGTERM");
+    base_log(BASE_LOG_ERROR, "the launcher of this process has ended, so the process ends itself (SIGTERM)");
     kill(getpid(), SIGTERM);
     if (next)
         next(PMIX_EVENT_NO_ACTION_TAKEN, NULL, 0, NULL, NULL, cookie);
@@ -310,8 +310,10 @@ static int step_open(struct launcher *p, int64_t deadline)
     uint32_t here;
     p->one_host = launcher_number(p, PMIX_LOCAL_SIZE, deadline, &here) == PMIX_SUCCESS && here == p->size;
     if (p->size == 0 || p->size > WEFT_MAX_NODES || p->me.rank >= p->size)
-        return base_fail(-EPROTO, "the launcher says (PMIx) that this is process %u of %u: a weft cluster has 1 to %u nodes", p->me.rank,
-                         p->size, WEFT_MAX_NODES);
+        return base_fail(
+            -EPROTO,
+            "the launcher reports (over PMIx) that this is process %u of %u, but a weft cluster has 1 to %u nodes: start fewer processes",
+            p->me.rank, p->size, WEFT_MAX_NODES);
     return 0;
 }
 

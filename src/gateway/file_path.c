@@ -85,7 +85,7 @@ int weft_file_offer(weft_node *w, const char *path)
         return 0;
     struct offer *o = malloc(sizeof *o + len + 1);
     if (!o)
-        return base_fail(-ENOMEM, "no memory to offer %s", path);
+        return base_fail(-ENOMEM, "no memory to offer %s" BASE_MEMORY_HINT, path);
     memcpy(o->path, path, len + 1);
     struct offer **at = offer_bucket(all, path);
     pthread_mutex_lock(&all->lock);
@@ -112,7 +112,7 @@ int file_root_open(struct file_root *out, const char *path, struct file_offers *
         len--;
     out->path = strndup(path, len);
     if (!out->path)
-        return base_fail(-ENOMEM, "no memory for the path of WEFT_FILE_ROOT");
+        return base_fail(-ENOMEM, "no memory for the path of WEFT_FILE_ROOT" BASE_MEMORY_HINT);
     int rc = 0;
     if (only_offered(out))
         return 0;

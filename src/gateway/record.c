@@ -88,11 +88,12 @@ int weft_request_start(weft_node *w, weft_gaddr at, weft_op *op)
     struct gateway *g = gateway_in(w);
     weft_request *there = weft_gaddr_node(at) == w->rank && weft_gaddr_space(at) == 0 ? weft_ptr(w, at, sizeof *there) : NULL;
     if (!there || at % 8 || weft_gaddr_offset(at) < w->heap_offset)
-        return base_fail(-EFAULT, "the record of a request, at %#llx, is not in this node's pool, or not aligned to 8 bytes",
+        return base_fail(-EFAULT,
+                         "the record of a request must be in this node's pool, at a multiple of 8 bytes, which address %#llx is not",
                          (unsigned long long)at);
     struct gateway_record *x = calloc(1, sizeof *x);
     if (!x)
-        return base_fail(-ENOMEM, "no memory for the record of a request");
+        return base_fail(-ENOMEM, "no memory for the record of a request" BASE_MEMORY_HINT);
     x->there = there;
     memcpy(&x->r, there, sizeof x->r);
     return record_start(g, x, op);

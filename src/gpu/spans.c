@@ -327,7 +327,7 @@ int gpu_pass_open(struct gpu_spans *s, void *memory, struct gpu_pass **out)
         return base_fail(-ENOMEM, "no memory for buffers of a GPU" BASE_MEMORY_HINT);
     p->s = s;
     uint64_t there = attached(s, memory, gpu_pass_bytes());
-    int rc = there ? 0 : base_fail(-EINVAL, "the memory of a pass is not attached");
+    int rc = there ? 0 : base_fail(-EINVAL, "memory for a kernel was not given to the GPU" BASE_BUG_HINT);
     void *device_memory = NULL;
     if (!rc)
         rc = s->backend->alloc(s->device, BUFFERS * (size_t)LINE_BYTES + 4 * sizeof *p->state, &device_memory);

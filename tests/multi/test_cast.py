@@ -502,7 +502,7 @@ class Killed(Cast):
         for rank in (1, 2, 3):
             code, said = self.run_and_kill(rank, 0.1, "--bwlimit", "12M", least=3_000_000)
             self.assertEqual(code, 1, said)
-            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the others go on without it")
+            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the other hosts still get the files")
             self.assertIn("2 of 3 hosts have all", said)
             self.nothing_wrong()
             for node in {1, 2, 3} - {rank}:

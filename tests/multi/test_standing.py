@@ -199,7 +199,7 @@ class UpAndDown(Standing):
                             (["exec"], "the command is missing"), (["exec", "--env", "=x", "--", "true"], "NAME=VALUE"),
                             (["exec", "--timeout", "0", "--", "true"], "--timeout"), (["kill"], "expected one job"),
                             (["kill", "x"], "number of a job"), (["kill", "-s", "NONE", "1"], "--signal"), (["logs", "x"], "number of a job"),
-                            (["exec", "-d", "-t", "--", "true"], "excludes"), (["status", "x"], "unexpected")):
+                            (["exec", "-d", "-t", "--", "true"], "cannot be used with"), (["status", "x"], "unexpected")):
             self.assertIn(said, self.weft(*words, code=2).stderr, words)
         for name in ("", "../x", "a/b", "-x", ".x", "x" * 33):
             self.assertIn("cannot be the name of a cluster", self.weft("up", "-n", "1", "--cluster=" + name, code=1).stderr)
@@ -590,7 +590,7 @@ class Exec(Standing):
         run.kill()
         run.communicate()
         until("its processes have ended", lambda: not self.sleepers("614"))
-        self.assertIn("excludes --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
+        self.assertIn("cannot be used with --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
         self.assertIn("cluster 'none' is not up", self.weft("run", "--cluster", "none", "true", code=1).stderr)
 
     def metrics_address(self):

@@ -173,6 +173,6 @@ void records_fence(struct weft_node *w, struct fab_link *link)
     (void)w;
     base_spin_lock(&l->lock);
     if (!l->closed && tb_endpoint_fence(&l->endpoint) != 0)
-        records_break(l, "no memory to queue a fence");
+        records_break(l, "no memory to queue a fence" BASE_MEMORY_HINT);
     base_spin_unlock(&l->lock);
 }
