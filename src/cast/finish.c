@@ -317,7 +317,7 @@ void cast_finish(struct cast_disk *d, bool sources_failed)
     }
     if (d->c->config.head.flags & CAST_DELETE && !d->failed) {
         if (sources_failed)
-            cast_say(d->c, false, "nothing is deleted, because some of the sources could not be read");
+            cast_say(d->c, false, "--delete deletes nothing, because some of the sources could not be read: see the messages above");
         else
             delete_others(d);
     }

@@ -42,7 +42,7 @@ static int open_name(struct cast_follow *f, const char *source, size_t bare, con
 {
     int n = snprintf(f->path, sizeof f->path, "%.*s%s", (int)bare, source, suffix);
     if (n < 0 || (size_t)n >= sizeof f->path)
-        return base_fail(-ENAMETOOLONG, "%s: the path is too long", source);
+        return base_fail(-ENAMETOOLONG, "%s: the path is too long; use a shorter path", source);
     f->fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     f->unnamed = suffix[0] != '\0';
     if (f->fd >= 0 || errno == ENOENT)
@@ -95,7 +95,7 @@ int cast_follow_open(struct cast_source *s)
     while (at && source[at - 1] != '/')
         at--;
     if (bare - at > CAST_NAME_MAX)
-        return base_fail(-ENAMETOOLONG, "%s: the name is too long", source);
+        return base_fail(-ENAMETOOLONG, "%s: the name is too long; use a shorter name", source);
     memcpy(name, source + at, bare - at);
     name[bare - at] = '\0';
     n.name_bytes = (uint32_t)(bare - at);

@@ -344,29 +344,29 @@ static int take_paths(struct cast_command *k, int count, char **args)
         return cli_usage(k->sub, "expected at least one SRC, and DEST");
     char *hosts = cut_host(args[count - 1], &rest);
     if (hosts && k->to)
-        return cli_usage(k->sub, "give the hosts once: by --to, or before DEST");
+        return cli_usage(k->sub, "the hosts are given twice: name them by --to or before DEST, not both");
     bool local = !hosts && !k->to && k->cp;
     static char all[] = "all";
     k->to = hosts ? hosts : k->to ? k->to : local ? NULL : all;
     k->config.dest = local ? absolute(rest) : rest;
     if (!k->config.dest || !k->config.dest[0])
-        return cli_usage(k->sub, "DEST is empty: '.' is the home folder");
+        return cli_usage(k->sub, "DEST is empty: write '.' for the home folder");
     if (!(k->sources = calloc((size_t)count, sizeof *k->sources)))
         return cli_error(k->sub, "no memory for the list of sources" BASE_MEMORY_HINT);
     for (int i = 0; i < count - 1; i++) {
         char *host = k->cp ? cut_host(args[i], &rest) : NULL;
         rest = k->cp ? rest : args[i];
         if (!rest[0])
-            return cli_usage(k->sub, "SRC is empty");
+            return cli_usage(k->sub, "SRC is empty: name a file or a folder");
         if (i && (host ? !k->from || strcmp(host, k->from) != 0 : k->from != NULL))
-            return cli_usage(k->sub, "all SRC must be on the same host");
+            return cli_usage(k->sub, "all SRC must be on the same host: copy from other hosts by another command");
         k->from = host;
         if (!(k->sources[i] = host ? strdup(rest) : absolute(rest)))
             return cli_error(k->sub, "no memory for the list of sources" BASE_MEMORY_HINT);
         k->config.head.sources = (uint32_t)i + 1;
     }
     if (k->config.head.follow && (count > 2 || cast_is_content(k->sources[0])))
-        return cli_usage(k->sub, "--follow takes one SRC, a file");
+        return cli_usage(k->sub, "--follow takes exactly one SRC, a file: leave out the others");
     return 0;
 }
 

@@ -122,12 +122,13 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
             "(generic, the default without cables; tb5, the default with cables; tb5-strict; or a file)",
             text, kind ? "" : "there is no such file; ");
     if (nodes > e->hosts)
-        return base_fail(-EINVAL, "--softverbs '%s' has %u host%s, but there are %u nodes, which need a host each", text, e->hosts,
-                         e->hosts == 1 ? "" : "s", nodes);
+        return base_fail(-EINVAL,
+                         "--softverbs '%s' has %u host%s, but there are %u nodes, which need a host each: give fewer nodes, or more hosts",
+                         text, e->hosts, e->hosts == 1 ? "" : "s", nodes);
     /* In a topology with cables the links are Thunderbolt: the tb transport can also route through other nodes. */
     const char *usual = cables ? "tb5" : "generic";
     if (snprintf(e->profile, sizeof e->profile, "%s", *profile ? profile + 1 : usual) >= (int)sizeof e->profile || !e->profile[0])
-        return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long", text);
+        return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long: `softverbs profile` lists the names", text);
     return 0;
 }
 
@@ -178,9 +179,10 @@ static int make_fabric(const struct emulation *e)
     free(env);
     if (rc)
         return base_fail(rc, "cannot start softverbs (%s): %s", e->command, base_strerror(rc));
-    return base_process_reap(pid) == 0 ? 0
-                                       : base_fail(-EIO, "softverbs could not create the fabric %s%s%s with profile %s", e->topology,
-                                                   e->count[0] ? ":" : "", e->count, e->profile);
+    return base_process_reap(pid) == 0
+               ? 0
+               : base_fail(-EIO, "softverbs could not create the fabric %s%s%s with profile %s: see its message above", e->topology,
+                           e->count[0] ? ":" : "", e->count, e->profile);
 }
 
 static char **make_argv(struct emulation *e, char *const *program)

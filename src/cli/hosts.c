@@ -248,7 +248,8 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
     if (!r->hosts || !r->named)
         status = cli_error(l->sub, "no memory for %u hosts" BASE_MEMORY_HINT, h->count);
     if (!status && elsewhere && l->softverbs)
-        status = cli_usage(l->sub, "--softverbs emulates hosts on this one, but hostfile %s has other hosts", path);
+        status =
+            cli_usage(l->sub, "--softverbs emulates hosts on this one, but hostfile %s has other hosts: leave out one of the two", path);
     if (!status && elsewhere)
         status = hosts_prepare_remote(r, l, h, path);
     cluster_hostfile_free(h);

@@ -227,8 +227,8 @@ static bool handle_time(struct launcher *s)
     char who[256];
     int64_t now = base_now_ns();
     if (s->running && now >= s->deadline && !s->timed_out) {
-        launch_say(s, "timed out after %gs: %s %s still running", (double)s->l->timeout_ns / 1e9, running_names(s, who, sizeof who),
-                   s->running == 1 ? "was" : "were");
+        launch_say(s, "timed out after %g s (--timeout): %s %s still running", (double)s->l->timeout_ns / 1e9,
+                   running_names(s, who, sizeof who), s->running == 1 ? "was" : "were");
         s->timed_out = true;
         s->deadline = INT64_MAX;
         launch_end_nodes(s, SIGTERM);
@@ -241,10 +241,11 @@ static bool handle_time(struct launcher *s)
         return true;
     running_names(s, who, sizeof who);
     if (s->killed) {
-        launch_say(s, "%s did not end after SIGKILL: left running", who);
+        launch_say(
+            s, "%s did not end after SIGKILL, and is left running (`ps` shows it; it may wait for a device or a network file system)", who);
         return false;
     }
-    launch_say(s, "%s did not end within %ds: killed", who, (int)(LAUNCH_GRACE_NS / WEFT_SECOND));
+    launch_say(s, "%s did not end within %d s of SIGTERM, and was killed", who, (int)(LAUNCH_GRACE_NS / WEFT_SECOND));
     kill_nodes(s);
     return true;
 }

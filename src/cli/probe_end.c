@@ -78,7 +78,7 @@ static int move(struct probe_end *e, void *bytes, size_t len, bool out)
         if ((n == 0 && !out) || (n < 0 && (errno == ECONNRESET || errno == EPIPE)))
             return base_fail(-ECONNRESET, "the other end of the probe has closed the connection: its own output may have the reason");
         if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return base_fail(-errno, "the other end: %s", base_strerror(errno));
+            return base_fail(-errno, "the connection to the other end of the probe failed: %s", base_strerror(errno));
         if (n > 0) {
             at += n;
             len -= (size_t)n;
@@ -185,7 +185,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
         if (*c < ' ' || *c > '~')
             *c = '?';
     if (h->failed)
-        return base_fail(-ECONNABORTED, "the other end: %s", h->error);
+        return base_fail(-ECONNABORTED, "the other end reports: %s", h->error);
     if (h->count < 1 || h->count > (1u << 20) || h->size < 64 || h->size % 64 || h->size > VERBS_SEGMENT / h->count)
         return base_fail(-EPROTO, "the other end sent invalid sizes of buffers; run the same version of weft at both ends");
     return 0;
@@ -274,7 +274,10 @@ static int probe_end_complete(struct probe_end *e, int64_t timeout_ns)
         if (cli_stopped())
             return base_fail(-EINTR, "interrupted");
         if (base_now_ns() > deadline)
-            return base_fail(-ETIMEDOUT, "%s: no completion within %.1f s", e->d->name, (double)timeout_ns / SECOND);
+            return base_fail(
+                -ETIMEDOUT,
+                "%s: an operation was not complete within %.1f s: check the cable or the network, and `weft doctor` at both ends",
+                e->d->name, (double)timeout_ns / SECOND);
         if (turn > 1000)
             base_sleep_ns(50000);
     }
@@ -302,7 +305,7 @@ int probe_end_do(struct probe_end *e, enum ibv_wr_opcode opcode, uint32_t mine, 
     int rc = ibv_post_send(e->q.qp, &wr, &bad);
     if (rc) {
         rc = verbs_code(rc, e->d->traits.link == VERBS_THUNDERBOLT, NULL);
-        return base_fail(rc, "%s: posting a request failed: %s", e->d->name, base_strerror(rc));
+        return base_fail(rc, "%s: the device refused a request to send or write: %s", e->d->name, base_strerror(rc));
     }
     return probe_end_complete(e, 10 * SECOND);
 }
@@ -314,7 +317,7 @@ int probe_end_post_receive(struct probe_end *e, uint32_t mine)
     int rc = ibv_post_recv(e->q.qp, &wr, &bad);
     if (rc) {
         rc = verbs_code(rc, e->d->traits.link == VERBS_THUNDERBOLT, NULL);
-        return base_fail(rc, "%s: posting a receive failed: %s", e->d->name, base_strerror(rc));
+        return base_fail(rc, "%s: the device refused a receive buffer: %s", e->d->name, base_strerror(rc));
     }
     return 0;
 }

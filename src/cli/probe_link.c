@@ -162,7 +162,7 @@ static int link_take(struct probe_end *e, struct intake *in, bool more, bool cou
         in->first = in->first ? in->first : now;
         in->last = now;
     }
-    return n < 0 ? n : rc ? base_fail(rc, "%s: posting a receive failed: %s", e->d->name, base_strerror(rc)) : n;
+    return n < 0 ? n : rc ? base_fail(rc, "%s: the device refused a receive buffer: %s", e->d->name, base_strerror(rc)) : n;
 }
 
 /* Receive the messages of one measurement. */
@@ -194,7 +194,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
             asked = base_now_ns();
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
-            return base_fail(-ETIMEDOUT, "no more messages arrive, and the other end does not report why");
+            return base_fail(-ETIMEDOUT, "no more messages arrive, and the other end does not report why: see its own output");
     }
     int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->last - in->first, in->posted};
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
@@ -271,7 +271,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
                 break;
             }
             if (rc)
-                return base_fail(rc, "%s: posting a send failed: %s", e->d->name, base_strerror(rc));
+                return base_fail(rc, "%s: the device refused a request to send: %s", e->d->name, base_strerror(rc));
             left--;
             over = ++*sent == count;
         }

@@ -185,7 +185,7 @@ static int proxy_make(struct forward *f, const struct control_request *r)
     char host[64];
     for (uint32_t i = 0; i < r->head.arguments; i++)
         if (strlen(r->arguments[i]) > FORWARD_WORD_MAX)
-            return base_fail(-EINVAL, "the proxy's user and password may have at most %u bytes each", FORWARD_WORD_MAX);
+            return base_fail(-EINVAL, "the proxy's user and password may have at most %u bytes each: use shorter ones", FORWARD_WORD_MAX);
     if (r->head.arguments) {
         snprintf(f->user, sizeof f->user, "%s", r->arguments[0]);
         snprintf(f->password, sizeof f->password, "%s", r->arguments[1]);

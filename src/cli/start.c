@@ -268,7 +268,8 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
     for (const char *const *t = s->l->told; t && *t && n < sizeof env / sizeof env[0] - 1; t++)
         env[n++] = *t;
     if (!getcwd(dir, sizeof dir))
-        return base_fail(-errno, "cannot get the current directory: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot get the current directory, in which the nodes are to start: %s; change to another directory",
+                         base_strerror(errno));
     char *words[16] = {(char *)(uintptr_t)s->l->weft}, **argv = launch_argv(s, rank);
     if (rank && s->l->others) { /* the program is weft itself: use its path on that machine */
         for (size_t i = 1; i < 15 && (words[i] = argv[i]); i++)

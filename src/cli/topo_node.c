@@ -77,7 +77,9 @@ static int way(const struct measurer *m, uint32_t node)
 {
     weft_link_stats s;
     if (weft_link_stat(m->w, node, &s, sizeof s) == 0 && s.via == UINT32_MAX)
-        return base_fail(-ENETDOWN, "no route leads to node %u: its cables are unplugged, or their ports are down", node);
+        return base_fail(
+            -ENETDOWN,
+            "no route leads to node %u: its cables are unplugged, or their ports are down; `weft doctor` on its host examines them", node);
     return 0;
 }
 
@@ -351,9 +353,10 @@ static int print_report(struct measurer *m, enum topo_format format, const char 
         whole = whole && (links[i].measured || i % (m->size + 1) == 0);
     const struct topo t = {m->size, nodes, links};
     if (format == TOPO_MATRIX) /* a program that reads the matrix would take missing links for absent cables */
-        return whole ? topo_matrix(&t, hostfile) : cli_error("topo", "not every pair could be measured: there is no matrix");
+        return whole ? topo_matrix(&t, hostfile)
+                     : cli_error("topo", "not every pair of nodes could be measured, so there is no matrix: see the messages above");
     int status = topo_print(&t, format);
-    return status ? status : whole ? 0 : cli_error("topo", "not every pair could be measured");
+    return status ? status : whole ? 0 : cli_error("topo", "not every pair of nodes could be measured: see the reasons above");
 }
 
 /* Exchange addresses: every node gives that of its desk; node 0 also gives that of the report, and the time of a measurement. */

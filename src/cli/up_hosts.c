@@ -253,7 +253,9 @@ static int add_here(struct up *u, struct launch *l, const json_t *o, uint32_t co
     static struct standing_place place; /* static, because u->cluster points into it */
     int lock;
     if (json_is_true(json_object_get(o, "emulated")))
-        return cli_error("up", "--add: the cluster runs on emulated hosts, whose number is fixed");
+        return cli_error(
+            "up",
+            "--add: this cluster runs on emulated hosts, whose number is fixed: start it anew with more hosts (`weft up --softverbs`)");
     snprintf(u->door, sizeof u->door, "%s", json_string_value(json_object_get(o, "door")));
     snprintf(u->join, sizeof u->join, "%s", json_string_value(json_object_get(o, "members")));
     snprintf(coord, sizeof coord, "%s", json_string_value(json_object_get(o, "coord")));
@@ -287,7 +289,7 @@ static int add_hosts(struct up *u, struct launch *l, const json_t *o, char *name
                          door);
     for (char *name = strtok_r(names, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
         if (name[0] == '-' || count == WEFT_MAX_NODES)
-            return cli_usage("up", "--add: '%s' is not the name of a host, or there are too many", name);
+            return cli_usage("up", "--add: '%s' is not the name of a host, or there are too many names", name);
         list[count++] = name;
         n += (size_t)snprintf(counts + n, sizeof counts - n, n ? ",1" : "1");
     }

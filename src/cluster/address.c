@@ -48,7 +48,7 @@ static int parse(const char *text, struct address *a)
         if (!name[0])
             return base_fail(-EINVAL, "address '%s': expected a path, or @NAME, after 'unix:'", text);
         if (strlen(name) > room)
-            return base_fail(-EINVAL, "address '%s': a Unix socket's name has at most %zu bytes", text, room);
+            return base_fail(-EINVAL, "address '%s': the path of a Unix socket has at most %zu bytes: use a shorter path", text, room);
         snprintf(a->name, sizeof a->name, "%s", name);
         return 0;
     }
@@ -65,7 +65,7 @@ static int parse(const char *text, struct address *a)
     memcpy(a->name, host, (size_t)(end - host));
     for (const char *p = a->name; *p; p++)
         if (!isalnum((unsigned char)*p) && !strchr(".-_:%", *p))
-            return base_fail(-EINVAL, "address '%s': '%s' is not a host's name or number", text, a->name);
+            return base_fail(-EINVAL, "address '%s': '%s' is not the name or the IP address of a host", text, a->name);
     const char *port = colon + 1;
     size_t digits = strspn(port, "0123456789");
     if (!digits || digits > 5 || port[digits] || atoi(port) > 65535)

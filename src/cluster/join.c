@@ -234,8 +234,8 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
         if (rc == -ETIMEDOUT) {
             char text[WIRE_TEXT];
             const struct wire_card *c = &j->cards[g[i].hello.rank];
-            snprintf(text, sizeof text, "node %u (pid %u on %s) does not read the table of nodes (is it stopped?)", c->rank, c->pid,
-                     c->host);
+            snprintf(text, sizeof text, "node %u (pid %u on %s) does not receive the addresses of all nodes (is it stopped?)", c->rank,
+                     c->pid, c->host);
             return turn_away(j, &g[i + 1], guests - i - 1, ETIMEDOUT, text);
         }
         rc = join_hub_add(j, g[i].fd, g[i].hello.rank);
@@ -414,7 +414,7 @@ static int attend(struct join *j)
         goto out;
     }
     if (rc) {
-        base_fail(rc, "no answer from node 0 at %s: %s", coord, base_strerror(rc));
+        base_fail(rc, "no answer from node 0 at %s: %s; check that it runs, and its messages", coord, base_strerror(rc));
         goto out;
     }
     bool table = answer.magic == WIRE_MAGIC && answer.kind == WIRE_TABLE && answer.count == j->w->size;
@@ -425,7 +425,8 @@ static int attend(struct join *j)
     if (table) {
         rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + ANSWER_GRACE);
         if (rc) {
-            base_fail(rc, "the connection to node 0 at %s failed while node 0 sent the table of nodes: %s", coord, base_strerror(rc));
+            base_fail(rc, "the connection to node 0 at %s failed while node 0 sent the addresses of all nodes: %s", coord,
+                      base_strerror(rc));
             goto out;
         }
     }

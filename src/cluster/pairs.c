@@ -171,7 +171,8 @@ static int pairs_call(struct join *j, uint32_t node)
         if ((rc != -ECONNRESET && rc != -EPIPE) || base_now_ns() >= j->deadline)
             break;
     }
-    return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host, base_strerror(rc));
+    return base_fail(rc, "the connection to node %u (pid %u on %s) failed: %s", node, j->cards[node].pid, j->cards[node].host,
+                     base_strerror(rc));
 }
 
 int join_callers_open(struct join_callers *cs, uint32_t most)
@@ -210,7 +211,7 @@ void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why)
 {
     char name[JOIN_CALLER_NAME];
     join_caller_name(&cs->list[i], name);
-    base_log(BASE_LOG_INFO, "refused a side connection from %s: %s", name, why);
+    base_log(BASE_LOG_INFO, "refused a connection from %s: %s", name, why);
     close(cs->list[i].fd);
     join_caller_forget(cs, i);
 }
@@ -318,7 +319,8 @@ static int say_who_is_missing(struct join *j, int rc)
     if (rc == -ETIMEDOUT)
         return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; to wait longer, raise WEFT_JOIN_TIMEOUT", i,
                          j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
-    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i, j->cards[i].pid, j->cards[i].host);
+    return base_fail(rc, "node %u (pid %u on %s) joined, but did not connect to this node: it may have ended; see its messages", i,
+                     j->cards[i].pid, j->cards[i].host);
 }
 
 static int answer_all(struct join *j)

@@ -124,8 +124,10 @@ static int library_load(struct launcher_library *l, const char *chosen)
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
         if (!found)
-            return base_fail(-ENOTSUP, "the library %s lacks the symbol %s: it is too old, or it is not a PMIx library",
-                             chosen[0] ? chosen : "libpmix", symbols[i].name);
+            return base_fail(
+                -ENOTSUP,
+                "the library %s lacks the function %s, so it is too old, or is not a PMIx library: set WEFT_PMIX_LIBRARY to another one",
+                chosen[0] ? chosen : "libpmix", symbols[i].name);
         /* ISO C has no conversion from what dlsym() returns to a pointer to a function. */
         memcpy((char *)l + symbols[i].at, &found, sizeof found);
     }
@@ -210,7 +212,9 @@ static int launcher_call(struct launcher **at, int (*step)(struct launcher *, in
         int64_t left = base_after(deadline, GRACE) - base_now_ns();
         if (seen == DONE)
             break;
-        rc = left <= 0 ? base_fail(-ETIMEDOUT, "%s: the launcher did not answer in time (PMIx)", what) : join_stopped();
+        rc = left <= 0
+                 ? base_fail(-ETIMEDOUT, "%s: the launcher did not answer in time (PMIx); to wait longer, raise WEFT_JOIN_TIMEOUT", what)
+                 : join_stopped();
         if (rc && atomic_compare_exchange_strong_explicit(&p->state, &seen, ABANDONED, memory_order_acq_rel, memory_order_acquire)) {
             *at = NULL;
             return rc;
@@ -227,7 +231,7 @@ static int launcher_failed(const struct launcher *p, pmix_status_t status, const
              : status == PMIX_ERR_NOMEM || status == PMIX_ERR_OUT_OF_RESOURCE   ? -ENOMEM
              : status == PMIX_ERR_NOT_FOUND || status == PMIX_ERR_TYPE_MISMATCH ? -EPROTO
                                                                                 : -ECONNRESET;
-    return base_fail(rc, "%s: PMIx reports %s (%d)", what, why ? why : "nothing", status);
+    return base_fail(rc, "%s failed: PMIx reports %s (%d); see the messages of the launcher", what, why ? why : "nothing", status);
 }
 
 /* The time left, in seconds. */

@@ -256,7 +256,7 @@ void fab_run_close(struct weft_node *w)
 int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= FAB_HANDLERS)
-        return base_fail(-EINVAL, "handler id %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
+        return base_fail(-EINVAL, "there is no handler %u: handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
     /* Wait for a message that is being delivered: its handler would get the new arg with the old function. */
     base_spin_lock(&w->progress);
     w->handlers[id].arg = arg;
@@ -269,9 +269,9 @@ int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= WEFT_HANDLERS)
-        return base_fail(-EINVAL, "handler id %u: a program's ids are 0 to %u", id, WEFT_HANDLERS - 1);
+        return base_fail(-EINVAL, "handler %u: a program's handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "handler id %u: a handler must not install handlers: call weft_handle() outside", id);
+        return base_fail(-EDEADLK, "handler %u: a handler must not install handlers: call weft_handle() in another thread", id);
     return fab_handle(w, id, fn, arg);
 }
 

@@ -345,7 +345,7 @@ int gateway_ask_status(struct gateway *g, const weft_request *r, int status, con
         return base_fail(
             status, "service '%s' of node %u: no answer before the deadline, so the request is cancelled; try again, or allow more time",
             name, r->node);
-    return base_fail(status, "service '%s' of node %u: %s", name, r->node, base_strerror(status));
+    return base_fail(status, "service '%s' of node %u has failed: %s", name, r->node, base_strerror(status));
 }
 
 int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t timeout_ns, struct gateway_result *out, void *payload,

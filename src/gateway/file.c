@@ -118,7 +118,7 @@ static bool take_path(struct gateway_call *c, char out[WEFT_FILE_PATH_MAX + 1])
 {
     uint64_t len = c->record.data_bytes;
     if (!len || len > WEFT_FILE_PATH_MAX || !c->data || memchr(c->data, 0, len)) {
-        base_fail(-EINVAL, "invalid path of a file: it must have 1 to %u bytes, none of them zero", WEFT_FILE_PATH_MAX);
+        base_fail(-EINVAL, "the path of the file is invalid: it must have 1 to %u bytes, none of them zero", WEFT_FILE_PATH_MAX);
         gateway_answer_error(c, -EINVAL);
         return false;
     }
@@ -131,7 +131,8 @@ static void begin_open(struct files *all, struct gateway_call *c)
 {
     uint32_t flags = c->record.flags;
     if (flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE))) {
-        base_fail(-EINVAL, "invalid request to open a file: some of the flags %#x are unknown, or need WEFT_FILE_WRITE as well", flags);
+        base_fail(-EINVAL, "the request to open a file is invalid: some of its flags %#x are unknown, or need WEFT_FILE_WRITE as well",
+                  flags);
         gateway_answer_error(c, -EINVAL);
         return;
     }

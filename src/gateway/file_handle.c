@@ -16,7 +16,7 @@ weft_request file_request(const weft_file *f, enum file_kind kind)
 int file_claim(weft_file *f)
 {
     if (atomic_exchange_explicit(&f->busy, true, memory_order_acquire)) /* acquire: pairs with file_unuse() */
-        return base_fail(-EBUSY, "%s at node %u: another call reads or writes through this handle: open the file once for each call",
+        return base_fail(-EBUSY, "%s at node %u: another thread reads or writes through this handle: open the file once for each thread",
                          f->path, f->node);
     atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
     return 0;
@@ -160,12 +160,14 @@ int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flag
     size_t len = path ? strlen(path) : 0;
     if (node >= w->size)
         return base_fail(-EFAULT, "weft_file_open(): there is no node %u; the cluster has %u nodes", node, w->size);
-    if (!len || flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
-        return base_fail(
-            -EINVAL, "weft_file_open() of '%s': the path is empty, or some of the flags %#x are unknown or need WEFT_FILE_WRITE as well",
-            len ? path : "", flags);
+    if (!len)
+        return base_fail(-EINVAL, "weft_file_open(): the path is empty: name a file");
+    if (flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
+        return base_fail(-EINVAL, "weft_file_open() of '%s': some of the flags %#x are unknown, or need WEFT_FILE_WRITE as well", path,
+                         flags);
     if (len > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes, but at most %u are possible", len, WEFT_FILE_PATH_MAX);
+        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes, but at most %u are possible: use a shorter path", len,
+                         WEFT_FILE_PATH_MAX);
     return 0;
 }
 

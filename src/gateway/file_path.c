@@ -76,9 +76,10 @@ int weft_file_offer(weft_node *w, const char *path)
     struct file_offers *all = gateway_in(w)->file_offers;
     size_t len = path ? strlen(path) : 0;
     if (!len)
-        return base_fail(-EINVAL, "weft_file_offer(): the path is empty");
+        return base_fail(-EINVAL, "weft_file_offer(): the path is empty: name a file or a folder");
     if (len > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "weft_file_offer(): the path has %zu bytes, but at most %u are possible", len, WEFT_FILE_PATH_MAX);
+        return base_fail(-ENAMETOOLONG, "weft_file_offer(): the path has %zu bytes, but at most %u are possible: use a shorter path", len,
+                         WEFT_FILE_PATH_MAX);
     if (!all)
         return base_fail(-EOPNOTSUPP, "weft_file_offer(): this node does not offer the service 'file': set WEFT_SERVE=file");
     if (offered(all, path))

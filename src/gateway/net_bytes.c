@@ -182,8 +182,10 @@ int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *put, int6
         if (rc == -EAGAIN) {
             rc = socket_wait(s, has_room, s, deadline);
             if (rc == -ETIMEDOUT && timeout_ns)
-                base_fail(rc, "%s does not read what node %u sends to it: %zu of %zu bytes were sent before the deadline", s->what, s->node,
-                          done, len);
+                base_fail(rc,
+                          "%s does not read what node %u sends to it: %zu of %zu bytes were sent before the deadline; send the rest again, "
+                          "or allow more time",
+                          s->what, s->node, done, len);
             continue;
         }
         if (rc) {

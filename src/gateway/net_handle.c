@@ -403,7 +403,7 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
     struct gateway *g = listener->g;
     *out = NULL;
     if (!listener->listens)
-        return base_fail(-EINVAL, "weft_net_accept(): this socket is not a listener: use one of weft_net_listen()");
+        return base_fail(-EINVAL, "weft_net_accept(): this socket does not listen: pass a socket that weft_net_listen() returned");
     if (fab_in_handler())
         return base_fail(-EDEADLK,
                          "weft_net_accept(): a handler must not wait for a connection; call weft_net_accept_start(), which does not wait");
@@ -436,7 +436,7 @@ int weft_net_accept_start(weft_socket *listener, weft_socket **out, weft_op *op)
     struct weft_socket *s;
     *out = NULL;
     if (!listener->listens)
-        return base_fail(-EINVAL, "weft_net_accept_start(): this socket is not a listener: use one of weft_net_listen()");
+        return base_fail(-EINVAL, "weft_net_accept_start(): this socket does not listen: pass a socket that weft_net_listen() returned");
     if (!socket_is_settled(listener))
         return base_fail(-EAGAIN, "the listener %s at node %u is not open yet: wait until weft_net_error() returns 0", listener->what,
                          listener->node);

@@ -336,8 +336,8 @@ static void open_go_on(struct net_socket *s)
 
 static void resolve_failed(struct net_socket *s, int rc)
 {
-    const char *why = rc == -ENOENT      ? "the name is not known"
-                      : rc == -EAGAIN    ? "the name server does not answer"
+    const char *why = rc == -ENOENT      ? "the name is not known; check it"
+                      : rc == -EAGAIN    ? "the name server does not answer; check the name servers of that node's host"
                       : rc == -ETIMEDOUT ? "no answer within 15 s"
                                          : base_strerror(rc);
     open_failed(s, base_fail(rc == -ENOENT ? -EHOSTUNREACH : rc, "node %u cannot resolve '%s': %s", own_rank(s->all), host_of(s), why));
@@ -357,7 +357,8 @@ void net_open_timeout(struct net_socket *s)
 {
     s->deadline = INT64_MAX;
     if (s->state == NET_RESOLVES) {
-        base_fail(-ETIMEDOUT, "node %u cannot resolve '%s': no answer within 15 s", own_rank(s->all), host_of(s));
+        base_fail(-ETIMEDOUT, "node %u cannot resolve '%s': no answer within 15 s; check the name servers of that node's host",
+                  own_rank(s->all), host_of(s));
         open_failed(s, -ETIMEDOUT);
     } else if (s->state == NET_CONNECTS) {
         s->tried = -ETIMEDOUT;
@@ -368,7 +369,7 @@ void net_open_timeout(struct net_socket *s)
         s->call = NULL;
         s->up_over = false; /* makes net_socket_free() reset the connection, because not all bytes were sent */
         net_socket_free(s);
-        base_fail(-ETIMEDOUT, "the connection was closed, but its peer did not read all bytes within 10 s: the connection was reset");
+        base_fail(-ETIMEDOUT, "the connection was reset, because the other end did not read the last bytes within 10 s of its close");
         gateway_answer_error(c, -ETIMEDOUT);
     }
 }

@@ -191,7 +191,9 @@ static int refuse_program(const struct run *r, const struct gateway_block *b, in
 {
     uint32_t node = gateway_of(r->server)->w->rank;
     if (rc == -ENOENT && !strchr(b->program, '/'))
-        return base_fail(rc, "node %u: there is no program '%s' in any directory of the node's PATH", node, b->program);
+        return base_fail(rc,
+                         "node %u: there is no program '%s' in any directory of the node's PATH: check its name, or give its whole path",
+                         node, b->program);
     return base_fail(rc == -EISDIR ? -EACCES : rc, "node %u: '%s' cannot be executed: %s", node, b->program, base_strerror(rc));
 }
 

@@ -64,11 +64,11 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
         return base_fail(-EFAULT, "address %#llx: node %u has no arena in space %u; the arena may be closed, or not known here yet",
                          (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
-        return base_fail(
-            -EFAULT,
-            "address %#llx: %llu bytes at offset %llu are outside space %u of node %u, an arena with the offsets from %llu to below %llu",
-            (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
-            (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)most);
+        return base_fail(-EFAULT,
+                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of node %u, which has the offsets "
+                         "from %llu to below %llu",
+                         (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
+                         (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)most);
     return 0;
 }
 
@@ -184,8 +184,8 @@ static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_a
         return base_fail(-EFAULT, "address %#llx: this node has no arena in space %u", (unsigned long long)addr, space);
     if (a && !within(a, offset, bytes))
         return base_fail(-EFAULT,
-                         "address %#llx: %llu bytes at offset %llu are outside space %u of this node (%u), an arena with the offsets from "
-                         "%llu to below %llu",
+                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of this node (%u), which has the "
+                         "offsets from %llu to below %llu",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)a->memory.bytes);
     if (a) {

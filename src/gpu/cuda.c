@@ -297,7 +297,8 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     if (code) {
         (void)cuda->cuDeviceTotalMem_v2(&total, d->device);
         return base_fail(code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO,
-                         "an arena of %llu bytes does not fit: the GPU has %zu bytes in all, and some are in use (%s)",
+                         "an arena of %llu bytes does not fit: the GPU has %zu bytes in all, and some are in use (%s); open a smaller "
+                         "arena, or end other programs that use the GPU",
                          (unsigned long long)bytes, total, gpu_cuda_error_name(code));
     }
     code = map_handle(d, &m);

@@ -89,7 +89,7 @@ static int metal_open(uint32_t index, void **device)
     m->queue = m->device ? METAL_SEND(void *, (), m->device, "newCommandQueue") : NULL;
     if (!m->queue) {
         metal_close(m);
-        return base_fail(-EIO, "GPU metal:%u: Metal has not created a command queue: perhaps too much memory is in use: end other programs",
+        return base_fail(-EIO, "GPU metal:%u: Metal has not created a command queue; perhaps too much memory is in use: end other programs",
                          index);
     }
     *device = m;
@@ -105,7 +105,7 @@ static int metal_piece_new(struct metal_open *m, void *memory, size_t bytes, boo
     if (!buffer) {
         free(p);
         return base_fail(-ENOMEM,
-                         "Metal cannot make a buffer over %zu bytes at %p (newBufferWithBytesNoCopy failed): perhaps too much memory is in "
+                         "Metal cannot make a buffer over %zu bytes at %p (newBufferWithBytesNoCopy failed); perhaps too much memory is in "
                          "use: end other programs",
                          bytes, memory);
     }
@@ -221,7 +221,8 @@ static int metal_memory_map(struct metal_open *m, int fd, uint64_t bytes, struct
 {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED)
-        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU: %s", (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU: %s" BASE_MEMORY_HINT, (unsigned long long)bytes,
+                         base_strerror(errno));
     *out = (struct gpu_memory){.base = at, .bytes = bytes, .fd = fd};
     int rc = metal_attach(m, at, bytes, &out->there);
     if (rc)
@@ -348,7 +349,7 @@ static int metal_encode(struct metal_open *m, struct metal_piece *own, uint64_t 
     void *e = *command ? METAL_SEND(void *, (), *command, "computeCommandEncoder") : NULL;
     if (!e)
         return base_fail(
-            -EIO, "Metal has created no command buffer or encoder for the GPU: perhaps too much memory is in use: end other programs");
+            -EIO, "Metal has created no command buffer or encoder for the GPU; perhaps too much memory is in use: end other programs");
     METAL_SEND(void, (void *), e, "setComputePipelineState:", m->pipeline);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", own->buffer, offset, 0);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", argument, 0, 1);
@@ -392,7 +393,8 @@ static int metal_run_text(void *device, const void *there, const char *text, con
     int rc = metal_prepare(m, text, kernel);
     unsigned long most = rc ? 0 : METAL_SEND(unsigned long, (), m->pipeline, "maxTotalThreadsPerThreadgroup");
     if (!rc && threads > most)
-        rc = base_fail(-EINVAL, "the kernel %.60s with %u threads a block: this GPU has at most %lu", kernel, threads, most);
+        rc = base_fail(-EINVAL, "the kernel %.60s with %u threads a block: this GPU allows at most %lu: start more blocks of fewer threads",
+                       kernel, threads, most);
     if (!rc)
         rc = metal_run(m, there, (struct metal_size){blocks, 1, 1}, (struct metal_size){threads, 1, 1}, arg, bytes);
     gpu_metal_driver.objc_autoreleasePoolPop(pool);

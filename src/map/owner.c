@@ -388,10 +388,11 @@ int map_owner_run(struct map_job *job)
     weft_queue_close(job->queue);
     weft_close(job->w);
     if (kept)
-        map_say(job, "%s was not %s: %" PRIu64 " of %" PRIu64 " pieces failed", job->options->output, existed ? "changed" : "created",
-                job->counts.failed, job->counts.pieces);
+        map_say(job, "the output %s was not %s, because %" PRIu64 " of %" PRIu64 " pieces failed: see the messages above",
+                job->options->output, existed ? "changed" : "created", job->counts.failed, job->counts.pieces);
     else if (job->counts.failed)
-        map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed; their output is missing", job->counts.failed, job->counts.pieces);
+        map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed: see the messages above; their output is missing", job->counts.failed,
+                job->counts.pieces);
     rc = map_report_stats(job);
     return rc ? rc : job->counts.failed ? 1 : 0;
 }

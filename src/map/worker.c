@@ -118,7 +118,7 @@ static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *
             if (n < 0 && errno == EINTR)
                 continue;
             if (n < 0) {
-                base_fail(-errno, "cannot read the piece for the kernel: %s", base_strerror(errno));
+                base_fail(-errno, "cannot read a piece of the input for the kernel: %s", base_strerror(errno));
                 return NULL;
             }
             if (n == 0) {

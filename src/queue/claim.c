@@ -84,7 +84,8 @@ BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_lease *out, uint32_t ma
     bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
     uint32_t n = claim_now(q, out, max, deadline);
     if (BASE_UNLIKELY(n == 0 && shut))
-        return base_fail(-ESHUTDOWN, "queue '%s' was shut down, and no task is ready", q->name);
+        return base_fail(-ESHUTDOWN, "queue '%s' was shut down (weft_queue_shutdown()), and no task is ready: there will be no more tasks",
+                         q->name);
     return (int)n;
 }
 

@@ -169,8 +169,8 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
     m.to = ask->incarnation;
     if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
         base_log(BASE_LOG_WARN,
-                 "queue '%.*s' is not open here, but this cannot be told to node %u, whose weft_drain() waits for that answer and asks "
-                 "again: %s",
+                 "weft_drain() of queue '%.*s' on node %u waits longer, because this node cannot answer that it has not opened the queue: "
+                 "%s; that node asks again",
                  (int)QUEUE_NAME_BYTES, m.name, to, base_error());
 }
 

@@ -315,7 +315,7 @@ class Slow(Cast):
 class Refused(Cast):
     def test_wrong_words(self):
         for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
-                            (["--to", "1", "a", "2:b"], "give the hosts once"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
+                            (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
                             (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "only the launcher")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
         one = self.file("one", b"1")

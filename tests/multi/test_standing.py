@@ -526,7 +526,7 @@ class Exec(Standing):
             s.settimeout(LIMIT)
             s.connect(self.path("control"))
             s.sendall(struct.pack("<IIII", 1, len(head + strings), 0, 0) + head + strings)
-            self.assertIn(b"a detached job has no input", s.recv(4096, socket.MSG_WAITALL))
+            self.assertIn(b"it gives input to a detached job", s.recv(4096, socket.MSG_WAITALL))
         # Nonsense behind a request ends what was asked for.
         strings = b"\0" + b"sleep\0" + b"610\0"
         head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 2, 0, 0)

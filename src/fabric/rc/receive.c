@@ -62,7 +62,7 @@ static int post_batch(struct rc *rc)
     memmove(r->batch, r->batch + posted, (r->batched - posted) * sizeof *r->batch);
     r->batched -= posted;
     atomic_store_explicit(&r->given, atomic_load_explicit(&r->given, memory_order_relaxed) + posted, memory_order_relaxed);
-    return err ? base_fail(err, "%s: the shared receive queue accepts no receives: %s", rc->device->name, base_strerror(err)) : 0;
+    return err ? base_fail(err, "%s: the shared receive queue accepts no receive buffers: %s", rc->device->name, base_strerror(err)) : 0;
 }
 
 static int give_shared(struct rc *rc, uint32_t frame)
@@ -144,7 +144,7 @@ static int post_own_locked(struct rc_link *l, uint32_t frame)
     struct ibv_sge sge = element(l->rc, frame);
     struct ibv_recv_wr *bad, wr = {.wr_id = rc_wr_receive(frame), .sg_list = &sge, .num_sge = 1};
     int err = ibv_post_recv(l->qp.qp, &wr, &bad);
-    return err ? base_fail(-err, "its queue pair accepts no receives: %s", base_strerror(err)) : 0;
+    return err ? base_fail(-err, "its queue pair accepts no receive buffers: %s", base_strerror(err)) : 0;
 }
 
 /* The bits of the frames in use stay when a queue pair is replaced. The new queue pair gets the other frames at once, and the frames in use

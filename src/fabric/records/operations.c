@@ -66,7 +66,7 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     }
     bool closed = l->closed;
     base_spin_unlock(&l->lock);
-    return closed ? base_fail(-ECONNRESET, "node %u is gone", l->link->node) : operation_no_way(l);
+    return closed ? base_fail(-ECONNRESET, "node %u has left or died", l->link->node) : operation_no_way(l);
 }
 
 /* Not inlined: most operations only add to a frame, and need not save the registers that this function uses. */
