@@ -190,7 +190,7 @@ static int add_targets(struct cast_command *k, const struct standing_list *l, ui
             status = cli_error(k->sub, "there is no host or node '%s' in the cluster: `weft status` lists them", word);
     }
     if (!status && k->count <= k->config.head.source + 1)
-        status = cli_error(k->sub, "there is no host to copy to: see `weft status`");
+        status = cli_error(k->sub, "there is no other host to copy to whose node is up: see `weft status`");
     return status;
 }
 

@@ -191,7 +191,7 @@ int cluster_enter(struct cluster_settings *s)
         rc = 0;
     }
     if (rc) {
-        rc = base_context(rc, "joining the running cluster at %s (WEFT_JOIN)", s->join);
+        rc = base_context(rc, "cannot join the running cluster at %s (WEFT_JOIN)", s->join);
         join_entry_free(j);
     } else {
         s->entry = j;

@@ -108,7 +108,8 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     while (s < ARENA_SPACES && c->own[s])
         s++;
     if (!rc && s == ARENA_SPACES)
-        rc = base_fail(-ENOSPC, "this node has %u arenas, the most there can be: close a GPU that has some", ARENA_SPACES - 1);
+        rc = base_fail(-ENOSPC, "this node has %u arenas, the most there can be: close a GPU whose arenas are no longer needed",
+                       ARENA_SPACES - 1);
     if (!rc) {
         a->space = s;
         c->own[s] = a;

@@ -411,7 +411,7 @@ int gpu_serve_turn(struct gpu_server *s, int64_t deadline)
     base_futex_wake(&s->asked, 1);
     rc = gpu_serve_wait(s, deadline);
     if (!rc && s->error)
-        rc = base_fail(s->error, "a kernel's request has failed: %s; weft_gpu_stats() counts them", base_strerror(s->error));
+        rc = base_fail(s->error, "a kernel's request has failed: %s; weft_gpu_stat() counts them", base_strerror(s->error));
     return rc;
 }
 
