@@ -34,7 +34,7 @@ static int print_rows(const struct cluster_setting_row *rows, int count, bool as
         rc = cli_table_add(t, as_json ? for_programs : for_people);
     }
     if (rc)
-        rc = cli_error("config", "no memory for the table of settings");
+        rc = cli_error("config", "no memory for the table of settings" BASE_MEMORY_HINT);
     else if (as_json)
         rc = cli_json_print("config", cli_table_json(t));
     else {

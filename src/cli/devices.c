@@ -78,7 +78,7 @@ static int print_lines(const struct verbs_device *const *shown, uint32_t count)
     for (uint32_t i = 0; rc == 0 && i < count; i++)
         rc = add_line(t, shown[i]);
     if (rc)
-        cli_error("devices", "no memory for the table of devices");
+        cli_error("devices", "no memory for the table of devices" BASE_MEMORY_HINT);
     else
         cli_table_print(t, stdout);
     cli_table_free(t);

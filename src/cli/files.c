@@ -78,14 +78,16 @@ static int print_file(int fd)
 {
     struct control_frame f;
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
-    int status = payload ? 0 : cli_error("cat", "no memory for the cluster's answer");
+    int status = payload ? 0 : cli_error("cat", "no memory for the cluster's answer" BASE_MEMORY_HINT);
     while (!status) {
         int rc = standing_answer(fd, &f, payload, base_deadline(PART_NS));
         if (rc == -ETIMEDOUT)
-            status =
-                cli_error("cat", "the node of the cluster on this host has not answered for a minute: its process hangs or is stopped");
+            status = cli_error("cat", "the node of the cluster on this host has not answered for a minute: if its process is stopped, "
+                                      "continue it (kill -CONT), or end it (kill -9)");
         else if (rc)
-            status = cli_error("cat", "the node of the cluster on this host has ended, or its answer is invalid: %s", base_strerror(rc));
+            status =
+                cli_error("cat", "the node of the cluster on this host has ended, or runs another version of weft: %s; see `weft logs`",
+                          base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error("cat", "%s", payload);
         else if (f.type == CONTROL_DONE)
@@ -193,7 +195,7 @@ static int print_files(const json_t *nodes)
     if (t)
         cli_table_print(t, stdout);
     cli_table_free(t);
-    return t ? cli_flush("files") : cli_error("files", "no memory to print the table");
+    return t ? cli_flush("files") : cli_error("files", "no memory to print the table" BASE_MEMORY_HINT);
 }
 
 int cli_files(int argc, char **argv)
@@ -218,7 +220,7 @@ int cli_files(int argc, char **argv)
     int status = standing_text("files", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *nodes = json_object_get(o, "nodes");
     if (!status && !json_is_array(nodes))
-        status = cli_error("files", "the cluster's answer is invalid");
+        status = cli_error("files", "the cluster's answer is invalid; run the same version of weft on all hosts");
     else if (!status)
         status = as_json ? cli_json_print("files", json_incref(o)) : print_files(nodes);
     json_decref(o);

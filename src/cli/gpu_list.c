@@ -110,7 +110,7 @@ static int gpus_print(struct cli_table *t)
     for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)
         rc = gpus_add_line(t, &g);
     if (rc)
-        cli_error("gpus", "no memory for the table of GPUs");
+        cli_error("gpus", "no memory for the table of GPUs" BASE_MEMORY_HINT);
     else
         cli_table_print(t, stdout);
     for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)

@@ -64,7 +64,7 @@ static int print_jobs(const json_t *jobs)
     if (t)
         cli_table_print(t, stdout);
     cli_table_free(t);
-    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs");
+    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs" BASE_MEMORY_HINT);
 }
 
 int cli_ps(int argc, char **argv)
@@ -89,7 +89,7 @@ int cli_ps(int argc, char **argv)
     int status = standing_text("ps", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *jobs = json_object_get(o, "jobs");
     if (!status && !json_is_array(jobs))
-        status = cli_error("ps", "the cluster's answer is invalid: run the same version of weft on all hosts");
+        status = cli_error("ps", "the cluster's answer is invalid; run the same version of weft on all hosts");
     else if (!status)
         status = as_json ? cli_json_print("ps", json_incref(jobs)) : print_jobs(jobs);
     json_decref(o);
@@ -192,7 +192,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     int status = 0, fd = -1;
     if (!payload || exec_print_open(&print, "logs", form)) {
         free(payload);
-        return cli_error("logs", "no memory for the buffers of the output");
+        return cli_error("logs", "no memory for the buffers of the output" BASE_MEMORY_HINT);
     }
     fd = standing_ask("logs", cluster, r);
     status = fd < 0 ? CLI_FAILED : 0;
@@ -201,7 +201,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
         if (rc || f.type == CONTROL_ERROR)
             status = cli_error("logs", "%s",
                                rc == -ETIMEDOUT ? CONTROL_SILENT
-                               : rc             ? "the control node of the cluster has ended, and its jobs with it: see `weft status`"
+                               : rc             ? "the node of the cluster on this host has ended, and its jobs with it: see `weft logs`"
                                                 : payload);
         if (status || f.type == CONTROL_DONE)
             break;

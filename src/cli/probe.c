@@ -123,9 +123,9 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
     if (link && p->count && (p->count > 64 || (p->count & (p->count - 1))))
         return cli_usage("probe", "--count: for the probe link expected 1, 2, 4, 8, 16, 32 or 64");
     if ((p->to != NULL) + (p->listen != NULL) + (p->peer != NULL) > 1)
-        return cli_usage("probe", "--to, --listen and --peer exclude each other");
+        return cli_usage("probe", "--to, --listen and --peer exclude each other: give only one of them");
     if (p->json && p->markdown)
-        return cli_usage("probe", "--json and --markdown exclude each other");
+        return cli_usage("probe", "--json and --markdown exclude each other: give only one of them");
     if (!gid_said && cli_gid_index(&p->gid_index))
         return cli_error("probe", "%s", base_error());
     return 0;

@@ -267,7 +267,8 @@ int cli_proxy(int argc, char **argv)
         return cli_usage("proxy", "unexpected argument '%s': write -- before a command", argv[optind]);
     o.command = optind < argc ? argv + optind : NULL;
     if (o.keep && o.command)
-        return cli_usage("proxy", "--keep cannot be used with a command, because the proxy ends with the command");
+        return cli_usage("proxy",
+                         "--keep cannot be used with a command, because the proxy ends with the command: leave out one of the two");
     if (end)
         return o.command || o.keep || o.via || o.listen || auth ? cli_usage("proxy", "with --end, only --cluster is possible")
                                                                 : forward_end("proxy", o.cluster, CONTROL_PROXY, end);

@@ -106,7 +106,7 @@ int cli_publish(int argc, char **argv)
         return cli_usage("publish", argc > optind ? "unexpected argument '%s'" : "no port: give the port at which the gateway must listen",
                          argv[argc - 1]);
     if (o.end && (o.via || o.to || o.keep))
-        return cli_usage("publish", "--end cannot be used with --via, --to or --keep");
+        return cli_usage("publish", "--end cannot be used with --via, --to or --keep: leave these out");
     if (forward_parse(argv[optind], host, &port))
         return cli_usage("publish", "%s", base_error());
     return o.end ? forward_end("publish", o.cluster, CONTROL_PUBLISH, argv[optind]) : publish(&o, argv[optind]);

@@ -101,7 +101,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
             if (base_parse_duration(optarg, &l->timeout_ns))
                 return cli_usage("run", "--timeout: %s", base_error());
             if (l->timeout_ns == 0)
-                return cli_usage("run", "--timeout '%s': expected a time of more than 0", optarg);
+                return cli_usage("run", "--timeout '%s': expected a time of more than 0, as in 30 or 5m", optarg);
             break;
         case 'k': l->kill_on_failure = true; break;
         case 'h':
@@ -145,7 +145,8 @@ int cli_run(int argc, char **argv)
     if (status || done)
         return status;
     if (l.cluster && (l.hostfile || l.softverbs)) {
-        status = cli_usage("run", "--cluster excludes --hostfile and --softverbs: the cluster has its own");
+        status =
+            cli_usage("run", "--cluster cannot be used with --hostfile or --softverbs, because the cluster has its own: leave these out");
         goto out;
     }
     if ((status = l.cluster ? hosts_apply_cluster(&l, &hosts, l.cluster) : hosts_apply(&l, &hosts, hosts_file(l.hostfile))))

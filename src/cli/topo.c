@@ -68,7 +68,7 @@ static int topo_take_option(int c, struct options *o, struct launch *l)
     case 's':
     case 'm':
         if (o->format != TOPO_TABLE)
-            return cli_usage("topo", "--json, --dot, --svg and --matrix exclude each other");
+            return cli_usage("topo", "--json, --dot, --svg and --matrix exclude each other: give only one of them");
         o->format = c == 'j' ? TOPO_JSON : c == 'd' ? TOPO_DOT : c == 's' ? TOPO_SVG : TOPO_MATRIX;
         return 0;
     default: return CLI_USAGE;
@@ -82,7 +82,7 @@ static int topo_start(struct launch *l, int argc, char **argv)
     char *others[] = {hosts.self, (char *)(uintptr_t) "topo", (char *)(uintptr_t) "--as-node", NULL};
     char **first = calloc((size_t)argc + 3, sizeof *first);
     if (!first)
-        return cli_error("topo", "no memory for the command line of the nodes");
+        return cli_error("topo", "no memory for the command line of the nodes" BASE_MEMORY_HINT);
     int status = 0;
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("topo", "%s", base_error());
@@ -91,7 +91,7 @@ static int topo_start(struct launch *l, int argc, char **argv)
     if (!status && l->nodes == 0)
         status = cli_usage("topo", "the cluster is missing: give --hostfile FILE, --softverbs TOPO or -n N");
     if (!status && (l->nodes < 2 || l->nodes > TOPO_NODES_MAX))
-        status = cli_usage("topo", "%u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
+        status = cli_usage("topo", "the cluster has %u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])
         status = cli_usage("topo", "hostfile %s: the first host, %s, is not this host: it must be, because the result is printed here",
                            hosts_file(l->hostfile), l->ssh[0]);
@@ -127,7 +127,8 @@ int cli_topo(int argc, char **argv)
     bool as_node = argc > 1 && strcmp(argv[1], "--as-node") == 0, started = false;
     int c, status;
     if (as_node && (!getenv("WEFT_RANK") || !getenv("WEFT_SIZE")))
-        return cli_usage("topo", "only the launcher may use --as-node");
+        return cli_usage(
+            "topo", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     argv += as_node;
     argc -= as_node;
     while ((c = cli_option("topo", argc, argv, "n:h", longs, &started)) != -1) {

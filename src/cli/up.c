@@ -91,7 +91,8 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     case 'I': u->start = optarg; return 0;
     case 'S':
         if (base_parse_number(optarg, 0, WEFT_MAX_NODES, &n))
-            return cli_usage("up", "only the launcher may use --first");
+            return cli_usage(
+                "up", "--first is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
         u->first = (uint32_t)n;
         return 0;
     case 'M':
@@ -194,7 +195,8 @@ static int up_as_node(struct up *u)
     bool joins = join && join[0];
     int64_t slot;
     if (!rank || base_parse_number(rank, joins ? 0 : u->first, WEFT_MAX_NUMBERS, &slot) || (!size && !joins))
-        return cli_usage("up", "only the launcher may use --as-node");
+        return cli_usage(
+            "up", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     if (joins) {
         unsetenv("WEFT_RANK");
         unsetenv("WEFT_SIZE");
