@@ -120,7 +120,7 @@ int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t
     pthread_cond_init(&r->moved, NULL);
     int rc = base_thread(&r->thread, relay_thread, r);
     r->running = rc == 0;
-    return rc ? base_fail(rc, "cannot start the thread that sends blocks: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the thread that sends data: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
 void cast_relay_stop(struct cast_relay *r)

@@ -35,7 +35,7 @@ int gateway_posts_open(struct gateway *g)
 {
     struct gateway_posts *p = calloc(1, sizeof *p + g->w->room * sizeof p->queue[0]);
     if (!p)
-        return base_fail(-ENOMEM, "no memory for messages to %u nodes", g->w->size);
+        return base_fail(-ENOMEM, "no memory for messages to %u nodes" BASE_MEMORY_HINT, g->w->size);
     g->posts = p;
     return 0;
 }
@@ -97,7 +97,7 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
         return rc;
     struct post *kept = malloc(sizeof *kept + len);
     if (!kept)
-        return base_fail(-ENOMEM, "no memory to queue a service's message to node %u", node);
+        return base_fail(-ENOMEM, "no memory to queue a service's message to node %u" BASE_MEMORY_HINT, node);
     *kept = (struct post){.m = *m, .len = len};
     if (len)
         memcpy(kept->payload, payload, len);
@@ -106,7 +106,7 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     if (floods) {
         base_spin_unlock(&p->lock);
         free(kept);
-        fab_give_up(g->w, node, "it sends messages to services on and on, but does not read the replies");
+        fab_give_up(g->w, node, "it keeps asking services, but does not read the answers");
         return -ECONNRESET;
     }
     q->replies += reply_bytes(m, len);

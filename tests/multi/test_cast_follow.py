@@ -236,7 +236,7 @@ class Follow(Cast):
     def test_refused(self):
         self.grow("model")
         for words, said in ((["--follow=0", self.path], "--follow '0'"), (["--follow=x", self.path], "--follow 'x'"),
-                            (["--follow", self.path, self.path], "--follow takes one SRC"), (["--follow", self.here + "/"], "--follow takes one SRC")):
+                            (["--follow", self.path, self.path], "--follow takes exactly one SRC"), (["--follow", self.here + "/"], "--follow takes exactly one SRC")):
             self.assertIn(said, self.cast(*words, "1:/x", code=2).stderr, words)
         self.assertIn("is not a regular file", self.cast("--follow", self.here, "1:/x", code=1).stderr)
         self.assertIn("neither under this name nor with .part", self.cast("--follow", self.path + "l", "1:/x", code=1).stderr)

@@ -367,7 +367,7 @@ static void test_second(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    moves((struct plan){.way = "staged", .why = "takes, no dmabuf"}, NULL);
+    moves((struct plan){.way = "staged", .why = "gives no dmabuf, or its RDMA device takes none"}, NULL);
 }
 
 static void test_few(void **state)

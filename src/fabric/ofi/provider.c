@@ -255,7 +255,8 @@ int ofi_list(const struct ofi_library *lib, struct ofi_listed list[OFI_LISTED_MA
     memset(list, 0, OFI_LISTED_MAX * sizeof *list);
     int rc = provider_ask(lib, "", NULL, &all);
     if (rc)
-        return base_fail(-ENODEV, "libfabric (%s) has no provider that weft could use: %s", lib->path, lib->strerror(-rc));
+        return base_fail(-ENODEV, "libfabric (%s) has no provider that weft could use: %s; set WEFT_OFI_LIBRARY to another libfabric",
+                         lib->path, lib->strerror(-rc));
     for (struct fi_info *i = all; i && n + 1 < OFI_LISTED_MAX; i = i->next) {
         struct ofi_listed e = {.traits = ofi_traits_of(i)};
         bool seen = false;
