@@ -266,8 +266,8 @@ static void test_broken(void **state)
     moves((struct plan){.way = "staged", .why = REFUSES, .broken = true}, (const char *const[]){"WEFT_LOG=error", NULL});
 }
 
-/* The device has moved data of the arena, and refuses later, while this node's own puts and gets are under way: they are done all the same,
-   and a signal still comes after its data. */
+/* The device has moved data of the arena, and then refuses to, while this node's own puts and gets are under way: these still complete, and
+ * a signal still arrives after its data. */
 static void node_refused_later(weft_node *w, void *arg)
 {
     const struct plan *p = arg;
