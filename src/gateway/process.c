@@ -204,7 +204,8 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
         return base_fail(rc, "node %u: cannot enter directory '%s' to run '%s' there: %s", node, b->directory, b->program,
                          base_strerror(rc));
     if (step == BASE_STEP_LIMITS)
-        return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: a limit for '%s' cannot be set: %s; it may be above the limit of the node itself", node, b->program,
+                         base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
         return base_fail(rc,
                          "node %u: cannot create a process for '%s': %s; the user of that node may have too many processes (ulimit -u), or "
