@@ -268,7 +268,7 @@ static int open_pipes(struct run *r, const weft_request *q, int fds[3])
     return rc ? base_fail(rc, "node %u: cannot create a pipe to a process: %s", gateway_of(r->server)->w->rank, base_strerror(rc)) : 0;
 }
 
-/* Bounds how many rings an asker can hold that answers no GATEWAY_UNREAD. */
+/* Limits how many rings are kept for an asker that never answers GATEWAY_UNREAD. */
 static int check_unread(const struct run *r)
 {
     uint32_t count = 0;
