@@ -358,7 +358,7 @@ static void node_second(weft_node *w, void *arg)
 static void test_second(void **state)
 {
     (void)state;
-    struct plan p = {.way = "rdma", .why = "by its node's RDMA device, but not space 2: "};
+    struct plan p = {.way = "rdma", .why = "the RDMA device of its node accesses the GPU's memory, but not that of space 2: "};
     int failed = nodes_failed_with(2, node_second, &p, NULL);
     softverbs("fault clear");
     assert_int_equal(failed, 0);

@@ -191,7 +191,7 @@ static void greedy(weft_node *w, void *arg)
             OK(weft_net_connect_start(w, 0, SPEC(.host = "slow.test", .port = 80, .receive_ring = 4096, .send_ring = 4096), &s[i], &op[i]));
         for (int64_t deadline = now_ns() + patience_ns(20); g->begun < 6;)
             CHECK(usleep(1000) == 0 && now_ns() < deadline);
-        must_fail(w, SPEC(.host = "slow.test", .port = 80), -EAGAIN, "resolves at most 1024 names at a time");
+        must_fail(w, SPEC(.host = "slow.test", .port = 80), -EAGAIN, "resolves at most 1024 names at the same time");
         g->full = 1;
         wait_for(&g->ends, 1);
         for (unsigned i = 0; i < ASKS; i++) {
