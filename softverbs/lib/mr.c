@@ -165,7 +165,7 @@ static bool mr_refused(struct ibv_pd *pd)
     if (err)
         sv_refuse(err, "ibv_reg_mr: refused by a rule of `softverbs fault`");
     else if (atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed))
-        sv_refuse(err = EIO, "ibv_reg_mr: the device was removed");
+        sv_refuse(err = EIO, "ibv_reg_mr: the device was removed; `softverbs fault restore` brings it back");
     return err;
 }
 

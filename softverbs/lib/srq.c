@@ -228,7 +228,8 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair uses the shared receive queue. A process that is about to find this out may still be reading it. */
+    /* No queue pair uses the shared receive queue any more. Another process that has not noticed this yet may still be reading it under
+     * this lock. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

@@ -17,7 +17,7 @@
 
 uint64_t cast_word_at(struct cast *c, weft_gaddr word)
 {
-    /* acquire: the bytes of a block are read after its count. The pair is the release of the fabric when it adds to the word */
+    /* acquire: the bytes of a block are read after its count. It pairs with the fabric's release when it adds to the word */
     return atomic_load_explicit((_Atomic uint64_t *)weft_ptr(c->w, word, sizeof(uint64_t)), memory_order_acquire);
 }
 

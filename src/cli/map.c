@@ -287,9 +287,8 @@ static int find_homes(const struct map_options *o, const struct hosts *hosts, ui
             continue;
         int64_t node = hosts_find(hosts, nodes, name, (size_t)(colon - name));
         if (node < 0)
-            return cli_usage("map",
-                             "there is no file %s here, and '%.*s' before the colon is neither a host nor the number of a node of this job",
-                             name, (int)(colon - name), name);
+            return cli_usage("map", "there is no file %s here, and '%.*s' is neither a host nor the number of a node of this job", name,
+                             (int)(colon - name), name);
         if (len + 32 > HOMES_MAX)
             return cli_usage("map",
                              "too many files of other hosts: their list has more than %zu bytes; run `weft map` on the host that has them",

@@ -339,8 +339,8 @@ static void visitor_take(struct door *d)
     d->visitors[d->count++] = (struct visitor){.fd = fd, .pid = pid, .until = base_deadline(VISITOR_WAIT)};
 }
 
-/* A complete proof. False: the connection is closed. */
-static bool visitor_admit(struct door *d, struct visitor *v)
+/* Checks a complete proof. False: the caller closes the connection. */
+static bool visitor_check_proof(struct door *d, struct visitor *v)
 {
     uint8_t right[WIRE_MAC];
     join_proof_mac(right, &d->g->j, &v->hello, &v->challenge, &v->proof.card);
@@ -385,7 +385,7 @@ static bool visitor_hear(struct door *d, struct visitor *v)
         return true;
     v->got = 0;
     if (v->stage == VISITOR_PROOF)
-        return visitor_admit(d, v);
+        return visitor_check_proof(d, v);
     v->challenge.magic = WIRE_MAGIC;
     if (v->hello.magic != WIRE_MAGIC || base_random(v->challenge.nonce, sizeof v->challenge.nonce))
         return false;

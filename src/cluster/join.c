@@ -100,7 +100,7 @@ static void name_guest(const struct guest *g, char *out, size_t len)
 }
 
 /* Check a complete proof and the card in it. False: the caller closes the connection. */
-static bool admit(struct join *j, struct guest *g, struct turned_away *t)
+static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
 {
     uint8_t right[WIRE_MAC];
     join_proof_mac(right, j, &g->hello, &g->challenge, &g->proof.card);
@@ -162,7 +162,7 @@ static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
         return true;
     g->got = 0;
     if (g->stage == WAIT_PROOF)
-        return admit(j, g, t);
+        return check_proof(j, g, t);
     if (g->hello.magic != WIRE_MAGIC) {
         t->foreign++;
         return false;
@@ -174,7 +174,7 @@ static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
     return join_write(g->fd, &g->challenge, sizeof g->challenge, base_deadline(JOIN_STRANGER_WAIT)) == 0;
 }
 
-static uint32_t seated(const struct join *j)
+static uint32_t joined_nodes(const struct join *j)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < j->w->size; i++)
@@ -300,7 +300,7 @@ static int coordinate(struct join *j)
         goto out;
     base_log(BASE_LOG_INFO, "waiting for %u nodes at %s", j->w->size - 1, bound);
     card_make(&j->cards[0], j);
-    while (seated(j) < j->w->size) {
+    while (joined_nodes(j) < j->w->size) {
         if ((rc = join_stopped()))
             goto out;
         int64_t left = j->deadline - base_now_ns();

@@ -2,7 +2,7 @@
  *
  * Sends messages without waiting. A message to another node that finds no room is queued, and the node's upkeep sends the queue in order.
  * The callers bound what this node sends of its own accord: requests by WEFT_REQUESTS_MAX, the bytes of a stream by its ring. Replies are
- * bounded here: a node that sends on and on, but does not read the replies, is treated as dead. A message to this node itself is handled at
+ * bounded here: a node that keeps sending, but does not read the replies, is treated as dead. A message to this node itself is handled at
  * once, on the thread that posts it, so no other thread has to be woken for it.
  */
 #include "gateway/gateway.h"
@@ -114,7 +114,8 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
         q->last = &q->first;
     *q->last = kept;
     q->last = &kept->next;
-    bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* else the upkeep looks again and again already */
+    bool first =
+        atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* otherwise the upkeep is sending queued messages already */
     base_spin_unlock(&p->lock);
     if (first)
         fab_kick(g->w);

@@ -204,7 +204,8 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
         return base_fail(rc, "node %u: cannot enter directory '%s' to run '%s' there: %s", node, b->directory, b->program,
                          base_strerror(rc));
     if (step == BASE_STEP_LIMITS)
-        return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: a limit for '%s' cannot be set: %s; it may be above the limit of the node itself", node, b->program,
+                         base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
         return base_fail(rc,
                          "node %u: cannot create a process for '%s': %s; the user of that node may have too many processes (ulimit -u), or "
@@ -267,7 +268,7 @@ static int open_pipes(struct run *r, const weft_request *q, int fds[3])
     return rc ? base_fail(rc, "node %u: cannot create a pipe to a process: %s", gateway_of(r->server)->w->rank, base_strerror(rc)) : 0;
 }
 
-/* Bounds how many rings an asker can hold that answers no GATEWAY_UNREAD. */
+/* Limits how many rings are kept for an asker that never answers GATEWAY_UNREAD. */
 static int check_unread(const struct run *r)
 {
     uint32_t count = 0;

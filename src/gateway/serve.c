@@ -235,7 +235,7 @@ void gateway_answer(struct gateway_call *c, int status, const uint64_t *words, u
 void gateway_answer_error(struct gateway_call *c, int status)
 {
     char text[512], own[32];
-    /* The asker frees no memory of this node: name the node. */
+    /* The error may be about this node's memory, but the asker sees it: so it names this node. */
     snprintf(own, sizeof own, "node %u", c->server->g->w->rank);
     if (status == -ENOMEM && strncmp(base_error(), own, strlen(own)) != 0)
         base_context(status, "%s", own);

@@ -3,7 +3,7 @@
  * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. A call of ready() may stop watching any descriptor. If
  * that descriptor is ready as well, its ready() is then not called.
  *
- * On Linux, while that thread sleeps, another thread may take its turn (gateway_watches_try()), and may start and stop watching
+ * On Linux, while that thread sleeps, another thread may work in its place (gateway_watches_try()), and may start and stop watching
  * descriptors. Then the events that epoll has reported may be outdated, so the thread asks epoll once more.
  */
 #include "gateway/gateway.h"
@@ -66,15 +66,16 @@ int gateway_accept(int listener)
 #define AT_A_TIME 64
 
 struct gateway_watches {
-    _Atomic bool taken; /* a thread is at work: the one that waits, or one that has taken its turn. That thread alone uses the rest */
-    int fd, count;      /* count: events that are not handled yet */
-    uint64_t changes;   /* how often a descriptor was watched or not any more, or for other events */
+    _Atomic bool
+        taken;        /* a thread is at work: the one that waits, or one that works in its place. Only that thread uses the other members */
+    int fd, count;    /* count: events that are not handled yet */
+    uint64_t changes; /* counts changes of what is watched: a descriptor, or its events */
     struct epoll_event events[AT_A_TIME];
 };
 
 bool gateway_watches_try(struct gateway_watches *all)
 {
-    /* acquire and release: whoever has the turn sees what was done in the last one */
+    /* acquire and release: a thread that begins to work here sees what the thread before it has done */
     return !atomic_load_explicit(&all->taken, memory_order_relaxed) && !atomic_exchange_explicit(&all->taken, true, memory_order_acquire);
 }
 
@@ -87,7 +88,7 @@ void gateway_watches_leave(struct gateway_watches *all)
 
 static void watches_take(struct gateway_watches *all)
 {
-    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread has the turn, for a few microseconds */
+    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread works in this thread's place, for a few microseconds */
         if (i < TRIES)
             base_relax();
         else
@@ -183,7 +184,7 @@ struct gateway_watches {
     nfds_t count, made;
 };
 
-/* poll() would not notice what another thread watches meanwhile. */
+/* With poll(), the thread that waits would not notice changes that another thread makes, so no thread may work in its place. */
 bool gateway_watches_try(struct gateway_watches *all)
 {
     (void)all;

@@ -18,7 +18,7 @@
 #define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
 #define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
-#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn, in case a wake-up comes just before the sleep begins */
+#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn; it bounds the delay if a wake-up comes just before the sleep begins */
 
 struct gpu_server {
     struct weft_node *w;

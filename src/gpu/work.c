@@ -6,8 +6,8 @@
  * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be done
  * in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the slot,
  * and draws the next. So a block that hangs occupies one slot and delays no other block. The ring has more slots than there are tasks
- * claimed ahead, so few numbers are skipped: a slot is still in use at its next turn only if that many other tasks were done before its
- * task.
+ * claimed ahead, so few numbers are skipped: a number is skipped only if as many later tasks as the ring has slots were done before the
+ * task in the slot.
  *
  * The ring is in the host's memory, so the node fills it with plain stores, without calls of the driver.
  */
@@ -39,7 +39,7 @@ struct work_task {
     uint64_t number;
     bool used;
     bool taken;    /* a block is known to have taken the task */
-    int64_t since; /* the time from which on a block could have done the task */
+    int64_t since; /* from this time on, a block could have done the task */
     weft_lease lease;
     weft_result result; /* written by the serving thread, until `held` is 0 and the slot is listed in `done` */
 };

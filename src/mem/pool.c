@@ -145,7 +145,7 @@ static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
     static _Atomic uint64_t next_id = 1;
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p) {
-        base_fail(-ENOMEM, "no memory for the allocator's records of the pool" BASE_MEMORY_HINT);
+        base_fail(-ENOMEM, "no memory to manage the buffers of the pool" BASE_MEMORY_HINT);
         return NULL;
     }
     memset(p, 0, sizeof *p);
@@ -167,7 +167,7 @@ static int pool_start(struct mem_pool *p)
             munmap(p->extent, p->extents * sizeof *p->extent);
         if (p->kind)
             munmap(p->kind, p->extents);
-        return base_fail(-ENOMEM, "no memory for the allocator's table of the pool's %llu extents" BASE_MEMORY_HINT,
+        return base_fail(-ENOMEM, "no memory to manage the %llu parts of 64 KiB of the pool" BASE_MEMORY_HINT,
                          (unsigned long long)p->extents);
     }
     slab_init(p);

@@ -124,7 +124,7 @@ static int judge_port(struct verbs_device *d)
                             "Recovery, then a restart), or one end is Thunderbolt 4",
                             d->port, state_text(d->port_attr.state));
     return device_judge(d, -ENETDOWN, "port %u is %s%s%s", d->port, state_text(d->port_attr.state),
-                        d->interface[0] ? ": is there a cable, and is this interface up: " : "", d->interface);
+                        d->interface[0] ? "; check the cable, and that the interface is up: " : "", d->interface);
 }
 
 bool verbs_port_up(struct verbs_device *d)

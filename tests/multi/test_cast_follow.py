@@ -199,7 +199,7 @@ class Follow(Cast):
         until("the rest has arrived", lambda: all(self.arrived(node) == len(self.content) for node in (1, 3)))
         os.rename(self.path + ".part", self.path)
         got, said = self.end(p, 1)
-        self.assertRegex(said, r":2 is gone; the others go on without it")
+        self.assertRegex(said, r":2 is gone; the other hosts still get the files")
         self.assertEqual([h["complete"] for h in got["hosts"]], [True, False, True])
         # What had arrived is used; what was on its way when the receiver died is perhaps sent again.
         self.assertIn(got["sent_bytes"], (2 * STEP, 3 * STEP))

@@ -554,7 +554,7 @@ class Exec(Standing):
             os.chmod(self.path(), 0o755)
             os.chmod(self.path("control"), 0o666)
             p = subprocess.run(word, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=self.path())
-            self.assertIn("this control socket is for user 0 only", p.stdout)
+            self.assertIn("this cluster belongs to user 0", p.stdout)
             self.assertFalse(os.path.exists(self.path("touched")))
             self.assertIn("mode 0700", self.weft("status", code=1).stderr)
         finally:
