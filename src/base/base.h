@@ -72,6 +72,33 @@ void base_error_clear(void);
 /* strerror, thread-safe, for a negative or positive errno. */
 const char *base_strerror(int code);
 
+/* --- numbers of errors (errno.c) ---
+ * A status (0 or a negative errno) that goes to another node or to a kernel has Linux's numbers: base_status_out() and base_status_in()
+ * change this system's numbers into these and back. Other values than negative ones are not changed; a number that the other side does not
+ * have becomes EIO. */
+struct base_errno {
+    int linux_number, own;
+};
+extern const struct base_errno base_errnos[];
+extern const size_t base_errno_count;
+int base_status_change(const struct base_errno *all, size_t count, int status, bool out);
+static inline int base_status_out(int status)
+{
+#if defined(__linux__)
+    return status;
+#else
+    return base_status_change(base_errnos, base_errno_count, status, true);
+#endif
+}
+static inline int base_status_in(int status)
+{
+#if defined(__linux__)
+    return status;
+#else
+    return base_status_change(base_errnos, base_errno_count, status, false);
+#endif
+}
+
 /* --- logging (log.c): to stderr, one write a line, level from WEFT_LOG=error|warn|info|debug (default warn) --- */
 enum base_log_level { BASE_LOG_ERROR, BASE_LOG_WARN, BASE_LOG_INFO, BASE_LOG_DEBUG };
 extern _Atomic int base_log_threshold;

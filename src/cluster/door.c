@@ -65,7 +65,7 @@ struct door {
 
 static void door_refuse(struct door *d, struct visitor *v, int error, const char *text)
 {
-    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
+    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = -base_status_out(-error)};
     snprintf(a.text, sizeof a.text, "%s", text);
     join_answer_mac(a.mac, &d->g->j, &v->hello, &a, NULL);
     (void)join_write(v->fd, &a, sizeof a, base_deadline(ANSWER_WAIT));

@@ -46,8 +46,9 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
         return base_fail(
             -EACCES, "the node that answered has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)");
     if (a->kind == WIRE_REFUSED) {
-        int error = a->error == ENOSPC || a->error == EBUSY || a->error == ETIMEDOUT ? a->error : EINVAL;
-        return base_fail(-error, "the cluster refuses this node: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
+        int error = a->error > 0 ? base_status_in(-a->error) : 0;
+        error = error == -ENOSPC || error == -EBUSY || error == -ETIMEDOUT ? error : -EINVAL;
+        return base_fail(error, "the cluster refuses this node: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
     }
     if (a->number == 0 || a->number >= WEFT_MAX_NUMBERS || a->founders == 0 || a->founders > a->number || a->founders > WEFT_MAX_NODES)
         return base_fail(-EPROTO, "the node that answered sent an invalid number for this node; run the same version of weft on all hosts");

@@ -83,7 +83,7 @@ static int answer_send(const struct join *j, const struct guest *g, struct wire_
 
 static void join_refuse(const struct join *j, const struct guest *g, int error, const char *text)
 {
-    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
+    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = -base_status_out(-error)};
     snprintf(a.text, sizeof a.text, "%s", text);
     (void)answer_send(j, g, &a, base_deadline(ANSWER_GRACE)); /* if this fails, the refused node sees that its connection closes */
 }
@@ -438,7 +438,7 @@ static int attend(struct join *j)
     }
     if (!table) {
         answer.text[sizeof answer.text - 1] = '\0';
-        rc = base_fail(answer.error == ETIMEDOUT ? -ETIMEDOUT : -EINVAL, "node 0 refuses this node: %s", answer.text);
+        rc = base_fail(answer.error == -base_status_out(-ETIMEDOUT) ? -ETIMEDOUT : -EINVAL, "node 0 refuses this node: %s", answer.text);
         goto out;
     }
     memcpy(j->session, answer.session, sizeof j->session);

@@ -6,7 +6,8 @@
  * Each file here calls only those before it:
  *
  *   table.c     gives objects numbers by which other nodes name them; no number is used twice
- *   watch.c     waits for descriptors: epoll, or poll
+ *   ready_epoll.c, ready_kqueue.c   which descriptors are ready, as the system tells it (ready.h)
+ *   watch.c     waits for descriptors
  *   turn.c      lets the progress thread serve in place of a thread that sleeps
  *   work.c      runs blocking work on a few threads
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
@@ -189,7 +190,7 @@ enum gateway_message_type {
 struct gateway_message {
     uint8_t type;
     uint8_t zero[3];
-    int32_t status;
+    int32_t status; /* gateway_post() changes it into Linux's numbers, and the handler of messages into this system's */
     uint64_t to;
     uint64_t word[GATEWAY_WORDS];
 };

@@ -13,7 +13,7 @@ void gateway_record_write(const struct gateway_record *x, int status)
 {
     weft_request *there = x->there;
     memcpy(there->result, x->r.result, sizeof there->result);
-    there->status = status;
+    there->status = base_status_out(status);
     /* release: an asker that sees the new `answered` also sees the rest of the answer */
     __atomic_store_n(&there->answered, x->r.id, __ATOMIC_RELEASE);
     if (x->call)

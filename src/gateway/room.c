@@ -19,6 +19,7 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     if (header_len != sizeof m || from >= w->size)
         return;
     memcpy(&m, header, sizeof m);
+    m.status = base_status_in(m.status);
     gateway_turns_begin(&turns);
     switch (m.type) {
     case GATEWAY_OFFERS: atomic_store_explicit(&g->offers[from], m.word[0], memory_order_release); break;

@@ -362,10 +362,10 @@ void job_answered(struct arenas *c, uint32_t from, const void *header, size_t he
         return;
     }
     bool reads = !p->word && p->job->kind == JOB_GET && p->at == p->bytes;
-    bool wrong = a.status > 0 || a.status < -4095 || a.status == -EINPROGRESS || len != (reads && !a.status ? p->length : 0);
-    p->status = wrong ? -EPROTO : (int)a.status;
+    int status = a.status > 0 || a.status < -4095 ? -EINPROGRESS : base_status_in((int)a.status);
+    p->status = status == -EINPROGRESS || len != (reads && !status ? p->length : 0) ? -EPROTO : status;
     p->value = a.value;
-    if (!wrong && len)
+    if (!p->status && len)
         memcpy(p->bytes, payload, len);
     go_to(p, PIECE_CAME);
     arena_ring(c);

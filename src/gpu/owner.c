@@ -32,7 +32,7 @@ struct arena_request {
 
 static void refuse(struct weft_node *w, uint32_t to, uint64_t id, int status)
 {
-    struct arena_answer a = {.id = id, .status = status};
+    struct arena_answer a = {.id = id, .status = base_status_out(status)};
     (void)fab_send(w, to, ARENA_HANDLER_ANSWER, &a, sizeof a, NULL, 0, NULL);
 }
 
@@ -200,7 +200,7 @@ static bool request_end(struct arenas *c, struct arena_request *r)
     if (r->m.kind == ASK_PUSH) /* so that the answer does not overtake the data */
         c->w->links[r->from].transport->fence(c->w, &c->w->links[r->from]);
     bool bytes = r->m.kind == ASK_READ && r->status == 0;
-    struct arena_answer a = {.id = r->m.id, .status = r->status, .value = r->value};
+    struct arena_answer a = {.id = r->m.id, .status = base_status_out(r->status), .value = r->value};
     int rc = fab_send(c->w, r->from, ARENA_HANDLER_ANSWER, &a, sizeof a, bytes ? r->bytes : NULL, bytes ? r->len : 0, NULL);
     /* after any other error the answer is sent again later: the requester waits for it as long as this node lives */
     return rc == 0 || rc == -ECONNRESET;
