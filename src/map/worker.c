@@ -14,9 +14,9 @@
 /* A piece whose nodes have died this many times more often than it may be retried is assumed to be the cause of the deaths, and fails. */
 #define DEATHS_MAX 3u
 
-/* How many times a piece is passed on to a node on which it has not failed yet. One node alone does this for about ten seconds: the others
+/* How many times a piece is passed on to a node on which it has not failed yet. One node alone does this for about two seconds: the others
  * may be busy for a while, but a stopped one does not hold the job up for ever. */
-#define GIVE_AWAY_MAX 160u
+#define GIVE_AWAY_MAX 36u
 
 /* A node that gets only pieces that have failed on it waits before it claims again, each time twice as long, at most WEFT_MS << MISSES_MAX. */
 #define MISSES_MAX 6u
