@@ -18,6 +18,7 @@
 #define KNOWN_WAIT (30 * WEFT_SECOND)
 #define KNOWN_LOOK (5 * WEFT_MS)
 #define LOOK_BYTES ((uint64_t)MAP_CHUNK_BYTES)
+#define STEP_BYTES (UINT64_C(16) << 20) /* bytes of a read, after which the claim is renewed if that is due */
 
 uint64_t map_identity(uint64_t device, uint64_t inode)
 {
@@ -138,7 +139,6 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
 {
     struct map_job *job = slot->job;
     const struct map_input *input = &job->inputs[piece->input];
-    const uint64_t step = (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
     int64_t next = base_now_ns() + job->renew_ns;
     weft_file *f;
     weft_file_info info;
@@ -152,6 +152,7 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
         rc = base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", input->name);
     weft_gaddr to = WEFT_NULL;
     bool whole = !rc && map_bring_room(slot, piece, &to);
+    const uint64_t step = whole ? STEP_BYTES : (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
     for (uint64_t done = 0, n; !rc && done < piece->length; done += n) {
         weft_gaddr at = whole ? to + done : to;
         n = piece->length - done < step ? piece->length - done : step;

@@ -55,6 +55,7 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
         tb_endpoint_left(&l->r.endpoint, q->slot);
     } else if (!l->r.closed) {
         l->moves--;
+        l->moving -= q->bytes;
         l->moved += error == 0;
         tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
     }

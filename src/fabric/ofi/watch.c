@@ -108,6 +108,7 @@ static void watch_take_back(struct ofi *o)
                 tb_endpoint_left(&l->r.endpoint, q->slot);
             } else if (!l->r.closed) {
                 l->moves--;
+                l->moving -= q->bytes;
                 tb_endpoint_moved(&l->r.endpoint, q->cookie, -EAGAIN);
             }
             base_spin_unlock(&l->r.lock);
