@@ -3,7 +3,7 @@
  * Waits for descriptors in one thread (ready.h). A call of ready() may stop watching any descriptor. If that descriptor is ready as well,
  * its ready() is then not called.
  *
- * While that thread sleeps, another thread may take its turn (gateway_watches_try()), and may start and stop watching descriptors. Then the
+ * While that thread sleeps, another thread may work in its place (gateway_watches_try()), and may start and stop watching descriptors. Then the
  * events that were reported may be outdated, so the thread asks once more.
  */
 #include "gateway/gateway.h"
