@@ -87,7 +87,7 @@ const char *rdma_reason(int why)
     case -ENODEV: return "its node uses no RDMA device";
     case -ENOSPC: return "its RDMA device has too few regions for it";
     case -EACCES: return "its RDMA device refuses to access it";
-    case -EOPNOTSUPP: return "its GPU gives no dmabuf, or its RDMA device takes none";
+    case -EOPNOTSUPP: return "its GPU gives no dmabuf, or its device takes none";
     default: return base_strerror(why);
     }
 }

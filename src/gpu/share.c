@@ -414,7 +414,7 @@ static const char *share_far(const struct arenas *c, uint32_t node, char *why, s
     }
     bool direct = t && t->get_into && (spaces > staged || !staged);
     if (direct && first)
-        snprintf(why, room, "the RDMA device of its node accesses the GPU's memory, but not that of space %u: %s", first, rdma_reason(rc));
+        snprintf(why, room, "by its node's RDMA device, except space %u: %s", first, rdma_reason(rc));
     else if (direct)
         snprintf(why, room, "the RDMA device of its node accesses the GPU's memory");
     else if (t && t->get_into)

@@ -358,7 +358,7 @@ static void node_second(weft_node *w, void *arg)
 static void test_second(void **state)
 {
     (void)state;
-    struct plan p = {.way = "rdma", .why = "the RDMA device of its node accesses the GPU's memory, but not that of space 2: "};
+    struct plan p = {.way = "rdma", .why = "by its node's RDMA device, except space 2: "};
     int failed = nodes_failed_with(2, node_second, &p, NULL);
     softverbs("fault clear");
     assert_int_equal(failed, 0);
@@ -367,7 +367,7 @@ static void test_second(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    moves((struct plan){.way = "staged", .why = "gives no dmabuf, or its RDMA device takes none"}, NULL);
+    moves((struct plan){.way = "staged", .why = "gives no dmabuf, or its device takes none"}, NULL);
 }
 
 static void test_few(void **state)

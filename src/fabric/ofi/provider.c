@@ -132,7 +132,7 @@ static int interface_address(const char *name, char *out, size_t room)
                     "WEFT_OFI_INTERFACE: '%s' is neither an interface with an address nor an address of this host; `ip address` lists them",
                     name)
         : getnameinfo(best->ifa_addr, len, out, (socklen_t)room, NULL, 0, NI_NUMERICHOST)
-            ? base_fail(-EINVAL, "the address of interface %s cannot be printed", name)
+            ? base_fail(-EINVAL, "the address of interface %s cannot be read; name another interface in WEFT_OFI_INTERFACE", name)
             : 0;
     freeifaddrs(all);
     return rc;
