@@ -146,7 +146,7 @@ void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch)
             all->ready[i] = NULL;
 }
 
-void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
+int gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
 {
     uint64_t before = all->changes;
     if (timeout_ns > 0)
@@ -163,4 +163,5 @@ void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
             watch->ready(watch);
     }
     all->count = 0;
+    return n > 0 ? n : 0;
 }
