@@ -41,10 +41,12 @@ static inline uint64_t base_round_up(uint64_t n, uint64_t to)
  * code. Callers return the code unchanged. base_context() adds words in front of the stored text. */
 int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
-/* The remedy, at the end of an error text: there is no memory; no thread or process can be started; no descriptor can be made. */
+/* The remedy, at the end of an error text: there is no memory; no thread or process can be started; no descriptor can be made; weft is in a
+ * state that should be impossible. */
 #define BASE_MEMORY_HINT "; end other programs, or raise the limit on memory (ulimit -v)"
 #define BASE_THREAD_HINT "; this user may have too many processes and threads (ulimit -u)"
 #define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
+#define BASE_BUG_HINT    "; this is a bug of weft: please report it"
 #if defined(__clang_analyzer__)
 /* An analyzer sees only one file at a time: tell it that these functions return the given code, which is negative. */
 #define BASE_FAILURE(f, code, ...)   \

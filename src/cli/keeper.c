@@ -90,7 +90,8 @@ int keeper_start(struct keeper *k, const char *remove_dir)
         return rc;
     void *shared = mmap(NULL, sizeof *k->starting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
-        rc = base_fail(-errno, "no shared memory for the keeper, which ends the nodes if this launcher is killed");
+        rc = base_fail(-errno, "cannot share memory with the process that ends the nodes if this launcher is killed: %s" BASE_MEMORY_HINT,
+                       base_strerror(errno));
         close(fds[0]);
         close(fds[1]);
         return rc;
@@ -106,7 +107,7 @@ int keeper_start(struct keeper *k, const char *remove_dir)
     if (k->pid < 0) {
         close(fds[1]);
         keeper_forget(k);
-        return base_fail((int)k->pid, "cannot start the keeper, which ends the nodes if this launcher is killed: %s",
+        return base_fail((int)k->pid, "cannot start the process that ends the nodes if this launcher is killed: %s" BASE_THREAD_HINT,
                          base_strerror((int)k->pid));
     }
     k->fd = fds[1];

@@ -316,7 +316,7 @@ static void client_associate(struct client *c)
     char at[FORWARD_ADDRESS];
     c->association = proxy_udp_associate(c->p->udp, c->watch.fd, s->talk.port, at);
     if (!c->association) {
-        talk_failed(&s->talk, -ENOBUFS, "the proxy cannot serve datagrams for one more client", &s->reply);
+        talk_failed(&s->talk, -ENOBUFS, "the proxy already serves datagrams for as many clients as it can: try again later", &s->reply);
         client_refuse(c);
         return;
     }

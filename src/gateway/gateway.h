@@ -91,14 +91,14 @@ void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *wat
                           unsigned events);                                     /* 0: stop waiting for events, but keep the descriptor */
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
 int gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);      /* returns how many descriptors were ready */
-/* Takes the turn of the thread that waits, which goes on sleeping, or is held up until leave(). False: that thread is awake, or another one
- * has its turn. */
+/* Lets this thread work in place of the thread that waits. That thread goes on sleeping, or waits until gateway_watches_leave(). False: it
+ * is awake, or another thread works in its place. */
 bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* The work of a thread that waits for `watches`, after a message has come for it. If that thread sleeps, the progress thread, which handled
- * the message, does a little of the work itself. So the other thread need not be woken. */
+/* Work for a thread that waits for `watches`, which a message has brought. If that thread sleeps, the progress thread, which handled the
+ * message, does a little of the work in its place, so that the thread need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;                          /* the thread that handles a message will call run() */
@@ -107,13 +107,15 @@ struct gateway_turn {
     void (*wake)(struct gateway_turn *t); /* wakes the thread; with or without gateway.lock */
     void *arg;
 };
-/* There is something to do: calls run() soon, on this thread, or wake() now. With gateway.lock held. */
+/* The thread has something to do. Arranges that this thread calls run() after the message that it handles, or calls wake() now. With
+ * gateway.lock held. */
 void gateway_turn(struct gateway_turn *t);
-/* This thread looks by itself for what the turn's owner waits for: it need not be woken by what this thread handles. NULL: not any more. */
+/* The calling thread checks by itself for what `t` waits for. So what this thread handles does not need to wake it. NULL: no more. */
 void gateway_turn_self(const struct gateway_turn *t);
-/* After this, run() is not called because of earlier gateway_turn(). Waits while it runs; not from a handler. */
+/* When this returns, run() is not running, and earlier calls of gateway_turn() will not lead to it any more. Waits; must not be called from
+ * a handler. */
 void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
-/* Around the handling of a message; both without the lock. */
+/* Call gateway_turns_begin() before a message is handled and gateway_turns_end() after it; both without the lock. */
 struct gateway_turns {
     struct gateway_turn *first;
     bool collects;

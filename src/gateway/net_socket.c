@@ -153,13 +153,13 @@ int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_so
         return rc;
     struct net_socket *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory to open a socket for node %u", node);
+        return base_fail(-ENOMEM, "no memory to open a socket for node %u" BASE_MEMORY_HINT, node);
     *s = (struct net_socket){.all = all, .node = node, .flags = flags, .watch = {.fd = -1, .arg = s}, .deadline = INT64_MAX};
     s->accepts_last = &s->accepts;
     s->id = gateway_table_add(&all->table, s);
     if (!s->id) {
         free(s);
-        return base_fail(-ENOMEM, "no memory to open a socket for node %u", node);
+        return base_fail(-ENOMEM, "no memory to open a socket for node %u" BASE_MEMORY_HINT, node);
     }
     all->asker[node].sockets++;
     *out = s;

@@ -2,7 +2,7 @@
  *
  * Sends messages without waiting. A message to another node that finds no room is queued, and the node's upkeep sends the queue in order.
  * The callers bound what this node sends of its own accord: requests by WEFT_REQUESTS_MAX, the bytes of a stream by its ring. Replies are
- * bounded here: a node that sends on and on, but does not read the replies, is treated as dead. A message to this node itself is handled at
+ * bounded here: a node that keeps sending, but does not read the replies, is treated as dead. A message to this node itself is handled at
  * once, on the thread that posts it, so no other thread has to be woken for it.
  *
  * The bytes of a stream may come in many small pieces, with a DATA message for each. A queued DATA message takes up the pieces that follow
@@ -43,7 +43,7 @@ int gateway_posts_open(struct gateway *g)
 {
     struct gateway_posts *p = calloc(1, sizeof *p + g->w->room * sizeof p->queue[0]);
     if (!p)
-        return base_fail(-ENOMEM, "no memory for messages to %u nodes", g->w->size);
+        return base_fail(-ENOMEM, "no memory for messages to %u nodes" BASE_MEMORY_HINT, g->w->size);
     g->posts = p;
     return 0;
 }
@@ -201,7 +201,7 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     if (floods) {
         base_spin_unlock(&p->lock);
         post_free(kept);
-        fab_give_up(g->w, node, "it sends messages to services on and on, but does not read the replies");
+        fab_give_up(g->w, node, "it keeps asking services, but does not read the answers");
         return -ECONNRESET;
     }
     q->replies += reply_bytes(m, len);
@@ -211,7 +211,8 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     q->last = &kept->next;
     if (m->type == GATEWAY_DATA)
         data_enter(p, kept);
-    bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* else the upkeep looks again and again already */
+    bool first =
+        atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* otherwise the upkeep is sending queued messages already */
     base_spin_unlock(&p->lock);
     if (first)
         fab_kick(g->w);

@@ -3,7 +3,7 @@
  * Waits for descriptors in one thread (ready.h). A call of ready() may stop watching any descriptor. If that descriptor is ready as well,
  * its ready() is then not called.
  *
- * While that thread sleeps, another thread may take its turn (gateway_watches_try()), and may start and stop watching descriptors. Then the
+ * While that thread sleeps, another thread may work in its place (gateway_watches_try()), and may start and stop watching descriptors. Then the
  * events that were reported may be outdated, so the thread asks once more.
  */
 #include "gateway/gateway.h"
@@ -62,7 +62,7 @@ int gateway_accept(int listener)
 }
 
 struct gateway_watches {
-    _Atomic bool taken; /* a thread is at work: the one that waits, or one that has taken its turn. That thread alone uses the rest */
+    _Atomic bool taken; /* a thread is at work: the one that waits, or one that works in its place. That thread alone uses the rest */
     const struct ready_way *way;
     int fd, count;    /* count: descriptors in `ready` that are not handled yet */
     uint64_t changes; /* how often a descriptor was watched or not any more, or for other events */
@@ -71,7 +71,7 @@ struct gateway_watches {
 
 bool gateway_watches_try(struct gateway_watches *all)
 {
-    /* acquire and release: whoever has the turn sees what was done in the last one */
+    /* acquire and release: a thread that begins to work here sees what the thread before it has done */
     return !atomic_load_explicit(&all->taken, memory_order_relaxed) && !atomic_exchange_explicit(&all->taken, true, memory_order_acquire);
 }
 
@@ -84,7 +84,7 @@ void gateway_watches_leave(struct gateway_watches *all)
 
 static void watches_take(struct gateway_watches *all)
 {
-    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread has the turn, for a few microseconds */
+    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread works in this thread's place, for a few microseconds */
         if (i < TRIES)
             base_relax();
         else

@@ -84,7 +84,7 @@ void home_free(struct map_owner *o)
 
 static int home_wrong(const struct record *r)
 {
-    return base_fail(-EPROTO, "node %u reports an impossible outcome of a piece: use the same weft on all hosts", r->worker);
+    return base_fail(-EPROTO, "node %u reports an impossible outcome of a piece; run the same version of weft on all hosts", r->worker);
 }
 
 int home_expect(struct map_owner *o, struct record *r)

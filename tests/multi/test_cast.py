@@ -315,7 +315,7 @@ class Slow(Cast):
 class Refused(Cast):
     def test_wrong_words(self):
         for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
-                            (["--to", "1", "a", "2:b"], "give the hosts once"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
+                            (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
                             (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "only the launcher")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
         one = self.file("one", b"1")
@@ -502,7 +502,7 @@ class Killed(Cast):
         for rank in (1, 2, 3):
             code, said = self.run_and_kill(rank, 0.1, "--bwlimit", "12M", least=3_000_000)
             self.assertEqual(code, 1, said)
-            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the others go on without it")
+            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the other hosts still get the files")
             self.assertIn("2 of 3 hosts have all", said)
             self.nothing_wrong()
             for node in {1, 2, 3} - {rank}:

@@ -278,7 +278,7 @@ class Tty(Base):
         t.read(rb"there is no program 'no-such-program'.*\r\n")
         self.ended(t, 127)
         for more in (["--detach"], ["--tag"], ["--json"], ["--stdin", "/dev/null"]):
-            self.assertIn("excludes", self.exec("--tty", *more, "--", "true", code=2).stderr)
+            self.assertIn("cannot be used with", self.exec("--tty", *more, "--", "true", code=2).stderr)
 
 
 class Lost(Base):

@@ -432,6 +432,17 @@ class Map(unittest.TestCase):
         self.check(Map.bytes, "--nodes", "1", Map.text, "--", "sh", "-c", f"mkdir {once} 2>/dev/null && exit 1; cat")
         os.rmdir(once)
 
+    def test_a_node_where_everything_fails(self):
+        """All pieces fail at once on node 0, whose many slots could hold them all, and node 1 is slow: each piece fails once at most."""
+        lock, seen = self.path("lock", b""), self.path("seen", b"")
+        err = self.check(Map.bytes, "--json", "--nodes", "2", "--slots", "16", "--block", str(len(Map.bytes) // 40), "--retries", "1", Map.text, "--",
+                         "sh", "-c", f"echo {{node}} >>{seen}; [ {{node}} = 1 ] && flock {lock} sleep 0.04 && cat")
+        stats, ran = json.loads(err), read(seen).split()
+        self.assertEqual((stats["failed"], ran.count(b"0"), ran.count(b"1")), (0, stats["retried"], stats["pieces"]))
+        self.assertGreater(stats["retried"], 0)
+        os.unlink(lock)
+        os.unlink(seen)
+
     def test_signals_and_time(self):
         some = self.path("some", b"a\nb\n")
         code, out, err = run("--retries", "0", some, "--", "sh", "-c", "kill -SEGV $$")

@@ -364,7 +364,7 @@ static void greedy_sockets(weft_node *w, void *arg)
     static weft_socket *s[MOST];
     struct greed *g = arg;
     const char *own = getenv("WEFT_NET_SOCKETS");
-    uint32_t port, n = 0, most = own ? (uint32_t)atoi(own) : 168; /* 256 open files, of which 32 are the gateway's: three quarters */
+    uint32_t port, n = 0, most = own ? (uint32_t)atoi(own) : 168; /* three quarters of 256 open files, less 32 for the gateway itself */
     char text[64];
     int rc = 0;
     if (weft_rank(w) == 1) {

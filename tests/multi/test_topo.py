@@ -60,7 +60,7 @@ class Topo(unittest.TestCase):
     def test_nothing_reaches(self):
         """The error has the reasons of all transports that were tried."""
         err = topo("-n", "2", code=1, WEFT_TRANSPORT="rdma", WEFT_VERBS_LIBRARY="/nonexistent", WEFT_JOIN_TIMEOUT="20s")
-        self.assertIn("no transport of this host reaches it", err)
+        self.assertIn("this host cannot reach node", err)
         self.assertEqual({line.count("cannot be loaded") for line in err.splitlines()} - {0}, {1}, err)
 
     def test_forms(self):

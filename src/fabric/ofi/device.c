@@ -27,7 +27,7 @@ static int device_failed(const struct ofi *o, int rc, const char *what)
 {
     const char *provider = o->info->fabric_attr->prov_name;
     rc = rc < 0 ? -rc : rc;
-    return base_fail(-rc, "%s of libfabric: %s fails: %s%s", provider, what, o->lib->strerror(rc), device_remedy(provider, rc));
+    return base_fail(-rc, "provider %s of libfabric: %s failed: %s%s", provider, what, o->lib->strerror(rc), device_remedy(provider, rc));
 }
 
 /* --- memory regions --- */

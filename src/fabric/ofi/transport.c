@@ -210,6 +210,7 @@ static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
     for (uint32_t i = 0; i < e.count; i++)
         tb_endpoint_moved(&l->r.endpoint, e.cookies[i], -ECONNRESET);
     l->moves = 0;
+    l->moving = 0;
     if (end)
         tb_endpoint_end(&l->r.endpoint, -ECONNRESET);
     atomic_store_explicit(&l->r.due, INT64_MAX, memory_order_relaxed);
