@@ -282,9 +282,7 @@ static int probe_end_complete(struct probe_end *e, int64_t timeout_ns)
             base_sleep_ns(50000);
     }
     if (n < 0)
-        return base_fail(-EIO,
-                         "%s: the completion queue cannot be read (ibv_poll_cq); try another version of the device's driver or firmware",
-                         e->d->name);
+        return base_fail(-EIO, "%s: ibv_poll_cq() failed; try another version of the driver or firmware", e->d->name);
     if (wc.status != IBV_WC_SUCCESS)
         return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc.status), (int)wc.status);
     return 0;

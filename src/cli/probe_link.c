@@ -105,9 +105,7 @@ static int completions(struct probe_end *e, uint32_t slots[POLL])
     struct ibv_wc wc[POLL];
     int n = ibv_poll_cq(e->cq, POLL, wc);
     if (n < 0)
-        return base_fail(-EIO,
-                         "%s: the completion queue cannot be read (ibv_poll_cq); try another version of the device's driver or firmware",
-                         e->d->name);
+        return base_fail(-EIO, "%s: ibv_poll_cq() failed; try another version of the driver or firmware", e->d->name);
     for (int i = 0; i < n; i++) {
         if (wc[i].status != IBV_WC_SUCCESS)
             return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc[i].status), (int)wc[i].status);

@@ -138,7 +138,8 @@ int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_p
     for (unsigned i = 0; i < 2; i++)
         if (r->arg[5 + i] && !gateway_ring_fits(r->arg[5 + i]))
             return base_fail(-EINVAL,
-                             "a buffer of %llu bytes for the output of a process is not possible: give a power of two from 4 KiB to 16 MiB",
+                             "a buffer (stdout_ring, stderr_ring) of %llu bytes for the output of a process is not possible: give a power "
+                             "of two from 4 KiB to 16 MiB",
                              (unsigned long long)r->arg[5 + i]);
     struct weft_process *p = calloc(1, sizeof *p);
     if (!p)

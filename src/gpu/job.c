@@ -541,15 +541,11 @@ static int job_wait(struct arenas *c, uint32_t node)
     if (has_room(&r))
         return fab_refuse_node(c->w, node);
     if (fab_in_handler())
-        return base_fail(-ENOBUFS,
-                         "node %u: %u operations on GPUs' memory are under way, the most possible; start fewer of them in a handler", node,
-                         ARENA_JOBS);
+        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory, the most possible, are under way; start fewer in a handler",
+                         node, ARENA_JOBS);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc,
-                         "node %u: %u operations on GPUs' memory, the most possible, were still under way at the deadline, so no other "
-                         "could start (is the node's process stopped?)",
-                         node, ARENA_JOBS);
+        return base_fail(rc, "node %u: %u operations on GPUs' memory missed the deadline (is the node stopped?)", node, ARENA_JOBS);
     return rc ? rc : fab_refuse_node(c->w, node);
 }
 

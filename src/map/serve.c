@@ -247,7 +247,7 @@ int map_serve(void)
     job->apart = true;
     job->rank = rank ? (uint32_t)strtoul(rank, NULL, 10) : 0;
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
-    int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "WEFT_RANK is not set: only the launcher may use --as-node");
+    int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "--as-node is for weft's own use: leave it out (WEFT_RANK is not set)");
     if (rc) {
         /* If the owner has ended, its own message says why; if it was killed, the launcher reports that. */
         if (!job->w || weft_alive(job->w, 0))

@@ -316,7 +316,7 @@ class Refused(Cast):
     def test_wrong_words(self):
         for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
                             (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
-                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "only the launcher")):
+                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
         one = self.file("one", b"1")
         self.assertIn("no host or node 'elsewhere'", self.cast(one, "elsewhere:/x", code=1).stderr)
@@ -575,7 +575,7 @@ class Killed(Cast):
         finally:
             ended.set()
             thread.join()
-        self.assertIn("src/big: has changed while it was read: not sent", p.stderr)
+        self.assertIn("src/big: was changed while it was read: not sent", p.stderr)
         self.assertFalse(os.path.exists(self.at(1, "src", "big")))
         self.cast(self.src, "all:" + self.dest)
         for node in (1, 2, 3):

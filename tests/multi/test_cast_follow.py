@@ -127,7 +127,7 @@ class Follow(Cast):
         p = self.begin("--follow=" + LONG, self.path)
         self.all_arrived()
         os.truncate(self.path + ".part", 100)
-        self.assertIn("model: was cut off while it was followed: not sent", self.end(p, 1)[1])
+        self.assertIn("model: became shorter while it was followed: not sent", self.end(p, 1)[1])
         self.no_name()
         self.grow()
         with open(self.path + ".part", "rb") as f:
@@ -137,7 +137,7 @@ class Follow(Cast):
         with open(self.path + ".part", "r+b") as f:
             f.write(b"other")
         os.rename(self.path + ".part", self.path)
-        self.assertIn("model: was written elsewhere than at its end while it was followed: not sent", self.end(p, 1)[1])
+        self.assertIn("model: was changed before its end while it was followed", self.end(p, 1)[1])
         self.no_name()
         with open(self.path, "rb") as f:
             self.content = f.read()

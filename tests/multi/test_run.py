@@ -255,7 +255,7 @@ class ExitCodes(Base):
             f.write("#!/no/such/interpreter\n")
         code, _, err = run("-n", "2", path)
         self.assertEqual(code, 127)
-        self.assertIn("its interpreter '/no/such/interpreter' (its first line) does not exist", err)
+        self.assertIn("its interpreter '/no/such/interpreter', which its first line names, does not exist", err)
 
     def test_too_few_open_files(self):
         """The launcher fails for lack of a resource: its exit status and message do not blame the program."""

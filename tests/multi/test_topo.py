@@ -261,7 +261,7 @@ class Topo(unittest.TestCase):
                            (["-n", "2", "--json", "--svg"], "exclude each other"),
                            (["-n", "2", "--matrix", "--json"], "exclude each other"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
                            (["-n", "2", "now"], "unexpected argument 'now'"), (["--softverbs", "star:3"], "expected switch:N"),
-                           (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "only the launcher")):
+                           (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "is for weft's own use")):
             self.assertIn(says, topo(*args, code=2))
 
 
