@@ -206,7 +206,7 @@ static void explains_what_cannot_be_made(void **state)
     if (ground_is_thunderbolt()) {
         o.type = IBV_QPT_RC;
         assert_int_equal(verbs_qp_create(&q[0], d, &o), -EOPNOTSUPP);
-        assert_string_equal(base_error(), "rdma_en2 has no RC queue pairs");
+        assert_string_equal(base_error(), "device rdma_en2 has no RC queue pairs; use another device (WEFT_DEVICE)");
         o.type = IBV_QPT_UC;
         for (unsigned i = 0; i < d->traits.qps; i++)
             assert_int_equal(verbs_qp_create(&q[i], d, &o), 0);
