@@ -4,7 +4,7 @@
  *
  * A launcher starts a program once for each node (`weft run -n 4 -- program`). The program joins the cluster with weft_open() and leaves
  * it with weft_close(). A program that is started directly is a cluster of one node. mpirun, prterun and `srun --mpi=pmix` can start it,
- * too: then rank and size come from them, by PMIx, unless a setting has one of them.
+ * too: then the program takes rank and size from the launcher, by PMIx, unless a setting gives one of the two.
  *
  * A cluster can grow. If all first nodes set `grow`, other nodes may join later, with `join`. Each of these gets a new number: one more
  * than the highest number so far. No number is used twice, so an address of a node that is gone never leads to the memory of another node.

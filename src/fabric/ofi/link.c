@@ -55,8 +55,8 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-/* Also sets the timer, so that the frame is tried again: when the provider has finished connecting to the peer, it reports no
- * completion. */
+/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. But a provider that was only busy connecting
+ * to the peer reports none afterwards, so the timer is set, too. */
 static bool link_no_room(struct ofi_link *l)
 {
     int64_t at = base_recent_ns() + OFI_RETRY;

@@ -188,7 +188,7 @@ void tb_devices_again(struct tb *tb)
             tb->segment = segment; /* the segment size that the links have agreed on */
         }
         if (err) {
-            base_log(BASE_LOG_WARN, "a port has come up that cannot be used: %s", base_error());
+            base_log(BASE_LOG_WARN, "a Thunderbolt port has come up, but weft cannot use it: %s", base_error());
             device_give(dev);
             d->traits.uc = false; /* this device failed: it is not tried again */
             continue;
