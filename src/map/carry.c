@@ -207,7 +207,7 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
         if (rc != -ETIMEDOUT)
             return rc;
         if (!there)
-            return base_fail(-ECONNRESET, "node %u is gone, which reads the input for this node", node);
+            return base_fail(-ECONNRESET, "node %u, which reads the input for this node, is gone", node);
     }
 }
 

@@ -60,7 +60,10 @@ static int greet(struct verbs_guard *g, const char *command)
                          command, hello.magic < 4096 ? base_strerror((int)hello.magic) : "this is another program");
     rc = base_receive_fds(g->fd, &hello.call_bytes, sizeof hello - sizeof hello.magic, NULL, 0, base_deadline(GUARD_PATIENCE));
     if (rc)
-        rc = base_fail(-EPROTO, "the guard's greeting did not arrive completely: WEFT_GUARD is '%s': %s", command, base_strerror(rc));
+        rc = base_fail(
+            -EPROTO,
+            "the guard's greeting did not arrive completely: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft",
+            command, base_strerror(rc));
     else if (fds[0] < 0 || fds[1] < 0 || hello.call_bytes != sizeof(struct guard_call) ||
              hello.answer_bytes != sizeof(struct guard_answer) || hello.completion_bytes != sizeof(struct guard_completion))
         rc = base_fail(-EPROTO,

@@ -136,8 +136,9 @@ int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int
     if (fd < 0)
         return base_fail(-EBADF, "%s: cannot register a dmabuf: its file descriptor is not valid", d->name);
     if (offset % PAGE != (uintptr_t)base % PAGE)
-        return base_fail(-EINVAL, "%s: the dmabuf's offset %llu and the address %p for it must be at the same place in their pages",
-                         d->name, (unsigned long long)offset, base);
+        return base_fail(
+            -EINVAL, "%s: cannot register a dmabuf: its offset %llu and the address %p must have the same remainder modulo the page size",
+            d->name, (unsigned long long)offset, base);
     return register_all(out, d, &(struct source){.fd = fd, .offset = offset}, base, bytes, budget);
 }
 

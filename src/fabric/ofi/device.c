@@ -18,8 +18,8 @@ static const char *device_remedy(const char *provider, int error)
     if (error == EINVAL && strcmp(provider, VERBS_RXM) == 0)
         return " (a device with few entries in a completion queue needs FI_UNIVERSE_SIZE, the number of nodes)";
     if (error == EADDRINUSE || error == EADDRNOTAVAIL)
-        return " (no port is free; libfabric's settings FI_NET_PORT_LOW_RANGE and FI_NET_PORT_HIGH_RANGE, or FI_TCP_... for tcp, bound the "
-               "ports)";
+        return " (no port is free; libfabric's settings FI_NET_PORT_LOW_RANGE and FI_NET_PORT_HIGH_RANGE, or FI_TCP_... for tcp, set the "
+               "range of ports)";
     return "";
 }
 
