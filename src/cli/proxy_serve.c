@@ -63,6 +63,7 @@ struct proxy {
     bool paused;
     struct client *clients;
     uint32_t count, talking;
+    uint64_t round, accepted_in; /* rounds of the loop, and the one in which a client was accepted last */
     uint64_t pool_bytes;
     struct proxy_udp *udp;
 };
@@ -391,6 +392,16 @@ static void on_client(struct gateway_watch *watch)
 
 /* --- the proxy --- */
 
+/* Linux gives a connection the options of its listener, so there they are set once. */
+static void set_options(int fd)
+{
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* finds out if the client's host no longer answers */
+#if defined(SO_NOSIGPIPE)
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
+#endif
+}
+
 static bool client_new(struct proxy *p, int fd)
 {
     struct client *c = calloc(1, sizeof *c);
@@ -405,10 +416,8 @@ static bool client_new(struct proxy *p, int fd)
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
     *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* finds out if the client's host no longer answers */
-#if defined(SO_NOSIGPIPE)
-    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
+#if !defined(__linux__)
+    set_options(fd);
 #endif
     if (gateway_watch(p->loop.watches, &c->watch, fd, GATEWAY_READABLE)) {
         free(c);
@@ -429,7 +438,11 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    for (unsigned i = 0; i < ACCEPTS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
+    /* If a client came in the last round as well, several may be waiting. Otherwise a second accept() would only report that there is none.
+     */
+    const unsigned most = p->accepted_in + 1 == p->round ? ACCEPTS : 1;
+    p->accepted_in = p->round;
+    for (unsigned i = 0; i < most && p->count < FORWARD_CONNECTIONS_MAX; i++) {
         int fd = gateway_accept(watch->fd);
         if (fd >= 0 && client_new(p, fd))
             continue;
@@ -480,6 +493,8 @@ static int proxy_open(struct proxy *p)
     if (!rc)
         rc = forward_loop_watch(&p->loop, &p->listener, p->f->listener, on_listener, p);
     if (!rc)
+        set_options(p->f->listener);
+    if (!rc)
         rc = proxy_udp_open(&p->udp, p->f, &p->loop, p->f->datagrams);
     return rc;
 }
@@ -489,6 +504,7 @@ static void proxy_loop(struct proxy *p)
     int64_t look = base_deadline(LOOK_NS);
     bool idle = true;
     while (!p->loop.over) {
+        p->round++;
         int64_t now = base_now_ns();
         if (now >= look) {
             if (p->talking)

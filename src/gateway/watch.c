@@ -3,8 +3,8 @@
  * Waits for descriptors in one thread (ready.h). A call of ready() may stop watching any descriptor. If that descriptor is ready as well,
  * its ready() is then not called.
  *
- * While that thread sleeps, another thread may work in its place (gateway_watches_try()), and may start and stop watching descriptors. Then the
- * events that were reported may be outdated, so the thread asks once more.
+ * While that thread sleeps, another thread may work in its place (gateway_watches_try()), and may start and stop watching descriptors. Then
+ * the events that were reported may be outdated, so the thread asks once more.
  */
 #include "gateway/gateway.h"
 
@@ -19,13 +19,22 @@
 #include "gateway/ready.h"
 
 #define SPARE_FILES 64u
+#define ASK_NS      (100 * WEFT_MS)
 
 uint64_t gateway_connections_max(void)
 {
+    static _Atomic int64_t asked; /* when the system was asked; it is asked for each connection otherwise, several times */
+    static _Atomic uint64_t most;
     struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files))
-        return UINT64_MAX;
-    return files.rlim_cur - (files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES);
+    int64_t now = base_now_ns(), before = atomic_load_explicit(&asked, memory_order_acquire);
+    if (before && now - before < ASK_NS)
+        return atomic_load_explicit(&most, memory_order_relaxed);
+    uint64_t n = UINT64_MAX;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0)
+        n = files.rlim_cur - (files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES);
+    atomic_store_explicit(&most, n, memory_order_relaxed);
+    atomic_store_explicit(&asked, now, memory_order_release);
+    return n;
 }
 
 /* Takes the result of socket() or accept(). */
