@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A program that puts bytes into the memory of the next node and checks what the previous node has put,. The argument is the number of
+ * A program that puts bytes into the memory of the next node and checks what the previous node has put. The argument is the number of
  * rounds; without it, the program runs until it is ended. The bytes depend on the round and on the environment variable MARK_OF_PROGRAM, so
  * that two programs put different bytes. Node 0 prints its process ID and a line when
  * the first round was right, so that a test can kill it then, and another line at the end. Exit status 0: all bytes were right; 3:
