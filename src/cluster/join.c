@@ -305,11 +305,13 @@ static int coordinate(struct join *j)
             goto out;
         int64_t left = j->deadline - base_now_ns();
         if (left <= 0) {
-            char missing[96], why[272], text[WIRE_TEXT];
+            char missing[96], why[264], text[WIRE_TEXT];
             name_missing(j, missing, sizeof missing);
             tell_turned_away(&away, why, sizeof why);
-            snprintf(text, sizeof text, "%s of %u did not join at %.96s within %.4g s%s%s", missing, j->w->size, bound,
-                     (double)j->settings->join_timeout_ns / 1e9, why, why[0] ? "" : "; to wait longer, raise WEFT_JOIN_TIMEOUT");
+            if (!why[0])
+                snprintf(why, sizeof why, "; to wait longer, raise WEFT_JOIN_TIMEOUT");
+            snprintf(text, sizeof text, "%s of %u did not join at %.96s within %.4g s%s", missing, j->w->size, bound,
+                     (double)j->settings->join_timeout_ns / 1e9, why);
             rc = turn_away(j, g, guests, ETIMEDOUT, text);
             goto out;
         }

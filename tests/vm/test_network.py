@@ -46,7 +46,8 @@ class Network(test_ssh.Ssh):
         return out, err
 
     def begin(self, times, end, **env):
-        return self.start("-t", "--", self.peer, str(times), end, **env)
+        # On a busy host an emulated machine is so slow, with a tunnel above all, that nothing may get through for many seconds.
+        return self.start("-t", "--", self.peer, str(times), end, **{"WEFT_RECONNECT": f"{patience(30):.0f}s", **env})
 
     def test_slow(self):
         """50 ms, 1 % of the packets lost, 10 Mb/s. Each node says once that nothing is encrypted."""
