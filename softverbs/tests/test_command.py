@@ -174,7 +174,7 @@ class Fabrics(Base):
         self.assertRegex(dot, r"^(strict )?graph ")
         self.bad(2, "together", "topo", "--json", "--dot", "mesh", "2")
         self.bad(2, "together", "topo", "--fabric", "copy", "mesh", "2")
-        self.bad(2, "without a topology", "topo", "--profile", "tb5")
+        self.bad(2, "needs a topology", "topo", "--profile", "tb5")
 
     def test_matrix(self):
         """MLX's hostfile, of a plan and of a live fabric, also after a cable was moved."""

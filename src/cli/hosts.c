@@ -290,7 +290,8 @@ static int choose_coord(struct launch *l, struct hosts *r, const char *address)
     char bound[sizeof r->coord], any[sizeof r->coord];
     const char *colon = strrchr(address, ':');
     if (!colon)
-        return cli_error(l->sub, "the standing cluster does not tell where its node 0 listens: set WEFT_COORD for `weft up --here`");
+        return cli_error(l->sub, "no address is known where node 0 of the program can listen: start this host's node by `weft up --here` "
+                                 "with WEFT_GROW set to HOST:PORT");
     snprintf(any, sizeof any, "%.*s:0", (int)(colon - address), address);
     int fd = cluster_listen(any, bound, sizeof bound);
     if (fd < 0)

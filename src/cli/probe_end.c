@@ -146,8 +146,8 @@ static int probe_end_make(struct probe_end *e)
     if ((rc = verbs_qp_create(&e->q, e->d, &o)))
         return rc;
     if (!e->lane && (e->q.send_depth < depth || e->q.recv_depth < depth))
-        return base_fail(-ENOSPC, "%s: a buffer needs a depth of %u, but only %u is granted: use a smaller --size", e->d->name, depth,
-                         e->q.send_depth < e->q.recv_depth ? e->q.send_depth : e->q.recv_depth);
+        return base_fail(-ENOSPC, "%s: a buffer needs a queue pair of depth %u, and the device grants %u: use a smaller --size", e->d->name,
+                         depth, e->q.send_depth < e->q.recv_depth ? e->q.send_depth : e->q.recv_depth);
     return 0;
 }
 

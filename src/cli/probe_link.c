@@ -314,7 +314,7 @@ static int link_fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_
     uint64_t sent;
     for (unsigned round = 0; left > 0; round++) {
         if (round == FILL_ROUNDS || left > (int64_t)RECEIVES)
-            return harm(l, base_fail(-EIO, "receives never complete"), "no more messages arrive", size, depth);
+            return harm(l, base_fail(-EIO, "%s: its messages do not arrive", l->end.d->name), "no more messages arrive", size, depth);
         int rc = round ? port_up(&l->end) : 0;
         if (!rc)
             rc = send_all(l, size, depth, (uint64_t)left, left, &ignored, &sent);

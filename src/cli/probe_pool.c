@@ -115,7 +115,7 @@ static int start_out(struct probe_end *e, unsigned round, struct result *r)
         int rc = rounds[round].opcode == IBV_WR_SEND ? probe_end_hear(e, &said) : 0; /* wait until the other end has posted its receive */
         said = LOST;
         for (unsigned turn = 0; rc == 0 && said == LOST; turn++) {
-            rc = turn > RESENDS ? base_fail(-EIO, "buffer %u was lost %u times", i, turn)
+            rc = turn > RESENDS ? base_fail(-EIO, "buffer %u has not arrived, although it was sent %u times; check the cable", i, turn)
                                 : probe_end_do(e, rounds[round].opcode, i, e->count - 1 - i);
             if (rc == 0)
                 rc = probe_end_trade(e, 0, &said);

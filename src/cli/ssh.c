@@ -197,7 +197,7 @@ static int read_job(struct job *job)
     if (!job->text)
         return base_fail(-ENOMEM, "no memory for the launch message" BASE_MEMORY_HINT);
     if ((rc = ssh_read_all(job->text, o.bytes)))
-        return base_fail(rc, "standard input ended before all that weft sends to start a node had arrived: has `weft run` ended?");
+        return base_fail(rc, "standard input ended in the middle of the message that starts this node: has `weft run` ended?");
     uint64_t strings = 0;
     for (uint32_t i = 0; i < o.bytes; i++)
         strings += job->text[i] == '\0';

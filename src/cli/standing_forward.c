@@ -88,7 +88,7 @@ static int end_by_address(struct jobs *jobs, bool publishes, const char *text)
     pthread_mutex_unlock(&jobs->lock);
     const char *what = publishes ? "published port" : "proxy";
     return rc == -EBUSY ? base_fail(rc, "the %s %s was not started with --keep: to end it, end its command", what, text)
-           : rc         ? base_fail(rc, "there is no %s at %s on this host: `weft status` lists those that there are", what, text)
+           : rc         ? base_fail(rc, "there is no %s at %s on this host: `weft status` lists the %ss", what, text, what)
                         : 0;
 }
 
@@ -172,7 +172,7 @@ static int take_listener(struct forward *f)
         return base_fail(-EPROTO, "`weft proxy` has sent a descriptor that is not a listening socket" OTHER_VERSION);
     len = sizeof type;
     if (f->datagrams >= 0 && (getsockopt(f->datagrams, SOL_SOCKET, SO_TYPE, &type, &len) || type != SOCK_DGRAM))
-        return base_fail(-EPROTO, "`weft proxy` has sent, for datagrams, a descriptor that is not a UDP socket" OTHER_VERSION);
+        return base_fail(-EPROTO, "`weft proxy` has sent a descriptor for datagrams that is not a UDP socket" OTHER_VERSION);
     fcntl(f->listener, F_SETFL, O_NONBLOCK);
     len = sizeof a;
     if (getsockname(f->listener, (struct sockaddr *)&a, &len) == 0 && net_address_take(&address, (struct sockaddr *)&a, len))

@@ -65,7 +65,8 @@ static int up_add_rule(const char *word, const char *what)
     const char *before = getenv("WEFT_NET_RULES");
     int n = snprintf(rules, sizeof rules, "%s%s%s=%s", before ? before : "", before && before[0] ? "," : "", word, what);
     if (n >= (int)sizeof rules || strchr(what, ','))
-        return cli_usage("up", "--%s '%.64s': expected one rule, and all rules must have less than %zu bytes", word, what, sizeof rules);
+        return cli_usage("up", "--%s '%.64s': expected one rule, and all rules together must have less than %zu bytes", word, what,
+                         sizeof rules);
     setenv("WEFT_NET_RULES", rules, 1);
     return 0;
 }

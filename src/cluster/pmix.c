@@ -395,7 +395,7 @@ static int step_exchange(struct launcher *p, int64_t deadline)
         if (status == PMIX_ERR_TIMEOUT)
             return say_who_is_missing(p);
         if (status != PMIX_SUCCESS)
-            return base_context(launcher_failed(p, status, "reading what this node has published"), "node %u", i);
+            return base_context(launcher_failed(p, status, "reading what it has published"), "node %u", i);
         bool right = v->type == PMIX_BYTE_OBJECT && v->data.bo.size == p->len && v->data.bo.bytes;
         if (right)
             memcpy((char *)p->all + i * p->len, v->data.bo.bytes, p->len);

@@ -109,7 +109,9 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (mine.can && theirs.can) {
             if (fast) /* one of the two nodes has RDMA devices: warn, because the pair is slower than the user may expect */
                 base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
-                         here || !why[0] ? "`weft doctor` on the other's host says why it has none that it can use" : why);
+                         here     ? "`weft doctor` on that node's host says why that node uses none"
+                         : why[0] ? why
+                                  : "`weft doctor` says why this node uses none");
             return t->connect(w, l, side_fd, deadline);
         }
         if (t->rdma && mine.can != theirs.can && !fast) {

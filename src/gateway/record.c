@@ -90,8 +90,7 @@ int weft_request_start(weft_node *w, weft_gaddr at, weft_op *op)
     struct gateway *g = gateway_in(w);
     weft_request *there = weft_gaddr_node(at) == w->rank && weft_gaddr_space(at) == 0 ? weft_ptr(w, at, sizeof *there) : NULL;
     if (!there || at % 8 || weft_gaddr_offset(at) < w->heap_offset)
-        return base_fail(-EFAULT,
-                         "the record of a request must be in this node's pool, at a multiple of 8 bytes, which address %#llx is not",
+        return base_fail(-EFAULT, "the record of a request is at address %#llx: it must be in this node's pool, at a multiple of 8 bytes",
                          (unsigned long long)at);
     struct gateway_record *x = calloc(1, sizeof *x);
     if (!x)

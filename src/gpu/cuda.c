@@ -345,7 +345,7 @@ static int cuda_memory_dmabuf(void *device, const struct gpu_memory *m)
     if (why[0])
         return base_fail(-EOPNOTSUPP, "%s", why);
     int code = WITHIN(d, cuda->cuMemGetHandleForAddressRange(&fd, (cuda_ptr)(uintptr_t)m->base, m->bytes, CUDA_RANGE_DMABUF, 0));
-    return code ? base_fail(-EOPNOTSUPP, "cannot get a dmabuf, which RDMA devices need, of %llu bytes of the GPU's memory: %s (CUDA %d)",
+    return code ? base_fail(-EOPNOTSUPP, "cannot get a dmabuf of %llu bytes of the GPU's memory for RDMA devices: %s (CUDA %d)",
                             (unsigned long long)m->bytes, gpu_cuda_error_name(code), code)
                 : fd;
 }

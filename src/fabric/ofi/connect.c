@@ -194,6 +194,6 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
                         "version of weft on all hosts",
                         link->node, (unsigned)(unsigned char)answer);
     if (!err)
-        base_log(BASE_LOG_DEBUG, "node %u is at %s of %s", link->node, l->name, mine.provider);
+        base_log(BASE_LOG_DEBUG, "node %u has the address %s (provider %s)", link->node, l->name, mine.provider);
     return err;
 }

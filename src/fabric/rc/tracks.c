@@ -311,7 +311,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
     base_spin_unlock(&l->lock);
     if (err)
-        base_fail(err, "requests of the former queue pair have not been posted again yet");
+        base_fail(err, "not all requests of the previous queue pair have been posted to another one yet");
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
         err = base_fail(-EBUSY, "one of the two rails is in use by another track");
     if (!err)

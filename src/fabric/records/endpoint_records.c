@@ -137,7 +137,7 @@ static int record_answer(struct tb_endpoint *e, const struct tb_words *m)
 {
     struct tb_ask *ask = record_asked(e, m->token, false);
     if (!ask)
-        return record_nonsense(e, "an answer to nothing");
+        return record_nonsense(e, "an answer that nobody asked for");
     struct tb_ask was = *ask;
     tb_endpoint_free_ask(e, ask);
     if (was.old)
@@ -183,7 +183,7 @@ static int record_message(struct tb_endpoint *e, const uint8_t *at, uint32_t byt
         return record_nonsense(e, "an invalid message");
     e->messages_received++;
     if (!e->env.message(e->env.ctx, r.detail, at + TB_MESSAGE_HEAD, lengths[0], at + TB_MESSAGE_HEAD + tb_padded(lengths[0]), lengths[1]))
-        return record_nonsense(e, "a message for which there is no memory");
+        return record_nonsense(e, "a message, and this node has no memory for it");
     return 0;
 }
 

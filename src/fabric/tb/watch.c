@@ -219,7 +219,7 @@ static void watch_answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, i
                 watch_fail(c, now);
             return;
         }
-        base_log(BASE_LOG_INFO, "the cable to node %u is not on %s: %s", c->node, d->d->name, base_error());
+        base_log(BASE_LOG_INFO, "the cable to node %u cannot use %s: %s", c->node, d->d->name, base_error());
         tb_cable_down(c);
     }
     tb_watch_abandon(tb, c);
