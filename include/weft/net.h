@@ -178,7 +178,7 @@ WEFT_API int weft_net_received(weft_socket *s, const void **at, size_t *bytes);
 WEFT_API int weft_net_taken(weft_socket *s, size_t bytes);
 
 /* Send in place: weft_net_room() stores in `*at` where the program can write bytes to send, and in `*bytes` how many fit there.
- * weft_net_put() sends the first `bytes` bytes that are written there.
+ * weft_net_put() sends what the program has written there; `bytes` is its length.
  * Errors: -EAGAIN no room now; -EINVAL the socket is a listener, or more bytes are sent than there is room for; -ENOTCONN opening the
  * socket has failed with -EAGAIN; -EPIPE, -ECONNRESET and others, as weft_net_send(); -ENOMEM no memory. Only weft_net_put() sets
  * weft_error(). */

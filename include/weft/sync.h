@@ -61,8 +61,8 @@ WEFT_API int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *
  * handler. */
 WEFT_API int weft_unlock(weft_node *w, weft_gaddr word);
 
-/* Counters are 8-byte aligned words in the pool of any node. weft_counter_add() adds `add`, and stores the value before in `*old` (may be
- * NULL). weft_counter_read() reads the value. Both wait up to the default deadline.
+/* Counters are 8-byte aligned words in the pool of any node. weft_counter_add() adds `add`, and stores the counter's old value in `*old`
+ * (may be NULL). weft_counter_read() reads the value. Both wait up to the default deadline.
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ECONNRESET the counter's node is gone; -ENETDOWN no
  * route to the counter's node (tb); -ECONNABORTED the link broke, and the device may have added or not (rc); -ETIMEDOUT the counter's node
  * did not answer before the deadline; -EDEADLK called from a handler; -ENOMEM no memory for the request. */

@@ -16,10 +16,11 @@
 #include "cli/launch.h"
 #include "weft/types.h"
 
-#define ROUNDS      100 /* the most attempts to remove the directory */
-#define QUIET       20  /* successful attempts in a row: a process that is being killed may still create files in between */
-#define ROUND_NS    (10 * WEFT_MS)
-#define GONE_WITHIN 500 /* the most rounds to wait until a launcher whose pipe is closed has ended; then its children are killed, too */
+#define ROUNDS   100 /* the most attempts to remove the directory */
+#define QUIET    20  /* successful attempts in a row: a process that is being killed may still create files in between */
+#define ROUND_NS (10 * WEFT_MS)
+/* How many rounds to wait at most until a launcher has ended after its pipe was closed. */
+#define GONE_WITHIN 500
 
 bool keeper_remove_dir(const char *dir)
 {

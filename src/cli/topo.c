@@ -20,7 +20,7 @@ static const char help[] =
     "  devices               the devices of the sending node\n"
     "  round trip            the time to write 8 bytes to the other node, and to get 8 bytes back\n"
     "  bandwidth             how fast large data is written to the other node\n"
-    "  retransmits, repairs  tb: how often something was lost on the cable\n"
+    "  retransmits, repairs  tb, ofi: how often something that was lost was sent again, or repaired\n"
     "\n"
     "  -n, --nodes N          how many nodes, 2 to 256; required without a hostfile or --softverbs\n"
     "      --hostfile FILE    start the nodes on the hosts in this file\n"

@@ -128,6 +128,7 @@ struct gateway_linger {     /* of a thread that waits for watches, and for whoev
     const void *who;        /* the connection that was moved last, for comparison only */
     bool up, expects;       /* up: in which direction */
     uint32_t misses, skips; /* misses: how often nothing came, lately; skips: how often not to linger */
+    uint32_t processors;    /* that this process may use; 0: not known yet */
     int64_t pause_until;
 };
 /* A piece of a connection was moved. */

@@ -5,7 +5,8 @@
  * has just moved such a piece looks for the next one itself for a moment, for messages and for descriptors, before it sleeps.
  *
  * This costs a processor. So a thread lingers only while it finds something nearly each time, only if all that it moves is one connection
- * with small pieces whose direction changes, and not for some time after another thread has needed the processor.
+ * with small pieces whose direction changes, only if there are two processors for each node of this host (the nodes wait for each other,
+ * for a client and for a server), and not for some time after another thread has needed the processor.
  */
 #include "gateway/gateway.h"
 
@@ -15,7 +16,7 @@
 #define LINGER_FOR  3              /* how many spin times it lingers */
 #define LOOKS       32u            /* how often it looks for messages before it looks for descriptors */
 #define YIELD_NS    (10 * WEFT_US) /* a yield that takes longer has given the processor to another thread */
-#define PAUSE_NS    (50 * WEFT_MS) /* how long it does not linger after that */
+#define PAUSE_NS    (10 * WEFT_MS) /* how long it does not linger after that */
 #define MISSES_MOST 10u
 
 void gateway_linger_moved(struct gateway_linger *l, const void *who, bool up, uint64_t bytes)
@@ -30,7 +31,8 @@ static bool linger_allowed(struct gateway_linger *l, const struct weft_node *w, 
 {
     bool expects = l->expects;
     l->expects = false;
-    if (!expects || !w->options.spin_ns || w->oversubscribed || now < l->pause_until)
+    l->processors = l->processors ? l->processors : base_cpus();
+    if (!expects || !w->options.spin_ns || 2 * w->size_here > l->processors || now < l->pause_until)
         return false;
     if (!l->skips)
         return true;

@@ -19,11 +19,10 @@ struct ready_way {
     int (*wait)(int at, void *ready[], int most, int64_t timeout_ns);
 };
 
+extern const struct ready_way ready_epoll, ready_kqueue; /* each where its system is */
 #if defined(__linux__)
-extern const struct ready_way ready_epoll;
 #define READY_WAY (&ready_epoll)
 #else
-extern const struct ready_way ready_kqueue;
 #define READY_WAY (&ready_kqueue)
 #endif
 

@@ -2,7 +2,7 @@
  *
  * Which descriptors are ready, by kqueue.
  */
-#if !defined(__linux__) || defined(READY_KQUEUE)
+#if !defined(__linux__) || defined(READY_KQUEUE) /* tests/unit/test_kqueue.c */
 #include "gateway/ready.h"
 
 #include <errno.h>

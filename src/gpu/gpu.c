@@ -503,10 +503,8 @@ int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler: call it in another thread");
     if (!text || !kernel || !blocks || !threads || (bytes && !arg))
-        return base_fail(
-            -EINVAL,
-            "weft_gpu_run_text(): text and kernel must not be NULL, blocks and threads must not be 0, and arg must point to %zu bytes",
-            bytes);
+        return base_fail(-EINVAL, "weft_gpu_run_text(): text and kernel must not be NULL, blocks and threads must not be 0, and arg must "
+                                  "not be NULL unless bytes is 0");
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already; open it again with weft_gpu_open()");
     int rc =

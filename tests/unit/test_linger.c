@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * When a thread lingers before it sleeps (gateway/linger.c): only after a small piece of the same connection in the other direction, and
- * more and more rarely if nothing comes. It finds what comes by a message and what comes by a descriptor.
+ * more and more rarely if nothing comes; not if there are fewer than two processors for each node. It finds what comes by a message and
+ * what comes by a descriptor.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -59,7 +60,7 @@ static int close_all(void **state)
 static void test_when(void **state)
 {
     (void)state;
-    struct gateway_linger l = {0};
+    struct gateway_linger l = {.processors = 2};
     int one, other;
     comes_at = 1;
     assert_false(linger(&l, &one, true, 10)); /* nothing was moved before */
@@ -75,7 +76,7 @@ static void test_when(void **state)
 static void test_what(void **state)
 {
     (void)state;
-    struct gateway_linger l = {.who = &l};
+    struct gateway_linger l = {.who = &l, .processors = 2};
     struct gateway_watch watch = {.fd = -1, .ready = on_ready};
     int fd[2];
     assert_int_equal(pipe(fd), 0);
@@ -111,7 +112,7 @@ static bool come_by_turn(void *arg)
 static void test_turns(void **state)
 {
     (void)state;
-    struct gateway_linger l = {.who = &l};
+    struct gateway_linger l = {.who = &l, .processors = 2};
     struct gateway_turn other = {.wake = wakes};
     turn.wake = wakes;
     gateway_linger_moved(&l, &l, true, 1);
@@ -125,7 +126,7 @@ static void test_turns(void **state)
 static void test_misses(void **state)
 {
     (void)state;
-    struct gateway_linger l = {.who = &l, .up = true};
+    struct gateway_linger l = {.who = &l, .up = true, .processors = 2};
     bool up = false;
     comes_at = 0;
     w->options.spin_ns = WEFT_US;
@@ -138,8 +139,11 @@ static void test_misses(void **state)
             assert_int_equal(looks, 0);
         }
     }
+    l = (struct gateway_linger){.who = &l, .up = true, .processors = 1};
+    assert_false(linger(&l, &l, false, 1));
+    assert_int_equal(looks, 0);
     w->options.spin_ns = 0; /* WEFT_SPIN=0: never */
-    l = (struct gateway_linger){.who = &l, .up = true};
+    l = (struct gateway_linger){.who = &l, .up = true, .processors = 2};
     assert_false(linger(&l, &l, false, 1));
     assert_int_equal(looks, 0);
 }
