@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * weft map: its options and its help; src/map/ does the work. For nodes on other hosts the launcher starts this command on each of them
- * with
- * --as-node as first argument. For node 0 all other arguments follow; the other nodes get none.
+ * with --as-node as first argument. For node 0 all other arguments follow; the other nodes get none.
  */
 #include <fcntl.h>
 #include <limits.h>

@@ -127,8 +127,8 @@ static void ask_depths(struct queue_report *r, struct ibv_cq *cq)
 
 /* --- posting beyond the depth --- */
 
-/* Units of the depth that a request takes. If the device counts frames, a request has several, to see whether it counts frames or requests.
- */
+/* Units of the depth that one request of the test takes. If the device says that it counts frames, each request has several frames: how
+   many requests the device accepts then shows whether it counts frames or requests. */
 static uint32_t probe_queue_units(const struct verbs_device *d)
 {
     return d->traits.depth_unit_bytes ? FRAMES : 1;

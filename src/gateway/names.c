@@ -49,7 +49,10 @@ static int name_look(weft_node *w, uint32_t node, const char *name, bool wait, w
     r.flags = wait ? WEFT_NAME_WAIT : 0;
     rc = name_ask(w, &r, timeout_ns, &result, NULL, NULL);
     if (rc == -ENOENT)
-        return base_fail(rc, "no node has published the name '%s' at node %u", name, node);
+        return base_fail(rc,
+                         "no node has published the name '%s' at node %u, or no longer: check the name, or wait until it is published "
+                         "(weft_name_wait())",
+                         name, node);
     if (rc == -ETIMEDOUT && wait)
         return base_fail(rc, "no node has published the name '%s' at node %u before the deadline; try again, or allow more time", name,
                          node);

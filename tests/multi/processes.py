@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Helpers of the commands' tests: a clean environment, which processes are alive, and waiting for a condition."""
+"""Helpers for tests of commands: a clean environment, which processes are alive, and waiting for a condition."""
 import os
 import signal
 import time

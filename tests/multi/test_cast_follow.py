@@ -72,7 +72,8 @@ class Follow(Cast):
             self.assertFalse(os.path.exists(self.at(node, "model")), node)
 
     def test_renamed(self):
-        """A slow writer, and then the file gets its name: each part arrives before the next one is written; nothing has the name before."""
+        """A slow writer writes the file, which then gets its name: each part arrives before the next one is written, and no file has the
+        name before that."""
         self.grow()
         p = self.begin("--follow=" + LONG, self.path)
         for _ in range(5):
@@ -107,7 +108,8 @@ class Follow(Cast):
         self.right()
 
     def test_writer_killed(self):
-        """A writer that was killed: no name, and a sentence; after it has gone on, the same command sends the rest."""
+        """The writer is killed: the file gets no name, and the command prints why. When another writer has continued, the same command
+        sends the rest."""
         self.grow()
         got, said = self.end(self.begin("--follow=1", self.path), 1)
         self.assertIn("model.part has not grown for 1 s and has not got its name: not sent; give the same command again", said)
@@ -122,7 +124,7 @@ class Follow(Cast):
         self.right()
 
     def test_truncated_and_overwritten(self):
-        """What is not written at the end only cannot be followed."""
+        """A file that is changed elsewhere than at its end cannot be followed."""
         self.grow()
         p = self.begin("--follow=" + LONG, self.path)
         self.all_arrived()
@@ -153,7 +155,7 @@ class Follow(Cast):
         self.no_name()
 
     def test_renamed_elsewhere(self):
-        """Only the bare name means that all is there."""
+        """The file is complete only if it gets the name without the suffix."""
         self.grow()
         p = self.begin("--follow=" + LONG, self.path)
         self.all_arrived()
@@ -173,11 +175,11 @@ class Follow(Cast):
         self.right()
 
     def test_old_file(self):
-        """A file with the bare name is there already: the one that was given is followed."""
+        """A file with the name without the suffix exists already: the file that was given is followed nevertheless."""
         self.grow_beside(b"old", ".part")
 
     def test_empty_file(self):
-        """An empty file keeps the name for the one that grows."""
+        """An empty file with the final name exists beside the file that grows, as some browsers make it."""
         self.grow_beside(b"", "")
 
     def test_interrupted_and_receiver_killed(self):

@@ -109,7 +109,7 @@ class Files(unittest.TestCase):
         self.assertIsNone(self.file(1, "pinned"))
 
     def test_memory(self):
-        """What holds how much of the pools."""
+        """How much of each node's pool is used for what."""
         self.make("seen", b"x" * (3 * MIB))
         self.weft("cat", "0:seen")
         def use():
@@ -144,7 +144,7 @@ class Files(unittest.TestCase):
         self.assertEqual(self.file(1, "shared")["disk_reads"], 7)
 
     def test_reader_goes(self):
-        """A command that is killed, and one whose reader has ended."""
+        """A command is killed; another one writes to a pipe whose reader has ended."""
         self.make("long", random.Random(5).randbytes(12 * MIB))
         for end in ("kill", "close"):
             with subprocess.Popen([WEFT, "cat", "1:long"], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:

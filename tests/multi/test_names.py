@@ -116,7 +116,8 @@ class Names(unittest.TestCase):
         self.meet(f"meet:{PORT}")
 
     def test_port_taken(self):
-        """Also where only one of the name's addresses is taken: nodes would reach the other program there."""
+        """Another program has the port, perhaps only at one of the name's addresses: node 0 must fail, because nodes would reach the other
+        program there."""
         self.names(SIX, FOUR)
         for coord, addresses in ((FOUR, [FOUR]), ("meet", [FOUR]), ("meet", [SIX])):
             with Taken(0, *addresses):

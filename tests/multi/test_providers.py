@@ -66,12 +66,12 @@ class Providers(unittest.TestCase):
         self.check([BOTH, BOTH, RXM], pairs, "kill")
 
     def test_order(self):
-        """The list of the node with the lower number has the say."""
+        """The order in the list of the node with the lower number decides."""
         self.check([f"{RXM},{NET}", BOTH], [{1: RXM}, {0: RXM}])
         self.check([BOTH, f"{RXM},{NET}"], [{1: NET}, {0: NET}])
 
     def test_absent(self):
-        """A provider that the host does not have is no choice; nor is one that cannot be opened."""
+        """A provider that the host does not have, or that cannot be opened, is not chosen."""
         self.check([f"psm9,{RXM}", BOTH], [{1: RXM}, {0: RXM}])
         with subprocess.Popen(["nsenter", f"--net={HOSTS[0]}", "--", sys.executable, "-c",
                                f"import socket, sys; s = socket.create_server(('{COORD}', 7655)); print(flush=True); sys.stdin.read()"],

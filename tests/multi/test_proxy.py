@@ -47,7 +47,7 @@ def can_unshare():
 
 
 def exactly(s, count):
-    """As many bytes from a socket; fewer if it ends before."""
+    """Reads this many bytes from a socket; fewer if its stream ends before."""
     got = bytearray()
     while len(got) < count and (data := s.recv(min(count - len(got), 1 << 20))):
         got += data
@@ -188,7 +188,7 @@ class Proxy(unittest.TestCase):
             return f.read()
 
     def proxy(self, *args):
-        """A proxy that stays, and its address."""
+        """Starts a proxy that stays. Returns its process and its address."""
         p = subprocess.Popen([WEFT, "proxy", "--listen", "127.0.0.1:0", *args], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True)
         def end():
@@ -206,7 +206,7 @@ class Proxy(unittest.TestCase):
         return next(n["pid"] for n in json.loads(p.stdout)["nodes"] if n["place"] == node)
 
     def talk(self, address, *pieces):
-        """What the proxy answers to these bytes, until it closes the connection or waits."""
+        """Sends these bytes to the proxy. Returns what it answers until it closes the connection, or waits for more."""
         with socket.create_connection(address, timeout=LIMIT) as s:
             for piece in pieces:
                 s.sendall(piece)
@@ -387,7 +387,8 @@ class Talk(Proxy):
         self.resets(lambda: self.socks(at, self.listener.getsockname()[1]))
 
     def test_one_request(self):
-        """Plain HTTP: a server gets the client's one request, not what comes behind it: that may be for another server, with a password."""
+        """Plain HTTP: a server gets only the first request of the client. What follows on the connection may be for another server, and
+        contain a password."""
         _, at = self.proxy()
         second = b"GET http://other.invalid/ HTTP/1.1\r\nProxy-Authorization: Basic c2VjcmV0\r\nCookie: secret\r\n\r\n"
         for head, body, right in ((b"GET", b"", b""), (b"POST", b"Content-Length: 5\r\n\r\nhello", b"hello"),
@@ -493,7 +494,7 @@ class Talk(Proxy):
         until("the denied one is logged", lambda: f"port {denied.getsockname()[1]} (127.0.0.2:" in self.log())
         denied.setblocking(False)
         self.assertRaises(BlockingIOError, denied.recv, 10)
-        # Who has no association is not served; with one of its own, yes, and each gets its own answers.
+        # A client without an association is not served; with one it is, and each client gets its own answers.
         other = self.udp()
         other.sendto(four + b"other", to)
         client.sendto(four + b"again", to)
@@ -541,7 +542,7 @@ class Talk(Proxy):
 
 class Publish(Proxy):
     def publish(self, *args):
-        """A published port that stays, and where it listens."""
+        """Publishes a port that stays. Returns the process, and where the port listens."""
         p = subprocess.Popen([WEFT, "publish", *args], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              text=True)
         def end():
@@ -571,7 +572,7 @@ class Publish(Proxy):
         return True
 
     def test_ways(self):
-        """To this node and to the other one, at the other one and at this one; several at once, and what the status says of them."""
+        """Ports at either node that lead to either node; several at once, and what `weft status` shows about them."""
         echo = self.echo.port
         ways = [(("--to", f":{echo}", "127.0.0.1:0"), 1, 0), (("--to", f"1:{echo}", "0"), 0, 1), (("--via", "1", "--to", f"1:{echo}", "0"), 1, 1),
                 (("--via", "0", "--to", f"0:{echo}", "[::1]:0"), 0, 0)]
@@ -684,7 +685,7 @@ class Publish(Proxy):
 class Many(Proxy):
     @unittest.skipUnless("WEFT_TEST_MANY" in os.environ, "the suite `long` has it")
     def test_many(self):
-        """As many connections at once as WEFT_TEST_MANY says, to a server that is a process of its own. How much they take."""
+        """WEFT_TEST_MANY connections at once, to a server in a process of its own. Prints how much memory and time they take."""
         count = int(os.environ["WEFT_TEST_MANY"])
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if files < count + 200:
@@ -726,7 +727,7 @@ class Many(Proxy):
 
 class Files(unittest.TestCase):
     def test_limit_of_open_files(self):
-        """The nodes raise theirs; the programs that they start have the one from before."""
+        """The nodes raise their own limit of open files; the programs that they start have the original limit."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY and hard < 600:
             self.skipTest("a limit this low")

@@ -86,7 +86,8 @@ class Topo(unittest.TestCase):
         self.assertEqual([(l["transport"], l["state"], l["devices"]) for l in got["links"]], [("rc", "up", "sv0")] * 2)
 
     def test_over_a_network(self):
-        """libfabric's provider and the peer's address; no RDMA device for a matrix; and where there are devices, that they are not used."""
+        """The output names libfabric's provider and the peer's address. There is no matrix without RDMA devices. If there are devices, the
+        output says that they are not used."""
         got = json.loads(topo("-n", "2", "--time", "1ms", "--json", WEFT_TRANSPORT="ofi"))
         self.assertEqual([(l["transport"], l["state"]) for l in got["links"]], [("ofi", "up")] * 2)
         for l in got["links"]:

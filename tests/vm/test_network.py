@@ -74,7 +74,7 @@ class Network(test_ssh.Ssh):
         self.well(process)
 
     def test_dropped(self):
-        """Nothing of the other machine gets through but ssh, and nothing says so: it is dead, in bounded time."""
+        """Packets from the other machine are dropped without an error, except those of ssh: its node is declared dead in bounded time."""
         process = self.begin(1, "cut", WEFT_LIVENESS=f"{patience(4):.0f}s")
         while process.stdout.readline() not in ("[1] cut here\n", ""):
             pass

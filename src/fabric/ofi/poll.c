@@ -41,7 +41,7 @@ static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t byt
     if (rc == 0)
         fab_heard(l->r.link);
     else if (rc != -EBADMSG)
-        records_break(&l->r, "%s", l->r.endpoint.broken);
+        records_break(&l->r, "%s; run the same version of weft on all hosts", l->r.endpoint.broken);
     return answered;
 }
 

@@ -54,7 +54,8 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     struct ofi *o = l->ofi;
     fi_addr_t peer = FI_ADDR_NOTAVAIL;
     if (m->address_bytes != o->address_bytes) {
-        records_break(&l->r, "it sent a new address of another address family");
+        records_break(
+            &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
         return;
     }
     base_spin_lock(&l->r.lock);
@@ -70,7 +71,10 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     l->touched = true;
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
     if (!inserted)
-        records_break(&l->r, "%s does not accept its new address", o->info->fabric_attr->prov_name);
+        records_break(&l->r,
+                      "it opened a new endpoint, and provider %s of libfabric on this node does not accept its address: set "
+                      "WEFT_OFI_PROVIDER to another provider, on all nodes",
+                      o->info->fabric_attr->prov_name);
 }
 
 void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len)
@@ -82,7 +86,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
         return;
     struct ofi *o = l->ofi;
     if (!ofi_side_valid(bytes, len)) {
-        records_break(&l->r, "it sent an invalid message about its endpoint");
+        records_break(&l->r, "it sent an invalid message about its endpoint; run the same version of weft on all hosts");
         return;
     }
     memcpy(&m, bytes, sizeof m);

@@ -200,7 +200,8 @@ static void connect_failed(struct rc_link *l, const char *why)
     if (limit == 0) {
         rc_break(l, "%s", why);
     } else if (now - l->since_ns >= limit) {
-        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT)", why, (double)limit / 1e9);
+        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check its host and the network between", why,
+                 (double)limit / 1e9);
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
         l->tries++;
@@ -264,7 +265,10 @@ static void connect_up(struct rc_link *l)
     }
     base_spin_unlock(&l->lock);
     if (!sane || err) {
-        rc_break(l, "%s", err ? base_error() : "it sent an invalid count of received frames while the link was built anew");
+        rc_break(
+            l, "%s",
+            err ? base_error()
+                : "it sent an invalid number of received messages while it connected again; run the same version of weft on all hosts");
         return;
     }
     l->state = RC_UP;
@@ -363,7 +367,7 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     if (len == sizeof m)
         memcpy(&m, bytes, sizeof m);
     if (len != sizeof m || !call_ok(&m, len)) {
-        rc_break(l, "it sent an invalid message about a queue pair");
+        rc_break(l, "it sent an invalid message about a queue pair; run the same version of weft on all hosts");
         return;
     }
     if (!l->closed)

@@ -84,7 +84,7 @@ static int add_chunk(struct rc *rc)
     uint32_t n = atomic_load_explicit(&r->count, memory_order_relaxed);
     uint64_t bytes = base_round_up((uint64_t)RC_RECEIVES * RC_FRAME_BYTES, BASE_PAGE);
     if (n == r->room)
-        return base_fail(-ENOSPC, "rc: all %u blocks of receive buffers are in use", n);
+        return base_fail(-ENOSPC, "rc: all %u blocks of buffers for messages from other nodes are in use: use fewer nodes", n);
     struct rc_chunk *c = &r->chunks[n];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)

@@ -375,7 +375,7 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
     else if (sane)
         sane = m.kind >= RAIL_ACCEPT && m.kind <= RAIL_OVER && (!leads(l) || m.track < l->rc->rails->count);
     if (!sane || (addressed && !verbs_address_valid(&m.address))) {
-        rc_break(l, "it sent an invalid message about a further device (WEFT_RAILS)");
+        rc_break(l, "it sent an invalid message about a further device (WEFT_RAILS); run the same version of weft on all hosts");
         return true;
     }
     for (char *c = m.text; *c; c++)
