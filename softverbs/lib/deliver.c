@@ -169,9 +169,14 @@ static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, str
     return r;
 }
 
-/* The receiver answers with an error: its queue pair goes to ERR, and the sender's request ends with sender_status. */
+/* The receiver answers with an error: its queue pair goes to ERR, and the sender's request ends with sender_status. The receiver's owner may
+ * reset or destroy the queue pair meanwhile, which clears what the request was checked against: then there is no answer. */
 static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
 {
+    /* pairs with sv_reset_qp(), which changes the state before it clears the rest */
+    atomic_thread_fence(memory_order_acquire);
+    if (!found_target(j))
+        return sv_no_answer(j);
     if (j->qp->type == IBV_QPT_RC) {
         sv_fail_qp(j->t, event, j->later);
         return sv_end(j, sender_status);

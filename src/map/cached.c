@@ -107,7 +107,8 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
         if (rc == -ENODATA) /* the file is shorter now: the read of the piece reports that */
             return (int64_t)done;
         if (rc)
-            return base_fail(rc, "node %u cannot read %s: %s", r->in->home, r->in->name, base_strerror(rc));
+            return base_fail(rc, "node %u cannot read %s: %s; check the file on that node's host", r->in->home, r->in->name,
+                             base_strerror(rc));
         memcpy((uint8_t *)to + done, weft_ptr(job->w, job->look, n), n);
         done += n;
     }

@@ -124,7 +124,7 @@ static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *
             if (n < 0 && errno == EINTR)
                 continue;
             if (n < 0) {
-                base_fail(-errno, "cannot read the piece for the kernel: %s", base_strerror(errno));
+                base_fail(-errno, "cannot read a piece of the input for the kernel: %s", base_strerror(errno));
                 return NULL;
             }
             if (n == 0) {
@@ -293,7 +293,8 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
     if (!possible(job, &piece)) {
         kind = MAP_NO_INPUT;
         code = EPROTO;
-        base_fail(-EPROTO, "the task of a piece is invalid: another node has overwritten it");
+        base_fail(-EPROTO, "the description of a piece is invalid: another node has overwritten it; run the job again, with the same "
+                           "version of weft on all hosts");
     } else if (claim->attempt > given_away(job, claim) + DEATHS_MAX + job->options->retries) {
         kind = MAP_DEADLY;
     } else if (piece.place == MAP_IN_POOL && (in.memory = weft_ptr(job->w, piece.at, piece.length))) {

@@ -489,7 +489,7 @@ class Map(unittest.TestCase):
         got, out, err = run("--block", "1", some, "--", vanishing)
         self.assertEqual((got, out), (127, b""), err)
         self.assertEqual(err.count("weft map:"), 1, err)
-        self.assertIn("its interpreter '/no/such/interpreter' (its first line) does not exist", err)
+        self.assertIn("its interpreter '/no/such/interpreter', which its first line names, does not exist", err)
         windows = self.path("windows", b"#!/bin/sh\r\necho\r\n")
         os.chmod(windows, 0o755)
         got, out, err = run(some, "--", windows)
@@ -596,10 +596,10 @@ class Map(unittest.TestCase):
             args = ("--block", "500K", "--retries", "0", Map.text, "--", *command)
             code, out, err = run("--output", keep, *args)
             self.assertEqual((code, out, read(keep)), (1, b"", b"before"), err)
-            self.assertRegex(err, rf"weft map: {keep} was not changed: \d+ of \d+ pieces failed")
+            self.assertRegex(err, rf"weft map: the output {keep} was not changed, because \d+ of \d+ pieces failed")
             code, _, err = run("--output", new, *args)
             self.assertEqual((code, os.path.exists(new)), (1, False), err)
-            self.assertIn(f"{new} was not created: ", err)
+            self.assertIn(f"{new} was not created, because ", err)
 
     @of_bytes
     def test_closed_standard_files(self):

@@ -55,8 +55,8 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-/* Also sets the timer, so that the frame is tried again: when the provider has finished connecting to the peer, it reports no
- * completion. */
+/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. But a provider that was only busy connecting
+ * to the peer reports none afterwards, so the timer is set, too. */
 static bool link_no_room(struct ofi_link *l)
 {
     int64_t at = base_recent_ns() + OFI_RETRY;
@@ -111,7 +111,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
         return true;
     }
     if (rc != -FI_EAGAIN)
-        ofi_refused_locked(l, (int)rc, "a send to it is refused", base_now_ns());
+        ofi_refused_locked(l, (int)rc, "the provider refuses a send to it", base_now_ns());
     return link_no_room(l);
 }
 
@@ -151,7 +151,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
                  o->lib->strerror((int)-rc));
         l->r.endpoint.move_least = UINT64_MAX;
     } else if (rc != -FI_EAGAIN) {
-        ofi_refused_locked(l, (int)rc, "an RMA request to it is refused", base_now_ns());
+        ofi_refused_locked(l, (int)rc, "the provider refuses a read or write of its memory (RMA)", base_now_ns());
     }
     return link_no_room(l);
 }

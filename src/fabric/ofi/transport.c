@@ -178,8 +178,9 @@ static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending
         if (!left)
             return;
     }
-    base_log(BASE_LOG_INFO, "node %u is gone, but %s has not completed requests to it: this node takes a new endpoint", l->r.link->node,
-             o->info->fabric_attr->prov_name);
+    base_log(BASE_LOG_INFO,
+             "node %u is gone, but the libfabric provider %s has not completed this node's requests to it: this node opens a new endpoint",
+             l->r.link->node, o->info->fabric_attr->prov_name);
     ofi_renew(o);
 }
 
