@@ -270,7 +270,8 @@ static int post_large(struct side *s)
     void *none = NULL;
     if (!large && !(large = aligned_alloc(4096, (size_t)LARGE * LARGE_BYTES)))
         return -1;
-    if (posted == 0 && failed("FI_OPT_MIN_MULTI_RECV", fi_setopt(&s->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least)))
+    if (posted == 0 &&
+        failed("FI_OPT_MIN_MULTI_RECV", fi_setopt(&s->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least)))
         return -1;
     for (; posted < s->used + LARGE; posted++) {
         struct iovec at = {.iov_base = large + posted % LARGE * LARGE_BYTES, .iov_len = LARGE_BYTES};

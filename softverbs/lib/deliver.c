@@ -169,8 +169,8 @@ static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, str
     return r;
 }
 
-/* The receiver answers with an error: its queue pair goes to ERR, and the sender's request ends with sender_status. The receiver's owner may
- * reset or destroy the queue pair meanwhile, which clears what the request was checked against: then there is no answer. */
+/* The receiver answers with an error: its queue pair goes to ERR, and the sender's request ends with sender_status. The receiver's owner
+ * may reset or destroy the queue pair meanwhile, which clears what the request was checked against: then there is no answer. */
 static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
 {
     /* pairs with sv_reset_qp(), which changes the state before it clears the rest */

@@ -143,11 +143,12 @@ static bool other_faults(pid_t pid, const struct iovec *there)
     return process_vm_readv(pid, &here, 1, &probe, 1, 0) != 1;
 }
 
-/* One copy between this process (`here`) and another one. The thread sanitizer knows the library's functions as accesses of the calling thread
- * to `here`. It shall see those of sends and receives, whose memory the program has given to the device for this time. The memory of writes
- * and reads may be used by any number of them at once, as their peers choose: a device orders nothing there, and no sanitizer sees a device.
- * So those take the system call itself, but not for the address sanitizer, which checks `here` in the same way. */
-static ssize_t copy(pid_t pid, bool out, bool one_sided, const struct iovec *here, unsigned long hn, const struct iovec *there, unsigned long tn)
+/* One copy between this process (`here`) and another one. The thread sanitizer knows the library's functions as accesses of the calling
+ * thread to `here`. It shall see those of sends and receives, whose memory the program has given to the device for this time. The memory of
+ * writes and reads may be used by any number of them at once, as their peers choose: a device orders nothing there, and no sanitizer sees a
+ * device. So those take the system call itself, but not for the address sanitizer, which checks `here` in the same way. */
+static ssize_t copy(pid_t pid, bool out, bool one_sided, const struct iovec *here, unsigned long hn, const struct iovec *there,
+                    unsigned long tn)
 {
     if (one_sided && UNDER_TSAN)
         return (ssize_t)syscall(out ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, here, hn, there, tn, 0UL);

@@ -18,7 +18,8 @@
  * may be busy for a while, but a stopped one does not hold the job up for ever. */
 #define GIVE_AWAY_MAX 36u
 
-/* A node that gets only pieces that have failed on it waits before it claims again, each time twice as long, at most WEFT_MS << MISSES_MAX. */
+/* A node that gets only pieces that have failed on it waits before it claims again, each time twice as long, at most WEFT_MS << MISSES_MAX.
+ */
 #define MISSES_MAX 6u
 #define MISS_STEP  (2 * WEFT_MS)
 
@@ -357,8 +358,8 @@ static void wait_to_look(struct map_job *job)
     }
 }
 
-/* Claim a piece that suits this node, and wait for one. Only one idle slot waits for the queue, since that wait polls; the others sleep until
- * that slot stops waiting. Returns 1, or -ETIMEDOUT, or another error. */
+/* Claim a piece that suits this node, and wait for one. Only one idle slot waits for the queue, since that wait polls; the others sleep
+ * until that slot stops waiting. Returns 1, or -ETIMEDOUT, or another error. */
 static int wait_for_piece(struct map_job *job, weft_lease *claim)
 {
     pthread_mutex_lock(&job->turn_lock);
