@@ -70,6 +70,13 @@ void base_error_clear(void);
 /* strerror, thread-safe, for a negative or positive errno. */
 const char *base_strerror(int code);
 
+/* Overwrites a secret with zeros, also where the compiler sees that nobody reads them. */
+static inline void base_wipe(void *at, size_t bytes)
+{
+    __builtin_memset(at, 0, bytes);
+    __asm__ volatile("" : : "r"(at) : "memory");
+}
+
 /* --- logging (log.c): to stderr, one write a line, level from WEFT_LOG=error|warn|info|debug (default warn) --- */
 enum base_log_level { BASE_LOG_ERROR, BASE_LOG_WARN, BASE_LOG_INFO, BASE_LOG_DEBUG };
 extern _Atomic int base_log_threshold;

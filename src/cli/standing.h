@@ -161,7 +161,7 @@ void standing_serve_end(struct standing_server *s);
 #define STANDING_INSTEAD (-1)
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 
-/* --- status.c: used by several commands --- */
+/* --- ask.c: used by several commands --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
 /* Read the next frame of the answer. `payload` must have CONTROL_PIECE_MAX + 1 bytes; a zero byte is appended. `deadline`: until when the
