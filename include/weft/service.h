@@ -13,8 +13,8 @@
  * Bounds. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps at most 4 KiB for each request, and in
  * addition at most 8 MiB of larger `data` for each asker. A server runs at most 1024 processes at a time; further requests wait until a
  * process has ended. Each process needs ring buffers: 64 KiB (by default) in the asker's pool for each output, and 64 KiB in the server's
- * pool for its input. A name server keeps at most 65,536 names. When the ring of a stream is full, because its reader is slow, only the
- * writer of that stream waits; no bytes are dropped.
+ * pool for its input. A name server keeps at most 65,536 names; an asker may have up to three times as many as are left for others, or
+ * WEFT_NAMES. When the ring of a stream is full, because its reader is slow, only the writer of that stream waits; no bytes are dropped.
  *
  * Death. When the asker leaves or dies, the server drops its requests, kills its processes with their process groups (unless they are
  * detached), and removes its names. When the server leaves or dies, operations that wait for it end with -ECONNRESET, and the processes
@@ -175,7 +175,7 @@ WEFT_API int weft_process_close(weft_process *p);
 
 /* Publishes a name. A node may publish its own name again, with another address.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
- * name; -ENOSPC the table is full; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
+ * name; -ENOSPC this node has published its share of the names; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
  * -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is
  * queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_publish(weft_node *w, uint32_t node, const char *name, weft_gaddr addr, uint64_t bytes, int64_t timeout_ns);

@@ -27,8 +27,8 @@ static int become_whole(void)
         execv(path, words);
         error = errno;
     }
-    return cli_error("", "%s, which has all commands but `weft exec`, cannot be executed: %s; install weft again", slash ? places[0] : "weft",
-                     base_strerror(error));
+    return cli_error("", "%s, which has all commands but `weft exec`, cannot be executed: %s; install weft again",
+                     slash ? places[0] : "weft", base_strerror(error));
 }
 
 int exec_events(exec_event **out)

@@ -182,8 +182,8 @@ static void describe_command(struct job *j, const struct control_request *r)
 }
 
 /* Settings that only concern the node itself: a program would use the node's files and join its cluster. */
-static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE", "WEFT_POOL",      "WEFT_NET_RULES",
-                                         "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE"};
+static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE", "WEFT_POOL",       "WEFT_NET_RULES",
+                                         "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE", "WEFT_NAMES"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
 /* Free the handle of a process. Under a lock, because a command may be sending the process a signal: the job is listed from its start

@@ -152,6 +152,8 @@ const struct setting settings_table[COUNT] = {
               .in_hostfile = true, .help = "how long a wait spins before it sleeps; 0: never"},
     [SERVE] = {INTO(serve), .name = "serve", .variable = "WEFT_SERVE", .fallback = "", .kind = PATH,
                .help = "services that this node offers to the others: process, name, net, file, with commas between; else none"},
+    [NAMES] = {INTO(names), .name = "names", .variable = "WEFT_NAMES", .fallback = "0", .kind = NUMBER, .max = 65536, .in_hostfile = true,
+               .help = "how many names one asker may publish at this node, if it offers name; 0: three times as many as are still free"},
     [NET_RULES] =
         {INTO(net_rules), .name = "net_rules", .variable = "WEFT_NET_RULES", .fallback = "", .kind = PATH,
          .help = "addresses to which this node connects for other nodes, if it offers net: allow=WHAT,deny=WHAT,... (man weft-proxy)"},

@@ -468,6 +468,7 @@ struct gateway {
     struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
     uint32_t net_sockets;     /* sockets that one other node may have here; 0: three times as many as are left */
+    uint32_t names;           /* names that one node may publish here; 0: three times as many as are left */
     /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
@@ -495,7 +496,7 @@ void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is n
 struct gateway_settings {
     const char *serve, *net_rules, *file_root;
     uint64_t file_cache;
-    uint32_t net_sockets;
+    uint32_t net_sockets, names;
 };
 int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups);
 int gateway_start(struct weft_node *w);  /* called when the node has joined */
