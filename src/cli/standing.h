@@ -6,7 +6,7 @@
  *   standing_place.c   the cluster's folder on this host: control socket, lock, log
  *   standing_desk.c    the desk: what a node publishes about itself: host, devices, links, memory
  *   standing_told.c    what this node has learned about all nodes, also about nodes that are gone
- *   standing_task.c, standing_jobs.c   processes that `weft exec` has started
+ *   standing_say.c, standing_task.c, standing_attend.c, standing_jobs.c   processes that `weft exec` has started (standing_job.h)
  *   standing_members.c   addresses, secret and settings, which a node needs to join
  *   standing_forward.c   proxies and published ports (forward.h)
  *   standing_file.c    serves `weft cat`, `weft files` and `weft pin`

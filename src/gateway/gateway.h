@@ -420,6 +420,11 @@ void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, cons
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
+/* Installs a function that is called, with the lock held, when there may be something new about a process: it has started or could not be
+ * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false for news that
+ * leads to nothing until more comes. NULL: none. */
+typedef void gateway_notice(void *arg, bool soon);
+void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
 bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
