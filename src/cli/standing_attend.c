@@ -51,7 +51,7 @@ static void job_hear(struct job *j, bool *there)
  * have started. Returns whether there is more to do. */
 static bool job_step(struct job *j, bool all, char *buf)
 {
-    bool more = false;
+    bool more = false, starting = j->starting;
     for (uint32_t i = 0; i < j->tasks; i++) {
         struct task *t = &j->task[i];
         if (job_unsent(j) >= CONTROL_PIECE_MAX)
@@ -63,22 +63,14 @@ static bool job_step(struct job *j, bool all, char *buf)
             more = true;
         }
     }
-    return more;
-}
-
-static bool job_starts(const struct job *j)
-{
-    for (uint32_t i = 0; i < j->tasks; i++)
-        if (j->task[i].starts)
-            return true;
-    return false;
+    return more || (starting && !j->starting);
 }
 
 /* Wait for news, for the command, or for room in its socket. */
 static void job_sleep(struct job *j, bool *there, int ms)
 {
     char bytes[8];
-    short events = (short)((*there && !job_starts(j) ? POLLIN : 0) | (job_unsent(j) ? POLLOUT : 0));
+    short events = (short)((*there && !j->starting ? POLLIN : 0) | (job_unsent(j) ? POLLOUT : 0));
     struct pollfd p[2] = {{.fd = j->news[0], .events = POLLIN}, {.fd = events ? j->fd : -1, .events = events}};
     int n = poll(p, 2, ms);
     if (n > 0 && p[0].revents && read(j->news[0], bytes, sizeof bytes) > 0)
@@ -118,7 +110,7 @@ void job_wait_start(struct job *j)
 {
     bool there = false; /* the command says nothing meanwhile */
     j->eager = true;
-    for (job_step(j, true, NULL); job_starts(j); job_step(j, true, NULL))
+    for (job_step(j, true, NULL); j->starting; job_step(j, true, NULL))
         job_sleep(j, &there, LOOK_MS);
     job_drain(j);
     for (uint32_t i = 0; i < j->tasks; i++)

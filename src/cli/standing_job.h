@@ -48,8 +48,9 @@ struct job {
     int news[2];        /* a pipe into which a byte is written to wake the job's thread */
     _Atomic bool woken; /* there is a byte in it */
     _Atomic bool eager; /* the thread wants to be woken also for news that are not urgent */
-    /* only for the job's thread: tasks that are not done; a buffer of CONTROL_PIECE_MAX bytes for a piece of output, or a frame of input */
-    uint32_t unfinished;
+    /* only for the job's thread: tasks that are being started; tasks that are not done; a buffer of CONTROL_PIECE_MAX bytes for a piece of
+     * output, or a frame of input */
+    uint32_t starting, unfinished;
     char *buf;
     struct piece *first, **last;
     _Atomic size_t kept;
@@ -90,8 +91,9 @@ void job_wake(struct job *j);
 
 /* --- standing_task.c --- */
 void task_notice(void *task, bool soon); /* for gateway_process_notice() */
-/* Does what can be done for a task without waiting: notices that its process has started or ended, passes on a piece of its output. Kills
- * the process when that is due. True: there may be more to do at once. Without `buf`: only notices whether it has started. */
+/* Does what can be done for a task without waiting: notices that its process has started or ended, passes on a piece of its output, but not
+ * before all tasks of the job have started, because the command needs the names of their hosts. Kills the process when that is due. True:
+ * there may be more to do at once. Without `buf`: only notices whether it has started. */
 bool task_step(struct task *t, char *buf);
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);

@@ -223,6 +223,7 @@ static int start_tasks(struct job *j, const struct control_request *r)
         t->p = p;
         pthread_mutex_unlock(&j->handles);
         t->starts = true;
+        j->starting++;
         gateway_process_notice(p, task_notice, t);
         t->news = true; /* it may have started before this */
     }

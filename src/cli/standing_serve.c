@@ -342,6 +342,7 @@ static void *keep_members(void *arg)
         if (base_now_ns() - told > CONTROL_ALIVE_NS) {
             told = base_now_ns();
             jobs_alive(s->jobs);
+            forwards_alive(s->jobs);
         }
         uint64_t epoch = weft_epoch(s->w);
         if (epoch != written && members_write(s->w, s->jobs, &s->place))

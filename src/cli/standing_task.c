@@ -54,8 +54,17 @@ static void task_done(struct task *t, int status)
 void task_not_started(struct task *t, int rc)
 {
     job_put(t->job, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error(), strlen(base_error()));
-    t->starts = false;
     task_done(t, rc == -ENOENT ? LAUNCH_NOT_FOUND : rc == -EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED);
+}
+
+/* Its process has started or could not be started. After the last one, all tasks are looked at: they have waited for it. */
+static void task_begun(struct task *t)
+{
+    struct job *j = t->job;
+    t->starts = false;
+    if (--j->starting == 0)
+        for (uint32_t i = 0; i < j->tasks; i++)
+            j->task[i].news = true;
 }
 
 /* False: its process has not started yet, or could not be started. */
@@ -69,12 +78,13 @@ static bool task_started(struct task *t)
     if (rc) {
         rc = rc == -ETIMEDOUT ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
         task_not_started(t, rc);
+        task_begun(t);
         task_close(t);
         return false;
     }
     if (!t->starts)
         return true;
-    t->starts = false;
+    task_begun(t);
     t->pid = weft_process_pid(t->p);
     jobs_host(all, t->node, host, sizeof host);
     job_put(t->job, CONTROL_STARTED, t->node, t->pid, host, strlen(host));
@@ -134,7 +144,7 @@ static void task_end(struct task *t)
 bool task_step(struct task *t, char *buf)
 {
     struct job *j = t->job;
-    if (t->done || !task_started(t) || !buf)
+    if (t->done || !task_started(t) || j->starting || !buf)
         return false;
     bool more = task_read(t, 0, buf);
     more = task_read(t, 1, buf) || more;
