@@ -52,10 +52,10 @@ static void job_hear(struct job *j, bool *there)
 static bool job_step(struct job *j, bool all, char *buf)
 {
     bool more = false, starting = j->starting;
-    for (uint32_t i = 0; i < j->tasks; i++) {
-        struct task *t = &j->task[i];
+    for (uint32_t i = 0; i < j->tasks; i++, j->at = (j->at + 1) % j->tasks) {
+        struct task *t = &j->task[j->at];
         if (job_unsent(j) >= CONTROL_PIECE_MAX)
-            return true; /* the command has to read first */
+            return true; /* the command has to read first; after that, it goes on with this task */
         if (!atomic_exchange(&t->news, false) && !all)
             continue;
         if (task_step(t, buf)) {

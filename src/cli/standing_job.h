@@ -51,6 +51,7 @@ struct job {
     /* only for the job's thread: tasks that are being started; tasks that are not done; a buffer of CONTROL_PIECE_MAX bytes for a piece of
      * output, or a frame of input */
     uint32_t starting, unfinished;
+    uint32_t at; /* the task that is looked at next */
     char *buf;
     struct piece *first, **last;
     _Atomic size_t kept;
