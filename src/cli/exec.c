@@ -289,7 +289,7 @@ static int exec_attached(struct exec_options *o)
     }
     if (x.fd >= 0)
         close(x.fd);
-    if (x.print.in) {
+    if (x.print.place) {
         status = exec_print_close(&x.print);
         failed(&x, status);
     }

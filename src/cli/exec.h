@@ -29,10 +29,11 @@ struct exec_print {
      * numbers up to WEFT_MAX_NUMBERS. */
     uint16_t *place; /* [WEFT_MAX_NUMBERS]: index of a node's entry plus 1; 0: it has none */
     uint32_t count;
-    struct relay_in *in; /* [2 * WEFT_MAX_NODES] */
-    char (*hosts)[64];   /* "": not known yet */
-    /* [80] each: the host, with the node's number if several nodes have that host; the number alone while the host is not known */
-    char *tags;
+    struct exec_node {
+        struct relay_in in[2]; /* standard output, standard error */
+        char host[64];         /* "": not known yet */
+        char tag[80]; /* the host, with the node's number if several nodes have that host; the number alone while the host is not known */
+    } * *nodes;       /* [WEFT_MAX_NODES] */
 };
 int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form); /* 0, or a negative errno with base_error() */
 /* Handle a frame of the kind STARTED, OUT, ENDED or ERROR. */

@@ -12,69 +12,66 @@
 #include "cli/exec.h"
 #include "cli/standing.h"
 
-#define TAG_BYTES 80u
-
 int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
 {
     *p = (struct exec_print){.sub = sub, .form = form, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}};
     p->place = calloc(WEFT_MAX_NUMBERS, sizeof *p->place);
-    p->in = calloc(2 * (size_t)WEFT_MAX_NODES, sizeof *p->in);
-    p->hosts = calloc(WEFT_MAX_NODES, sizeof *p->hosts);
-    p->tags = calloc(WEFT_MAX_NODES, TAG_BYTES);
-    if (!p->place || !p->in || !p->hosts || !p->tags)
+    p->nodes = malloc(WEFT_MAX_NODES * sizeof(struct exec_node *)); /* not cleared: a short command should not touch all of it */
+    if (!p->place || !p->nodes)
         return base_fail(-ENOMEM, "no memory for the buffers of the output");
     return 0;
 }
 
-/* The index of a node in `hosts` and `tags`; a node gets one at its first frame. WEFT_MAX_NODES: there are too many. */
-static uint32_t place_of(struct exec_print *p, uint32_t node)
+/* The entry of a node, which gets one at its first frame. NULL: there are too many, or there is no memory. */
+static struct exec_node *entry_of(struct exec_print *p, uint32_t node)
 {
     if (p->place[node])
-        return p->place[node] - 1u;
-    if (p->count == WEFT_MAX_NODES)
-        return WEFT_MAX_NODES;
-    uint32_t at = p->count++;
-    char *tag = p->tags + (size_t)at * TAG_BYTES;
-    p->place[node] = (uint16_t)(at + 1);
-    snprintf(tag, TAG_BYTES, "%u", node);
-    for (uint32_t i = 2 * at; i < 2 * at + 2; i++)
-        p->in[i] = (struct relay_in){.fd = -1, .node = node, .to = i % 2 ? &p->err : &p->out, .label = tag, .bare = p->form != EXEC_TAGGED};
-    return at;
+        return p->nodes[p->place[node] - 1u];
+    struct exec_node *n = p->count < WEFT_MAX_NODES ? calloc(1, sizeof *n) : NULL;
+    if (!n)
+        return NULL;
+    p->nodes[p->count++] = n;
+    p->place[node] = (uint16_t)p->count;
+    snprintf(n->tag, sizeof n->tag, "%u", node);
+    for (uint32_t i = 0; i < 2; i++)
+        n->in[i] = (struct relay_in){.fd = -1, .node = node, .to = i ? &p->err : &p->out, .label = n->tag, .bare = p->form != EXEC_TAGGED};
+    return n;
 }
 
-static void exec_print_host(struct exec_print *p, uint32_t at, const char *host)
+static void exec_print_host(struct exec_print *p, struct exec_node *n, const char *host)
 {
     bool shared = false;
-    snprintf(p->hosts[at], sizeof p->hosts[at], "%s", host);
+    snprintf(n->host, sizeof n->host, "%s", host);
     for (uint32_t i = 0; i < p->count; i++) {
-        if (i == at || strcmp(p->hosts[i], p->hosts[at]) != 0)
+        struct exec_node *other = p->nodes[i];
+        if (other == n || strcmp(other->host, n->host) != 0)
             continue;
-        snprintf(p->tags + (size_t)i * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[i], p->in[2 * i].node);
+        snprintf(other->tag, sizeof other->tag, "%s:%u", other->host, other->in[0].node);
         shared = true;
     }
     if (shared)
-        snprintf(p->tags + (size_t)at * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[at], p->in[2 * at].node);
+        snprintf(n->tag, sizeof n->tag, "%s:%u", n->host, n->in[0].node);
     else
-        snprintf(p->tags + (size_t)at * TAG_BYTES, TAG_BYTES, "%s", p->hosts[at]);
+        snprintf(n->tag, sizeof n->tag, "%s", n->host);
 }
 
 void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload)
 {
-    uint32_t at = f->node < WEFT_MAX_NUMBERS ? place_of(p, f->node) : WEFT_MAX_NODES;
-    if (at == WEFT_MAX_NODES)
+    struct exec_node *n = f->node < WEFT_MAX_NUMBERS ? entry_of(p, f->node) : NULL;
+    if (!n)
         return;
     if (f->type == CONTROL_STARTED)
-        exec_print_host(p, at, payload);
+        exec_print_host(p, n, payload);
     if (p->form == EXEC_JSON) {
-        p->event(p, f, p->hosts[at], payload);
+        p->event(p, f, n->host, payload);
     } else if (f->type == CONTROL_ERROR) {
         char line[2048];
-        int n = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
-        relay_say(&p->err, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
+        int len = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
+        relay_say(&p->err, line, len < (int)sizeof line ? (size_t)len : sizeof line - 1);
     } else if (f->type == CONTROL_OUT && p->form == EXEC_AS_IT_IS) {
         relay_say(f->number == 2 ? &p->err : &p->out, payload, f->bytes);
     } else if (f->type == CONTROL_OUT) {
-        relay_feed(&p->in[2 * at + (f->number == 2)], payload, f->bytes);
+        relay_feed(&n->in[f->number == 2], payload, f->bytes);
     }
 }
 
@@ -92,8 +89,8 @@ void exec_print_write(struct exec_print *p)
 int exec_print_close(struct exec_print *p)
 {
     int status = 0;
-    for (uint32_t i = 0; p->in && i < 2 * p->count; i++)
-        relay_close(&p->in[i]);
+    for (uint32_t i = 0; i < 2 * p->count; i++)
+        relay_close(&p->nodes[i / 2]->in[i % 2]);
     for (int i = 0; i < 2; i++) {
         struct relay_out *o = i ? &p->err : &p->out;
         while (relay_waiting(o)) {
@@ -109,10 +106,10 @@ int exec_print_close(struct exec_print *p)
                     : (cli_error(p->sub, "cannot write to standard %s: %s", i ? "error" : "output", base_strerror(o->error)), JOBS_FAILED);
         relay_out_free(o);
     }
+    for (uint32_t i = 0; i < p->count; i++)
+        free(p->nodes[i]);
+    free(p->nodes);
     free(p->place);
-    free(p->in);
-    free(p->hosts);
-    free(p->tags);
     return status;
 }
 
