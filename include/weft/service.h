@@ -175,9 +175,9 @@ WEFT_API int weft_process_close(weft_process *p);
 
 /* Publishes a name. A node may publish its own name again, with another address.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
- * name; -ENOSPC this node has published its share of the names; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
- * -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is
- * queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * name; -ENOSPC this node has published its share of the names; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
+ * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a
+ * handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_publish(weft_node *w, uint32_t node, const char *name, weft_gaddr addr, uint64_t bytes, int64_t timeout_ns);
 
 /* Looks a name up, and fills `out`. weft_name_wait() waits until the name is published.
