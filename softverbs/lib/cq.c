@@ -40,7 +40,7 @@ static int cq_check(struct ibv_context *context, int64_t cqe, const struct ibv_c
     if (err)
         return sv_refuse(err, "ibv_create_cq: refused by a rule of `softverbs fault`");
     if (atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed))
-        return sv_refuse(EIO, "ibv_create_cq: the device was removed");
+        return sv_refuse(EIO, "ibv_create_cq: the device was removed; `softverbs fault restore` brings it back");
     if (vector < 0 || vector >= context->num_comp_vectors)
         return sv_refuse(EINVAL, "ibv_create_cq: completion vector %lld; the device has %d", (long long)vector, context->num_comp_vectors);
     if (channel && channel->context != context)
@@ -178,7 +178,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     sf_unlock(&sv_lib.view, &s->lock);
     pthread_mutex_unlock(&cq->poll);
     sf_arena_give(&sv_lib.view, gone.offset, sv_ring_bytes(&gone));
-    return err ? sv_refuse(err, "ibv_resize_cq: %d entries are too few: more completions wait to be polled", cqe) : 0;
+    return err ? sv_refuse(err, "ibv_resize_cq: %d entries are too few: more completions wait to be polled; poll them first", cqe) : 0;
 }
 
 /* Remove unread events of the queue, and wait until events that were read are acknowledged. */

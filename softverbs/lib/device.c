@@ -201,7 +201,8 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
         error = ENODEV;
     if (error) {
         sv_refuse(error, "ibv_open_device: %s: %s", device->name,
-                  device_removed(entry) ? "the device was removed" : "refused by a rule of `softverbs fault`");
+                  device_removed(entry) ? "the device was removed; `softverbs fault restore` brings it back"
+                                        : "refused by a rule of `softverbs fault`");
         return NULL;
     }
     /* Nothing is requested through cmd_fd, but programs pass it on and inspect it, so it must be a descriptor that has no other use. */

@@ -60,7 +60,7 @@ static int check_memory(const void *address, size_t length, unsigned int access)
         return sv_refuse(EINVAL, "ibv_reg_mr: %p and %zu bytes reach beyond the end of the address space", address, length);
     /* As in the kernel, the pages of the range count: an empty range in the middle of a page has one page. */
     if (length == 0 && start % SF_PAGE == 0)
-        return sv_refuse(EINVAL, "ibv_reg_mr: the length is 0");
+        return sv_refuse(EINVAL, "ibv_reg_mr: the length is 0; expected at least 1 byte");
     if (length > p->real_mr_size)
         return sv_refuse(p->mr_size_errno,
                          "ibv_reg_mr: %zu bytes; the limit for one region is %llu (profile %s, real_mr_size; " SV_DOCUMENTED ")", length,
@@ -165,7 +165,7 @@ static bool mr_refused(struct ibv_pd *pd)
     if (err)
         sv_refuse(err, "ibv_reg_mr: refused by a rule of `softverbs fault`");
     else if (atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed))
-        sv_refuse(err = EIO, "ibv_reg_mr: the device was removed");
+        sv_refuse(err = EIO, "ibv_reg_mr: the device was removed; `softverbs fault restore` brings it back");
     return err;
 }
 

@@ -59,7 +59,7 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     uint32_t type = qp->base.qp_type, most_inline = qp->init.cap.max_inline_data;
     uint32_t op = post_operation(type, wr->opcode);
     if (op == 0)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: its type does not have operation %d", s->number, (int)wr->opcode);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: queue pairs of its type do not have operation %d", s->number, (int)wr->opcode);
     if (!(p->operations & op))
         return sv_refuse(p->operation_errno, "queue pair 0x%06x: operation %d is not one of profile %s (" SV_DOCUMENTED ": operations)",
                          s->number, (int)wr->opcode, p->name);
@@ -147,9 +147,10 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     for (; wr && r == 0; wr = wr->next) {
         /* acquire: a slot that is free has been read (release in free_slots()) */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
-            r = sv_refuse(
-                ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion that covers them was polled",
-                s->number, qp->send.limit);
+            r = sv_refuse(ENOMEM,
+                          "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion for them was polled; poll "
+                          "the completion queue, or ask for a larger max_send_wr",
+                          s->number, qp->send.limit);
             break;
         }
         bool lose = false;
@@ -182,8 +183,10 @@ static int check_receive(const char *kind, uint32_t number, const struct sv_ring
                          uint64_t *length)
 {
     if (unpolled >= ring->limit)
-        return sv_refuse(ENOMEM, "%s 0x%06x: the receive queue is full: %u receives are posted, or complete and not polled", kind, number,
-                         ring->limit);
+        return sv_refuse(ENOMEM,
+                         "%s 0x%06x: the receive queue is full: %u receives are posted, or complete and not polled; poll the completion "
+                         "queue, or ask for a larger max_recv_wr",
+                         kind, number, ring->limit);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > ring->sge_limit)
         return sv_refuse(EINVAL, "%s 0x%06x: a receive has %d scatter/gather elements; at most %u were granted", kind, number, wr->num_sge,
                          ring->sge_limit);

@@ -127,7 +127,7 @@ static int check_extended(const struct ibv_qp_init_attr_ex *a)
         return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: comp_mask %#x: XRC, receive tables and hashing are not supported",
                          a->comp_mask & ~known);
     if ((a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) && a->create_flags)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: create_flags %#x: no flag is supported", a->create_flags);
+        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: create_flags %#x: no flag is supported; set it to 0", a->create_flags);
     if ((a->comp_mask & IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && a->max_tso_header)
         return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: max_tso_header: segmentation offload is not supported");
     if (!(a->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS))

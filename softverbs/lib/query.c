@@ -42,7 +42,7 @@ static int query_refused(const char *call, struct ibv_context *context, enum sf_
     if (error)
         return sv_refuse(error, "%s: %s: refused by a rule of `softverbs fault`", call, context->device->name);
     if (atomic_load_explicit(&now_of(device)->removed, memory_order_relaxed))
-        return sv_refuse(EIO, "%s: %s: the device was removed", call, context->device->name);
+        return sv_refuse(EIO, "%s: %s: the device was removed; `softverbs fault restore` brings it back", call, context->device->name);
     if (port != 1)
         return sv_refuse(EINVAL, "%s: %s: port %u: the device has only port 1", call, context->device->name, port);
     return 0;

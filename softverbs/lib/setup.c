@@ -136,7 +136,7 @@ static int setup_join(void)
         return -ENODEV;
     }
     if (!sf_name_valid(name)) {
-        sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric", name);
+        sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric; `softverbs ls` lists the fabrics", name);
         return -EINVAL;
     }
     /* The index of the host must be known when the process joins, and the names of hosts are on the fabric. */
@@ -147,8 +147,8 @@ static int setup_join(void)
     }
     err = host_number(&look.fabric->model.topology, where, &host);
     if (err)
-        sv_log(SV_ERROR, "no devices: fabric %s (%s) has no host %s (SOFTVERBS_HOST)", name, look.fabric->model.topology.name,
-               where ? where : "");
+        sv_log(SV_ERROR, "no devices: fabric %s (%s) has no host %s: set SOFTVERBS_HOST to one that `softverbs ls` shows", name,
+               look.fabric->model.topology.name, where ? where : "");
     sf_detach(&look);
     if (err)
         return err;

@@ -44,7 +44,7 @@ static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv
             ENOMEM, "ibv_create_srq: the device already has %u shared receive queues, its limit (profile %s, max_srq; " SV_DOCUMENTED ")",
             p->max_srq, p->name);
     if (entry < 0)
-        return sv_refuse(-entry, "ibv_create_srq: the fabric has no room for another shared receive queue");
+        return sv_refuse(-entry, "ibv_create_srq: the fabric has no room for another shared receive queue; destroy one first");
     srq->entry = (uint32_t)entry;
     srq->shared = &sv_lib.fabric->srqs[entry];
     srq->generation = srq->shared->generation;
@@ -216,7 +216,8 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
     struct sf_receive_queue *q = &srq->shared->queue;
 
     if (atomic_load(&srq->users) != 0)
-        return sv_refuse(EBUSY, "ibv_destroy_srq: %u queue pairs still use the shared receive queue", atomic_load(&srq->users));
+        return sv_refuse(EBUSY, "ibv_destroy_srq: %u queue pairs still use the shared receive queue; destroy them first",
+                         atomic_load(&srq->users));
     if (srq->life == sv_lib.life)
         srq_publish(srq, NULL);
     if (!sv_mine(base->context, &srq->shared->owner))
@@ -227,7 +228,8 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair uses the shared receive queue. A process that is about to find this out may still be reading it. */
+    /* No queue pair uses the shared receive queue any more. Another process that has not noticed this yet may still be reading it under
+     * this lock. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

@@ -70,7 +70,7 @@ class Words(Base):
                 ("--time '5'.*unit", "add", "delay", "--time", "5"),
                 ("--nth '0'", "add", "drop", "--nth", "0"),
                 ("--seed without --chance", "add", "drop", "--seed", "1"),
-                ("a device has its host", "add", "drop", "--device", "0:x", "--host", "0"),
+                ("the device belongs to a host already", "add", "drop", "--device", "0:x", "--host", "0"),
                 ("clear 'x': expected a rule's number", "clear", "x"),
                 ("did you mean 'add drop'", "drop"),
                 ("did you mean 'clear'", "claer"),

@@ -18,7 +18,7 @@ int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
     p->place = calloc(WEFT_MAX_NUMBERS, sizeof *p->place);
     p->nodes = malloc(WEFT_MAX_NODES * sizeof(struct exec_node *)); /* not cleared: a short command should not touch all of it */
     if (!p->place || !p->nodes)
-        return base_fail(-ENOMEM, "no memory for the buffers of the output");
+        return base_fail(-ENOMEM, "no memory for the buffers of the output" BASE_MEMORY_HINT);
     return 0;
 }
 

@@ -136,6 +136,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
+        gateway_linger_moved(&c->p->loop.linger, c, true, right);
         *wants = (size_t)n < most; /* there was no more */
         return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
     }
@@ -172,6 +173,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
     ssize_t n = send(c->watch.fd, at, forward_piece(&c->p->loop, bytes), MSG_NOSIGNAL);
     if (n > 0) {
         forward_count(&c->p->f->down_bytes, (uint64_t)n);
+        gateway_linger_moved(&c->p->loop.linger, c, false, (uint64_t)n);
         c->answered = true;
         return weft_net_taken(c->net, (size_t)n) == 0;
     }
@@ -314,7 +316,7 @@ static void client_associate(struct client *c)
     char at[FORWARD_ADDRESS];
     c->association = proxy_udp_associate(c->p->udp, c->watch.fd, s->talk.port, at);
     if (!c->association) {
-        talk_failed(&s->talk, -ENOBUFS, "the proxy cannot serve datagrams for one more client", &s->reply);
+        talk_failed(&s->talk, -ENOBUFS, "the proxy already serves datagrams for as many clients as it can: try again later", &s->reply);
         client_refuse(c);
         return;
     }
@@ -494,7 +496,7 @@ static void proxy_loop(struct proxy *p)
             proxy_udp_tick(p->udp);
             look = base_after(now, LOOK_NS);
         }
-        gateway_watches_wait(p->loop.watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
+        forward_loop_wait(&p->loop, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
         idle = look_at_ready(p);
         idle = proxy_udp_go_on(p->udp) && idle;
         if (p->paused) {

@@ -18,7 +18,8 @@ struct piece { /* a piece of a job's kept output */
 };
 struct task {
     struct job *job;
-    uint32_t node, pid;
+    uint32_t node;
+    _Atomic uint32_t pid;
     weft_process *p;
     weft_op op;
     bool starts, read[2]; /* starts: its process is being started; read: standard output, standard error was read to its end */

@@ -21,7 +21,7 @@ static int map_copy(weft_file *f, weft_gaddr at, uint32_t bytes, int64_t until, 
 {
     weft_node *w = f->g->w;
     struct file_copy *c = malloc(sizeof *c);
-    int rc = c ? weft_alloc(w, bytes, &c->at) : base_fail(-ENOMEM, "%s: no memory to map a piece", f->path);
+    int rc = c ? weft_alloc(w, bytes, &c->at) : base_fail(-ENOMEM, "%s: no memory to map a part of the file" BASE_MEMORY_HINT, f->path);
     if (rc) {
         free(c);
         return rc;
@@ -123,7 +123,8 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
     *lease = s->lease;
     file_map_slot_free(s);
     pthread_mutex_unlock(&f->maps);
-    return rc == -ETIMEDOUT ? base_fail(rc, "%s at node %u: no answer before the deadline", f->path, f->node) : rc;
+    return rc == -ETIMEDOUT ? base_fail(rc, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node)
+                            : rc;
 }
 
 /* --- mapping --- */
@@ -145,7 +146,7 @@ static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, we
     *lease = rc ? 0 : result.word[2];
     if (!rc && !file_lease_fits(&result, f->node, file_piece_bytes(f->info.bytes, index))) {
         file_post_return(f->g, f->node, *lease);
-        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
+        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
     }
     return rc;
 }
@@ -170,7 +171,7 @@ static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t 
     if (here) {
         p = weft_ptr(w, at, bytes);
         if (!p)
-            rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
+            rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
         else
             map_ahead(f, index);
     } else {

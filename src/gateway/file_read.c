@@ -113,7 +113,7 @@ static int slot_get(weft_file *f, uint64_t index, int64_t deadline, struct file_
         if (state == SLOT_ASKED) {
             int rc = fab_wait(f->g->w, file_slot_settled, s, deadline);
             if (rc == -ETIMEDOUT)
-                return base_fail(rc, "%s at node %u: no answer before the deadline", f->path, f->node);
+                return base_fail(rc, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node);
             if (rc)
                 return rc;
             continue;

@@ -315,8 +315,8 @@ class Slow(Cast):
 class Refused(Cast):
     def test_wrong_words(self):
         for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
-                            (["--to", "1", "a", "2:b"], "give the hosts once"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
-                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "only the launcher")):
+                            (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
+                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
         one = self.file("one", b"1")
         self.assertIn("no host or node 'elsewhere'", self.cast(one, "elsewhere:/x", code=1).stderr)
@@ -502,7 +502,7 @@ class Killed(Cast):
         for rank in (1, 2, 3):
             code, said = self.run_and_kill(rank, 0.1, "--bwlimit", "12M", least=3_000_000)
             self.assertEqual(code, 1, said)
-            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the others go on without it")
+            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the other hosts still get the files")
             self.assertIn("2 of 3 hosts have all", said)
             self.nothing_wrong()
             for node in {1, 2, 3} - {rank}:
@@ -575,7 +575,7 @@ class Killed(Cast):
         finally:
             ended.set()
             thread.join()
-        self.assertIn("src/big: has changed while it was read: not sent", p.stderr)
+        self.assertIn("src/big: was changed while it was read: not sent", p.stderr)
         self.assertFalse(os.path.exists(self.at(1, "src", "big")))
         self.cast(self.src, "all:" + self.dest)
         for node in (1, 2, 3):

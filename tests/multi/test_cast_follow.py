@@ -127,7 +127,7 @@ class Follow(Cast):
         p = self.begin("--follow=" + LONG, self.path)
         self.all_arrived()
         os.truncate(self.path + ".part", 100)
-        self.assertIn("model: was cut off while it was followed: not sent", self.end(p, 1)[1])
+        self.assertIn("model: became shorter while it was followed: not sent", self.end(p, 1)[1])
         self.no_name()
         self.grow()
         with open(self.path + ".part", "rb") as f:
@@ -137,7 +137,7 @@ class Follow(Cast):
         with open(self.path + ".part", "r+b") as f:
             f.write(b"other")
         os.rename(self.path + ".part", self.path)
-        self.assertIn("model: was written elsewhere than at its end while it was followed: not sent", self.end(p, 1)[1])
+        self.assertIn("model: was changed before its end while it was followed", self.end(p, 1)[1])
         self.no_name()
         with open(self.path, "rb") as f:
             self.content = f.read()
@@ -199,7 +199,7 @@ class Follow(Cast):
         until("the rest has arrived", lambda: all(self.arrived(node) == len(self.content) for node in (1, 3)))
         os.rename(self.path + ".part", self.path)
         got, said = self.end(p, 1)
-        self.assertRegex(said, r":2 is gone; the others go on without it")
+        self.assertRegex(said, r":2 is gone; the other hosts still get the files")
         self.assertEqual([h["complete"] for h in got["hosts"]], [True, False, True])
         # What had arrived is used; what was on its way when the receiver died is perhaps sent again.
         self.assertIn(got["sent_bytes"], (2 * STEP, 3 * STEP))
@@ -236,7 +236,7 @@ class Follow(Cast):
     def test_refused(self):
         self.grow("model")
         for words, said in ((["--follow=0", self.path], "--follow '0'"), (["--follow=x", self.path], "--follow 'x'"),
-                            (["--follow", self.path, self.path], "--follow takes one SRC"), (["--follow", self.here + "/"], "--follow takes one SRC")):
+                            (["--follow", self.path, self.path], "--follow takes exactly one SRC"), (["--follow", self.here + "/"], "--follow takes exactly one SRC")):
             self.assertIn(said, self.cast(*words, "1:/x", code=2).stderr, words)
         self.assertIn("is not a regular file", self.cast("--follow", self.here, "1:/x", code=1).stderr)
         self.assertIn("neither under this name nor with .part", self.cast("--follow", self.path + "l", "1:/x", code=1).stderr)

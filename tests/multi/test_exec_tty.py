@@ -278,7 +278,7 @@ class Tty(Base):
         t.read(rb"there is no program 'no-such-program'.*\r\n")
         self.ended(t, 127)
         for more in (["--detach"], ["--tag"], ["--json"], ["--stdin", "/dev/null"]):
-            self.assertIn("excludes", self.exec("--tty", *more, "--", "true", code=2).stderr)
+            self.assertIn("cannot be used with", self.exec("--tty", *more, "--", "true", code=2).stderr)
 
 
 class Lost(Base):
@@ -297,7 +297,7 @@ class Lost(Base):
         self.lost(1, rb"weft exec: [^\r\n]*node 1[^\r\n]*\r\n")
 
     def test_control_node(self):
-        self.lost(0, rb"weft exec: the control node of the cluster has ended[^\r\n]*\r\n")
+        self.lost(0, rb"weft exec: the node of the cluster on this host has ended[^\r\n]*\r\n")
 
 
 if __name__ == "__main__":

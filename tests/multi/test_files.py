@@ -78,7 +78,7 @@ class Files(unittest.TestCase):
         os.symlink("/etc/passwd", os.path.join(self.root, "link"))
         os.mkdir(os.path.join(self.root, "folder"))
         for path in ("/etc/passwd", "link", "../x", "folder/../../root/x"):
-            self.assertIn(f"{path} at node 1 is outside of WEFT_FILE_ROOT, {self.root}", self.weft("cat", f"1:{path}", code=1))
+            self.assertIn(f"{path}: node 1 serves only files below its WEFT_FILE_ROOT, which is {self.root}", self.weft("cat", f"1:{path}", code=1))
         self.assertIn("nothing at node 1: No such file", self.weft("cat", "1:nothing", code=1))
         self.assertIn("this is a folder", self.weft("cat", "1:folder", code=1))
         self.assertIn("there is no host or node 'nowhere'", self.weft("cat", "nowhere:x", code=1))

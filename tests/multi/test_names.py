@@ -123,7 +123,7 @@ class Names(unittest.TestCase):
                 (_, zero, status), (_, one, other) = self.nodes(f"{coord}:{PORT}", 2)
             self.assertNotEqual(status, 0)
             self.assertNotEqual(other, 0)
-            self.assertIn(f"listen at '{coord}:{PORT}': Address already in use (another program listens there: choose another port)", zero)
+            self.assertIn(f"listen at '{coord}:{PORT}': Address already in use; another program listens there: choose another port", zero)
             self.assertIn("node 0", one)
 
     def test_provider_port_taken(self):

@@ -79,7 +79,7 @@ class Providers(unittest.TestCase):
             taken.stdout.readline()
             (_, err, _), _ = self.check([BOTH, BOTH], [{1: RXM}, {0: RXM}], FI_NET_PORT_LOW_RANGE="7655", FI_NET_PORT_HIGH_RANGE="7655")
             taken.stdin.close()
-        self.assertRegex(err, r"info: net of libfabric: .*; weft uses another provider")
+        self.assertRegex(err, r"info: provider net of libfabric: .*; weft uses another provider")
 
     def test_none(self):
         found = self.nodes([NET, RXM], seconds=5)

@@ -128,6 +128,11 @@ class Echo(threading.Thread):
                     key.fileobj.close()
 
 
+def reset(s):
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+
+
 class Proxy(unittest.TestCase):
     maxDiff = None
 
@@ -146,6 +151,8 @@ class Proxy(unittest.TestCase):
         cls.port = cls.server.server_address[1]
         cls.url = f"http://127.0.0.1:{cls.port}"
         cls.echo = Echo()
+        cls.listener = socket.create_server(("127.0.0.1", 0))  # of a server that a test plays itself
+        cls.addClassCleanup(cls.listener.close)
         cls.env = clean_env(XDG_RUNTIME_DIR=cls.tmp.name, HOME=cls.tmp.name, WEFT_LIVENESS="30s", WEFT_POOL="256M", no_proxy="")
         for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
             cls.env.pop(name, None)
@@ -158,7 +165,8 @@ class Proxy(unittest.TestCase):
     @classmethod
     def up(cls):
         subprocess.run([WEFT, "up", *CLUSTER, "--deny", "deny.invalid", "--allow", f"127.0.0.1:{cls.port}", "--allow",
-                        f"127.0.0.1:{cls.echo.port}"], env=cls.env, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL, capture_output=True)
+                        f"127.0.0.1:{cls.echo.port}", "--allow", f"127.0.0.1:{cls.listener.getsockname()[1]}"],
+                       env=cls.env, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL, capture_output=True)
 
     @classmethod
     def down(cls):
@@ -214,6 +222,21 @@ class Proxy(unittest.TestCase):
         self.assertEqual(exactly(s, 2), b"\x05\0")
         self.assertEqual(exactly(s, 10)[:2], b"\x05\0")
         return s
+
+
+    def resets(self, connect):
+        """A reset of one end is a reset at the other one, in both directions."""
+        for first in (0, 1):
+            ends = [connect()]
+            ends.append(self.listener.accept()[0])
+            for i in (0, 1):  # the connection is open from end to end
+                ends[i].sendall(b"x" * 1000)
+                self.assertEqual(exactly(ends[1 - i], 1000), b"x" * 1000)
+            reset(ends[first])
+            ends[1 - first].settimeout(LIMIT)
+            with self.assertRaises(ConnectionResetError):
+                self.assertEqual(ends[1 - first].recv(1), b"something")
+            ends[1 - first].close()
 
 
 class Programs(Proxy):
@@ -358,6 +381,10 @@ class Talk(Proxy):
             s.sendall(b"x" * 100_000)
             s.shutdown(socket.SHUT_WR)
             self.assertEqual(exactly(s, 100_003), b"x" * 100_000 + b"end")
+
+    def test_reset(self):
+        _, at = self.proxy()
+        self.resets(lambda: self.socks(at, self.listener.getsockname()[1]))
 
     def test_one_request(self):
         """Plain HTTP: a server gets the client's one request, not what comes behind it: that may be for another server, with a password."""
@@ -564,6 +591,10 @@ class Publish(Proxy):
                     return (f["up_bytes"], f["down_bytes"]) == (500_005, 500_008)
                 until("all bytes are counted", moved)
         self.assertRegex(self.weft("status"), rf"(?m)^publish +127.0.0.1:{every[0][0][1]} +1 +0:{echo} +no ")
+
+    def test_reset(self):
+        _, at = self.publish("--to", f":{self.listener.getsockname()[1]}", "127.0.0.1:0")
+        self.resets(lambda: socket.create_connection(at, timeout=LIMIT))
 
     def test_unix(self):
         path = os.path.join(self.tmp.name, "server")

@@ -201,7 +201,7 @@ class UpAndDown(Standing):
                             (["exec"], "the command is missing"), (["exec", "--env", "=x", "--", "true"], "NAME=VALUE"),
                             (["exec", "--timeout", "0", "--", "true"], "--timeout"), (["kill"], "expected one job"),
                             (["kill", "x"], "number of a job"), (["kill", "-s", "NONE", "1"], "--signal"), (["logs", "x"], "number of a job"),
-                            (["exec", "-d", "-t", "--", "true"], "excludes"), (["status", "x"], "unexpected")):
+                            (["exec", "-d", "-t", "--", "true"], "cannot be used with"), (["status", "x"], "unexpected")):
             self.assertIn(said, self.weft(*words, code=2).stderr, words)
         for name in ("", "../x", "a/b", "-x", ".x", "x" * 33):
             self.assertIn("cannot be the name of a cluster", self.weft("up", "-n", "1", "--cluster=" + name, code=1).stderr)
@@ -557,7 +557,7 @@ class Exec(Standing):
             s.settimeout(LIMIT)
             s.connect(self.path("control"))
             s.sendall(struct.pack("<IIII", 1, len(head + strings), 0, 0) + head + strings)
-            self.assertIn(b"a detached job has no input", s.recv(4096, socket.MSG_WAITALL))
+            self.assertIn(b"it gives input to a detached job", s.recv(4096, socket.MSG_WAITALL))
         # Nonsense behind a request ends what was asked for.
         strings = b"\0" + b"sleep\0" + b"610\0"
         head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 2, 0, 0)
@@ -585,7 +585,7 @@ class Exec(Standing):
             os.chmod(self.path(), 0o755)
             os.chmod(self.path("control"), 0o666)
             p = subprocess.run(word, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=self.path())
-            self.assertIn("this control socket is for user 0 only", p.stdout)
+            self.assertIn("this cluster belongs to user 0", p.stdout)
             self.assertFalse(os.path.exists(self.path("touched")))
             self.assertIn("mode 0700", self.weft("status", code=1).stderr)
         finally:
@@ -621,7 +621,7 @@ class Exec(Standing):
         run.kill()
         run.communicate()
         until("its processes have ended", lambda: not self.sleepers("614"))
-        self.assertIn("excludes --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
+        self.assertIn("cannot be used with --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
         self.assertIn("cluster 'none' is not up", self.weft("run", "--cluster", "none", "true", code=1).stderr)
 
     def metrics_address(self):

@@ -45,10 +45,10 @@ class Killed(Standing):
                  self.start("publish", "--to", ":9", "127.0.0.1:0"), self.start("proxy", "--", "sleep", "24")]
         until("it runs", lambda: len(self.sleepers("619")) == 3 and len(self.status()["forwards"]) == 3)
         processes.stop(self.control_pid())
-        self.assertIn("the control node of this host does not answer", self.weft("status", code=1).stderr)
+        self.assertIn("the node of the cluster that serves this host does not answer", self.weft("status", code=1).stderr)
         for p, status in zip(waits, (255, 1, 1, 1, 0)):  # the last one goes on without its proxy
             _, err = p.communicate(timeout=LIMIT)
-            self.assertEqual((p.returncode, err.count(b"the control node of this host does not answer")), (status, 1), err)
+            self.assertEqual((p.returncode, err.count(b"the node of the cluster that serves this host does not answer")), (status, 1), err)
         with contextlib.ExitStack() as held:  # the queue of connections is full: connecting would wait for ever
             for _ in range(1000):
                 one = held.enter_context(socket.socket(socket.AF_UNIX))
@@ -60,7 +60,7 @@ class Killed(Standing):
             else:
                 self.fail("the queue of connections is never full")
             err = self.weft("down", code=1).stderr
-        self.assertIn("the control node of this host does not answer", err)
+        self.assertIn("the node of the cluster that serves this host does not answer", err)
         until("all have ended", lambda: not [pid for pid in nodes if processes.alive(pid)])
         self.assertIn("is not up", self.weft("status", code=1).stderr)
 

@@ -38,8 +38,9 @@
 
 #define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
 #define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
-#define OFI_MOVES         4u         /* RMA requests under way to a peer; few, because frames wait behind them */
 #define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
+#define OFI_MOVES         32u        /* RMA requests under way to a peer ... */
+#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* ... and their bytes: few, because frames wait behind them */
 #define OFI_MOVE_LEAST    8192u      /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u        /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u       /* bytes of a provider's address */
@@ -56,7 +57,8 @@ struct ofi_request {
     uint16_t node;
     bool busy;     /* under way at the provider */
     bool given_up; /* the request's link has ended: the completion is ignored */
-    void *cookie;  /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
+    uint32_t bytes; /* OFI_PUT, OFI_GET: of the move */
+    void *cookie;   /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
 struct ofi_regions {
@@ -70,6 +72,7 @@ struct ofi_link {
     bool touched;   /* the link had an event since records were last sent on it; under ofi->receiving */
     fi_addr_t peer; /* under ofi->calls */
     uint32_t moves; /* RMA requests under way; under the link's lock, with the next fields */
+    uint32_t moving; /* bytes of them */
     uint64_t moved; /* RMA requests that have succeeded */
     uint64_t base;  /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
     uint32_t shift; /* the peer's segments have 2^shift bytes */

@@ -108,6 +108,7 @@ static void watch_take_back(struct ofi *o)
                 tb_endpoint_left(&l->r.endpoint, q->slot);
             } else if (!l->r.closed) {
                 l->moves--;
+                l->moving -= q->bytes;
                 tb_endpoint_moved(&l->r.endpoint, q->cookie, -EAGAIN);
             }
             base_spin_unlock(&l->r.lock);
@@ -133,8 +134,10 @@ void ofi_renew(struct ofi *o)
         ofi_queue_renew(o); /* drops the old endpoint's completions; libfabric 1.17 also keeps a reference to that endpoint in the queue */
     rc = rc ? rc : ofi_endpoint_open(o);
     base_spin_unlock(&o->calls);
-    base_log(BASE_LOG_WARN, "%s: a new endpoint, at %s%s%s", o->info->fabric_attr->prov_name, rc ? "no address: " : o->name,
-             rc ? base_error() : "", "");
+    base_log(BASE_LOG_WARN,
+             "provider %s of libfabric: this node replaces its endpoint, because requests to a node that is gone do not end; the new one "
+             "is at %s%s%s",
+             o->info->fabric_attr->prov_name, rc ? "no address: " : o->name, rc ? base_error() : "", "");
     for (uint32_t i = 0; i < o->w->size; i++) {
         struct ofi_link *l = ofi_link_of(o, i);
         if (!l)

@@ -191,7 +191,7 @@ static int record_words(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes
 {
     struct tb_words m;
     if (bytes != sizeof m)
-        return record_nonsense(e, "a record of a wrong length");
+        return record_nonsense(e, "a frame with a part of a wrong length");
     memcpy(&m, at, sizeof m);
     switch (m.r.kind) {
     case TB_GET: return record_get(e, &m);
@@ -200,8 +200,8 @@ static int record_words(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes
     case TB_SIGNAL: return tb_endpoint_signal(e, m.offset, m.a);
     default:
         if (m.r.kind < TB_OPEN || m.r.kind > TB_LANE)
-            return record_nonsense(e, "a record of an unknown kind");
-        return tb_bulk_record(&e->bulk, &m, e->now) ? record_nonsense(e, "an invalid record about a transfer") : 0;
+            return record_nonsense(e, "a frame with a part of an unknown kind");
+        return tb_bulk_record(&e->bulk, &m, e->now) ? record_nonsense(e, "a frame with an invalid part about a transfer") : 0;
     }
 }
 
@@ -213,10 +213,10 @@ int tb_endpoint_records(void *ctx, const uint8_t *payload, uint32_t bytes)
     while (rc == 0 && at < bytes) {
         struct tb_record r;
         if (bytes - at < sizeof r)
-            return record_nonsense(e, "half a record");
+            return record_nonsense(e, "a frame with an incomplete part");
         memcpy(&r, payload + at, sizeof r);
         if (r.length < sizeof r || r.length > bytes - at)
-            return record_nonsense(e, "a record longer than its frame");
+            return record_nonsense(e, "a frame with a part longer than the frame");
         switch (r.kind) {
         case TB_PUT: rc = record_put(e, payload + at, r.length); break;
         case TB_DATA: rc = record_data(e, payload + at, r.length); break;
