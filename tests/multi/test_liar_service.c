@@ -10,6 +10,8 @@
 #include <cmocka.h>
 #include <errno.h>
 
+#include <arpa/inet.h>
+
 #include "gateway/net.h"
 #include "liar.h"
 
@@ -22,9 +24,11 @@ static void echo(weft_node *w, uint32_t node, const char *text)
     size_t n;
     weft_socket *s;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
+    /* Over TCP each node has a network of its own, and only its address there leads to it. */
+    const char *here = inet_pton(AF_INET, w->address, &a.sin_addr) == 1 ? w->address : "127.0.0.1";
     CHECK(bind(listener, (struct sockaddr *)&a, sizeof a) == 0 && listen(listener, 1) == 0);
     CHECK(getsockname(listener, (struct sockaddr *)&a, &len) == 0);
-    const weft_net_spec spec = {.bytes = sizeof spec, .host = "127.0.0.1", .port = ntohs(a.sin_port)};
+    const weft_net_spec spec = {.bytes = sizeof spec, .host = here, .port = ntohs(a.sin_port)};
     OK(weft_net_connect(w, node, &spec, &s, WEFT_TIMEOUT_DEFAULT));
     int fd = accept(listener, NULL, NULL);
     OK(weft_net_send(s, text, strlen(text), NULL, WEFT_TIMEOUT_DEFAULT));
