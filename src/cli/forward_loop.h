@@ -47,7 +47,7 @@ struct forward_loop {
  * forward_loop_close() in both cases, on the thread of the loop, when no connection calls forward_notice() any more. */
 int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg);
 void forward_loop_close(struct forward_loop *l);
-/* A connection has changed, as weft reports: the thread of the loop serves it. If that thread sleeps, the progress thread does. */
+/* A connection has changed, as weft reports. The thread of the loop serves it; if that thread sleeps, the progress thread serves it. */
 void forward_notice(struct forward_loop *l, struct forward_changed *c);
 /* Waits for descriptors, and for connections that have changed; may linger before (gateway_linger()). */
 void forward_loop_wait(struct forward_loop *l, int64_t timeout_ns);
