@@ -186,7 +186,7 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT
         if (ended)
             return -WEFT_DEVICE_ESHUTDOWN;
         weft_device_tell(beat, t + 1); /* all tasks before `t` have been taken */
-        if (weft_device_late(d, p))    /* also if the GPU is being closed, which has ended its workers before */
+        if (weft_device_late(d, p))    /* also true if the GPU is being closed; its workers were ended before that */
             return weft_device_load(k->ended) ? -WEFT_DEVICE_ESHUTDOWN : -WEFT_DEVICE_ETIMEDOUT;
         if (!drawn)
             return -WEFT_DEVICE_EAGAIN;

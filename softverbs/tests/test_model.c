@@ -510,8 +510,8 @@ static void test_matrix(void **state)
               0);
     assert_int_equal(load("switch", "1", &generic), 0);
     is_matrix("[\n  {\"ssh\": \"0\", \"ips\": [\"127.0.0.1\"], \"rdma\": [null]}\n]\n", 0);
-    /* Both ends name the same cable, though the first device of each is on another cable. One device is down only because no device is left
-       for it. There is a switch only where there is no cable. Host z reaches no other. */
+    /* Three cables join a and b. The one at a/en2 is down, so both hosts name that from a/en3 to b/en4, although another begins at b/en3. A
+       device on the switch is named only if no cable leads to the other host. Host z reaches no other. */
     taken("{\"hosts\": [{\"name\": \"a\", \"devices\": [{\"interface\": \"en2\", \"port\": \"down\"}, \"en3\", \"en4\", \"en5\"]},"
           "{\"name\": \"b\", \"devices\": [\"en2\", \"en3\", \"en4\", \"en5\"]}, \"c\", {\"name\": \"z\", \"devices\": []}],"
           "\"cables\": [{\"from\": \"a/en2\", \"to\": \"b/en2\"}, {\"from\": \"a/en3\", \"to\": \"b/en4\"},"

@@ -308,7 +308,7 @@ static void elements_beyond_the_message(void **state)
     }
 }
 
-/* While its send queue is stopped in SQD, a request that waits for a receive is not retried. */
+/* A send that waits for a receive is not retried while its queue pair is in SQD. */
 static void nobody_looks_in_sqd(void **state)
 {
     struct ibv_qp *a, *b;
@@ -317,7 +317,7 @@ static void nobody_looks_in_sqd(void **state)
     assert_int_equal(send_one(a), 0);
     assert_true(sv_progress(SF_NO_DEVICE) != 0);
     assert_int_equal(modify(a, IBV_QPS_SQD), 0);
-    usleep(50000); /* longer than the time until the retry that was due when the queue stopped, which is the last one */
+    usleep(50000); /* by then the retry that was already due at the stop is over; no other follows */
     assert_int_equal(sv_progress(SF_NO_DEVICE), 0);
     assert_int_equal(receive_one(b), 0);
     assert_int_equal(polled(receive_cq), 0);

@@ -14,7 +14,7 @@
 
 #define EVERY_NS (200 * WEFT_MS)
 #define FINAL_NS (5 * WEFT_SECOND) /* how long to wait for the targets' last states */
-#define LINES    24u               /* most hosts that have a line */
+#define LINES    24u               /* at most this many hosts have a line of their own */
 
 struct sentence {
     struct sentence *next;

@@ -60,8 +60,8 @@ void cast_send_flush(struct cast_source *s); /* send the block that is being fil
 void cast_send_record(struct cast_source *s, enum cast_type type, uint32_t file, uint64_t offset, uint64_t bytes);
 void cast_send_list(struct cast_source *s);
 void cast_send_file(struct cast_source *s, uint32_t file); /* send a file that is not followed */
-/* The calls before and after the content of a file. cast_send_needed(): whether a target of the chain needs bytes of the file, and from
- * `*at` on. cast_send_ended(): `rc` is the result of sending the content; if it is not 0, base_error() has the reason. */
+/* The calls before and after the content of a file. cast_send_needed(): whether a target of the chain needs the file; `*at` and `*have` are
+ * for cast_send_content(). cast_send_ended(): `rc` is the result of sending the content; if it is not 0, base_error() has the reason. */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *at, uint64_t *have);
 void cast_send_ended(struct cast_source *s, uint32_t file, int rc);
 /* Send a file's bytes from `at` to `size`; before `have` send only checksums. Returns 0, or a negative errno; -ESTALE: the file is

@@ -46,7 +46,7 @@ struct forward_loop {
  * forward_loop_close() in both cases, on the thread of the loop, when no connection calls forward_notice() any more. */
 int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg);
 void forward_loop_close(struct forward_loop *l);
-/* A connection has changed, as weft reports: the thread of the loop serves it. If that thread sleeps, the progress thread does. */
+/* A connection has changed, as weft reports. The thread of the loop serves it; if that thread sleeps, the progress thread serves it. */
 void forward_notice(struct forward_loop *l, struct forward_changed *c);
 /* How much of `bytes` may move as one piece now, and how many pieces of one connection. */
 static inline size_t forward_piece(const struct forward_loop *l, size_t bytes)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What this node has learned from the desks of all nodes: their hosts, doors and slots, also those of nodes that are gone.
+ * What each node says about itself on its desk (standing_desk.c): its host, its slot on that host, and its door, the address at which other
+ * nodes can join through it. It is kept when the node is gone.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -451,7 +451,7 @@ static void free_hosts(struct cluster_host *hosts, uint32_t count)
     free(hosts);
 }
 
-/* Make a node's entry from its machine's. The list of devices is indexed by machine there, and by node here. */
+/* Make a node's entry from its machine's. A machine's list of devices has one for each machine, a node's list one for each node. */
 static int copy_host(struct cluster_host *to, const struct cluster_host *machine, const uint32_t *slots, uint32_t nodes)
 {
     to->machine = machine->machine;

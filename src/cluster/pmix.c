@@ -321,8 +321,8 @@ static int step_open(struct launcher *p, int64_t deadline)
     return 0;
 }
 
-/* Fails with the list of processes that have published nothing. The launcher gets one second to tell; within it, it may only know about
- * processes of this host. */
+/* Fails with the list of processes that have published nothing. Asks the launcher about each, for one second in all. Does not ask if
+ * some are on other hosts, because the launcher may need longer to know about those. */
 static int say_who_is_missing(const struct launcher *p)
 {
     char text[64] = "";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle lives here; the rooms above attach
- * their state and their hooks to it.
+ * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle lives here. The rooms above (folders of
+ * src/ that may use this one: docs/architecture.md) attach their state and their hooks to it.
  *
  * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link; the transport moves bytes.
  * Each file here calls only those before it:
@@ -453,7 +453,7 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
 bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: the socket is full and the byte was dropped */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
-/* whether bytes wait for the socket: call fab_side_read() when the socket is writable */
+/* Whether bytes wait to be sent. fab_side_read() sends them, too: call it also when the socket is writable. */
 bool fab_side_pending(struct fab_link *l);
 /* Reads at most `most` kilobytes. NULL: the peer goes on; else why it is gone, and whether it died. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);

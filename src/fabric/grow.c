@@ -40,7 +40,9 @@ void fab_announce(struct weft_node *w)
     base_log(BASE_LOG_INFO, "node %u (pid %d on %s) has joined", node, l->pid, l->host);
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);
     fab_run_joined(w, node);
-    uint32_t mine = ANNOUNCING; /* pairs with the acquire in fab_admit(), which may already have stored the next node */
+    /* Not a plain store: fab_admit() may have stopped waiting, and a later call may have stored the next node. Pairs with the acquire
+     * there. */
+    uint32_t mine = ANNOUNCING;
     atomic_compare_exchange_strong(&w->newcomer, &mine, 0);
     fab_wake_here(w);
 }

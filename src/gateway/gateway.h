@@ -96,7 +96,7 @@ bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* Work for a thread that waits for `watches`, which a message has brought. If that thread sleeps, the progress thread, which handled the
+/* A message has brought work for a thread that waits for `watches`. If that thread sleeps, the progress thread, which has handled the
  * message, does a little of the work in its place, so that the thread need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;

@@ -19,7 +19,7 @@ struct ready_way {
     int (*wait)(int at, void *ready[], int most, int64_t timeout_ns);
 };
 
-extern const struct ready_way ready_epoll, ready_kqueue; /* each where its system is */
+extern const struct ready_way ready_epoll, ready_kqueue; /* each exists only on its own system */
 #if defined(__linux__)
 #define READY_WAY (&ready_epoll)
 #else

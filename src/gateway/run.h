@@ -23,7 +23,7 @@ struct run {
     bool left;      /* the asker has closed its handle */
     bool ended;     /* it has ended and was waited for */
     bool timed_out; /* it was killed because its time was over */
-    bool unread;    /* the asker was told that the process reads no more input; it has not ended the stream of the input yet */
+    bool unread;    /* the asker was told that the process reads no more input, and has not ended the stream of the input yet */
     int64_t kill_at;
     struct gateway_watch end, in, out[2];
     struct gateway_stream *in_stream, *out_stream[2];

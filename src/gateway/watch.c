@@ -23,7 +23,7 @@
 
 uint64_t gateway_connections_max(void)
 {
-    static _Atomic int64_t asked; /* when the system was asked; it is asked for each connection otherwise, several times */
+    static _Atomic int64_t asked; /* when getrlimit() was called last; the result is kept, because each connection needs it several times */
     static _Atomic uint64_t most;
     struct rlimit files;
     int64_t now = base_now_ns(), before = atomic_load_explicit(&asked, memory_order_acquire);

@@ -93,8 +93,8 @@ struct gpu_arena {
     _Atomic bool given;   /* the memory was handed to other processes */
 };
 
-/* An arena of another node of this host; and that node's request for our arena in the same space. Only the node's thread uses the members
- * that are not atomic. */
+/* An arena of another node of this host; and that node's request for our arena in the same space. share_lock protects the members that are
+ * not atomic, except the last two. `arena` is written under table_lock as well, and may be read under either. */
 struct arena_other {
     struct gpu_arena arena;
     _Atomic bool mapped;   /* the arena is mapped in this process */

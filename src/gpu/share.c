@@ -349,7 +349,7 @@ void share_open(struct arenas *c, bool wait)
         (void)fab_wait(c->w, all_looked_at, c, base_deadline(2 * patience(c)));
 }
 
-/* Whether that GPU maps the arena. After this call the thread does not replace or remove the mapping, even if nobody uses it. */
+/* Whether the GPU at `place` maps the arena. If so, the node's thread no longer replaces or removes the mapping, even if nobody uses it. */
 static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu_place *place)
 {
     pthread_mutex_lock(&c->share_lock);

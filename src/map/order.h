@@ -14,7 +14,8 @@ struct map_order {
     uint32_t slots; /* 0: the node chooses by its processors */
     uint32_t retries;
     int64_t timeout_ns, lease_ns;
-    uint64_t given, tallies; /* gaddrs in the owner's pool; `tallies`: an array with a struct map_tally for each node */
+    uint64_t given,
+        tallies; /* addresses in the owner's pool. `given`: as in struct map_board; `tallies`: a struct map_tally for each node */
     bool literal;
     uint32_t inputs, names, served, argc;
     const char *kernel;      /* NULL: a command */

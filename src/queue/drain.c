@@ -113,8 +113,8 @@ static bool drained(struct drain *d)
         d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1;
         d->ask_at = 0;
     }
-    /* Ask a node again if its answer is out of date. A node that announced its shard may have closed the queue before the next look. A node
-     * may also have closed the queue for which it answered. */
+    /* Ask the nodes with unknown counters that have not answered this question. An answer to an older question does not count: since then
+     * the node may have opened the queue, and its HELLO may still be under way. */
     bool all = true, ask = base_now_ns() >= d->ask_at;
     for (uint32_t i = 0; i < q->w->size; i++)
         if (d->found[i].unknown && !none_open(q, i, d->ask)) {

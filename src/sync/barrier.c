@@ -11,7 +11,7 @@
  * readable, since other nodes may still be in that barrier. No node waits for a signal that will not arrive. A node that cannot finish a
  * barrier tells all others which barrier it gave up. A node that begins with a new set tells all others that set. Two words of the line are
  * reserved for these notices. All nodes that did not finish start again with the smaller set. So do two nodes that saw others leave in
- * different orders and began with different sets of the same size: neither was ever in the other's set. tests/model/barrier.pml checks this
+ * different orders and began with different sets of the same size: neither ever had the other's set. tests/model/barrier.pml checks this
  * exhaustively. A line has fewer words than there are sizes of a set, so words are reused. A node reuses a word for a smaller set only when
  * the reader has begun with a newer set than the one the word was used for.
  *
@@ -109,8 +109,8 @@ static bool barrier_has_ended(const struct signal_wait *b)
 {
     uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);
     uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
-    /* A sender that has begun with a different set of the same size saw other nodes leave than this node did. As sets only shrink, it was
-     * never in this set. Both must learn of all nodes that left, and begin again. */
+    /* If the sender's newest set is a different one of the same size, the two nodes have seen different nodes leave. As sets only shrink,
+     * the sender never had this node's set. Both must learn of all nodes that left, and begin again. */
     return (given_up >> 32 == b->set && (int32_t)((uint32_t)given_up - b->generation) <= 0) ||
            (newest != 0 && newest != b->set && newest >> 20 <= b->set >> 20) || !fab_alive(b->w, b->from);
 }

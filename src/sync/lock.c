@@ -517,7 +517,7 @@ static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *
     bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
     if (waiters)
         rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
-    if (rc && rc != -ECONNRESET) { /* the lock may not be released yet: the progress thread goes on */
+    if (rc && rc != -ECONNRESET) { /* the lock may not be released yet: the progress thread completes that */
         lock_leave(s, c);
         return 0;
     }

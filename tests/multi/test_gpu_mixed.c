@@ -19,15 +19,15 @@
 #define GPUS    2u /* of the first nodes */
 #define BLOCKS  2u
 #define CALLERS (1 + BLOCKS) /* callers of a node: its processor, and its blocks */
-#define AREA    6000u        /* of a caller in each place */
+#define AREA    6000u        /* bytes of one caller in each place */
 #define PLACES  (NODES + GPUS)
-#define WORDS   4096u /* the first bytes of each place: word 0 is shared */
+#define WORDS   4096u /* bytes at the start of each place, before the callers' bytes; all callers add to the first word */
 
 struct caller {
     weft_node *w;
     const weft_device *d; /* NULL: a processor */
     weft_gaddr place[PLACES];
-    weft_gaddr near; /* in this node's pool */
+    weft_gaddr near; /* the local buffer, in this node's pool */
     uint8_t *near_at;
     uint32_t rounds;
     uint64_t seed, added[PLACES];

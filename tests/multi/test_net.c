@@ -63,7 +63,7 @@ static void basics(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
-/* Large streams both ways at once, with rings of several sizes, byte by byte right. */
+/* Large streams both ways at once, with rings of several sizes. Every byte is checked. */
 static void streams(weft_node *w, void *arg)
 {
     (void)arg;
@@ -524,7 +524,7 @@ static void near(weft_node *w, void *arg)
         OK(weft_net_connect(w, 0, SPEC(.host = n->path, .flags = WEFT_NET_LOOPBACK), &s, DEFAULT_TIME));
         CHECK(weft_net_peer(s)[0] == '\0');
         OK(weft_net_close(s));
-        must_fail(w, SPEC(.port = n->port[1], .flags = WEFT_NET_LOOPBACK), -EACCES, "rule deny="); /* the owner's rules hold */
+        must_fail(w, SPEC(.port = n->port[1], .flags = WEFT_NET_LOOPBACK), -EACCES, "rule deny="); /* the gateway's own rules still hold */
         must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0]), -EACCES, "a default rule");
         must_fail(w, SPEC(.host = "127.0.0.1", .port = n->port[0], .flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");
         must_fail(w, SPEC(.host = n->path, .port = 1, .flags = WEFT_NET_LOOPBACK), -EINVAL, "WEFT_NET_LOOPBACK");

@@ -427,8 +427,8 @@ static uint64_t memory_kib(void)
     return kib;
 }
 
-/* A node sends messages for streams that do not exist, and reads none of the replies: it ends as dead, before they have filled the memory,
- * and the others go on. */
+/* A node sends messages for streams that do not exist, and reads none of the replies. The gateway must give the node up before unsent
+ * replies fill the gateway's memory, and the other nodes go on. */
 static void flood(weft_node *w, void *arg)
 {
     struct greed *g = arg;

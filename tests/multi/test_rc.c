@@ -141,7 +141,7 @@ static void count_message(weft_node *w, uint32_t from, const void *header, size_
     (void)w, (void)from, (void)header_len, (void)payload, (void)payload_len;
     uint64_t *words = arg, n;
     memcpy(&n, header, sizeof n);
-    /* The put and the add that a fence puts before this message have arrived. */
+    /* The sender started a put and an add, then a fence, then this message: so both must have arrived. */
     if (__atomic_load_n(&words[1], __ATOMIC_ACQUIRE) < n || __atomic_load_n(&words[0], __ATOMIC_ACQUIRE) < n)
         __atomic_fetch_add(&words[2], 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&words[3], 1, __ATOMIC_RELEASE);

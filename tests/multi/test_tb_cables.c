@@ -61,7 +61,8 @@ static int opens(int rank, void *arg)
     return 0;
 }
 
-/* A hostfile with these devices, written as JSON, of node 0 towards node 1 and of node 1 towards node 0. */
+/* Runs two nodes with a hostfile. `zero` is the device, as JSON, that it names at node 0 towards node 1; `one` is that at node 1 towards
+ * node 0. NULL: it names none. */
 static struct matrix *with(const char *zero, const char *one)
 {
     static unsigned number;

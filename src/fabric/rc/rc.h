@@ -67,9 +67,9 @@
 #define RC_TX_FRAMES    256u /* frames to send from; all links of the node share them */
 /* offset of the words that flushes read into, one for each peer */
 #define RC_FLUSHES_AT   ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES)
-#define RC_BACKLOG_WAIT (1u << 20)  /* bytes in a lane's backlog from which on frames wait in the call */
+#define RC_BACKLOG_WAIT (1u << 20)  /* bytes: a call that sends a frame waits while its lane's backlog holds so many */
 #define RC_BACKLOG_PUTS (16u << 10) /* like RC_BACKLOG_WAIT, for puts and gets: smaller, because their data is not copied */
-#define RC_BACKLOG_MAX  (64u << 20) /* bytes in a lane's backlog from which on calls in handlers fail with -ENOBUFS */
+#define RC_BACKLOG_MAX  (64u << 20) /* bytes: a call in a handler fails with -ENOBUFS while its lane's backlog holds so many */
 
 enum rc_frame_kind { RC_MESSAGE = 1, RC_ATOMIC, RC_ANSWER, RC_SIGNAL, RC_STORE, RC_TELL_ONLY };
 

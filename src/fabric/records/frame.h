@@ -55,7 +55,7 @@ enum tb_record_kind {
     TB_QUIET,   /* lane, a: how many sends have not left (0: all have) */
     TB_RESEND,  /* lane, token: number of the first receive, a: how many: send the pieces for these receives again */
     TB_DONE,    /* detail: transfer: all of the transfer has arrived and is verified */
-    TB_DROP,    /* detail: transfer; token 1: a get, 0: a put, which the sender of this record had begun and has given up */
+    TB_DROP,    /* detail: transfer, token: 1 for a get, 0 for a put: the sender of this record began the transfer, and gives it up */
     TB_DROPPED, /* detail: transfer; the answer to TB_DROP for a put. If the put was complete by then, TB_DONE came before */
     TB_LANE,    /* lane, detail: generation: this side has made the lane's queue pair */
 };

@@ -41,7 +41,7 @@ struct records_link {
     _Atomic uint32_t inbox_in, inbox_out;
     /* number of the message at inbox[0]. It changes only while the inbox is empty, so that usually only the start of the inbox is used */
     uint32_t inbox_base;
-    /* messages that were handled, but not credited to the peer yet, because equally many wait until their handler is installed */
+    /* messages that were delivered and are not credited to the peer yet, because too many wait for a handler that is not installed */
     uint32_t withheld;
     struct stash stash;
     _Atomic bool broken;

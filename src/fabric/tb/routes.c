@@ -95,7 +95,7 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     uint8_t *row = &r->near[(size_t)from * r->size];
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size && !row[m.node[i]])
-            tb->passed_at = base_now_ns(); /* a route through this node may have appeared: as in tb_routes_cable() */
+            tb->passed_at = base_now_ns(); /* the new cable of `from` may have made a route through this node: as in tb_routes_cable() */
     memset(row, 0, r->size);
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size)
