@@ -178,6 +178,8 @@ typedef struct weft_file_cache {
     uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk, and their bytes */
     uint64_t dropped;                    /* pieces that were dropped to make room */
     uint64_t open_files, readers;        /* files that are open or cached; handles that nodes have open */
+    uint64_t given_bytes;                /* sizes of pieces that nodes of other hosts were told to get from this cache */
+    uint64_t passed_bytes;               /* sizes of pieces that they were told to get from each other */
 } weft_file_cache;
 
 /* Fills `*out` with the counts of the gateway's cache. `bytes` is sizeof *out; fields that this version of the library does not know are

@@ -52,12 +52,20 @@ int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct 
     return rc;
 }
 
+void file_slot_free(weft_file *f, struct file_slot *s)
+{
+    if (s->kept)
+        file_keep_leave(f->g, s->kept);
+    s->kept = NULL;
+    atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
+}
+
 void file_slots_leave(weft_file *f)
 {
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         if (atomic_load_explicit(&f->slot[i].state, memory_order_acquire) == SLOT_ASKED)
             (void)gateway_ask_leave(f->g, f->slot[i].ask, 0); /* after this no answer is written to the slot */
-        atomic_store_explicit(&f->slot[i].state, SLOT_FREE, memory_order_relaxed);
+        file_slot_free(f, &f->slot[i]);
     }
 }
 
@@ -183,12 +191,14 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     f->g = gateway_in(w);
     f->node = node;
     f->flags = flags;
-    f->last = f->mapped = UINT64_MAX;
+    f->last = f->mapped = f->ends = UINT64_MAX;
+    f->far = !weft_ptr(w, weft_gaddr_make(node, 0, w->heap_offset), 1);
     pthread_mutex_init(&f->maps, NULL);
     weft_request r = file_request(f, FILE_OPEN);
     struct gateway_result result;
     r.flags = flags;
     r.data_bytes = strlen(path);
+    r.arg[0] = f->far ? file_hash(w->host_id, sizeof w->host_id) : 0;
     size_t info = sizeof f->info;
     struct gateway_question q = {.record = &r, .data = path, .late = opened_late};
     rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &f->info, &info);
@@ -199,6 +209,8 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
         return rc;
     }
     f->there = result.word[0];
+    if (f->far)
+        file_keeps_opened(f->g);
     handle_list(f->g, f);
     *out = f;
     return 0;
@@ -230,6 +242,8 @@ int weft_file_close(weft_file *f)
     handle_unlist(f->g, f);
     copies_free(f);
     file_post_close(f->g, f->node, f->there);
+    if (f->far)
+        file_keeps_closed(f->g);
     file_free(f);
     return 0;
 }

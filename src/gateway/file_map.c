@@ -98,6 +98,7 @@ static void map_ahead(weft_file *f, uint64_t index)
         r.arg[0] = i;
         r.timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
         s->index = i;
+        s->keeps = false;
         s->bytes = file_piece_bytes(f->info.bytes, i);
         atomic_store_explicit(&s->state, SLOT_ASKED, memory_order_relaxed);
         if (gateway_ask(f->g, &(struct gateway_question){.record = &r, .tell = file_slot_told, .late = mapped_late, .arg = s, .post = true},
@@ -143,7 +144,7 @@ static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, we
     } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so give them back first */
     *at = rc ? WEFT_NULL : result.word[0];
     *lease = rc ? 0 : result.word[2];
-    if (!rc && !file_lease_fits(&result, f->node, file_piece_bytes(f->info.bytes, index))) {
+    if (!rc && !file_lease_fits(&result, f->node, file_piece_bytes(f->info.bytes, index), false)) {
         file_post_return(f->g, f->node, *lease);
         rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
     }

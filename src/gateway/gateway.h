@@ -24,8 +24,9 @@
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
- *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service (file.h)
- *   file_handle.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
+ *   file_path.c, file_disk.c, file_holder.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service
+ *               (file.h)
+ *   file_keep.c, file_handle.c, file_slot.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
  *   record_object.c, record_copy.c, net_record.c, file_record_read.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
  *   record.c    takes records from programs and GPU kernels
@@ -473,11 +474,15 @@ struct gateway {
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
     struct weft_file *files;         /* open handles of files; under the lock */
+    struct file_keeps *file_keeps;   /* copies of pieces of files, in this node's pool (file_keep.c) */
     struct file_async *file_async;   /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;
 };
 /* --- file_handle.c --- */
 void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
+
+/* --- file_keep.c --- */
+int file_keeps_open(struct gateway *g);
 
 /* --- file_async.c --- */
 int file_async_open(struct gateway *g);

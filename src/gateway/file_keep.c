@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The asker's copies of pieces of files of other hosts, in its pool: what its handles have read ahead, and what they have read lately, for
+ * other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; the memory of the oldest one is used again. They are freed
+ * when this node has no such file open any more.
+ */
+#include "gateway/file_handle.h"
+
+#include <stdlib.h>
+
+struct file_keeps { /* under gateway.lock */
+    struct file_kept *first;
+    uint64_t bytes;
+    uint32_t files; /* open handles of files of other hosts */
+};
+
+static bool kept_free(struct gateway *g, const struct file_kept *k)
+{
+    return !k->uses && weft_test(g->w, (weft_op *)(uintptr_t)&k->op) != -EINPROGRESS; /* a get that nobody waits for may still write */
+}
+
+/* Takes the oldest one that nobody uses out of the list. With the lock held. */
+static struct file_kept *kept_take(struct gateway *g)
+{
+    for (struct file_kept **at = &g->file_keeps->first, *k; (k = *at); at = &k->next)
+        if (kept_free(g, k)) {
+            *at = k->next;
+            return k;
+        }
+    return NULL;
+}
+
+/* Tells the gateway that the copy is gone. Without the lock. */
+static void kept_drop(struct gateway *g, struct file_kept *k)
+{
+    const weft_request r = {.version = WEFT_REQUEST_VERSION,
+                            .service = WEFT_SERVICE_FILE,
+                            .kind = FILE_DROP,
+                            .node = k->node,
+                            .arg = {k->generation, k->index}};
+    if (k->told && fab_alive(g->w, k->node))
+        gateway_ask_ignore(g, &r);
+    k->told = false;
+}
+
+static struct file_kept *kept_new(struct gateway *g)
+{
+    struct file_kept *k = calloc(1, sizeof *k);
+    if (k && weft_alloc(g->w, WEFT_FILE_PIECE, &k->at)) {
+        free(k);
+        return NULL;
+    }
+    if (k)
+        fab_use(g->w, FAB_USE_FILES, WEFT_FILE_PIECE);
+    return k;
+}
+
+struct file_kept *file_keep(const weft_file *f, uint64_t index)
+{
+    struct gateway *g = f->g;
+    struct file_kept *k = NULL;
+    base_spin_lock(&g->lock);
+    bool room = g->file_keeps->bytes + WEFT_FILE_PIECE <= g->w->pool_bytes / FILE_KEPT_PART;
+    if (room)
+        g->file_keeps->bytes += WEFT_FILE_PIECE;
+    else
+        k = kept_take(g);
+    base_spin_unlock(&g->lock);
+    if (k)
+        kept_drop(g, k);
+    else if (room)
+        k = kept_new(g);
+    base_spin_lock(&g->lock);
+    if (k) {
+        struct file_kept **at = &g->file_keeps->first;
+        while (*at)
+            at = &(*at)->next;
+        *k = (struct file_kept){.node = f->node, .generation = f->info.generation, .index = index, .at = k->at, .uses = 1};
+        *at = k;
+    } else if (room) {
+        g->file_keeps->bytes -= WEFT_FILE_PIECE;
+    }
+    base_spin_unlock(&g->lock);
+    return k;
+}
+
+void file_keep_leave(struct gateway *g, struct file_kept *k)
+{
+    base_spin_lock(&g->lock);
+    k->uses--;
+    base_spin_unlock(&g->lock);
+}
+
+void file_keeps_opened(struct gateway *g)
+{
+    base_spin_lock(&g->lock);
+    g->file_keeps->files++;
+    base_spin_unlock(&g->lock);
+}
+
+void file_keeps_closed(struct gateway *g)
+{
+    struct file_kept *list = NULL;
+    base_spin_lock(&g->lock);
+    if (--g->file_keeps->files == 0)
+        for (struct file_kept *k; (k = kept_take(g)); list = k) {
+            g->file_keeps->bytes -= WEFT_FILE_PIECE;
+            k->next = list;
+        }
+    base_spin_unlock(&g->lock);
+    for (struct file_kept *k; (k = list);) {
+        list = k->next;
+        kept_drop(g, k);
+        fab_use(g->w, FAB_USE_FILES, -(int64_t)WEFT_FILE_PIECE);
+        weft_free(g->w, k->at);
+        free(k);
+    }
+}
+
+/* Operations under way could write to an op until now. The memory of the copies ends with the pool. */
+static void keeps_free(struct weft_node *w, void *arg)
+{
+    struct file_keeps *all = arg;
+    (void)w;
+    for (struct file_kept *k; (k = all->first);) {
+        all->first = k->next;
+        free(k);
+    }
+    free(all);
+}
+
+int file_keeps_open(struct gateway *g)
+{
+    g->file_keeps = calloc(1, sizeof *g->file_keeps);
+    int rc = g->file_keeps ? fab_hook(g->w, &(struct fab_hook){.free = keeps_free, .arg = g->file_keeps})
+                           : base_fail(-ENOMEM, "no memory for copies of pieces of files");
+    if (rc)
+        free(g->file_keeps);
+    return rc;
+}
