@@ -246,6 +246,8 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
             *out = s;
             return 0;
         }
+        if (state == SLOT_READY && s->keeps)
+            continue; /* the answer has come just now */
         if (state == SLOT_FAILED && s->error != -EAGAIN) {
             rc = file_slot_error(f, s);
             file_slot_free(f, s);
