@@ -42,6 +42,7 @@
 #define FILE_COPY_NS    (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
 #define FILE_CHECK_NS   WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
 #define FILE_PATIENCE_NS (250 * WEFT_MS) /* a request for a piece waits this long for a copy that another asker is getting */
+#define FILE_HOLDERS_MAX 32u            /* copies of a piece that the gateway remembers */
 #define FILE_LEASES_MAX 4096u           /* leases of one handle */
 #define FILE_HOT        4u              /* a piece that was found in the cache this often gets huge pages */
 #define FILE_CACHE_MIN  (UINT64_C(4) << 20)

@@ -31,7 +31,14 @@ bool file_holder_choose(const struct file_piece *p, uint64_t host, struct file_h
 
 void file_holder_add(struct file_piece *p, uint32_t node, uint64_t host, weft_gaddr at)
 {
-    file_holder_drop(p, node);
+    unsigned n = 0;
+    (void)file_holder_drop(p, node);
+    for (struct file_holder **last = &p->holders; *last; last = &(*last)->next)
+        if (++n == FILE_HOLDERS_MAX) { /* the oldest one */
+            free(*last);
+            *last = NULL;
+            break;
+        }
     struct file_holder *h = malloc(sizeof *h);
     if (!h)
         return; /* others get the piece from elsewhere */

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The file service with readers on several other hosts, who get pieces from each other: what the gateway sends, readers that are killed,
+ * stopped, or leave, and copies whose memory has other contents by now. Node 0 is the gateway.
+ */
+#include "file_test.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+#include "gateway/file_handle.h"
+
+#define PIECES 40u
+#define BYTES  (PIECES * PIECE)
+#define SEED   60
+
+/* The pools have room for copies of 16 pieces. */
+static const char *const HOSTS[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
+
+struct hosts_board {
+    _Atomic uint32_t opened, half, done, pid, gone;
+    uint64_t given, passed;
+};
+
+/* Reads some pieces and checks them. */
+static void read_pieces(weft_file *f, uint64_t from, uint64_t to)
+{
+    static uint8_t some[WEFT_FILE_PIECE];
+    size_t n;
+    for (uint64_t i = from; i < to; i++) {
+        OK(weft_file_read(f, some, PIECE, i * PIECE, &n, DEFAULT_TIME));
+        CHECK(n == PIECE && right(some, SEED, i * PIECE, n));
+    }
+}
+
+/* All have it open before any of them reads, so the gateway knows that they are several. */
+static weft_file *open_together(weft_node *w, struct hosts_board *b)
+{
+    weft_file *f;
+    OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+    meet(&b->opened, weft_size(w) - 1);
+    return f;
+}
+
+static bool gateway_is_far(weft_node *w)
+{
+    return !weft_ptr(w, weft_gaddr_make(0, 0, w->heap_offset), 1);
+}
+
+/* What the interfaces of this network namespace have sent, without the loopback. */
+static uint64_t sent_by_host(void)
+{
+    char line[512], name[64];
+    unsigned long long sent, all = 0;
+    FILE *file = fopen("/proc/self/net/dev", "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, " %63[^:]: %*u %*u %*u %*u %*u %*u %*u %*u %llu", name, &sent) == 2 && strcmp(name, "lo") != 0)
+            all += sent;
+    if (file)
+        fclose(file);
+    return all;
+}
+
+/* --- the file leaves the gateway about once --- */
+
+static void once(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    uint64_t before = sent_by_host();
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, weft_size(w) - 1);
+        uint64_t sent = sent_by_host() - before;
+        weft_file_cache c = cache_of(w);
+        b->given = c.given_bytes;
+        b->passed = c.passed_bytes;
+        CHECK(c.disk_bytes == BYTES && c.disk_reads == PIECES);
+        CHECK(!getenv("TEST_NAMESPACES") || (sent > BYTES && sent < 2 * BYTES));
+    } else {
+        weft_file *f = open_together(w, b);
+        read_pieces(f, 0, PIECES);
+        atomic_fetch_add(&b->done, 1);
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_once(void **state)
+{
+    (void)state;
+    enum { READERS = 4 };
+    struct hosts_board *b = shared_words(sizeof *b);
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(1 + READERS, once, b, HOSTS), 0);
+    uint64_t all = b->given + b->passed;
+    printf("given by the gateway %.2f times, passed on %.2f times\n", (double)b->given / (double)BYTES, (double)b->passed / (double)BYTES);
+    /* in namespaces the fifth node is on the gateway's host */
+    assert_true(all == READERS * BYTES || all == (READERS - 1) * BYTES);
+    assert_true(b->given >= BYTES && b->given < 2 * BYTES);
+}
+
+/* --- a reader ends in the middle, in several ways --- */
+
+enum ending { KILLED, LEAVES, CLOSES, ENDINGS };
+struct end_plan {
+    enum ending how;
+    struct hosts_board *board;
+};
+
+static void one_ends(weft_node *w, void *arg)
+{
+    const struct end_plan *p = arg;
+    struct hosts_board *b = p->board;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, 2);
+        return;
+    }
+    weft_file *f = open_together(w, b);
+    if (weft_rank(w) == 1) { /* is ahead of the others, so they get pieces from it */
+        read_pieces(f, 0, PIECES / 2);
+        meet(&b->half, 3);
+        if (p->how == KILLED)
+            kill(getpid(), SIGKILL);
+        if (p->how == CLOSES)
+            OK(weft_file_close(f));
+        if (p->how == CLOSES)
+            wait_for(&b->done, 2);
+        return;
+    }
+    read_pieces(f, 0, PIECES / 4);
+    meet(&b->half, 3);
+    read_pieces(f, PIECES / 4, PIECES);
+    atomic_fetch_add(&b->done, 1);
+    OK(weft_file_close(f));
+}
+
+static void test_one_ends(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    for (enum ending how = KILLED; how < ENDINGS; how++) {
+        struct end_plan p = {how, shared_words(sizeof *p.board)};
+        int status[NODES_MAX];
+        nodes_run(4, one_ends, &p, HOSTS, status);
+        assert_int_equal(WIFSIGNALED(status[1]), how == KILLED);
+        for (unsigned i = 0; i < 4; i++)
+            assert_true(status[i] == 0 || (i == 1 && how == KILLED));
+    }
+}
+
+/* --- a reader stops --- */
+
+/* Node 1 stops while the gateway takes it for somebody who will soon have the next pieces, and while others get pieces from it. */
+static void one_stops(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, 3);
+        return;
+    }
+    weft_file *f = open_together(w, b);
+    if (weft_rank(w) == 1) {
+        read_pieces(f, 0, PIECES / 4);
+        atomic_store(&b->pid, (uint32_t)getpid());
+        wait_for(&b->gone, 1);
+        read_pieces(f, PIECES / 4, PIECES);
+    } else {
+        if (weft_rank(w) == 2) {
+            wait_for(&b->pid, 1);
+            stop_asleep((pid_t)atomic_load(&b->pid));
+        }
+        meet(&b->half, 2);
+        read_pieces(f, 0, PIECES);
+        if (atomic_fetch_add(&b->done, 1) == 1) {
+            CHECK(kill((pid_t)atomic_load(&b->pid), SIGCONT) == 0);
+            atomic_store(&b->gone, 1);
+        }
+    }
+    if (weft_rank(w) == 1)
+        atomic_fetch_add(&b->done, 1);
+    OK(weft_file_close(f));
+}
+
+static void test_one_stops(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(4, one_stops, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
+}
+
+/* --- copies that are not right --- */
+
+/* Node 1 writes over its copies, as if the memory were used for something else already. */
+static void overwritten(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    uint32_t spoilt = 0;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, 1);
+        b->given = cache_of(w).given_bytes;
+        b->passed = cache_of(w).passed_bytes;
+        return;
+    }
+    weft_file *f = open_together(w, b);
+    if (weft_rank(w) == 1) {
+        CHECK(gateway_is_far(w));
+        read_pieces(f, 0, PIECES / 4);
+        for (unsigned i = 0; i < FILE_SLOTS; i++)
+            if (file_slot_state(&f->slot[i]) == SLOT_HELD) {
+                memset(weft_ptr(w, f->slot[i].kept->at, PIECE), 0xee, PIECE);
+                spoilt++;
+            }
+        CHECK(spoilt > 0); /* at least the piece that was read last */
+        atomic_store(&b->half, 1);
+        wait_for(&b->done, 1);
+    } else {
+        wait_for(&b->half, 1);
+        read_pieces(f, 0, PIECES);
+        atomic_store(&b->done, 1);
+    }
+    OK(weft_file_close(f));
+}
+
+static void test_overwritten(void **state)
+{
+    (void)state;
+    struct hosts_board *b = shared_words(sizeof *b);
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(3, overwritten, b, HOSTS), 0);
+    assert_true(b->passed > 0);
+    assert_true(b->given > BYTES); /* the spoilt pieces were given twice */
+}
+
+/* --- memory --- */
+
+/* Copies take a part of the pool only, and are freed with the last handle. Bytes here and there are not copied in whole pieces. */
+static void memory(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_file *f;
+    weft_pool_stats s;
+    char byte;
+    size_t n;
+    if (weft_rank(w) == 1) {
+        OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+        for (uint64_t i = 0; i < PIECES; i++)
+            OK(weft_file_read(f, &byte, 1, i * PIECE, &n, DEFAULT_TIME));
+        OK(weft_pool_stat(w, &s, sizeof s));
+        CHECK(s.file_bytes == 0);
+        read_pieces(f, 0, PIECES);
+        OK(weft_pool_stat(w, &s, sizeof s));
+        CHECK(s.file_bytes == w->pool_bytes / FILE_KEPT_PART);
+        OK(weft_file_close(f));
+        OK(weft_pool_stat(w, &s, sizeof s));
+        CHECK(s.file_bytes == 0);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, memory, NULL, HOSTS), 0);
+}
+
+/* A pool without room for copies: the bytes come all the same. */
+static void no_room(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    weft_gaddr all;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, 3);
+        return;
+    }
+    if (weft_rank(w) == 2)
+        while (weft_alloc(w, PIECE, &all) == 0)
+            ;
+    weft_file *f = open_together(w, b);
+    read_pieces(f, 0, PIECES);
+    atomic_fetch_add(&b->done, 1);
+    OK(weft_file_close(f));
+}
+
+static void test_no_room(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(4, no_room, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
+    const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_one_ends), TEST(test_one_stops),
+                                       TEST(test_overwritten), TEST(test_memory),   TEST(test_no_room)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
