@@ -346,4 +346,5 @@ const struct gateway_service gateway_file = {
     .submit = gateway_file_submit,
     .told = gateway_file_told,
     .late = gateway_file_late,
+    .valid = gateway_file_valid,
 };

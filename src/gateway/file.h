@@ -234,7 +234,7 @@ void file_cache_free(struct files *all);
 /* Makes a job about an open file. NULL: no memory; then the call was answered. */
 struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
                              void (*done)(struct gateway_work *work));
-/* Starts a job. If no thread can be started for it, done() is called at once with the error as result. */
+/* Starts a job. done() is called later, also if no thread can be started for it; then the error is the job's result. */
 void file_job_start(struct files *all, struct file_job *job);
 void file_open_free(struct files *all, struct file_open *o);
 /* done() calls this last: releases the body and the handle that the job uses, and frees the job */

@@ -39,16 +39,20 @@ void file_unuse(weft_file *f, bool alone)
         atomic_store_explicit(&f->busy, false, memory_order_release);
 }
 
+void file_info_set(weft_file *f, const weft_file_info *info)
+{
+    f->info = *info;
+    atomic_store_explicit(&f->size, info->bytes, memory_order_relaxed);
+}
+
 int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct gateway_result *out, int64_t timeout_ns)
 {
     weft_file_info new;
     size_t len = sizeof new;
     struct gateway_question q = {.record = r, .data = data};
     int rc = gateway_ask_wait(f->g, &q, timeout_ns, out, info ? &new : NULL, info ? &len : NULL);
-    if (!rc && info && len != sizeof new)
-        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
     if (!rc && info)
-        f->info = new;
+        file_info_set(f, &new);
     return rc;
 }
 
@@ -196,19 +200,19 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     pthread_mutex_init(&f->maps, NULL);
     weft_request r = file_request(f, FILE_OPEN);
     struct gateway_result result;
+    weft_file_info now;
     r.flags = flags;
     r.data_bytes = strlen(path);
     r.arg[0] = f->far ? file_hash(w->host_id, sizeof w->host_id) : 0;
-    size_t info = sizeof f->info;
+    size_t info = sizeof now;
     struct gateway_question q = {.record = &r, .data = path, .late = opened_late};
-    rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &f->info, &info);
-    if (!rc && info != sizeof f->info)
-        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", path, node);
+    rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &now, &info);
     if (rc) {
         file_free(f);
         return rc;
     }
     f->there = result.word[0];
+    file_info_set(f, &now);
     if (f->far)
         file_keeps_opened(f->g);
     handle_list(f->g, f);
@@ -250,7 +254,7 @@ int weft_file_close(weft_file *f)
 
 uint64_t weft_file_size(const weft_file *f)
 {
-    return f->info.bytes;
+    return file_size(f);
 }
 
 uint32_t weft_file_node(const weft_file *f)
@@ -371,8 +375,6 @@ static int cache_ask(weft_node *w, uint32_t node, weft_request *r, const void *d
     r->node = node;
     struct gateway_question q = {.record = r, .data = data};
     int rc = gateway_ask_wait(gateway_in(w), &q, timeout_ns, &result, payload, &len);
-    if (!rc && len != bytes)
-        rc = base_fail(-EPROTO, "node %u has sent an invalid answer about its cache of files", node);
     *word = rc ? 0 : result.word[0];
     return rc;
 }

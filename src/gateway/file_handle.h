@@ -61,7 +61,8 @@ struct weft_file {
     struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
     uint64_t there; /* the handle's number at the gateway */
-    weft_file_info info;
+    weft_file_info info;   /* for calls that are alone */
+    _Atomic uint64_t size; /* info.bytes, for all others */
     _Atomic bool changed[2]; /* the file has changed: what was asked for is not used by reads, and maps, any more */
     _Atomic bool busy;
     _Atomic uint32_t users; /* how many threads are in calls with this handle */
@@ -92,6 +93,11 @@ int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct 
 weft_request file_request(const weft_file *f, enum file_kind kind);
 /* Begin and end a call. `alone`: only one thread may be in such a call. -EBUSY, -EDEADLK. */
 int file_use(weft_file *f, bool alone);
+void file_info_set(weft_file *f, const weft_file_info *info);
+static inline uint64_t file_size(const weft_file *f)
+{
+    return atomic_load_explicit(&f->size, memory_order_relaxed);
+}
 int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);
 static inline int file_slot_state(const struct file_slot *s)

@@ -80,7 +80,7 @@ static struct file_slot *map_slot_for(weft_file *f, uint64_t index)
 /* Called after piece `index` was mapped: requests the next pieces in advance if the piece before was mapped last. */
 static void map_ahead(weft_file *f, uint64_t index)
 {
-    const uint64_t pieces = file_pieces(f->info.bytes);
+    const uint64_t size = file_size(f), pieces = file_pieces(size);
     pthread_mutex_lock(&f->maps);
     bool next = f->mapped != UINT64_MAX && f->mapped + 1 == index;
     f->mapped = index;
@@ -99,7 +99,7 @@ static void map_ahead(weft_file *f, uint64_t index)
         r.timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
         s->index = i;
         s->keeps = false;
-        s->bytes = file_piece_bytes(f->info.bytes, i);
+        s->bytes = file_piece_bytes(size, i);
         atomic_store_explicit(&s->state, SLOT_ASKED, memory_order_relaxed);
         if (gateway_ask(f->g, &(struct gateway_question){.record = &r, .tell = file_slot_told, .late = mapped_late, .arg = s, .post = true},
                         &s->ask))
@@ -129,8 +129,8 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
 
 /* --- mapping --- */
 
-/* Requests a piece, and waits for the answer. */
-static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, weft_gaddr *at, uint64_t *lease)
+/* Requests a piece of `bytes` bytes, and waits for the answer. */
+static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, bool here, int64_t deadline, weft_gaddr *at, uint64_t *lease)
 {
     struct gateway_result result;
     weft_request r = file_request(f, FILE_LEASE);
@@ -144,19 +144,24 @@ static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, we
     } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so give them back first */
     *at = rc ? WEFT_NULL : result.word[0];
     *lease = rc ? 0 : result.word[2];
-    if (!rc && !file_lease_fits(&result, f->node, file_piece_bytes(f->info.bytes, index), false)) {
+    if (!rc && !file_lease_fits(&result, f->node, bytes, false)) {
         file_post_return(f->g, f->node, *lease);
         rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
     }
     return rc;
 }
 
-/* `*again`: the lease ended before the copy was complete, so the piece must be requested once more. */
+/* `*again`: the lease ended before the copy was complete, or another thread has written to the file, so the piece must be requested once
+ * more. */
 static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t deadline, bool *again)
 {
     weft_node *w = f->g->w;
+    const uint64_t size = file_size(f);
+    if (offset >= size)
+        return base_fail(-EINVAL, "%s at node %u has only %llu bytes, so offset %llu cannot be mapped", f->path, f->node,
+                         (unsigned long long)size, (unsigned long long)offset);
     uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE, lease;
-    uint32_t bytes = file_piece_bytes(f->info.bytes, index);
+    uint32_t bytes = file_piece_bytes(size, index);
     bool here = weft_ptr(w, weft_gaddr_make(f->node, 0, w->heap_offset), 1) != NULL;
     int64_t until = base_deadline(FILE_LEASE_NS);
     weft_gaddr at, copy = WEFT_NULL;
@@ -165,7 +170,8 @@ static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t 
         (void)file_maps_leave(f);
     int rc = here ? map_take(f, index, deadline, &at, &lease) : -EAGAIN;
     if (rc == -EAGAIN)
-        rc = map_ask(f, index, here, deadline, &at, &lease);
+        rc = map_ask(f, index, bytes, here, deadline, &at, &lease);
+    *again = rc == -EPROTO && file_size(f) != size; /* another thread has written to the file: the answer is of the new generation */
     if (rc)
         return rc;
     if (here) {
@@ -196,14 +202,10 @@ int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t ti
     int rc = file_use(f, false);
     if (rc)
         return rc;
-    if (offset >= f->info.bytes)
-        rc = base_fail(-EINVAL, "%s at node %u has only %llu bytes, so offset %llu cannot be mapped", f->path, f->node,
-                       (unsigned long long)f->info.bytes, (unsigned long long)offset);
-    else
-        do {
-            again = false;
-            rc = map_once(f, offset, out, deadline, &again);
-        } while (again && base_now_ns() < deadline);
+    do {
+        again = false;
+        rc = map_once(f, offset, out, deadline, &again);
+    } while (again && base_now_ns() < deadline);
     file_unuse(f, false);
     return rc;
 }

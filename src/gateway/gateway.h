@@ -153,6 +153,8 @@ struct gateway_works_how {
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
 /* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
+/* Does not run the job: only done() is called for it, later, as for others. */
+void gateway_work_skip(struct gateway_works *all, struct gateway_work *job);
 /* nobody waits for the job any more: drop() will be called for it. Call this on the thread that waits for the watches */
 void gateway_work_leave(struct gateway_works *all, struct gateway_work *job);
 void gateway_works_close(struct gateway_works *all);
@@ -362,6 +364,9 @@ struct gateway_service {
     int (*submit)(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
     void (*told)(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
     gateway_tell_fn late;
+    /* The asker's side, may be NULL: whether the server's answer to a request of this kind has a valid form. If not, the request ends with
+     * -EPROTO. Any thread, with gateway.lock held. */
+    bool (*valid)(uint16_t kind, const struct gateway_result *r);
 };
 #define GATEWAY_SERVICES_MAX 63u
 int gateway_server_open(struct gateway *g);

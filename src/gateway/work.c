@@ -55,25 +55,31 @@ static struct gateway_work *work_take(struct gateway_works *all)
     return NULL;
 }
 
+/* done() will be called for the job. */
+static void work_over(struct gateway_works *all, struct gateway_work *job)
+{
+    bool first = !all->done;
+    job->next = NULL;
+    *all->done_last = job;
+    all->done_last = &job->next;
+    if (first && all->wake >= 0) {
+        ssize_t n = write(all->wake, "", 1);
+        (void)n; /* a full pipe wakes its reader as well */
+    }
+}
+
 static void work_ended(struct gateway_works *all, struct gateway_work *job)
 {
     struct works_asker *a = asker_of(all, job);
-    bool first = !all->done;
     if (a) {
         a->runs--;
         a->queued--;
     }
     all->runs--;
     all->queued--;
-    job->next = NULL;
-    *all->done_last = job;
-    all->done_last = &job->next;
     if (all->waiting && all->idle)
         pthread_cond_signal(&all->some); /* a job whose asker had too many threads may run now */
-    if (first && all->wake >= 0) {
-        ssize_t n = write(all->wake, "", 1);
-        (void)n; /* a full pipe wakes its reader as well */
-    }
+    work_over(all, job);
 }
 
 static void drop_all(const struct gateway_works *all, struct gateway_work *job)
@@ -212,6 +218,14 @@ int gateway_work(struct gateway_works *all, struct gateway_work *job)
     }
     pthread_mutex_unlock(&all->lock);
     return rc;
+}
+
+void gateway_work_skip(struct gateway_works *all, struct gateway_work *job)
+{
+    pthread_mutex_lock(&all->lock);
+    job->left = false;
+    work_over(all, job);
+    pthread_mutex_unlock(&all->lock);
 }
 
 void gateway_work_leave(struct gateway_works *all, struct gateway_work *job)
