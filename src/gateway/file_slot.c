@@ -15,7 +15,7 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
 {
     (void)g;
     struct file_slot *s = a->arg;
-    int rc = r->status ? r->status : file_lease_fits(r, a->node, s->bytes, s->keeps) ? 0 : -EPROTO;
+    int rc = r->status ? r->status : file_lease_fits(r, a->node, s->bytes, s->keeps && !s->lost) && (!s->keeps || r->word[3]) ? 0 : -EPROTO;
     s->error = rc;
     size_t n = rc && r->len ? (r->len < FILE_TEXT - 1 ? r->len : FILE_TEXT - 1) : 0;
     if (n)
@@ -253,11 +253,11 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
             file_slot_free(f, s);
             return rc;
         }
+        if (base_now_ns() >= deadline)
+            return base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline", f->path, f->node);
         if (state == SLOT_ASKED || state == SLOT_GETS) {
             int64_t until = state == SLOT_GETS && slot_from_other(f, s) && s->until < deadline ? s->until : deadline;
             rc = fab_wait(f->g->w, slots_moved, f, until);
-            if (rc == -ETIMEDOUT && until == deadline)
-                return base_fail(rc, "%s at node %u: no answer before the deadline", f->path, f->node);
             if (rc && rc != -ETIMEDOUT)
                 return rc;
             continue;

@@ -18,6 +18,9 @@
 /* The pools have room for copies of 16 pieces. */
 static const char *const HOSTS[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
 
+/* With room for copies of the whole file: a reader that is far behind still gets it from others. */
+static const char *const ROOMY[] = {"WEFT_SERVE=file", "WEFT_POOL=512M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
+
 struct hosts_board {
     _Atomic uint32_t opened, half, done, pid, gone;
     uint64_t given, passed;
@@ -91,7 +94,7 @@ static void test_once(void **state)
     enum { READERS = 4 };
     struct hosts_board *b = shared_words(sizeof *b);
     write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
-    assert_int_equal(nodes_failed_with(1 + READERS, once, b, HOSTS), 0);
+    assert_int_equal(nodes_failed_with(1 + READERS, once, b, ROOMY), 0);
     uint64_t all = b->given + b->passed;
     printf("given by the gateway %.2f times, passed on %.2f times\n", (double)b->given / (double)BYTES, (double)b->passed / (double)BYTES);
     /* in namespaces the fifth node is on the gateway's host */
@@ -289,12 +292,86 @@ static void test_no_room(void **state)
     assert_int_equal(nodes_failed_with(4, no_room, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
 }
 
+/* --- a gateway that lies about copies --- */
+
+struct lie {
+    weft_gaddr at;
+    uint64_t hash;
+    weft_gaddr true_at; /* what it answers to those who want its own piece; WEFT_NULL: the lie again */
+};
+
+static void tell_lies(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    const struct lie *lie = arg;
+    const weft_file_info info = {.bytes = 2 * PIECE, .generation = 1};
+    struct gateway_message m;
+    weft_request r;
+    CHECK(header_len == sizeof m);
+    memcpy(&m, header, sizeof m);
+    if (m.type != GATEWAY_REQUEST)
+        return;
+    CHECK(payload_len >= sizeof r);
+    memcpy(&r, payload, sizeof r);
+    struct gateway_message answer = {.type = GATEWAY_ANSWER, .to = m.word[0]};
+    if (r.kind == FILE_OPEN)
+        answer.word[0] = 5;
+    if (r.kind == FILE_LEASE) {
+        bool truth = lie->true_at && r.flags & FILE_HERE;
+        memcpy(answer.word, (const uint64_t[5]){truth ? lie->true_at : lie->at, PIECE, 9, lie->hash, 1}, 5 * sizeof(uint64_t));
+    }
+    OK(fab_send(w, from, GATEWAY_HANDLER, &answer, sizeof answer, &info, r.kind == FILE_OPEN ? sizeof info : 0, NULL));
+}
+
+static void lies(weft_node *w, void *arg)
+{
+    static uint8_t some[WEFT_FILE_PIECE];
+    weft_gaddr *bytes = arg, mine;
+    const uint64_t far_away = w->pool_bytes;
+    size_t n;
+    OK(weft_alloc(w, PIECE, &mine));
+    fill(weft_ptr(w, mine, PIECE), weft_rank(w) == 0 ? SEED : SEED + 1, 0, PIECE);
+    bytes[weft_rank(w)] = mine;
+    OK(weft_barrier(w, DEFAULT_TIME));
+    const struct lie all[] = {
+        {bytes[2], 77, bytes[0]}, /* bytes without that hash */
+        {bytes[2], 77, WEFT_NULL},
+        {bytes[1], 77, bytes[0]}, /* the asker's own */
+        {weft_gaddr_make(2, 0, far_away), 77, bytes[0]},
+        {weft_gaddr_make(2, 0, 8), 77, bytes[0]},
+        {weft_gaddr_make(2, 3, 4096), 77, bytes[0]},
+        {weft_gaddr_make(9000, 0, weft_gaddr_offset(mine)), 77, bytes[0]},
+        {bytes[2], 0, bytes[0]},
+    };
+    for (unsigned i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (weft_rank(w) == 0)
+            OK(fab_handle(w, GATEWAY_HANDLER, tell_lies, (void *)(uintptr_t)&all[i]));
+        OK(weft_barrier(w, DEFAULT_TIME));
+        if (weft_rank(w) == 1) {
+            weft_file *f;
+            OK(weft_file_open(w, 0, "/file", 0, &f, DEFAULT_TIME));
+            int rc = weft_file_read(f, some, PIECE, 0, &n, DEFAULT_TIME);
+            bool refused = !all[i].true_at || !all[i].hash || weft_gaddr_space(all[i].at) != 0;
+            CHECK(rc == (refused ? -EPROTO : 0));
+            CHECK(rc || (n == PIECE && right(some, SEED, 0, n)));
+            OK(weft_file_close(f));
+        }
+        OK(weft_barrier(w, DEFAULT_TIME));
+    }
+}
+
+static void test_lies(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(3, lies, shared_words(4096), HOSTS), 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_one_ends), TEST(test_one_stops),
-                                       TEST(test_overwritten), TEST(test_memory),   TEST(test_no_room)};
+                                       TEST(test_overwritten), TEST(test_memory),   TEST(test_no_room),
+                                       TEST(test_lies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
