@@ -4,6 +4,12 @@
  * gateway reads a piece of a file from its disk, and keeps the piece in a cache in its pool. Nodes of the gateway's host read that memory;
  * other nodes get the bytes over the fabric. So a piece is read from the disk once, however many nodes ask for it.
  *
+ * Other hosts. A node that reads a file of another host in order gets the next pieces before the program asks for them. It keeps copies of
+ * pieces in its pool, as long as it has such a file open: at most an eighth of the pool. If several nodes of other hosts have a file open,
+ * the gateway sends each piece about once; the other nodes get it from a node that has a copy. They check such bytes by a hash, and get them
+ * from the gateway if that node is gone, does not answer for 5 s, or no longer has the copy. A node waits at most 1 s for a copy that
+ * another node is getting.
+ *
  * Pieces. A piece has WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool (by default a quarter).
  * When the cache is full, the pieces that have not been used for the longest time are dropped. A piece that a node is reading stays, for at
  * most 5 s. A piece that is mapped (weft_file_map()) stays until it is unmapped. At most half of the cache can be mapped or pinned. A
@@ -90,7 +96,8 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
 /* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many bytes were read, also after an error. If a call
- * reads more than one piece, or calls read one after the other, the next 4 pieces are requested ahead.
+ * reads more than one piece, or calls read one after the other, the next 4 pieces are requested ahead; of a file of another host, the next
+ * 8.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the

@@ -41,7 +41,7 @@
 #define FILE_LEASE_NS   (5 * WEFT_SECOND)
 #define FILE_COPY_NS    (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
 #define FILE_CHECK_NS   WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_PATIENCE_NS (250 * WEFT_MS) /* a request for a piece waits this long for a copy that another asker is getting */
+#define FILE_PATIENCE_NS WEFT_SECOND /* a request for a piece waits this long for a copy that another asker is getting */
 #define FILE_HOLDERS_MAX 32u            /* copies of a piece that the gateway remembers */
 #define FILE_LEASES_MAX 4096u           /* leases of one handle */
 #define FILE_HOT        4u              /* a piece that was found in the cache this often gets huge pages */
@@ -147,8 +147,8 @@ struct file_body {
     char *path;
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
-    uint32_t far, far_first; /* handles of nodes of other hosts; the node of the first of them */
-    bool several;            /* different nodes of other hosts have it open, or had, and one still has */
+    uint32_t far; /* handles of nodes of other hosts */
+    bool several; /* there are several, or have been, and one is left */
     bool stale, pinned;
     bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */

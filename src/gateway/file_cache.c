@@ -112,9 +112,8 @@ void file_body_opened(struct file_body *b, const struct file_open *o)
     b->opens++;
     if (!o->host)
         return;
-    if (b->far++ == 0)
-        b->far_first = o->node;
-    b->several = b->several || o->node != b->far_first;
+    b->several = b->several || b->far;
+    b->far++;
 }
 
 void file_body_closed(struct files *all, struct file_body *b, const struct file_open *o)
