@@ -139,7 +139,7 @@ struct gateway_work {
     uint32_t asker;                         /* the asker for which the job is done */
     bool left;                              /* nobody waits for it any more */
     void (*run)(struct gateway_work *job);  /* runs on one of the threads; may block */
-    void (*done)(struct gateway_work *job); /* runs afterwards, on the thread that waits for the watches */
+    void (*done)(struct gateway_work *job); /* runs afterwards; see gateway_works_open(). May free the job */
 };
 struct gateway_works;
 struct gateway_works_how {
@@ -150,6 +150,7 @@ struct gateway_works_how {
     /* frees a job whose done() will not be called, because it was left or the threads were closed. Runs on any thread */
     void (*drop)(struct gateway_work *job);
 };
+/* `watches`: whose thread calls done(); NULL: the thread that ran the job calls it. */
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
 /* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
