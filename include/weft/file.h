@@ -116,7 +116,7 @@ WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t 
 typedef struct weft_file_view {
     const void *at;
     size_t bytes;
-    weft_gaddr addr; /* where the bytes are in the gateway's pool */
+    weft_gaddr addr; /* where the bytes are: in the pool of the gateway, or on another host in this node's */
     uint64_t own[2]; /* used by weft */
 } weft_file_view;
 

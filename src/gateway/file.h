@@ -276,7 +276,8 @@ enum file_kind {
     FILE_OPEN = 1,
     /* Asks for a piece: handle; arg[0]: the number of the piece; arg[1] to arg[10]: leases to end first, 0: none; flags: FILE_MAPS and
      * others, below. Answer: word 0: address of the piece, or with FILE_KEEPS of a copy at another node; word 1: its length; word 2: the
-     * lease; word 3, with FILE_KEEPS: the hash of the piece; word 4: 1 if the asker is to send FILE_HOLD when it has a copy */
+     * lease; with FILE_KEEPS also word 3: the hash of the piece; word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5: the
+     * piece's generation */
     FILE_LEASE,
     FILE_RETURN, /* ends the lease arg[0] */
     FILE_STAT,   /* handle; compares the file with the disk. Answer: as OPEN */

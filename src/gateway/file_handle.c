@@ -222,8 +222,7 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
 
 void file_copy_free(weft_file *f, struct file_copy *c)
 {
-    fab_use(f->g->w, FAB_USE_FILES, -(int64_t)c->bytes);
-    weft_free(f->g->w, c->at);
+    file_keep_leave(f->g, c->kept);
     free(c);
 }
 

@@ -31,9 +31,10 @@ enum slot_state {
 struct file_kept {
     struct file_kept *next;         /* under the lock; the one that was taken first comes first */
     uint32_t node;                  /* the gateway */
-    uint64_t generation, index;
-    weft_gaddr at;                  /* WEFT_FILE_PIECE bytes */
-    uint32_t uses;                  /* under the lock: how many slots use it */
+    uint64_t generation, index;     /* set when the gateway is told */
+    weft_gaddr at;
+    uint32_t room; /* bytes there; only memory for whole pieces is used again */
+    uint32_t uses;                  /* under the lock: how many slots and views use it */
     bool told;                      /* the gateway knows of it */
     weft_op op;                     /* the get that fills it */
 };
@@ -45,16 +46,15 @@ struct file_slot {
     uint32_t bytes;
     bool claimed; /* a map slot: a thread waits for it */
     bool keeps, tell, lost; /* asked with FILE_KEEPS; the gateway wants to know when the copy is there; asked with FILE_HERE */
-    uint64_t hash;          /* of the piece, with `keeps` */
+    uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept; /* the copy; NULL: none */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
     int64_t until;
     char text[FILE_TEXT];
 };
-struct file_copy { /* a copy of a mapped piece, in this node's pool */
+struct file_copy { /* a copy of a mapped piece */
     struct file_copy *next;
-    weft_gaddr at;
-    uint32_t bytes;
+    struct file_kept *kept;
 };
 struct weft_file {
     struct gateway *g;
@@ -80,8 +80,11 @@ struct weft_file {
 };
 
 /* --- file_keep.c --- */
-/* Takes memory for a copy of a piece: new memory, or that of the copy that was taken first and that nobody uses. NULL: there is none. */
-struct file_kept *file_keep(const weft_file *f, uint64_t index);
+/* Takes memory for a copy of a piece of a file of `node`: new memory, or that of the copy that was taken first and that nobody uses.
+ * `bytes`: for a view, so the limit does not count; 0: not for a view. NULL: there is none. */
+struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
+/* The copy is right. Tells the gateway, and ends the lease. */
+void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
 /* A handle of a file of another host is opened or closed. After the last one was closed, the copies are freed. */
 void file_keeps_opened(struct gateway *g);

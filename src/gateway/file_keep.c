@@ -19,11 +19,11 @@ static bool kept_free(struct gateway *g, const struct file_kept *k)
     return !k->uses && weft_test(g->w, (weft_op *)(uintptr_t)&k->op) != -EINPROGRESS; /* a get that nobody waits for may still write */
 }
 
-/* Takes the oldest one that nobody uses out of the list. With the lock held. */
+/* Takes the oldest one that nobody uses, and that has room for a whole piece, out of the list. With the lock held. */
 static struct file_kept *kept_take(struct gateway *g)
 {
     for (struct file_kept **at = &g->file_keeps->first, *k; (k = *at); at = &k->next)
-        if (kept_free(g, k)) {
+        if (k->room == WEFT_FILE_PIECE && kept_free(g, k)) {
             *at = k->next;
             return k;
         }
@@ -43,52 +43,92 @@ static void kept_drop(struct gateway *g, struct file_kept *k)
     k->told = false;
 }
 
-static struct file_kept *kept_new(struct gateway *g)
+static struct file_kept *kept_new(struct gateway *g, uint32_t bytes)
 {
     struct file_kept *k = calloc(1, sizeof *k);
-    if (k && weft_alloc(g->w, WEFT_FILE_PIECE, &k->at)) {
+    int rc = k ? weft_alloc(g->w, bytes, &k->at) : base_fail(-ENOMEM, "no memory for a copy of a piece of a file");
+    if (rc) {
         free(k);
         return NULL;
     }
-    if (k)
-        fab_use(g->w, FAB_USE_FILES, WEFT_FILE_PIECE);
+    fab_use(g->w, FAB_USE_FILES, bytes);
+    k->room = bytes;
     return k;
 }
 
-struct file_kept *file_keep(const weft_file *f, uint64_t index)
+/* Frees a copy that is not in the list any more. Without the lock. */
+static void kept_end(struct gateway *g, struct file_kept *k)
 {
-    struct gateway *g = f->g;
+    kept_drop(g, k);
+    fab_use(g->w, FAB_USE_FILES, -(int64_t)k->room);
+    weft_free(g->w, k->at);
+    free(k);
+}
+
+static uint64_t keeps_limit(const struct gateway *g)
+{
+    return g->w->pool_bytes / FILE_KEPT_PART;
+}
+
+struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
+{
+    struct file_keeps *all = g->file_keeps;
     struct file_kept *k = NULL;
+    const uint32_t size = bytes ? bytes : WEFT_FILE_PIECE;
     base_spin_lock(&g->lock);
-    bool room = g->file_keeps->bytes + WEFT_FILE_PIECE <= g->w->pool_bytes / FILE_KEPT_PART;
-    if (room)
-        g->file_keeps->bytes += WEFT_FILE_PIECE;
-    else
+    bool fresh = all->bytes + size <= keeps_limit(g);
+    if (!fresh && size == WEFT_FILE_PIECE)
         k = kept_take(g);
+    fresh = !k && (fresh || bytes);
+    all->bytes += fresh ? size : 0;
     base_spin_unlock(&g->lock);
     if (k)
         kept_drop(g, k);
-    else if (room)
-        k = kept_new(g);
+    else if (fresh)
+        k = kept_new(g, size);
     base_spin_lock(&g->lock);
     if (k) {
-        struct file_kept **at = &g->file_keeps->first;
+        struct file_kept **at = &all->first;
         while (*at)
             at = &(*at)->next;
-        *k = (struct file_kept){.node = f->node, .generation = f->info.generation, .index = index, .at = k->at, .uses = 1};
+        *k = (struct file_kept){.node = node, .at = k->at, .room = k->room, .uses = 1};
         *at = k;
-    } else if (room) {
-        g->file_keeps->bytes -= WEFT_FILE_PIECE;
+    } else if (fresh) {
+        all->bytes -= size;
     }
     base_spin_unlock(&g->lock);
     return k;
+}
+
+void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index)
+{
+    const weft_request r = {.version = WEFT_REQUEST_VERSION,
+                            .service = WEFT_SERVICE_FILE,
+                            .kind = FILE_HOLD,
+                            .node = f->node,
+                            .arg = {lease, k->at}};
+    k->generation = generation;
+    k->index = index;
+    k->told = true;
+    gateway_ask_ignore(f->g, &r);
 }
 
 void file_keep_leave(struct gateway *g, struct file_kept *k)
 {
+    struct file_keeps *all = g->file_keeps;
     base_spin_lock(&g->lock);
     k->uses--;
+    bool ends = kept_free(g, k) && (k->room < WEFT_FILE_PIECE || all->bytes > keeps_limit(g));
+    if (ends) {
+        struct file_kept **at = &all->first;
+        while (*at != k)
+            at = &(*at)->next;
+        *at = k->next;
+        all->bytes -= k->room;
+    }
     base_spin_unlock(&g->lock);
+    if (ends)
+        kept_end(g, k);
 }
 
 void file_keeps_opened(struct gateway *g)
@@ -100,20 +140,24 @@ void file_keeps_opened(struct gateway *g)
 
 void file_keeps_closed(struct gateway *g)
 {
+    struct file_keeps *all = g->file_keeps;
     struct file_kept *list = NULL;
     base_spin_lock(&g->lock);
-    if (--g->file_keeps->files == 0)
-        for (struct file_kept *k; (k = kept_take(g)); list = k) {
-            g->file_keeps->bytes -= WEFT_FILE_PIECE;
+    if (--all->files == 0)
+        for (struct file_kept **at = &all->first, *k; (k = *at);) {
+            if (!kept_free(g, k)) {
+                at = &k->next; /* a get that nobody waits for: it stays until the node is closed */
+                continue;
+            }
+            *at = k->next;
+            all->bytes -= k->room;
             k->next = list;
+            list = k;
         }
     base_spin_unlock(&g->lock);
     for (struct file_kept *k; (k = list);) {
         list = k->next;
-        kept_drop(g, k);
-        fab_use(g->w, FAB_USE_FILES, -(int64_t)WEFT_FILE_PIECE);
-        weft_free(g->w, k->at);
-        free(k);
+        kept_end(g, k);
     }
 }
 

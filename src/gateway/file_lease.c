@@ -45,7 +45,8 @@ static void lease_answer_far(struct files *all, struct gateway_call *c, struct f
     p->under_way += l->keeps;
     (*(from ? &from->given : &p->given))++;
     *(from ? &all->passed_bytes : &all->given_bytes) += p->bytes;
-    gateway_answer(c, 0, (const uint64_t[5]){from ? from->at : p->at, p->bytes, l->id, hash_of(all, p), l->keeps}, 5, NULL, 0);
+    gateway_answer(c, 0, (const uint64_t[6]){from ? from->at : p->at, p->bytes, l->id, hash_of(all, p), l->keeps, p->body->generation},
+                   6, NULL, 0);
 }
 
 /* Answers a request for a piece that is in the cache, or lets it wait for a copy at another node. */

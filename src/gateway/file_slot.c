@@ -25,6 +25,7 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
     s->lease = rc ? 0 : r->word[2];
     s->hash = rc ? 0 : r->word[3];
     s->tell = !rc && r->word[4];
+    s->generation = rc ? 0 : r->word[5];
     atomic_store_explicit(&s->state, rc ? SLOT_FAILED : SLOT_READY, memory_order_release); /* release: pairs with file_slot_state() */
 }
 
@@ -136,7 +137,7 @@ static bool slot_from_other(const weft_file *f, const struct file_slot *s)
 static int slot_begin(weft_file *f, struct file_slot *s)
 {
     weft_node *w = f->g->w;
-    s->kept = file_keep(f, s->index);
+    s->kept = file_keep(f->g, f->node, 0);
     if (!s->kept && slot_from_other(f, s))
         return slot_ask_again(f, s);
     if (!s->kept) {
@@ -165,11 +166,7 @@ static void slot_hold(weft_file *f, struct file_slot *s)
     atomic_store_explicit(&s->state, SLOT_HELD, memory_order_relaxed);
     if (!s->tell)
         return;
-    weft_request r = file_request(f, FILE_HOLD);
-    r.arg[0] = s->lease;
-    r.arg[1] = s->kept->at;
-    gateway_ask_ignore(f->g, &r);
-    s->kept->told = true;
+    file_keep_tell(f, s->kept, s->lease, s->generation, s->index);
     s->lease = 0;
 }
 

@@ -292,6 +292,51 @@ static void test_no_room(void **state)
     assert_int_equal(nodes_failed_with(4, no_room, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
 }
 
+/* --- mapped pieces --- */
+
+/* Mapped pieces are passed on, too, and stay as they are after the file has changed and when other copies need the memory. */
+static void mapped(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    weft_file_view v[PIECES / 2];
+    if (weft_rank(w) == 0) {
+        wait_for(&b->half, 2);
+        b->given = cache_of(w).given_bytes;
+        b->passed = cache_of(w).passed_bytes;
+        wait_for(&b->done, 2);
+        write_file(in_folder("file"), SEED + 1, BYTES, 0);
+        atomic_store(&b->gone, 1);
+    } else {
+        weft_file *f = open_together(w, b);
+        for (uint64_t i = 0; i < PIECES / 2; i++)
+            OK(weft_file_map(f, i * PIECE + 5, &v[i], DEFAULT_TIME));
+        meet(&b->half, 2);
+        read_pieces(f, 0, PIECES);
+        atomic_fetch_add(&b->done, 1);
+        wait_for(&b->gone, 1);
+        for (uint64_t i = 0; i < PIECES / 2; i++) {
+            CHECK(v[i].bytes == PIECE - 5 && right((const uint8_t *)v[i].at - 5, SEED, i * PIECE, PIECE));
+            if (i % 2)
+                weft_file_unmap(f, &v[i]);
+        }
+        OK(weft_file_close(f));
+        weft_pool_stats s;
+        OK(weft_pool_stat(w, &s, sizeof s));
+        CHECK(s.file_bytes == 0);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_mapped(void **state)
+{
+    (void)state;
+    struct hosts_board *b = shared_words(sizeof *b);
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(3, mapped, b, HOSTS), 0);
+    assert_int_equal(b->given + b->passed, 2 * (BYTES / 2));
+    assert_true(b->passed > 0);
+}
+
 /* --- a gateway that lies about copies --- */
 
 struct lie {
@@ -353,6 +398,10 @@ static void lies(weft_node *w, void *arg)
             bool refused = !all[i].true_at || !all[i].hash || weft_gaddr_space(all[i].at) != 0;
             CHECK(rc == (refused ? -EPROTO : 0));
             CHECK(rc || (n == PIECE && right(some, SEED, 0, n)));
+            weft_file_view v;
+            rc = weft_file_map(f, 0, &v, DEFAULT_TIME);
+            CHECK(rc == (refused ? -EPROTO : 0));
+            CHECK(rc || right(v.at, SEED, 0, v.bytes));
             OK(weft_file_close(f));
         }
         OK(weft_barrier(w, DEFAULT_TIME));
@@ -372,6 +421,6 @@ int main(int argc, char **argv)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_one_ends), TEST(test_one_stops),
                                        TEST(test_overwritten), TEST(test_memory),   TEST(test_no_room),
-                                       TEST(test_lies)};
+                                       TEST(test_mapped),      TEST(test_lies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
