@@ -86,7 +86,7 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
 /* The copy is right. Tells the gateway, and ends the lease. */
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
-/* A handle of a file of another host is opened or closed. After the last one was closed, the copies are freed. */
+/* A handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
 void file_keeps_opened(struct gateway *g);
 void file_keeps_closed(struct gateway *g);
 

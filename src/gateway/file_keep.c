@@ -2,16 +2,19 @@
  *
  * The asker's copies of pieces of files of other hosts, in its pool: what its handles have read ahead, and what they have read lately, for
  * other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; the memory of the oldest one is used again. They are freed
- * when this node has no such file open any more.
+ * when this node has had no such file open for some seconds: readers that are a little behind still get the last pieces.
  */
 #include "gateway/file_handle.h"
 
 #include <stdlib.h>
 
+#define KEPT_NS (5 * WEFT_SECOND)
+
 struct file_keeps { /* under gateway.lock */
     struct file_kept *first;
     uint64_t bytes;
-    uint32_t files; /* open handles of files of other hosts */
+    uint32_t files;     /* open handles of files of other hosts */
+    int64_t idle_since; /* when the last one was closed */
 };
 
 static bool kept_free(struct gateway *g, const struct file_kept *k)
@@ -140,20 +143,36 @@ void file_keeps_opened(struct gateway *g)
 
 void file_keeps_closed(struct gateway *g)
 {
+    base_spin_lock(&g->lock);
+    g->file_keeps->idle_since = base_now_ns();
+    g->file_keeps->files--;
+    base_spin_unlock(&g->lock);
+}
+
+/* Takes all that can be freed out of the list. With the lock held. */
+static struct file_kept *keeps_take(struct gateway *g)
+{
     struct file_keeps *all = g->file_keeps;
     struct file_kept *list = NULL;
-    base_spin_lock(&g->lock);
-    if (--all->files == 0)
-        for (struct file_kept **at = &all->first, *k; (k = *at);) {
-            if (!kept_free(g, k)) {
-                at = &k->next; /* a get that nobody waits for: it stays until the node is closed */
-                continue;
-            }
-            *at = k->next;
-            all->bytes -= k->room;
-            k->next = list;
-            list = k;
+    for (struct file_kept **at = &all->first, *k; (k = *at);) {
+        if (!kept_free(g, k)) {
+            at = &k->next; /* a get that nobody waits for may still write there */
+            continue;
         }
+        *at = k->next;
+        all->bytes -= k->room;
+        k->next = list;
+        list = k;
+    }
+    return list;
+}
+
+void file_keeps_tick(struct gateway *g, int64_t now)
+{
+    struct file_keeps *all = g->file_keeps;
+    base_spin_lock(&g->lock);
+    bool idle = all->first && !all->files && now - all->idle_since >= KEPT_NS;
+    struct file_kept *list = idle ? keeps_take(g) : NULL;
     base_spin_unlock(&g->lock);
     for (struct file_kept *k; (k = list);) {
         list = k->next;

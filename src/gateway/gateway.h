@@ -489,6 +489,7 @@ void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway
 
 /* --- file_keep.c --- */
 int file_keeps_open(struct gateway *g);
+void file_keeps_tick(struct gateway *g, int64_t now);
 
 /* --- file_async.c --- */
 int file_async_open(struct gateway *g);

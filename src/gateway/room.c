@@ -65,6 +65,7 @@ static int64_t on_tick(struct weft_node *w, int64_t now, void *arg)
     gateway_handles_tick(g);
     gateway_sockets_tick(g);
     gateway_objects_tick(g);
+    file_keeps_tick(g, now);
     if ((gateway_posts_flush(g) || g->unclosed) && next > WEFT_MS)
         next = WEFT_MS;
     return next < 0 ? 0 : next;
