@@ -6,8 +6,11 @@
 #include "file_test.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 
 #include "gateway/file_handle.h"
 
@@ -347,6 +350,103 @@ static void test_mapped(void **state)
     assert_true(b->passed > 0);
 }
 
+/* --- a full disk --- */
+
+static void put_line(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY);
+    assert_true(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    close(fd);
+}
+
+/* A file system of 6 MiB in the test's folder, which only this process and its children see. */
+static bool small_disk(void)
+{
+    char map[64];
+    unsigned user = (unsigned)geteuid(), group = (unsigned)getegid();
+    if (unshare(CLONE_NEWNS)) {
+        if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
+            return false;
+        put_line("/proc/self/setgroups", "deny");
+        snprintf(map, sizeof map, "0 %u 1", user);
+        put_line("/proc/self/uid_map", map);
+        snprintf(map, sizeof map, "0 %u 1", group);
+        put_line("/proc/self/gid_map", map);
+    }
+    return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && mkdir(in_folder("disk"), 0700) == 0 &&
+           mount("tmpfs", in_folder("disk"), "tmpfs", 0, "size=6m") == 0;
+}
+
+/* Reads a file whose bytes are right at each size that it has ever had. Returns 0 or -ESTALE. */
+static int read_whole(weft_file *f)
+{
+    static uint8_t some[WEFT_FILE_PIECE];
+    size_t n = 1;
+    int rc = 0;
+    for (uint64_t at = 0; !rc && at < weft_file_size(f); at += n) {
+        rc = weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME);
+        CHECK(right(some, SEED, at, n) && (rc || n) && (!rc || rc == -ESTALE));
+    }
+    return rc;
+}
+
+static void append_until_full(weft_node *w, struct hosts_board *b)
+{
+    static uint8_t some[500000];
+    weft_file *f;
+    size_t put;
+    int rc;
+    OK(weft_file_open(w, 0, in_folder("disk/file"), WEFT_FILE_WRITE, &f, DEFAULT_TIME));
+    do {
+        uint64_t size = weft_file_size(f);
+        fill(some, SEED, size, sizeof some);
+        rc = weft_file_write(f, some, sizeof some, size, &put, DEFAULT_TIME);
+        CHECK((rc == 0 && put == sizeof some) || (rc == -ENOSPC && put < sizeof some && strstr(weft_error(), "No space left")));
+        CHECK(weft_file_size(f) == size + put);
+    } while (!rc);
+    CHECK(weft_file_size(f) > 5 * PIECE);
+    CHECK(read_whole(f) == 0);
+    OK(weft_file_close(f));
+    atomic_store(&b->gone, 1);
+}
+
+static void full_disk(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    weft_file *f;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, 5);
+        return;
+    }
+    meet(&b->opened, 5);
+    if (weft_rank(w) == 5) {
+        append_until_full(w, b);
+    } else {
+        for (bool last = false; !last;) { /* once more after the disk has become full */
+            last = atomic_load(&b->gone);
+            OK(weft_file_open(w, 0, in_folder("disk/file"), 0, &f, DEFAULT_TIME));
+            int rc = read_whole(f);
+            CHECK(!last || rc == 0);
+            CHECK(!last || weft_file_size(f) > 5 * PIECE);
+            OK(weft_file_close(f));
+        }
+    }
+    atomic_fetch_add(&b->done, 1);
+}
+
+/* Four read the file while a fifth one appends to it until the disk is full. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    if (!small_disk()) {
+        print_message("this user may not mount a file system\n");
+        skip();
+    }
+    write_file(in_folder("disk/file"), SEED, 3 * PIECE + 1000, O_TRUNC);
+    assert_int_equal(nodes_failed_with(6, full_disk, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
+    assert_int_equal(umount2(in_folder("disk"), MNT_DETACH), 0);
+}
+
 /* --- a gateway that lies about copies --- */
 
 struct lie {
@@ -431,6 +531,6 @@ int main(int argc, char **argv)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_one_ends), TEST(test_one_stops),
                                        TEST(test_overwritten), TEST(test_memory),   TEST(test_no_room),
-                                       TEST(test_mapped),      TEST(test_lies)};
+                                       TEST(test_mapped),      TEST(test_lies),     TEST(test_full_disk)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
