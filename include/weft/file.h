@@ -5,10 +5,10 @@
  * other nodes get the bytes over the fabric. So a piece is read from the disk once, however many nodes ask for it.
  *
  * Other hosts. A node that reads a file of another host in order gets the next pieces before the program asks for them. It keeps copies of
- * pieces in its pool, at most an eighth of it, until it has had no such file open for some seconds. If several nodes of other hosts have a file open,
- * the gateway sends each piece about once; the other nodes get it from a node that has a copy. They check such bytes by a hash, and get them
- * from the gateway if that node is gone, does not answer for 5 s, or no longer has the copy. A node waits at most 1 s for a copy that
- * another node is getting.
+ * pieces in its pool, at most an eighth of it, until it has had no such file open for some seconds. If several nodes of other hosts have a
+ * file open, the gateway sends each piece about once; the other nodes get it from a node that has a copy. They check such bytes by a hash,
+ * and get them from the gateway if that node is gone, does not answer for 5 s, or no longer has the copy. A node waits at most 1 s for a
+ * copy that another node is getting.
  *
  * Pieces. A piece has WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool (by default a quarter).
  * When the cache is full, the pieces that have not been used for the longest time are dropped. A piece that a node is reading stays, for at

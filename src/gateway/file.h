@@ -21,8 +21,8 @@
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the
  * disk into the pool once, however many askers want it. Each asker gets the address of the piece and a lease. The asker copies the bytes,
  * with a get or from shared memory, and then checks that the lease has not ended: after the end, the gateway may use the memory for another
- * piece. A piece that an asker maps has a lease without an end. If nodes of several other hosts have a file open, an asker keeps its copy for
- * a while, and the gateway names the copy to the next asker instead of its own piece (file_holder.c).
+ * piece. A piece that an asker maps has a lease without an end. If nodes of several other hosts have a file open, an asker keeps its copy
+ * for a while, and the gateway names the copy to the next asker instead of its own piece (file_holder.c).
  *
  * A struct file_body, or body, is one generation of a file: device, inode, size and modification time. These four are compared before and
  * after each read from the disk. If one has changed, the body is stale: the gateway drops its pieces, and all requests for it end with
@@ -36,17 +36,17 @@
 #include "gateway/gateway.h"
 #include "weft/file.h"
 
-#define FILE_THREADS    4u
-#define FILE_OPEN_MAX   4096u
-#define FILE_LEASE_NS   (5 * WEFT_SECOND)
-#define FILE_COPY_NS    (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
-#define FILE_CHECK_NS   WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_PATIENCE_NS WEFT_SECOND /* a request for a piece waits this long for a copy that another asker is getting */
-#define FILE_HOLDERS_MAX 32u            /* copies of a piece that the gateway remembers */
-#define FILE_LEASES_MAX 4096u           /* leases of one handle */
-#define FILE_HOT        4u              /* a piece that was found in the cache this often gets huge pages */
-#define FILE_CACHE_MIN  (UINT64_C(4) << 20)
-#define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
+#define FILE_THREADS     4u
+#define FILE_OPEN_MAX    4096u
+#define FILE_LEASE_NS    (5 * WEFT_SECOND)
+#define FILE_COPY_NS     (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
+#define FILE_CHECK_NS    WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
+#define FILE_PATIENCE_NS WEFT_SECOND     /* a request for a piece waits this long for a copy that another asker is getting */
+#define FILE_HOLDERS_MAX 32u             /* copies of a piece that the gateway remembers */
+#define FILE_LEASES_MAX  4096u           /* leases of one handle */
+#define FILE_HOT         4u              /* a piece that was found in the cache this often gets huge pages */
+#define FILE_CACHE_MIN   (UINT64_C(4) << 20)
+#define FILE_CHARGE_MIN  (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
 
 /* How many pieces a file has, and how many bytes one of them has. */
 static inline uint64_t file_pieces(uint64_t file_bytes)
@@ -134,11 +134,11 @@ struct file_piece {
     /* For nodes of other hosts: */
     uint64_t hash; /* 0: not made yet */
     struct file_holder *holders;
-    uint32_t given, under_way;      /* how often the gateway itself has given it; how many askers are getting a copy that they will keep */
-    struct gateway_call *delayed;   /* requests that wait for such a copy */
-    int64_t delayed_until;          /* for no longer than this */
+    uint32_t given, under_way;       /* how often the gateway itself has given it; how many askers are getting a copy that they will keep */
+    struct gateway_call *delayed;    /* requests that wait for such a copy */
+    int64_t delayed_until;           /* for no longer than this */
     struct file_piece *next_delayed; /* the list of pieces with such requests */
-    bool moved;                     /* a holder has come or gone: look at these requests again */
+    bool moved;                      /* a holder has come or gone: look at these requests again */
 };
 struct file_body {
     struct file_body *hashed;
@@ -162,7 +162,7 @@ struct file_open { /* an asker's handle */
     uint32_t leases, jobs;
     uint64_t host; /* the same for all nodes of a host; 0: the gateway's host, or not known */
     int fd;        /* opened for writing; -1: the handle is only for reading */
-    bool closed; /* the asker has closed it or is gone; it is freed when its jobs have ended */
+    bool closed;   /* the asker has closed it or is gone; it is freed when its jobs have ended */
     struct file_body *body;
 };
 struct file_lease {
@@ -276,8 +276,8 @@ enum file_kind {
     FILE_OPEN = 1,
     /* Asks for a piece: handle; arg[0]: the number of the piece; arg[1] to arg[10]: leases to end first, 0: none; flags: FILE_MAPS and
      * others, below. Answer: word 0: address of the piece, or with FILE_KEEPS of a copy at another node; word 1: its length; word 2: the
-     * lease; with FILE_KEEPS also word 3: the hash of the piece; word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5: the
-     * piece's generation */
+     * lease; with FILE_KEEPS also word 3: the hash of the piece; word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5:
+     * the piece's generation */
     FILE_LEASE,
     FILE_RETURN, /* ends the lease arg[0] */
     FILE_STAT,   /* handle; compares the file with the disk. Answer: as OPEN */

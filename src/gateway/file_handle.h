@@ -29,14 +29,14 @@ enum slot_state {
 };
 /* A copy of a piece in this node's pool, for a file of another host. Other nodes may get it from here, and check what they have got. */
 struct file_kept {
-    struct file_kept *next;         /* under the lock; the one that was taken first comes first */
-    uint32_t node;                  /* the gateway */
-    uint64_t generation, index;     /* set when the gateway is told */
+    struct file_kept *next;     /* under the lock; the one that was taken first comes first */
+    uint32_t node;              /* the gateway */
+    uint64_t generation, index; /* set when the gateway is told */
     weft_gaddr at;
     uint32_t room; /* bytes there; only memory for whole pieces is used again */
-    uint32_t uses;                  /* under the lock: how many slots and views use it */
-    bool told;                      /* the gateway knows of it */
-    weft_op op;                     /* the get that fills it */
+    uint32_t uses; /* under the lock: how many slots and views use it */
+    bool told;     /* the gateway knows of it */
+    weft_op op;    /* the get that fills it */
 };
 struct file_slot {
     _Atomic int state; /* enum slot_state; the answer writes it after all other members */
@@ -44,10 +44,10 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed; /* a map slot: a thread waits for it */
-    bool keeps, tell, lost; /* asked with FILE_KEEPS; the gateway wants to know when the copy is there; asked with FILE_HERE */
+    bool claimed;              /* a map slot: a thread waits for it */
+    bool keeps, tell, lost;    /* asked with FILE_KEEPS; the gateway wants to know when the copy is there; asked with FILE_HERE */
     uint64_t hash, generation; /* of the piece, with `keeps` */
-    struct file_kept *kept; /* the copy; NULL: none */
+    struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
     int64_t until;
     char text[FILE_TEXT];
@@ -60,9 +60,9 @@ struct weft_file {
     struct gateway *g;
     struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
-    uint64_t there; /* the handle's number at the gateway */
-    weft_file_info info;   /* for calls that are alone */
-    _Atomic uint64_t size; /* info.bytes, for all others */
+    uint64_t there;          /* the handle's number at the gateway */
+    weft_file_info info;     /* for calls that are alone */
+    _Atomic uint64_t size;   /* info.bytes, for all others */
     _Atomic bool changed[2]; /* the file has changed: what was asked for is not used by reads, and maps, any more */
     _Atomic bool busy;
     _Atomic uint32_t users; /* how many threads are in calls with this handle */

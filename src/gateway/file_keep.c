@@ -105,11 +105,8 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
 
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index)
 {
-    const weft_request r = {.version = WEFT_REQUEST_VERSION,
-                            .service = WEFT_SERVICE_FILE,
-                            .kind = FILE_HOLD,
-                            .node = f->node,
-                            .arg = {lease, k->at}};
+    const weft_request r = {
+        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = FILE_HOLD, .node = f->node, .arg = {lease, k->at}};
     k->generation = generation;
     k->index = index;
     k->told = true;

@@ -38,15 +38,16 @@ static uint64_t hash_of(const struct files *all, struct file_piece *p)
 }
 
 /* Answers a node of another host, which can use a copy at any node. */
-static void lease_answer_far(struct files *all, struct gateway_call *c, struct file_piece *p, struct file_lease *l, struct file_holder *from)
+static void lease_answer_far(struct files *all, struct gateway_call *c, struct file_piece *p, struct file_lease *l,
+                             struct file_holder *from)
 {
     l->keeps = p->body->several;
     l->from = from ? from->node : gateway_of(all->server)->w->rank;
     p->under_way += l->keeps;
     (*(from ? &from->given : &p->given))++;
     *(from ? &all->passed_bytes : &all->given_bytes) += p->bytes;
-    gateway_answer(c, 0, (const uint64_t[6]){from ? from->at : p->at, p->bytes, l->id, hash_of(all, p), l->keeps, p->body->generation},
-                   6, NULL, 0);
+    gateway_answer(c, 0, (const uint64_t[6]){from ? from->at : p->at, p->bytes, l->id, hash_of(all, p), l->keeps, p->body->generation}, 6,
+                   NULL, 0);
 }
 
 /* Answers a request for a piece that is in the cache, or lets it wait for a copy at another node. */

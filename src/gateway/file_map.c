@@ -93,7 +93,7 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
         rc = 0; /* the answer has come in the meantime */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
         rc = s->error == -ENOBUFS || s->error == -EAGAIN || file_piece_bytes(file_size(f), index) != s->bytes ? MAP_AGAIN
-                                                                                                             : file_slot_error(f, s);
+                                                                                                              : file_slot_error(f, s);
     *at = s->at;
     *lease = s->lease;
     file_map_slot_free(s);
@@ -200,8 +200,7 @@ static int map_far(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view 
     c->next = f->copies;
     f->copies = c;
     base_spin_unlock(&g->lock);
-    *out = (weft_file_view){
-        .at = weft_ptr(g->w, c->kept->at, bytes), .bytes = bytes, .addr = c->kept->at, .own = {0, c->kept->at}};
+    *out = (weft_file_view){.at = weft_ptr(g->w, c->kept->at, bytes), .bytes = bytes, .addr = c->kept->at, .own = {0, c->kept->at}};
     return 0;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's side of reading: weft_file_read(). Bytes of a file of this host are copied from the gateway's pool, and used only if the lease
- * of their piece has not ended meanwhile. Of a file of another host, whole pieces that are read in order come through copies in this node's
- * pool (file_slot.c); other bytes are got directly.
+ * The asker's side of reading: weft_file_read(). Bytes of a file of this host are copied from the gateway's pool, and used only if the
+ * lease of their piece has not ended meanwhile. Of a file of another host, whole pieces that are read in order come through copies in this
+ * node's pool (file_slot.c); other bytes are got directly.
  */
 #include "gateway/file_handle.h"
 

@@ -2,8 +2,8 @@
  *
  * Runs blocking work, such as reading a disk or asking a name server, on a few threads, so that the server thread does not wait. A thread
  * is started when all others are busy, and ends when the service closes. Closing need not wait for a thread that blocks, because the last
- * user of the shared state frees it. A job's end is reported on the thread that waits for the watches, or, for works without watches, on the
- * thread that ran the job.
+ * user of the shared state frees it. A job's end is reported on the thread that waits for the watches, or, for works without watches, on
+ * the thread that ran the job.
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -455,7 +455,8 @@ struct lie {
     weft_gaddr true_at; /* what it answers to those who want its own piece; WEFT_NULL: the lie again */
 };
 
-static void tell_lies(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void tell_lies(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                      void *arg)
 {
     const struct lie *lie = arg;
     const weft_file_info info = {.bytes = 2 * PIECE, .generation = 1};

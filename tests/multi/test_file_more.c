@@ -661,8 +661,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
-        TEST(test_large),        TEST(test_started),      TEST(test_started_busy), TEST(test_noticed_by_the_system),
-        TEST(test_notices_lost), TEST(test_mapped_ahead), TEST(test_read_ahead),   TEST(test_offers),
-        TEST(test_forged_answers), TEST(test_grows)};
+        TEST(test_large),        TEST(test_started),    TEST(test_started_busy), TEST(test_noticed_by_the_system), TEST(test_notices_lost),
+        TEST(test_mapped_ahead), TEST(test_read_ahead), TEST(test_offers),       TEST(test_forged_answers),        TEST(test_grows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
