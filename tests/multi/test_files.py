@@ -1,5 +1,5 @@
-#!/ usr / bin / env python3
-#SPDX - License - Identifier : MIT
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """weft cat, weft files, weft pin: files of the nodes of a standing cluster.
 
 Usage: test_files.py PATH-OF-WEFT CLUSTER, CLUSTER: "-n 2", or "--softverbs switch:2"
@@ -69,7 +69,7 @@ class Files(unittest.TestCase):
         self.assertEqual(self.weft("cat", "0:empty"), b"")
         host = json.loads(self.weft("status", "--json"))["nodes"][0]["host"]
         self.assertEqual(self.weft("cat", f"{host}:big"), data)
-#A file that is written anew is read anew.
+        # A file that is written anew is read anew.
         data = self.make("big", b"new")
         self.assertEqual(self.weft("cat", "1:big"), data)
 
