@@ -5,6 +5,7 @@
  *
  * Environment: PEER_PROVIDER (shm); of a network, PEER_ADDRESSES, one of each process ("10.0.0.1,10.0.0.2"), and
  * PEER_NAMESPACE, the network namespace of the second ("/proc/123/ns/net"). PEER_CONFIRMED: a write is complete when it is at the target.
+ * PEER_MULTI: messages of send_rate are received into a few large buffers (FI_MULTI_RECV), not into one buffer each.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +30,7 @@
 
 #include "../spec.h"
 
-enum { WINDOW = 64, NAME_MAX_BYTES = 256, WORDS = 4096 };
+enum { WINDOW = 64, NAME_MAX_BYTES = 256, WORDS = 4096, LARGE = 2, LARGE_BYTES = WINDOW * 4096 / LARGE };
 
 /* The state of the test, on a page that both processes map. */
 struct control {
@@ -58,6 +59,7 @@ struct side {
     size_t memory_len;
     struct card theirs;
     uint64_t completions;
+    uint64_t used; /* completions that say that a large buffer is used up */
 };
 
 static bool failed(const char *what, int64_t rc)
@@ -70,10 +72,13 @@ static bool failed(const char *what, int64_t rc)
 
 static int progress(struct side *s)
 {
-    struct fi_cq_entry e[16];
+    struct fi_cq_msg_entry e[16];
     ssize_t n = fi_cq_read(s->cq, e, 16);
     if (n > 0) {
-        s->completions += (uint64_t)n;
+        for (ssize_t i = 0; i < n; i++) {
+            s->completions += !(e[i].flags & FI_MULTI_RECV) || e[i].len;
+            s->used += (e[i].flags & FI_MULTI_RECV) != 0;
+        }
     } else if (n != -FI_EAGAIN) {
         struct fi_cq_err_entry err = {0};
         fi_cq_readerr(s->cq, &err, 0);
@@ -135,7 +140,7 @@ static int side_open(struct side *s)
     struct fi_info *hints = side_network(s) ? fi_allocinfo() : NULL;
     if (!hints)
         return -1;
-    hints->caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
+    hints->caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | (getenv("PEER_MULTI") ? FI_MULTI_RECV : 0);
     hints->mode = FI_CONTEXT;
     hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_PROV_KEY | FI_MR_ALLOCATED | FI_MR_LOCAL;
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
@@ -150,7 +155,7 @@ static int side_open(struct side *s)
     if (failed(provider, rc))
         return -1;
     struct fi_av_attr av = {.type = FI_AV_TABLE, .count = 2};
-    struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_CONTEXT, .size = 4 * WINDOW};
+    struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_MSG, .size = 4 * WINDOW};
     if (failed("fi_fabric", fi_fabric(s->info->fabric_attr, &s->fabric, NULL)) ||
         failed("fi_domain", fi_domain(s->fabric, s->info, &s->domain, NULL)) ||
         failed("fi_av_open", fi_av_open(s->domain, &av, &s->av, NULL)) || failed("fi_cq_open", fi_cq_open(s->domain, &cq, &s->cq, NULL)) ||
@@ -255,6 +260,27 @@ static int message_latency(struct side *s, uint64_t n, size_t len, bool tagged)
     return 0;
 }
 
+/* Posts large buffers that are used up. */
+static int post_large(struct side *s)
+{
+    static struct fi_context contexts[LARGE];
+    static uint8_t *large;
+    static uint64_t posted;
+    size_t least = 4096;
+    void *none = NULL;
+    if (!large && !(large = aligned_alloc(4096, (size_t)LARGE * LARGE_BYTES)))
+        return -1;
+    if (posted == 0 &&
+        failed("FI_OPT_MIN_MULTI_RECV", fi_setopt(&s->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least)))
+        return -1;
+    for (; posted < s->used + LARGE; posted++) {
+        struct iovec at = {.iov_base = large + posted % LARGE * LARGE_BYTES, .iov_len = LARGE_BYTES};
+        struct fi_msg m = {.msg_iov = &at, .desc = &none, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = &contexts[posted % LARGE]};
+        RETRY(s, "fi_recvmsg", fi_recvmsg(s->ep, &m, FI_MULTI_RECV));
+    }
+    return 0;
+}
+
 /* Small messages from rank 0, one after the other, until rank 1 has all of them. */
 static int send_rate(struct side *s, uint64_t n, size_t len)
 {
@@ -270,6 +296,11 @@ static int send_rate(struct side *s, uint64_t n, size_t len)
         return 0;
     }
     while (s->completions - before < n) {
+        if (getenv("PEER_MULTI")) {
+            if (post_large(s) || progress(s))
+                return -1;
+            continue;
+        }
         for (; posted < n && posted < s->completions - before + WINDOW; posted++)
             RETRY(s, "fi_recv", fi_recv(s->ep, s->memory + WORDS, len, fi_mr_desc(s->mr), FI_ADDR_UNSPEC, &contexts[posted % WINDOW]));
         if (progress(s))

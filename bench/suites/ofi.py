@@ -222,8 +222,7 @@ exec %s sh -c "$*"
 
     def job(self, size, command, out=None):
         """Seconds; what it printed, unless that goes to the file `out`."""
-        # Few slots: each slot of host 0 takes a piece, and keeps it from the other host until its command has failed.
-        argv = [self.weft, "map", "--hostfile", self.hostfile, "--block", "4M", "--slots", "2", "--retries", "1000", self.file(size), "--", "sh", "-c",
+        argv = [self.weft, "map", "--hostfile", self.hostfile, "--block", "4M", "--retries", "1000", self.file(size), "--", "sh", "-c",
                 self.ONLY_THERE + command]
         began = time.monotonic()
         if out:

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * The calls of kernels: operations on the memory of all nodes, which go to the kernel's node over rings of requests. The same source
- * compiles as C and C++, for kernels of the `host` back end, whose blocks are threads, as CUDA, and as Metal (compiled, never run;
- * weft/device.metal.h describes the differences).
+ * The functions that kernels call: operations on the memory of all nodes. The kernel writes a request into a ring, and its node carries
+ * the request out. The same source compiles as C and C++ for the GPU `host`, whose blocks are threads, as CUDA, and as Metal (compiled,
+ * never run; weft/device.metal.h has the differences).
  *
- * The program passes a weft_device (weft_gpu_device(), weft/gpu.h) to its kernel. Addresses are those of weft/types.h. A kernel also names
- * memory of its own node (`src` of a put, `dst` of a get) by such an address. This memory is in the node's pool or in one of its arenas.
+ * The program passes a weft_device to its kernel (weft_gpu_device(), weft/gpu.h). All memory is named by address (weft/types.h). Local
+ * memory, which is `src` of a put and `dst` of a get, must be in the pool or in an arena of the kernel's own node.
  *
- * Every call ends, and returns 0 or a negative error number. A wait ends with -WEFT_DEVICE_ETIMEDOUT after weft_device.deadline_ns, or when
- * the program closes the GPU. The error numbers are those of Linux, on every system.
+ * Every call returns 0 or a negative error number; these are Linux's on every system. A wait ends with -WEFT_DEVICE_ETIMEDOUT after
+ * weft_device.deadline_ns, or when the program closes the GPU.
  *
- * An operation with a weft_device_op is complete when weft_device_test() returns its result. Its answer occupies a place in the ring until
- * then: repeat weft_device_test() until the operation is complete, or call weft_device_leave(). An operation without an op is complete
- * after the block's next weft_device_flush() to the same node. That flush also returns the first error of such operations. Operations of
- * one block to one node begin in the order in which the threads of the block call them. Operations of different blocks are not ordered.
+ * An operation with a weft_device_op is complete when weft_device_test() or weft_device_wait() returns its result. Until then it takes a
+ * place in the ring: repeat weft_device_test(), or give the operation up by weft_device_leave(). An operation without an op is complete
+ * after the block's next weft_device_flush() to the same node, which also returns the first error of such operations. Operations of one
+ * block to one node begin in the order of the calls. Operations of different blocks are not ordered.
  *
- * Calls for a warp or a block, whose threads work together, are in weft/device.cuh.
+ * weft/device.cuh has calls for threads of a warp or a block that work together.
  */
 #ifndef WEFT_DEVICE_H
 #define WEFT_DEVICE_H
@@ -140,9 +140,9 @@ WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool an
     return answer ? weft_device_call(d, &q, NULL) : weft_device_post(d, &q, true, NULL);
 }
 
-/* The kernel's pointer to the memory at an address, if the kernel can load and store there. It can in the pools of all nodes on its host,
-   in the arenas of its own GPU, and in arenas of other nodes on its host that its GPU has mapped (weft_link_stats.arena_way). NULL for
-   other memory, or if any of the `bytes` bytes is outside the pool or arena. */
+/* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can do so in three kinds of
+ * memory: the pools of all nodes on its host, the arenas of its own GPU, and arenas of other nodes on its host that its GPU has mapped
+ * (weft_link_stats.arena_way). NULL also if the `bytes` bytes are not all inside the pool or arena. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;

@@ -19,8 +19,8 @@ extern "C" {
 
 /* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool or in one of its arenas. Kernels
  * read and write an array in an arena faster, but the GPU copies the array from and to the node, which takes some microseconds. A call
- * takes at most WEFT_DEVICE_TASKS of them; with more it fails with -WEFT_DEVICE_EINVAL. They belong to the node until the answer has
- * arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of weft/queue.h, and
+ takes at most WEFT_DEVICE_TASKS of them; with more it fails with -WEFT_DEVICE_EINVAL. This memory belongs to the node until the answer has
+ arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of weft/queue.h, and
  * -WEFT_DEVICE_ENOENT for a number that no queue has, -WEFT_DEVICE_EFAULT for memory outside the pool and the arenas, and -EIO if the GPU
  * has failed.
 
@@ -109,7 +109,8 @@ WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32
     return weft_device_ask_bits(d, &q, accepted);
 }
 /* Renews `count` claims, like weft_renew(): changes the leases at `leases`. Returns how many claims this node still holds. In `*held` (may
- * be NULL) bit i is set if claim i is still held. The other claims are lost, or their home does not answer now. */
+ * be NULL) bit i is set if claim i is still held. The other claims are lost, or the node that has the task
+ * does not answer now. */
 WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
                                        WEFT_NEAR uint64_t *held)
 {

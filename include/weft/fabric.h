@@ -1,45 +1,46 @@
 /* SPDX-License-Identifier: MIT
  *
- * The fabric: operations on the memory of any node of the cluster, and messages between nodes.
+ * Operations on the memory of any node of the cluster, and messages between nodes.
  *
- * Completion. Operations are asynchronous. Each takes an optional weft_op, the "op". The caller owns the op and keeps it alive until the
- * operation is complete, as weft_test() or weft_wait() reports. Without an op (NULL) the operation is complete after the next weft_flush()
- * to its node. Until then the source and destination buffers belong to weft.
+ * Waiting. Operations are asynchronous: a call starts an operation, and the program waits for its end later. Each takes an optional
+ * weft_op, the "op". The caller owns it, and keeps it until weft_test() or weft_wait() reports that the operation is complete. An
+ * operation without an op (NULL) is complete after the next weft_flush() to its node. Until an operation is complete, its buffers belong
+ * to weft.
  *
- * Errors. An operation fails either in the call that starts it or later, as the result of its op; the lists of errors below contain both. A
- * call that returns an error has started nothing, unless its comment says otherwise: the op is not pending and may be used again at once. A
- * call with an address that does not exist (no such node, space or range) returns -EFAULT before anything happens.
+ * Errors. An operation fails in the call that starts it, or later as the result of its op; the lists of errors below contain both. A call
+ * that returns an error has started nothing, unless its comment says otherwise, and its op may be used again at once. A call with an
+ * address that does not exist (no such node, space or range) returns -EFAULT before anything happens.
  *
- * Backpressure. If too much is queued for the target node, a call waits for room, up to the default deadline of this node; then it returns
- * -ETIMEDOUT. While a call waits, it delivers messages. The limits for each target node are:
+ * Full queues. If too much is queued for the target node, a call waits for room, up to the default deadline of this node; then it returns
+ * -ETIMEDOUT. It delivers messages meanwhile. The limits for each target node are:
  * - shm: 1 MiB of messages. Puts, gets and atomics never wait.
  * - rc: 16 KiB of requests for puts and gets (about 100), 256 unanswered atomics and signals, and 1 MiB of messages.
  * - tb, ofi: 1 MiB of messages, and 1 MiB of all other operations.
  * - memory of GPUs: 1024 operations.
- * In a handler no call waits. A call in a handler queues more than these limits allow, and returns -ENOBUFS only if 64 MiB are queued, or
- * over rc 256 atomics and signals, or 1024 operations on memory of GPUs.
+ *
+ * In a handler no call waits: a call there queues more than these limits allow. It returns -ENOBUFS beyond 64 MiB, over rc beyond 256
+ * atomics and signals, and beyond 1024 operations on memory of GPUs.
  *
  * Order. Puts, also those with a signal, are unordered until a weft_fence() to their node. Messages from one node to another arrive once,
- * in the order they were sent.
+ * in the order in which they were sent.
  *
- * Failure. A node that has left or died is gone: operations to it end with -ECONNRESET. Over Thunderbolt, a node may be alive while no
- * route leads to it, because cables are unplugged. Operations to this node end with -ENETDOWN: they may or may not have happened. If such
- * an operation had no op, the next weft_flush() to the node that finds a route returns -ECONNABORTED. When there is a route again, new
- * operations work.
+ * Nodes that are gone. A node that has left or died is gone: operations to it end with -ECONNRESET. Over Thunderbolt (tb) a node can be
+ * alive but out of reach, because its cables are unplugged. Operations to it end with -ENETDOWN, and may have happened or not. If such an
+ * operation had no op, the next weft_flush() that reaches the node returns -ECONNABORTED. New operations work when a cable is plugged in
+ * again.
  *
- * Broken RDMA links. When a link breaks while its node is alive, weft tries for WEFT_RECONNECT to connect again. Operations wait meanwhile.
- * If weft has not connected by then, the node counts as dead. Messages, signals, and atomics that a processor does still happen once and
- * in order. For the other operations that were under way:
- * - A put is repeated: until it is complete, its bytes may be written more than once. A program notices the repetition if it learns of a
- *   put from a later put, and then writes to the same memory itself: the repeated put may overwrite what the program wrote. A program that
- *   learns of the put from a message, from weft_put_signal(), from an atomic that the other node's processor does, or by waiting for
- *   completion, sees no repetition.
- * - A get is repeated, and may read newer bytes.
- * - An atomic that a device does (weft_link_stats.native_atomics) ends with -ECONNABORTED: it may or may not have happened. A request that
- *   a device refused ends so, too. If such an operation had no op, the next weft_flush() to that node returns -ECONNABORTED.
+ * Broken RDMA connections. If a connection breaks while its node is alive, weft repairs it within WEFT_RECONNECT. Operations wait
+ * meanwhile. If this fails, the node counts as dead. Messages, signals, and atomics that a processor carries out still happen once and in
+ * order. For other operations that were under way, a repair has these consequences:
+ * - A put may write its bytes twice. This matters only if the receiver learns of the put from a later plain put, and then writes to the
+ *   same memory. It does not matter if the receiver learns of it from a message, from weft_put_signal(), or from an atomic that a
+ *   processor carries out, or if the sender has waited for completion.
+ * - A get may be repeated, and then reads the bytes that are there at that time.
+ * - An atomic that a device carries out (weft_link_stats.native_atomics) ends with -ECONNABORTED, and may have happened or not. So does a
+ *   request that a device refuses. If the operation had no op, the next weft_flush() to that node returns -ECONNABORTED.
  *
- * Several RDMA devices. Puts and gets of WEFT_STRIPE bytes or more are spread over all devices that lead to the node. Order, completion
- * and repetition are the same as above.
+ * Several RDMA devices. Puts and gets of WEFT_STRIPE bytes or more are spread over all devices that lead to the node. The rules above stay
+ * the same.
  */
 #ifndef WEFT_FABRIC_H
 #define WEFT_FABRIC_H
@@ -50,30 +51,31 @@
 extern "C" {
 #endif
 
-/* One operation. The fields are private. May be used again once the operation is complete. */
+/* An operation under way. The fields are private. It may be used again when the operation is complete. */
 typedef struct weft_op {
     int32_t status; /* accessed atomically: 1 pending, else the result */
     uint32_t node;
     void *next;
 } weft_op;
 
-/* Copy `len` bytes to (put) or from (get) remote memory. Any length and alignment. Local memory may be outside the pool.
+/* Copy `len` bytes to (put) or from (get) the memory of any node. Length and alignment may be any. Local memory may be anywhere in the
+ * process.
  * Errors: -EFAULT no such node, space or range; -ECONNRESET the node is gone; -ENETDOWN no route (tb); -ECONNABORTED a device refused the
  * operation, which may or may not have happened (rc); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, 64 MiB
  * are queued; -ENOMEM no memory to queue it. */
 WEFT_API int weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 WEFT_API int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
-/* The same, but without waiting for room: if there is none, the call returns -EAGAIN and leaves weft_error() unchanged. Such a call
- * delivers messages first, so a loop that only repeats the call makes progress.
+/* The same, but if the queue to that node is full, the call returns -EAGAIN and does not change weft_error(). It delivers messages before,
+ * so a loop may simply repeat the call.
  * Errors: -EAGAIN no room in the queue; -EFAULT no such node, space or range; -ECONNRESET the node is gone; -ENETDOWN no route (tb);
  * -ECONNABORTED a device refused the operation, which may or may not have happened (rc); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM
  * no memory to queue it. */
 WEFT_API int weft_put_nowait(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 WEFT_API int weft_get_nowait(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
-/* 64-bit atomics on a word aligned to 8 bytes. They are atomic against every other weft atomic on that word, from any node, its owner
- * included. `*old` (may be NULL) receives the word's former value.
+/* Atomics on an 8-byte word, which must be aligned to 8. They are atomic against each other, whichever node calls them. `*old` (may be
+ * NULL) receives the value that the word had before.
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ECONNRESET the node is gone; -ENETDOWN no route (tb);
  * -ECONNABORTED the link broke, and the device may have done the atomic or not (rc); -ETIMEDOUT no room in the queue before the deadline;
  * -ENOBUFS in a handler, too much is queued; -ENOMEM no memory to queue it. */
@@ -81,13 +83,15 @@ WEFT_API int weft_fetch_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_
 WEFT_API int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old, weft_op *op);
 WEFT_API int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op);
 
-/* Put, then add `add` to the 8-byte word at `signal`, which is at the same node. A reader that sees the new word sees the bytes, too. A
- * weft_wait_until() for the word at that node wakes. If several such puts add to the same word, its value does not say which of them have
- * arrived: use a word for each, or weft_fence(). With `len` 0 the call only adds to the signal, and ignores `dst`. After an error
- * nothing is added to the signal, but over rc the bytes may still be put: do not change `src` before the next weft_flush().
+/* Put `len` bytes, and then add `add` to the 8-byte word at `signal`, which is at the same node. When that node sees the new value of the
+ * word, the bytes are there, too; it can wait for the word by weft_wait_until(). If several puts use the same word, its value does not
+ * tell which of them have arrived: use a word for each, or weft_fence(). If `len` is 0, the call only adds to the word, and ignores `dst`.
+ *
+ * After an error nothing has been added to the word. Over rc, however, the bytes may still be written: do not change `src` before the next
+ * weft_flush().
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned, or is not at the node of `dst`; -ECONNRESET the node is
- * gone; -ENETDOWN no route (tb); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, too much is queued;
- * -ENOMEM no memory to queue it. */
+ * gone; -ENETDOWN no route (tb); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, too much is queued; -ENOMEM
+ * no memory to queue it. */
 WEFT_API int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
 
 /* Limits of messages. */
@@ -95,30 +99,29 @@ WEFT_API int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size
 #define WEFT_HEADER_MAX  64u   /* bytes */
 #define WEFT_PAYLOAD_MAX 3840u /* bytes */
 
-/* Send a message: run the handler `id` at `node`, which may be this node, with a small header and a payload. weft copies header and payload
- * before the call returns or, with an op, before the op completes. The op completes when the message is on its way, not when the handler
- * has run.
+/* Send a message to `node`, which may be this node: it runs the handler `id` there. If `op` is NULL, weft has copied header and payload
+ * when the call returns; otherwise when the op completes. The op completes when the message is on its way, not when the handler has run.
  * Errors: -EINVAL no such id; -EMSGSIZE header or payload is too large; -EFAULT no such node; -ECONNRESET the node is gone; -ENETDOWN no
  * route (tb); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM no memory to queue
  * it. */
 WEFT_API int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                        size_t payload_len, weft_op *op);
 
-/* The same, but without waiting for room, as weft_put_nowait().
- * Errors: -EAGAIN no room in the queue; -EINVAL no such id; -EMSGSIZE header or payload is too large; -EFAULT no such node;
- * -ECONNRESET the node is gone; -ENETDOWN no route (tb); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM no memory to queue it. */
+/* The same, but returns -EAGAIN if the queue to that node is full, as weft_put_nowait().
+ * Errors: -EAGAIN no room in the queue; -EINVAL no such id; -EMSGSIZE header or payload is too large; -EFAULT no such node; -ECONNRESET
+ * the node is gone; -ENETDOWN no route (tb); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM no memory to queue it. */
 WEFT_API int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                               size_t payload_len, weft_op *op);
 
-/* A handler: a function of the program that runs when a message arrives. It runs on any thread that makes progress; a node runs one
- * handler at a time. `header` and `payload` are private copies, valid during the call. A handler may start operations and send messages. It
- * must not wait: calls that would wait return -EDEADLK. */
+/* A handler: a function of the program that runs when a message arrives. It runs on any thread that waits in weft, or on a thread of weft.
+ * Only one handler of a node runs at a time. `header` and `payload` are copies that are valid during the call. A handler may start
+ * operations and send messages. It must not wait: calls that would wait return -EDEADLK. */
 typedef void (*weft_handler_fn)(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                                 void *arg);
 
-/* Install the handler for `id`. NULL removes the handler. Install handlers right after weft_open(). A message that has no handler waits
- * for one, up to the node's deadline, even if its sender is gone by then. All later messages of the program from the same node wait behind
- * it. At the deadline weft drops the message and writes a line to the log.
+/* Install the handler for `id`. NULL removes it. Install handlers right after weft_open(). A message that has no handler waits for one
+ * until the node's default deadline, even if its sender is gone by then. Later messages from the same node wait behind it. After that,
+ * weft drops the message and writes a line to the log.
  * Errors: -EINVAL no such id; -EDEADLK called from a handler. */
 WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg);
 
@@ -129,8 +132,8 @@ WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *ar
  * GPU's memory without an op has failed, the call returns that operation's error, such as -EFAULT. */
 WEFT_API int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns);
 
-/* Order operations to `node`: operations before the fence are visible there before those after it. Waits only if operations on that node's
- * GPU memory (weft/gpu.h) are under way, until they are complete.
+/* Make an order: operations before the fence are visible at `node` before operations after it. The call does not wait, except for
+ * operations on that node's GPU memory (weft/gpu.h).
  * Errors: -EFAULT no such node; -ECONNRESET the node is gone; -ETIMEDOUT operations on GPU memory were not complete before the deadline;
  * -EDEADLK the call would wait for such operations in a handler. */
 WEFT_API int weft_fence(weft_node *w, uint32_t node);
@@ -145,17 +148,17 @@ WEFT_API int weft_test(weft_node *w, weft_op *op);
  * the operation ended with this error, which the comment of the call that started it explains. */
 WEFT_API int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns);
 
-/* Make progress: deliver messages and run handlers. Returns how many events were handled; in a handler 0. A program need not call this,
- * because a thread of the node makes progress. A program that polls with it gets its messages sooner.
+/* Deliver messages that have arrived, and run their handlers. Returns how many events were handled; in a handler 0. A program need not
+ * call this, because a thread of weft does the same. A program that calls it in a loop gets its messages sooner.
  * Errors: none. */
 WEFT_API int weft_progress(weft_node *w);
 
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
 
-/* Wait until the 8-byte word at `word`, in this node's own pool, satisfies `cmp value` (unsigned). `*seen` (may be NULL) receives the
- * value seen last. weft_put_signal(), weft_counter_add() and atomics from any node end the wait at once. The wait may notice two kinds of
- * changes up to 10 ms late: a plain put, and an atomic that this node's device does (weft_link_stats.native_atomics). weft/types.h
- * explains how long the wait lasts with WEFT_TIMEOUT_DEFAULT.
+/* Compare the 8-byte word at `word`, in this node's own pool, with `value`, and wait until the comparison is true. `cmp` selects it, for
+ * example WEFT_GE: greater or equal. The comparison is unsigned. `*seen` (may be NULL) receives the word's last value. weft_put_signal(),
+ * weft_counter_add() and atomics end the wait at once. Two kinds of changes are noticed up to 10 ms late: plain puts, and atomics that this
+ * node's device carries out (weft_link_stats.native_atomics). weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -EFAULT no such word; -EINVAL the word is at another node or not aligned, or `cmp` is not a weft_cmp; -ETIMEDOUT the condition
  * was not true before the deadline; -ECONNRESET a node died that might have changed the word, or no other node is left; -EDEADLK the call
  * would wait in a handler. */
@@ -177,7 +180,7 @@ typedef struct weft_link_stats {
     uint64_t frames_received, frames_damaged;      /* tb: frames. Damaged ones are dropped, and the peer sends them again */
     uint64_t bulk_sent_bytes, bulk_received_bytes; /* tb: bytes of large puts and gets that were transferred without a copy */
     uint64_t bulk_rejected;                        /* tb: pieces that arrived damaged or out of order, and were sent again */
-    uint64_t bulk_repairs;                         /* tb: how often a lane was repaired after a loss */
+    uint64_t bulk_repairs;                         /* tb: how often a queue pair for large data was repaired after a loss */
     uint32_t rails;                                /* rc: devices in use towards the peer now */
     uint64_t rail_breaks;                          /* rc: how often the connection over a device other than the first has broken */
     uint64_t rail_bytes[4];                        /* rc: bytes of striped puts and gets (WEFT_STRIPE), for each device */
@@ -189,10 +192,10 @@ typedef struct weft_link_stats {
  * Errors: -EFAULT no such node; -ECONNRESET the node is gone. */
 WEFT_API int weft_link_stat(weft_node *w, uint32_t node, weft_link_stats *out, size_t bytes);
 
-/* The following calls start an operation and wait for it, up to the node's default deadline. After a time-out the operation may still
- * complete. A buffer of up to WEFT_BLOCKING_BYTES outside the pool may then be reused at once; do not touch any other buffer until
- * weft_flush() returns or the node is gone. In a handler such a call returns -EDEADLK and starts nothing, except over shm, where it does
- * not wait. */
+/* The following calls start an operation and wait for its end, up to the node's default deadline. After -ETIMEDOUT the operation may still
+ * happen. A buffer of up to WEFT_BLOCKING_BYTES outside the pool may be used again at once. Do not touch any other buffer until
+ * weft_flush() has returned or the node is gone. In a handler such a call returns -EDEADLK and starts nothing, except over shm, where it
+ * need not wait. */
 #define WEFT_BLOCKING_BYTES 256u
 
 /* weft_put() and weft_get() that wait for completion.

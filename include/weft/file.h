@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service: nodes read and write files of another node, the gateway. A node offers the service if its WEFT_SERVE names `file`. The
- * gateway reads a piece of a file from its disk, and keeps the piece in a cache in its pool. Nodes of the gateway's host read that memory;
- * other nodes get the bytes over the fabric. So a piece is read from the disk once, however many nodes ask for it.
+ * Read and write files of another node, the gateway. A node is a gateway if its WEFT_SERVE names the service `file`. It keeps what it has
+ * read in a cache in its pool. Nodes on its host read that memory; other nodes get the bytes over the network. So a file is read from the
+ * disk once, however many nodes read it.
  *
  * Other hosts. A node that reads a file of another host in order gets the next pieces before the program asks for them. It keeps copies of
  * pieces in its pool, at most an eighth of it, until it has had no such file open for some seconds. If several nodes of other hosts have a
@@ -10,26 +10,25 @@
  * and get them from the gateway if that node is gone, does not answer for 5 s, or no longer has the copy. A node waits at most 1 s for a
  * copy that another node is getting.
  *
- * Pieces. A piece has WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool (by default a quarter).
- * When the cache is full, the pieces that have not been used for the longest time are dropped. A piece that a node is reading stays, for at
- * most 5 s. A piece that is mapped (weft_file_map()) stays until it is unmapped. At most half of the cache can be mapped or pinned. A
- * gateway has at most 4096 open files, and reads its disks with at most 4 threads.
+ * Cache. Files are cached in pieces of WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool, by
+ * default a quarter. When it is full, the pieces that were not used for the longest time are dropped. A piece that a node is reading stays
+ * for at most 5 s, and a mapped piece stays until it is unmapped. At most half of the cache can be mapped or pinned. A gateway has at most
+ * 4096 open files, and reads its disks with at most 4 threads.
  *
- * Changes. A change of a file's size, modification time or inode begins a new generation of the file. A handle reads one generation: a call
- * returns bytes of that generation, or ends with -ESTALE. It never mixes bytes of two generations. The gateway compares size and time
- * before and after each read from the disk. Before a read it waits until any later change must show in the time: until 20 ms after the last
- * change, or 2 s on a file system that counts whole seconds. It does not notice a change that leaves the time as it was: if a program sets
- * the time back, or writes to a mapping (mmap(2)) and the system has not updated the time yet. Opening a file always looks at the disk. On
- * Linux the system reports changes to the gateway (inotify), and the gateway tells the nodes that have the file open. In three cases the
- * system reports no changes: on other systems, for changes that another machine makes on a network file system, and if the user's limit of
- * inotify watches is reached. Then the gateway compares the file with the disk once a second while the file is read from the cache.
+ * Changes. A handle always reads the same contents of a file, a generation. If size, modification time or inode of the file changes, a new
+ * generation begins, and calls that read return -ESTALE. No call mixes bytes of two generations. The gateway reads a file only when its
+ * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds; so a later change must have another time. It does
+ * not notice a change that keeps size, time and inode: if a program sets the time back, or writes to a mapped file (mmap(2)) before the
+ * system updates the time. It looks at the disk whenever a file is opened. On Linux the system reports changes to the gateway (inotify). In
+ * three cases there are no such reports: on other systems, on network file systems that another machine changes, and beyond the user's
+ * limit of inotify watches. Then the gateway compares the file with the disk once a second while the file is read.
  *
  * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
- * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has named by weft_file_offer() can be
- * opened. Only regular files can be opened. Every node of the cluster may use the service: set WEFT_SECRET to control who can join.
+ * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has offered by weft_file_offer() can
+ * be opened. Only regular files can be opened. Any node of the cluster may use the gateway: set WEFT_SECRET to control who can join.
  *
- * Death. When the asker, which is the node that has opened a file, leaves or dies, the gateway closes its files and unmaps its pieces;
- * pinned files stay pinned. When the gateway leaves or dies, calls end with -ECONNRESET; bytes that are mapped stay readable.
+ * When the node that has opened a file, the asker, leaves or dies, the gateway closes the file; pinned files stay pinned. When the gateway
+ * leaves or dies, calls end with -ECONNRESET; bytes that are mapped can still be read.
  */
 #ifndef WEFT_FILE_H
 #define WEFT_FILE_H
@@ -42,7 +41,7 @@
 extern "C" {
 #endif
 
-/* The handle of a file of a gateway. Close it before weft_close(). */
+/* An open file of a gateway. Close it before weft_close(). */
 typedef struct weft_file weft_file;
 
 #define WEFT_FILE_PIECE    (1u << 20) /* bytes */
@@ -60,8 +59,8 @@ typedef struct weft_file_info {
     uint64_t generation; /* the number of the file's generation at the gateway */
 } weft_file_info;
 
-/* Opens a file. `path` is a path at the gateway. A relative path begins at the gateway's working directory or, with WEFT_FILE_ROOT, at that
- * folder.
+/* Opens the file `path` of the gateway. A relative path starts at the gateway's WEFT_FILE_ROOT if that is set, and otherwise at its
+ * working directory.
  * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes;
  * -EISDIR the path is a folder; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is
  * `-`, and the gateway has not offered the file for these flags; -ENOENT there is no such file; -EMFILE the gateway has too many open
@@ -78,8 +77,8 @@ WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint3
  * weft_file_open() are results of the op. */
 WEFT_API int weft_file_open_start(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, weft_op *op);
 
-/* Called at the gateway: lets other nodes open the file `path` for reading, even if it is outside of WEFT_FILE_ROOT. They must give exactly
- * this path. The file need not exist yet.
+/* Called by the gateway's own program: lets other nodes open the file `path` for reading, whatever WEFT_FILE_ROOT says. They must give
+ * exactly this path. The file need not exist yet.
  * Errors: -EINVAL the path is empty; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes; -EOPNOTSUPP this node does not offer
  * `file`; -ENOMEM no memory. */
 WEFT_API int weft_file_offer(weft_node *w, const char *path);
@@ -88,26 +87,27 @@ WEFT_API int weft_file_offer(weft_node *w, const char *path);
 WEFT_API uint64_t weft_file_size(const weft_file *f);
 WEFT_API uint32_t weft_file_node(const weft_file *f);
 
-/* Looks at the disk now, and fills `*out` (may be NULL). `bytes` is sizeof *out; fields that this version of the library does not know are
- * set to 0.
- * Errors: -ESTALE the file has changed since it was opened, and cannot be read through this handle any more; -EBUSY another thread reads or
- * writes through it; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -EPROTO the gateway has
- * sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+/* Reads the facts about the file from the disk now, and stores them in `*out` (may be NULL). `bytes` is sizeof *out; fields that this
+ * library does not know are set to 0.
+ * Errors: -ESTALE the file has changed since it was opened, and cannot be read through this handle any more; -EBUSY another thread reads
+ * or writes through it; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -EPROTO the gateway
+ * has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
+ * handler. */
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
-/* Reads `len` bytes from `offset`, or those up to the end of the file. `*got` is how many bytes were read, also after an error. If a call
- * reads more than one piece, or calls read one after the other, the next 4 pieces are requested ahead; of a file of another host, the next
- * 8.
+/* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error. If a
+ * program reads a file from start to end, or more than one piece at once, weft reads the next 4 pieces ahead; if the file is on another
+ * host, the next 8.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
- * deadline (over rc, tb and ofi, do not use `buf` again before weft_flush() returns); -ENETDOWN no route (tb); -EDEADLK the call would wait
- * in a handler. */
+ * deadline (over rc, tb and ofi, do not use `buf` again before weft_flush() returns); -ENETDOWN no route (tb); -EDEADLK the call would
+ * wait in a handler. */
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
 
-/* Like weft_file_read(), but does not wait: the op is complete when the bytes are in `buf`, or an error has occurred; then `*got` is set.
- * Until then, do not free `buf` and `got`. Only one such call of a handle may be under way: to have several under way, open the file
- * several times. A node works on at most four such calls at the same time; further calls wait.
+/* Like weft_file_read(), but does not wait: the op is complete when the bytes are in `buf` and `*got` is set, or after an error. Until
+ * then `buf` and `got` belong to weft. Only one such call of a handle may be under way: to have several, open the file several times. A
+ * node works on four such calls at a time; further ones wait.
  * Errors: -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN no thread can be started; -ECONNRESET this
  * node is being closed. The other errors of weft_file_read() are results of the op. */
 WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op);
@@ -120,10 +120,10 @@ typedef struct weft_file_view {
     uint64_t own[2]; /* used by weft */
 } weft_file_view;
 
-/* Maps the piece that contains the byte at `offset`. On the gateway's host, `out->at` points into the gateway's cache; on other hosts, to a
- * copy in this node's pool. The mapping stays until weft_file_unmap(), even if the file changes or gets shorter. If pieces are mapped in
- * sequence on the gateway's host, weft maps the next two pieces in advance, unless more than a quarter of the cache would then be mapped or
- * pinned.
+/* Gives access to bytes of the file in memory, from `offset` to the end of the piece. On the gateway's host they are in the gateway's
+ * cache; on other hosts they are a copy in this node's pool. They stay as they are until weft_file_unmap(), even if the file changes. If
+ * pieces are mapped one after another on the gateway's host, weft maps the next two ahead, unless more than a quarter of the cache would
+ * then be mapped or pinned.
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
  * cache is mapped or pinned; -EIO and other errors of pread(2): the gateway could not read the file; -ENOMEM no memory at this node or at
  * the gateway, or no room in the pool; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has
@@ -131,17 +131,17 @@ typedef struct weft_file_view {
  * a handler. */
 WEFT_API int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t timeout_ns);
 
-/* Unmaps a piece; the view must not be used any more. Does not wait. */
+/* Ends the access to the bytes of a view. Does not wait. */
 WEFT_API void weft_file_unmap(weft_file *f, weft_file_view *view);
 
-/* Writes bytes to the file at the gateway. When the call returns they are in the file; weft_file_sync() waits until they are on the disk.
- * From then on this handle reads the file's new generation. Other handles keep the old generation, and must be opened again. `*put` (may be
- * NULL) is how many bytes were written, also after an error.
- * Errors: -EBADF not opened with WEFT_FILE_WRITE; -ENOSPC the disk is full; -EFBIG the file would be too large; -EBUSY another thread reads
- * or writes through this handle; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are
- * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline:
- * the bytes may be written or not; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other errors of pwrite(2) may be
- * returned as well. */
+/* Writes `len` bytes to the file at `offset`. When the call returns 0 they are in the file; weft_file_sync() waits until they are on the
+ * disk. From then on this handle reads the new contents. Other handles must be opened again. `*put` (may be NULL) is how many bytes were
+ * written, also after an error.
+ * Errors: -EBADF not opened with WEFT_FILE_WRITE; -ENOSPC the disk is full; -EFBIG the file would be too large; -EBUSY another thread
+ * reads or writes through this handle; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests
+ * are outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no answer before the
+ * deadline: the bytes may be written or not; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other errors of pwrite(2)
+ * may be returned as well. */
 WEFT_API int weft_file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t timeout_ns);
 
 /* Waits until all written bytes are on the disk (fsync(2)).
@@ -159,20 +159,20 @@ WEFT_API int weft_file_sync(weft_file *f, int64_t timeout_ns);
 WEFT_API int weft_file_write_start(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, weft_op *op);
 WEFT_API int weft_file_sync_start(weft_file *f, weft_op *op);
 
-/* Pins the file: its pieces that have been read stay in the gateway's cache until weft_file_unpin(), or until the file changes. They stay
- * also when this handle is closed and this node is gone.
+/* Pins the file: all its pieces that have been read stay in the cache until weft_file_unpin(), or until the file changes. They stay also
+ * if the file is closed or this node is gone.
  * Errors: -ENOBUFS more than half of the gateway's cache would be mapped or pinned; -ESTALE the file has changed since it was opened;
  * -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline;
  * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_pin(weft_file *f, int64_t timeout_ns);
 
-/* Unpins the file that was opened by this `path`. The file need not exist any more.
+/* Ends the pinning of a file. `path` is the path with which it was opened. The file need not exist any more.
  * Errors: -ENOENT no such file is pinned; -EINVAL the path is empty or too long; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too
  * many requests are outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer
  * before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeout_ns);
 
-/* Closes a file, and unmaps its pieces: their views must not be used any more. Does not wait. NULL is allowed.
+/* Closes the file, and ends the access to its mapped bytes. Does not wait. NULL is allowed.
  * Errors: -EBUSY a thread waits in another call with this handle, or an operation on it is not complete. */
 WEFT_API int weft_file_close(weft_file *f);
 
@@ -206,11 +206,11 @@ typedef struct weft_file_cached {
     bool pinned, stale;
 } weft_file_cached;
 
-/* Lists the files that are open or cached, one at each call. Set `*next` to 0 before the first call; it is 0 again after the last file.
- * `bytes` is sizeof *out.
- * Errors: -ENOENT no file is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM
- * no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -EPROTO the gateway
- * has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+/* Stores facts about one file that is open or cached. Set `*next` to 0 before the first call, and call again until it is 0 again. `bytes`
+ * is sizeof *out.
+ * Errors: -ENOENT no file is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding;
+ * -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -EPROTO the
+ * gateway has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t bytes, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * GPUs: their kernels read and write the memory of all nodes, by the calls of weft/device.h.
+ * Let the kernels of a GPU use the memory of all nodes. A kernel is a function that runs on a GPU; it calls the functions of
+ * weft/device.h.
  *
- * A program opens a GPU for a node. Kernels of the GPU load and store directly in the pools of the nodes on this host. For all other memory
- * they send requests over rings to the node, and one thread of the node carries these out. There are three kinds of GPUs:
- * - `host` is always there. Its blocks are threads of this process, and its kernels are C functions that weft_gpu_run() runs.
- * - `cuda`: an NVIDIA GPU. The program starts kernels itself, by CUDA, in the device's primary context, and passes weft_gpu_device() to
- *   them.
+ * A program opens a GPU for its node, and passes the pointer from weft_gpu_device() to its kernels. Kernels load and store directly in the
+ * pools of nodes on this host. For other memory they write requests into rings, which are buffers that they share with their node, and a
+ * thread of the node carries these out. There are three kinds of GPUs:
+ * - `host` is always there. It runs C functions on threads of this process, by weft_gpu_run().
+ * - `cuda`: an NVIDIA GPU. The program starts kernels itself, by CUDA, in the device's primary context.
  * - `metal`: an Apple GPU (compiled, never run). Kernels are text, which weft_gpu_run_text() compiles and runs.
  */
 #ifndef WEFT_GPU_H
@@ -50,9 +51,9 @@ typedef struct weft_gpu_info {
     char no_rdma_remedy[160]; /* what to do about that; "": nothing helps */
 } weft_gpu_info;
 
-/* Describe the GPU with the number `index`. The numbers start at 0 with the usable GPUs. After them come GPUs on PCI that no driver offers,
-   each with the reason. `host` is the last. `bytes` is sizeof *out; fields that this library does not know are set to 0.
-   Errors: -ENOENT there are not so many GPUs. */
+/* Describe the GPU with the number `index`. The numbers start at 0 with the GPUs that can be used. After them come the GPUs on PCI that
+ * weft cannot use, each with the reason, and then `host`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
+ * Errors: -ENOENT there are not so many GPUs. */
 WEFT_API int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes);
 
 typedef struct weft_gpu_config {
@@ -63,77 +64,75 @@ typedef struct weft_gpu_config {
     uint32_t turns;   /* 1: kernels and the node take turns, as weft_gpu_run_text() explains. Such a GPU has no persistent workers */
 } weft_gpu_config;
 
-/* Open a GPU for this node. `config` may be NULL. weft_gpu_close() or weft_close() closes it.
-   Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENODEV there is
-   no such GPU, or the GPU is not usable; -ENOSPC the node has 64 GPUs open; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's
-   driver has failed; -EAGAIN no thread can be started to serve the GPU; -EDEADLK called from a handler. */
+/* Open a GPU for this node, and store its handle in `*out`. `config` may be NULL: the first GPU that can be used. weft_gpu_close() or
+ * weft_close() closes it.
+ * Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENODEV there is
+ * no such GPU, or the GPU is not usable; -ENOSPC the node has 64 GPUs open; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's
+ * driver has failed; -EAGAIN no thread can be started to serve the GPU; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
-/* Close the GPU. The call closes the GPU's workers, ends the waits inside kernels of weft_gpu_run(), waits for these kernels, and carries
- * out the requests that kernels have made, for up to the node's deadline. Other kernels must have ended before the call. Operations that
- * are still under way at the deadline, for example to a node that is stopped, keep their memory until weft_close(). NULL is allowed.
+/* Close the GPU with its workers and arenas. The call first carries out the requests that kernels have made, and waits for kernels of
+ * weft_gpu_run(), at most until the default deadline. Waits inside these kernels end. Other kernels must have ended before the call.
+ * Operations that are under way at the deadline, for example to a stopped node, keep their memory until weft_close(). NULL is allowed.
  * weft_close() closes the GPUs that are still open.
  * Errors: -EINVAL the GPU is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
-/* The argument for kernels of the GPU: a pointer to the device's memory, valid until the GPU is closed. */
+/* The pointer that the program passes to its kernels. It leads to memory of the GPU, and is valid until the GPU is closed. */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
-/* Open an arena: memory of the GPU that has addresses of the cluster. `*space` receives the number of the arena's space, 1 to 15. All
-   operations of weft/fabric.h and all calls of kernels accept addresses in the arena. The local memory of puts and gets may also be in an
-   arena of this node (weft_gpu_ptr()), but not in an arena of another node.
-
-   The node that owns the arena does all atomics on words in the arena, one at a time. These atomics are atomic against each other, but not
-   against kernels that change the word themselves.
-
-   Closing the GPU closes the arena. Before that, weft waits until operations of other nodes on the arena have ended, for up to the node's
-   deadline.
-
-   If another node of the same host has opened a GPU of the same kind, that node maps the arena. It then copies directly, and kernels of its
-   GPU load and store in the arena (weft_device_ptr()). Kernels of further GPUs of both nodes can do so, too, if the driver gives these GPUs
-   access to the memory, for example over NVLink. Because kernels may still use the mapping, it remains when the owner closes the arena or
-   dies. It ends when the owner opens another arena in the same space, or the GPUs of the mapping node are closed. Only then is the arena's
-   memory free again.
-
-   Every other node sends messages to the owner. Over rc, the owner's RDMA device then moves large data between the arena and the other
-   node's pool, if the device registers the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data goes through both
-   pools. weft_link_stats.arena_way and arena_why report how a node reaches the arena, and why.
-
-   The call tells all nodes about the arena. It waits until each node has mapped the arena, or has confirmed that it does not, for up to the
-   node's deadline. weft_gpu_open() waits until the existing arenas are mapped, for at most 10 s. weft_fence() may wait, up to the node's
-   deadline, for operations on GPU memory of the fenced node; in a handler it fails with -EDEADLK instead.
-   Errors: -EINVAL `bytes` is 0 or too large for an address; -ENOMEM the GPU has not so much memory; -ENOSPC this node has 15 arenas
-   already; -EIO the GPU's driver has failed; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
+/* Open an arena: memory of the GPU that has addresses in the cluster. `*space` receives its number, 1 to 15. All operations of
+ * weft/fabric.h and all calls of kernels accept these addresses. The local memory of puts and gets may also be in an arena of this node
+ * (weft_gpu_ptr()), but not in one of another node.
+ *
+ * The node that owns the arena carries out all atomics on its words, one at a time. They are atomic against each other, but not against
+ * kernels that change the word directly.
+ *
+ * Closing the GPU closes the arena, after operations of other nodes on it have ended, or at the default deadline.
+ *
+ * Another node on this host that has opened a GPU of the same kind maps the arena: its GPU copies directly, and its kernels load and store
+ * there (weft_device_ptr()). Other GPUs of both nodes can do so, too, if the driver gives them access, for example over NVLink. The
+ * mapping remains when the owner closes the arena or dies, because kernels may still use it. It ends when the owner opens another arena in
+ * the same space, or the mapping node closes its GPUs. Only then is the GPU's memory free again.
+ *
+ * Nodes on other hosts send messages to the owner. Over rc, RDMA devices then move large data directly between the arena and pools, if
+ * they can register the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data is copied through the pools of both
+ * nodes. weft_link_stats.arena_way and arena_why report which way a node uses, and why.
+ *
+ * The call tells all nodes about the arena and waits for their answers, at most until the default deadline. weft_gpu_open() waits until
+ * this node has mapped the existing arenas, at most 10 s. weft_fence() to a node waits for operations on its GPU memory, or fails with
+ * -EDEADLK in a handler.
+ * Errors: -EINVAL `bytes` is 0 or too large for an address; -ENOMEM the GPU has not so much memory; -ENOSPC this node has 15 arenas
+ * already; -EIO the GPU's driver has failed; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
 
 /* Allocate in an arena of this node, as weft_alloc() does in the pool; weft_free() frees it.
  * Errors: -EINVAL `bytes` is 0; -EFAULT there is no such arena; -ENOMEM no room (the arena stays usable). */
 WEFT_API int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out);
 
-/* The pointer by which kernels of the GPU reach the memory at an address, as weft_device_ptr(); NULL if they cannot. With Metal the result
-   is the processor's pointer to that memory; the GPU's pointer comes only from weft_device_ptr() in a kernel. */
+/* The pointer by which kernels of the GPU can access the memory at an address; NULL if they cannot. With Metal this is the processor's
+ * pointer; the GPU's pointer comes only from weft_device_ptr() in a kernel. */
 WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
-/* Run a kernel on the GPU `host`, and wait for its end. Each of `blocks` blocks (at most 1024) is a thread with a weft_device of its own.
-   If kernels and the node take turns (weft_gpu_config.turns), the node carries out the requests after the kernel's end, and the call
-   returns the first error of a request that had no op, as weft_gpu_run_text() does.
-   Errors: -ENOTSUP the GPU is of another kind; -EINVAL `kernel` is NULL, the number of blocks is wrong, or the GPU is closed; -EAGAIN so
-   many threads cannot be started (no block has run); -ENOMEM no memory for so many blocks; -ETIMEDOUT with `turns`: requests were not
-   complete at the node's deadline; -EDEADLK called from a handler. */
+/* Run a C function as a kernel on the GPU `host`, in 1 to 1024 blocks, and wait for its end. Each block is a thread with a weft_device of
+ * its own. With weft_gpu_config.turns, the requests are carried out after the kernel's end, and the call returns the first error of a
+ * request that had no op.
+ * Errors: -ENOTSUP the GPU is of another kind; -EINVAL `kernel` is NULL, the number of blocks is wrong, or the GPU is closed; -EAGAIN so
+ * many threads cannot be started (no block has run); -ENOMEM no memory for so many blocks; -ETIMEDOUT with `turns`: requests were not
+ * complete at the node's deadline; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
 
-/* Compile a kernel in Metal's language from its text, run it, and wait for its end. The text needs no #include: weft puts the text of
-   weft/device.metal.h, which describes such kernels, before it. `blocks` threadgroups of `threads` threads are run. The kernel's argument
-   (buffer 1) is a copy of the `bytes` bytes at `arg`, which is copied back at the end. Compiled for macOS, never run.
-
-   Apple lets a processor read what a kernel has written only after the kernel has ended. So the node and kernels take turns: the node
-   starts the requests of a kernel after the kernel has ended, and this call returns when the requests are complete, or at the node's
-   deadline. In the second case the next call first waits for these requests. This call returns the first error of a request that had no
-   op. One kernel runs at a time.
-   Errors: -ENOTSUP the GPU is of another kind; -EINVAL `text` is NULL, has no kernel of that name, or does not compile; -ENOMEM no memory;
-   -EIO the GPU has failed; -ETIMEDOUT requests were not complete at the node's deadline; -EDEADLK called from a handler. */
+/* Compile a kernel in Metal's language, run `blocks` threadgroups of `threads` threads, and wait for its end. weft puts the text of
+ * weft/device.metal.h, which describes such kernels, before `text`. The kernel's argument (buffer 1) is a copy of the `bytes` bytes at
+ * `arg`; it is copied back at the end. Compiled for macOS, never run.
+ *
+ * With Apple's GPUs a processor can read what a kernel has written only after the kernel has ended. So the node carries out the requests
+ * of a kernel after its end. The call returns when they are complete, or at the default deadline; then the next call first waits for them.
+ * It returns the first error of a request that had no op. One kernel runs at a time.
+ * Errors: -ENOTSUP the GPU is of another kind; -EINVAL `text` is NULL, has no kernel of that name, or does not compile; -ENOMEM no memory;
+ * -EIO the GPU has failed; -ETIMEDOUT requests were not complete at the node's deadline; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
                                size_t bytes);
 
@@ -141,29 +140,28 @@ WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel
 
 #define WEFT_GPU_SERVICES 64u
 
-/* A call of a kernel, until it is answered. */
+/* A call of a kernel that has not been answered yet. */
 typedef struct weft_gpu_call weft_gpu_call;
-/* The function of a service. weft calls it when a kernel of this node has sent `record`: WEFT_DEVICE_RECORD_BYTES bytes in this node's
-   pool, aligned to 8 bytes. If the kernel's record is in an arena, `record` is a copy, which weft copies back with the answer. Kernels may
-   change the record meanwhile: read each value once, and check everything. The function runs on the thread that serves the GPU, so it must
-   not wait. It answers by weft_gpu_answer(), at once or later. */
+/* A function of the program that kernels call. weft calls it with a kernel's `record`: WEFT_DEVICE_RECORD_BYTES bytes in this node's pool,
+ * aligned to 8. If the kernel's record is in an arena, `record` is a copy, which is copied back with the answer. The kernel may change the
+ * record meanwhile: read each value once, and check it. The function must not wait, because it runs on the thread that serves the GPU.
+ * Each call must be answered once, by weft_gpu_answer(), at once or later. */
 typedef void (*weft_gpu_service_fn)(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
-/* Set the function for records with the number `number`, which is below WEFT_GPU_SERVICES, until weft_close().
-   Errors: -EINVAL `number` is too large, or `fn` is NULL; -EALREADY the number has a service already. */
+/* Install the function for calls with the number `number`, below WEFT_GPU_SERVICES. It stays until weft_close().
+ * Errors: -EINVAL `number` is too large, or `fn` is NULL; -EALREADY the number has a service already. */
 WEFT_API int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void *arg);
 
-/* Answer a call, once, from any thread, before weft_close(). A kernel that sees the answer sees all that this thread wrote before. Kernels
-   do not see answers to later requests of the same ring before this answer. `status` is 0 or a negative error number.
-   Errors: -EINVAL `status` is positive, or the call was answered already. */
+/* Answer a call, once, from any thread, before weft_close(). A kernel that sees the answer also sees everything that this thread wrote
+ * before. Answers to later requests of the same ring wait for this one. `status` is 0 or a negative error number.
+ * Errors: -EINVAL `status` is positive, or the call was answered already. */
 WEFT_API int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value);
 
 /* --- persistent workers --- */
 
-/* A worker gives tasks of a queue to kernels that stay on the GPU. A thread of this node claims tasks ahead. Blocks take these tasks
-   (weft_device_next_task()) and return their results (weft_device_task_done()). The thread then completes the tasks. While a block works on
-   a task, the thread renews the task's lease. If no block finishes a task in time (task_ns), for example because a block hangs or a kernel
-   has failed, the thread gives the task back to the queue. It claims more tasks only while blocks ask for tasks. */
+/* A worker gives tasks of a queue to kernels that stay on the GPU. A thread of this node claims tasks in advance and renews their leases.
+ * Blocks take the tasks by weft_device_next_task(), and return the results by weft_device_task_done(). If a block does not finish a task
+ * within task_ns, the thread gives the task back to the queue. It claims tasks only while blocks ask for them. */
 typedef struct weft_gpu_worker weft_gpu_worker;
 
 typedef struct weft_gpu_worker_config {
@@ -173,19 +171,20 @@ typedef struct weft_gpu_worker_config {
     int64_t renew_ns; /* the interval at which the worker renews leases; must be well below the queue's lease; 0: 10 s */
 } weft_gpu_worker_config;
 
-/* Open a worker. Its queue must stay open until the worker is closed. `config` may be NULL.
-   Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENOSPC the GPU
-   has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's driver has failed; -EAGAIN no thread can be started for
-   the worker; -ENOTSUP the GPU's kernels take turns with the node; -EDEADLK called from a handler. */
+/* Open a worker for the queue `q`, which must stay open until the worker is closed. `config` may be NULL.
+ * Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENOSPC the GPU
+ * has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's driver has failed; -EAGAIN no thread can be started for
+ * the worker; -ENOTSUP the GPU's kernels take turns with the node; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out);
 
-/* The argument for kernels that take the worker's tasks: a pointer to the device's memory, valid until the GPU is closed. */
+/* The pointer that the program passes to the kernels of this worker. It leads to memory of the GPU, and is valid until the GPU is closed.
+ */
 WEFT_API const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k);
 
-/* Close a worker. The worker claims no more tasks, and waits until blocks have done the claimed tasks. The wait ends early if no block is
-   alive, and at the latest at the node's deadline. Then the worker gives the remaining tasks back to the queue. Blocks that ask for a task
-   get -WEFT_DEVICE_ESHUTDOWN. The handle and the device's memory stay until the GPU is closed. NULL is allowed.
-   Errors: -EINVAL the worker is closed already; -EDEADLK called from a handler. */
+/* Close a worker. It claims no more tasks, and waits until blocks have done those that are claimed, at most until the default deadline; it
+ * waits less if no block is alive. It gives the others back to the queue. Blocks that ask for a task get -WEFT_DEVICE_ESHUTDOWN. NULL is
+ * allowed.
+ * Errors: -EINVAL the worker is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_close(weft_gpu_worker *k);
 
 typedef struct weft_gpu_worker_stats {
@@ -201,11 +200,12 @@ WEFT_API int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out
 
 /* --- queues that kernels submit to and claim from themselves --- */
 
-/* Give the queue a number, `*number`, by which kernels of the GPU name it in weft_device_submit(), weft_device_claim(),
-   weft_device_renew() and weft_device_complete(), until the GPU is closed. Another call for the same queue returns the same number. One
-   thread of the node carries out these calls for all queues of a GPU. After the queue is closed, the calls fail with WEFT_DEVICE_EBADF.
-   Errors: -EINVAL `q` is NULL; -ENOSPC the GPU has had 64 queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called
-   from a handler. */
+/* Store in `*number` the number by which kernels of this GPU name the queue, in weft_device_submit(), weft_device_claim(),
+ * weft_device_renew() and weft_device_complete(). It is valid until the GPU is closed. Another call for the same queue returns the same
+ * number. One thread of the node carries out these calls for all queues of a GPU. After the queue is closed, they fail with
+ * WEFT_DEVICE_EBADF.
+ * Errors: -EINVAL `q` is NULL; -ENOSPC the GPU has had 64 queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called
+ * from a handler. */
 WEFT_API int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number);
 
 typedef struct weft_gpu_stats {

@@ -11,23 +11,24 @@
 extern "C" {
 #endif
 
-/* Allocate `bytes` bytes in this node's pool. The memory is aligned to 16 bytes; buffers of 64 bytes and more are aligned to 64. The
- * content is undefined. The caller owns the memory until weft_free(). The call does not communicate with other nodes.
+/* Allocate `bytes` bytes in this node's pool, and store the address in `*out`. The memory is aligned to 16 bytes, or to 64 if it has 64
+ * bytes or more. It is not set to zero. The caller owns it until weft_free().
  * Errors: -EINVAL `bytes` is 0; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc(weft_node *w, size_t bytes, weft_gaddr *out);
 
-/* The same, aligned to `align`: a power of two up to 2 MiB.
+/* The same, with another alignment: a power of two up to 2 MiB.
  * Errors: -EINVAL `bytes` is 0, or `align` is not such a number; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc_aligned(weft_node *w, size_t bytes, size_t align, weft_gaddr *out);
 
-/* Free a buffer that weft_alloc() or weft_alloc_aligned() returned on this node. WEFT_NULL is allowed. An error changes nothing.
- * Errors: -EFAULT `addr` is not in this node's pool or arenas; -EINVAL `addr` is inside a buffer, not at its start; -EALREADY the buffer is
- * free already. */
+/* Free a buffer that weft_alloc() or weft_alloc_aligned() has returned on this node. WEFT_NULL is allowed. After an error nothing has been
+ * freed.
+ * Errors: -EFAULT `addr` is not in this node's pool or arenas; -EINVAL `addr` is inside a buffer, not at its start; -EALREADY the buffer
+ * is free already. */
 WEFT_API int weft_free(weft_node *w, weft_gaddr addr);
 
-/* A pointer to the memory at an address, if this process can load and store there: in its own pool, and in the pools of the nodes on the
- * same host. NULL for other memory, or if any of the `bytes` bytes is outside the pool. The pointer is valid until weft_close(). The pages
- * of a node that died stay readable. */
+/* A pointer to the `bytes` bytes at an address, for ordinary loads and stores. Only memory of this host has one: the pool of this node,
+ * and the pools of other nodes of the host. NULL for other memory, or if the bytes are not all inside the pool. The pointer is valid until
+ * weft_close(), even if the other node dies. */
 WEFT_API void *weft_ptr(weft_node *w, weft_gaddr addr, size_t bytes);
 
 /* The address of memory inside this node's pool; WEFT_NULL for memory elsewhere. */
@@ -40,7 +41,7 @@ typedef struct weft_pool_stats {
     uint64_t largest_free_bytes; /* the largest buffer that could be allocated now */
     uint32_t regions_used;       /* memory regions (ibv_mr) in use on the device that has the most; over tb including those for frames */
     uint32_t regions_budget;     /* memory regions that this device allows; 0: no device */
-    /* What holds the live bytes; the rest is the program's, and weft's own. */
+    /* What weft itself has allocated for the program, as parts of live_bytes. */
     uint64_t network_bytes; /* rings of sockets at a gateway (weft/net.h) */
     uint64_t stream_bytes;  /* rings of the input and output of processes (weft/service.h) */
     uint64_t file_bytes;    /* cached and mapped files (weft/file.h) */

@@ -17,7 +17,7 @@
  *    48 -  55  data_bytes  the asker: length of `data`, at most WEFT_REQUEST_DATA_MAX
  *    56 - 191  arg         the asker: see the kind; else 0
  *   192 - 239  result      the asker's node, with the answer: see the kind
- *   240 - 243  status      the asker's node: 0 or a negative errno
+ *   240 - 243  status      the asker's node: 0 or a negative errno, in Linux's numbers on every system; that of the op has the system's numbers
  *   244 - 247  reserved    nobody
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
@@ -64,25 +64,26 @@ typedef struct weft_request {
 
 /* --- process --- */
 
-/* Starts a program. `data` holds the limits (weft_process_limit), then strings that each end with a zero byte: the program, the directory
- * ("": the server's), the arguments, and the changes to the environment (NAME=VALUE adds or replaces a variable, NAME removes it).
- *   flags   WEFT_SPAWN_...
- *   arg[0]  low 32 bits: number of arguments, argv[0] included; high 32 bits: number of changes to the environment
- *   arg[1]  number of limits
- *   arg[2]  ns after which the process is killed; 0: never
- *   arg[3]  with WEFT_SPAWN_STDIN_DATA: the address of the standard input, in any pool; arg[4]: its length
- *   arg[5]  bytes of the ring buffer of standard output, a power of two from 4 KiB to 16 MiB; 0: 64 KiB
- *   arg[6]  the same for standard error
- *   arg[12] with WEFT_SPAWN_TERMINAL: low 16 bits: rows of the terminal; next 16 bits: columns
- * Answered when the program runs. result[0]: a handle, which is valid only on the asker's node; result[1]: the process ID on the server.
- * The other WEFT_PROCESS_... requests take this handle in `handle`. */
+/* Starts a program. `data` has the limits (weft_process_limit), and then strings that each end with a zero byte: the program, the
+ * directory ("": the server's), the arguments, and the changes to the environment (NAME=VALUE sets a variable, NAME removes one).
+ *
+ * Fields: `flags` WEFT_SPAWN_...
+ * - arg[0]: low 32 bits: number of arguments, argv[0] included; high 32 bits: number of changes to the environment
+ * - arg[1]: number of limits
+ * - arg[2]: ns after which the program is killed; 0: never
+ * - arg[3], arg[4]: with WEFT_SPAWN_STDIN_DATA: address of the standard input, in any pool, and its length
+ * - arg[5], arg[6]: bytes of the ring buffers for standard output and standard error: powers of two from 4 KiB to 16 MiB; 0: 64 KiB
+ * - arg[12]: with WEFT_SPAWN_TERMINAL: low 16 bits: rows of the terminal; next 16 bits: columns
+ *
+ * Answered when the program runs. result[0]: a handle, which only the asker's node can use; result[1]: the process ID on the server. The
+ * other requests about the program take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
 /* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: the signal that ended it, or 0;
  * result[2]: bit 0 is set if the server killed it because its time was over (arg[2] of the start). result[3]: ns of user time; result[4]:
  * ns of system time; result[5]: bytes of the largest resident set; these three include the children that the process has waited for. */
 #define WEFT_PROCESS_WAIT 2u
-/* Returns the output that has arrived; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address
- * of the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
+/* Finds output that has arrived; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address of
+ * the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
 #define WEFT_PROCESS_OUTPUT 3u
 /* Frees output that was read, so that new output can overwrite it. arg[0]: 1 for standard output, 2 for standard error; arg[1]: how many
  * bytes. */
@@ -154,17 +155,16 @@ typedef struct weft_name {
 
 /* --- net --- */
 
-/* The network of a node, the gateway: sockets. Rules, limits and errors are those of weft/net.h. CONNECT, LISTEN and ACCEPT return a
- * handle, which is valid only on the asker's node; the other requests name it in `handle`. A request never waits for the network: if the
- * gateway cannot carry it out now, the answer is -EAGAIN, and the asker sends it again later. A request that copies bytes is answered after
- * the copy.
+/* Sockets at a node, the gateway (weft/net.h has the rules, limits and errors). CONNECT, LISTEN and ACCEPT return a handle, which only the
+ * asker's node can use; the other requests take it in `handle`. A request never waits for the network: if the gateway cannot carry it out
+ * now, the answer is -EAGAIN, and the asker sends it again later.
  *
- * Bytes are sent from, and received to, any address in a pool or an arena of any node. The gateway writes received bytes into a ring in the
- * asker's pool. From the ring they are copied to the address in the request, by the GPU or the RDMA device if there is one. A kernel may
- * also read them in the ring (RECEIVED).
+ * Bytes are sent from any address, and received to any: in a pool or an arena of any node. A request that copies bytes is answered after
+ * the copy. The gateway writes received bytes into a ring in the asker's pool, from which they are copied. A kernel may also read them in
+ * the ring (RECEIVED).
  *
- * A network address takes three words. The first has the port in bits 0 to 15, and in bits 16 to 23 the family, which is 4 or 6, or 0 for
- * no address. The other two have the bytes of the address in network order, followed by zeros. */
+ * A network address takes three words. The first has the port in bits 0 to 15, and in bits 16 to 23 the family: 4, 6, or 0 for no address.
+ * The other two have the bytes of the address in network order, followed by zeros. */
 
 /* Begins to connect to a host. `data`: its name or address, of 1 to 255 bytes, without a zero byte.
  *   flags   WEFT_NET_... of weft/net.h
@@ -209,8 +209,8 @@ typedef struct weft_name {
 
 /* --- file --- */
 
-/* Files of a node, the gateway. Rules, limits and errors are those of weft/file.h. OPEN returns a handle, which is valid only on the
- * asker's node; the other requests name it in `handle`. Any number of requests may use one handle at the same time. */
+/* Files of a node, the gateway (weft/file.h has the rules, limits and errors). OPEN returns a handle, which only the asker's node can use;
+ * the other requests take it in `handle`. Any number of requests may use one handle at the same time. */
 
 /* Opens a file. `data`: its path, of 1 to WEFT_FILE_PATH_MAX bytes, without a zero byte.
  *   flags   WEFT_FILE_WRITE and others of weft/file.h

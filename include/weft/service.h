@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: MIT
  *
- * Services: what a node does for other nodes on request. A node offers the services that its environment variable WEFT_SERVE names
- * ("process,name"; by default none). Any node of the cluster may send requests to it, also the node itself. The node that sends a request
- * is the asker, and the node that the request is for is the server. A node that offers `process` lets every node of the cluster run
- * programs as the server's user, so set WEFT_SECRET to control which nodes can join.
+ * Services: work that a node does for other nodes on request. `process` starts programs, and `name` stores addresses of memory under
+ * names; weft/net.h and weft/file.h have two more. A node offers the services that its environment variable WEFT_SERVE lists
+ * ("process,name"; by default none). The node that offers a service is the server, and the node that uses it is the asker. A node may use
+ * its own services.
  *
- * Every request is a record of the form that weft/request.h defines. The calls of this header fill and submit records themselves.
+ * Security. A node that offers `process` lets every node of the cluster run programs as its own user. Set WEFT_SECRET to control who can
+ * join.
  *
- * Calls whose names end in _start take a weft_op, which the caller owns and must not free before the operation is complete (weft_test(),
- * weft_wait()). If the server does not answer, the operation ends with -ETIMEDOUT after its time-out, and the server cancels the request.
+ * Calls whose names end in _start do not wait. Their op is complete when the work is done (weft_test(), weft_wait()); the caller owns it
+ * and keeps it until then. If the server does not answer, the op ends with -ETIMEDOUT after its time-out, and the server cancels the
+ * request.
  *
- * Bounds. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps at most 4 KiB for each request, and in
- * addition at most 8 MiB of larger `data` for each asker. A server runs at most 1024 processes at a time; further requests wait until a
- * process has ended. Each process needs ring buffers: 64 KiB (by default) in the asker's pool for each output, and 64 KiB in the server's
- * pool for its input. A name server keeps at most 65,536 names. When the ring of a stream is full, because its reader is slow, only the
- * writer of that stream waits; no bytes are dropped.
+ * Every request is a record of the form that weft/request.h defines. The calls of this header fill and send records themselves.
  *
- * Death. When the asker leaves or dies, the server drops its requests, kills its processes with their process groups (unless they are
- * detached), and removes its names. When the server leaves or dies, operations that wait for it end with -ECONNRESET, and the processes
- * that it runs are killed, even if the server itself was killed.
+ * Limits. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps 4 KiB for each, and for each asker 8
+ * MiB of larger `data`. A server runs at most 1024 programs at a time; further ones wait. A program needs 64 KiB in the asker's pool for
+ * each output, by default, and 64 KiB in the server's pool for its input. If one side of a stream is slow, the other one waits: no bytes
+ * are lost. A server stores at most 65,536 names.
+ *
+ * When the asker leaves or dies, the server drops its requests, kills its programs with their process groups, unless they are detached,
+ * and removes its names. When the server leaves or dies, even by SIGKILL, operations that wait for it end with -ECONNRESET, and its
+ * programs are killed.
  */
 #ifndef WEFT_SERVICE_H
 #define WEFT_SERVICE_H
@@ -31,23 +34,22 @@
 extern "C" {
 #endif
 
-/* Whether the node is alive and offers the service (WEFT_SERVICE_...). Nodes announce their services just after they have joined. */
+/* Whether the node is alive and offers the service (WEFT_SERVICE_...). Just after a node has joined, the answer may still be false. */
 WEFT_API bool weft_service_offered(weft_node *w, uint32_t node, uint32_t service);
 
-/* Finds the alive node with the lowest rank that offers the service. Waits until there is such a node, because a node announces its
- * services shortly after it has joined.
+/* Waits until a node offers the service, and stores its number in `*node`. If several do, it chooses the lowest number.
  * Errors: -EOPNOTSUPP no node has announced the service before the deadline; -EDEADLK the call would have to wait in a handler. */
 WEFT_API int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, int64_t timeout_ns);
 
-/* Submits a record (weft/request.h) that is in this node's own pool. The result of the op is the record's `status`.
+/* Sends the request in a record (weft/request.h) that is in this node's own pool. The result of the op is the record's `status`.
  * Errors: -EFAULT the record or its data is not in this node's pool, or there is no such node; -EINVAL a field is wrong; -EAGAIN too many
- * requests are outstanding at the node; -ECONNRESET the node is gone; -ENOMEM no memory; -ETIMEDOUT no room towards the node, or no answer,
- * before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb). Errors of the service are results of
- * the op. */
+ * requests are outstanding at the node; -ECONNRESET the node is gone; -ENOMEM no memory; -ETIMEDOUT no room towards the node, or no
+ * answer, before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb). Errors of the service are
+ * results of the op. */
 WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
-/* Cancels the operation that was started with `op`: the operation ends with the negative ECANCELED, unless it has ended before. The server
- * may already have carried out the request. If the request was to start a process and the process runs already, the server kills it.
+/* Ends the operation with this `op` before it is complete: its result becomes the negative ECANCELED. The server may have carried out the
+ * request nevertheless. A process that the request has started is killed.
  * Errors: -ENOENT no request or wait was started with this op, or it has ended, or it is a record that sends, receives, reads or writes
  * bytes. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
@@ -74,7 +76,7 @@ typedef struct weft_spawn_spec {
     uint32_t zero;
 } weft_spawn_spec;
 
-/* How the program ended. The times and the memory include those of its children that it has waited for. */
+/* How a program has ended. Times and memory include its children for which it has waited. */
 typedef struct weft_exit {
     int32_t status; /* the exit status; 0 if a signal ended the program */
     int32_t signal; /* the signal that ended the program, in the numbering of the server's system; 0: none */
@@ -83,17 +85,18 @@ typedef struct weft_exit {
     uint64_t memory_bytes; /* the largest resident set */
 } weft_exit;
 
-/* Starts a program on a node, and waits until it runs. The program leads a new process group. The group is killed when the program ends,
- * when the asker closes the handle, leaves or dies, and when the server leaves or dies. The program inherits the server's environment,
- * except the cluster's secret and the variables that describe the node. It does not inherit the server's signal mask and handlers.
+/* Starts a program on a node, and waits until it runs. It leads a new process group. What is left of the group is killed when the program
+ * ends, when the asker closes the handle, leaves or dies, and when the server leaves or dies. The program inherits the server's
+ * environment, except the cluster's secret and the variables that describe the node. It does not inherit the server's signal mask and
+ * handlers.
  * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
- * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -ENOENT no such program, directory or interpreter; -EACCES no permission
- * to execute the program or to enter the directory; -ENOTDIR `directory` is not a directory; -ENOEXEC the file is not a program; -EPERM no
- * permission to raise a limit; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests are outstanding, or the node cannot
- * make a process; -EMFILE the node has too many open files; -ENOMEM no memory at this node or at the server, or no room in the pool;
- * -EFAULT there is no such node, or `stdin_data` is not a valid address; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the
- * deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. Other
- * errors of execve(2) may be returned as well. */
+ * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -ENOENT no such program, directory or interpreter; -EACCES no
+ * permission to execute the program or to enter the directory; -ENOTDIR `directory` is not a directory; -ENOEXEC the file is not a
+ * program; -EPERM no permission to raise a limit; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests are
+ * outstanding, or the node cannot make a process; -EMFILE the node has too many open files; -ENOMEM no memory at this node or at the
+ * server, or no room in the pool; -EFAULT there is no such node, or `stdin_data` is not a valid address; -ECONNRESET the node is gone;
+ * -ETIMEDOUT no answer before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the
+ * call would wait in a handler. Other errors of execve(2) may be returned as well. */
 WEFT_API int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, int64_t timeout_ns);
 
 /* Like weft_spawn(), but does not wait: the op is complete when the program runs or has failed to start. `*out` is set at once; close it
@@ -109,15 +112,15 @@ WEFT_API int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec
 WEFT_API uint32_t weft_process_node(const weft_process *p);
 WEFT_API uint32_t weft_process_pid(const weft_process *p);
 
-/* Waits until the process has ended, and fills `*out` (may be NULL). `bytes` is sizeof *out; fields that this version of the library does
- * not know are set to 0. There may still be output to read. With WEFT_TIMEOUT_DEFAULT this waits as long as the server is alive. If the
- * process could not be started, this returns the error of the start.
+/* Waits until the program has ended, and stores in `*out` (may be NULL) how. `bytes` is sizeof *out; fields that this library does not
+ * know are set to 0. Output that was not read yet can still be read. With WEFT_TIMEOUT_DEFAULT the call waits as long as the server is
+ * alive. If the program could not be started, the call returns the error of the start.
  * Errors: -ETIMEDOUT the process has not ended before the deadline; -ECONNRESET the server is gone; -EDEADLK the call would wait in a
  * handler. */
 WEFT_API int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t timeout_ns);
 
-/* Starts an operation that is complete when the process has ended, or could not be started. weft_process_wait() then returns at once. If it
- * is already known that the process could not be started, this call returns the error of the start.
+/* Starts an operation that is complete when the program has ended, or could not be started. weft_process_wait() then returns at once. If
+ * it is already known that the program could not be started, this call returns the error of the start.
  * Errors: -ENOMEM no memory; -ECONNRESET the server is gone. */
 WEFT_API int weft_process_wait_start(weft_process *p, weft_op *op);
 
@@ -160,20 +163,19 @@ WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns
  * would wait in a handler. */
 WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns);
 
-/* Frees the handle, which must not be used any more. If the process still runs, the server kills its process group. A detached process
- * (WEFT_SPAWN_DETACHED) goes on instead, and its further output is dropped. Operations under way on the handle end with the negative
- * ECANCELED. NULL is allowed. Does not wait: the rings for the output stay allocated until the server has answered that it no longer writes
- * to them, or until the server is gone.
+/* Frees the handle. If the program still runs, the server kills its process group. A detached one (WEFT_SPAWN_DETACHED) goes on, and its
+ * further output is lost. Operations that are not complete end with the negative ECANCELED. NULL is allowed. The call does not wait:
+ * memory for the output stays allocated until the server has stopped writing to it, or is gone.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_process_close(weft_process *p);
 
 /* --- names --- */
 
-/* A name server stores names; each name stands for a piece of memory (an address and a length). `node` is the name server in all calls. A
- * name is removed when the node that has published it, or the node that owns the memory, leaves or dies. If the name server leaves or dies,
- * all its names are lost. */
+/* A server of `name` stores names; each stands for a range of memory: an address and a length. `node` is the server in all calls. A name
+ * is removed when the node that has published it leaves or dies, or the node that has the memory. If the server leaves or dies, all its
+ * names are lost. */
 
-/* Publishes a name. A node may publish its own name again, with another address.
+/* Publishes a name. A node may publish its own names again, with other memory.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
  * name; -ENOSPC the table is full; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
  * -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is
@@ -204,8 +206,8 @@ WEFT_API int weft_name_lookup_start(weft_node *w, uint32_t node, const char *nam
  * route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t timeout_ns);
 
-/* Lists names: fills `out` with up to `max` names; `*count` is how many. Set `*next` to 0 before the first call, and repeat the call until
- * `*next` is 0 again. Names that are published or removed between two calls may be missed, or listed twice.
+/* Lists names: stores up to `max` of them in `out`, and their number in `*count`. Set `*next` to 0 before the first call, and call again
+ * until it is 0 again. Names that are published or removed meanwhile may be missed, or listed twice.
  * Errors: -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
  * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the
  * pool; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */

@@ -32,8 +32,8 @@ extern "C" {
 /* One node: a process that owns one pool. weft_open() makes the handle, weft_close() frees it. */
 typedef struct weft_node weft_node;
 
-/* A cluster-wide address. From the high bits down: node (16), space (4), offset in bytes (44). 0 is null and never a valid address. Space 0
- * is the node's pool; 1 to 15 are kept for the memory of GPUs. */
+/* The address of a byte in the whole cluster. From the high bits down: node (16), space (4), offset in bytes (44). 0 is never valid. Space
+ * 0 is the node's pool; 1 to 15 are memory on GPUs. */
 typedef uint64_t weft_gaddr;
 
 #define WEFT_NULL           0ull
@@ -43,7 +43,7 @@ typedef uint64_t weft_gaddr;
 #define WEFT_MAX_NUMBERS    65536             /* numbers of nodes, from 0. A cluster that grows (weft_config.grow) gives no number twice */
 #define WEFT_MAX_POOL_BYTES 17592186044416ull /* 2 to the power of WEFT_OFFSET_BITS: 16 TiB */
 
-/* Make an address from its parts, or take one apart. Inline here; the library exports them as well, for other languages. */
+/* Make an address from its parts, or return one part. They are inline here, and the library exports them as well, for other languages. */
 WEFT_API WEFT_BOTH inline weft_gaddr weft_gaddr_make(uint32_t node, uint32_t space, uint64_t offset)
 {
     return ((weft_gaddr)(node & 0xffffu) << (WEFT_OFFSET_BITS + WEFT_SPACE_BITS)) | ((weft_gaddr)(space & 0xfu) << WEFT_OFFSET_BITS) |
@@ -65,28 +65,29 @@ WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
     return a & (WEFT_MAX_POOL_BYTES - 1);
 }
 
-/* Time-outs are relative, in nanoseconds. With 0 a call tries once and does not wait.
+/* A time-out is in nanoseconds, from the start of the call. With 0 a call tries once and does not wait. With WEFT_TIMEOUT_DEFAULT it
+ * depends on what the call waits for.
  *
- * Operations (put, get, atomics, messages, flush): WEFT_TIMEOUT_DEFAULT means the node's deadline, WEFT_DEADLINE, 30 s unless set.
+ * Operations (put, get, atomics, messages, flush) wait until the node's default deadline: WEFT_DEADLINE, 30 s unless set.
  *
- * Waits for other nodes: weft_barrier(), weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(), weft_reap(), weft_drain().
- * A slow node is not an error. So with WEFT_TIMEOUT_DEFAULT such a wait lasts as long as the awaited nodes are alive, and ends with
- * -ECONNRESET when they are gone. After 30 s (WEFT_SAY_AFTER) the call prints once, to stderr, for which nodes it waits. If the call has a
- * time-out, or WEFT_DEADLINE, the hostfile or weft_config sets a deadline, the wait ends with -ETIMEDOUT at that time.
+ * Waits for other nodes last as long as the nodes that they need are alive, because a slow node is not an error. When those nodes are
+ * gone, the call returns -ECONNRESET. These are weft_barrier(), weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(),
+ * weft_reap() and weft_drain(). After 30 s (WEFT_SAY_AFTER) the call prints once, to stderr, for which nodes it waits. If WEFT_DEADLINE,
+ * the hostfile or weft_config sets a deadline, these calls return -ETIMEDOUT at that deadline.
  *
- * In four of these calls weft cannot know who will end the wait. In the cases below, it may be that nobody can any more. The call then
- * waits once more, for the length of the node's deadline, because another node or a thread of this process may still end the wait. After
- * that it returns -ECONNRESET. The cases are:
- * - weft_wait_until(), weft_counter_wait(): a node has died during the wait, or no other node is alive.
- * - weft_reap(), weft_drain(): no other node is alive, and this node has claimed nothing from the queue.
- * In a cluster of one node these calls wait for other threads of the process, without limit. */
+ * The last four of these calls cannot know which node will end the wait. They give up with -ECONNRESET when probably no node will:
+ * - weft_wait_until() and weft_counter_wait(): when a node has died during the wait, or no other node is alive.
+ * - weft_reap() and weft_drain(): when no other node is alive, and this node has claimed nothing from the queue.
+ *
+ * Even then they wait for one more default deadline before they give up. In a cluster of one node they never give up, because another
+ * thread may end the wait. */
 #define WEFT_TIMEOUT_DEFAULT (-1)
 #define WEFT_US              1000ll
 #define WEFT_MS              1000000ll
 #define WEFT_SECOND          1000000000ll
 
-/* The sentence that explains the last error of the calling thread: what failed, on which object, why, and the remedy. Never NULL; empty if
- * nothing has failed. Owned by weft, and valid until this thread's next call of weft. */
+/* A sentence about the last error of the calling thread: what failed, on which object, why, and what to do. Never NULL; empty if nothing
+ * has failed. weft owns the string. It is valid until this thread's next call of weft. */
 WEFT_API const char *weft_error(void);
 
 /* The version of the library at run time, as "0.1.0". */

@@ -193,7 +193,8 @@ static int check_rule(const struct request *q, uint32_t kind)
     if (q->seeded && !r->chance_ppm && kind != SF_FAULT_REORDER && kind != SF_FAULT_CORRUPT)
         return cli_usage("fault", "%s: --seed without --chance: nothing is random; leave --seed out, or add --chance", kinds[kind]);
     if (q->device && q->host)
-        return cli_usage("fault", "--device '%s' and --host '%s' together: a device has its host", q->device, q->host);
+        return cli_usage("fault", "--device '%s' and --host '%s' together: the device belongs to a host already, so leave out --host",
+                         q->device, q->host);
     return 0;
 }
 

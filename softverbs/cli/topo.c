@@ -64,7 +64,10 @@ int cli_topo(int argc, char **argv)
     if (planned && fabric)
         return cli_usage("topo", "--fabric '%s' and topology '%s' together: use one of them", fabric, argv[optind]);
     if (profile && !planned)
-        return cli_usage("topo", "--profile '%s' without a topology: a fabric that exists has its own profile", profile);
+        return cli_usage(
+            "topo",
+            "--profile '%s' needs a topology, because an existing fabric has its own profile: give a topology, or leave out --profile",
+            profile);
     struct sv_model *model = NULL;
     struct sf_view view = {.fd = -1};
     const struct sv_topology *t;

@@ -37,7 +37,8 @@ static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t coun
     return SF_PAGES;
 }
 
-/* Give memory to the marks that a search for `count` pages may read from page_top on. The marks below page_top have memory already. */
+/* Make sure that the marks which a search for `count` pages may read, from page_top on, have memory. The marks below page_top have memory
+ * already. */
 static int back_marks(struct sf_view *v, uint32_t count)
 {
     struct sf_fabric *f = v->fabric;

@@ -22,9 +22,11 @@ SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *at
     if (error)
         goto refused;
     if (atomic_fetch_add(&handles, 1) >= p->max_ah && p->max_ah != 0) {
-        error =
-            sv_refuse(ENOMEM, "ibv_create_ah: the device already has %u address handles, its limit (profile %s, max_ah; " SV_DOCUMENTED ")",
-                      p->max_ah, p->name);
+        error = sv_refuse(
+            ENOMEM,
+            "ibv_create_ah: the device already has %u address handles, its limit: destroy one first (profile %s, max_ah; " SV_DOCUMENTED
+            ")",
+            p->max_ah, p->name);
         goto uncounted;
     }
     error = ENOMEM;
@@ -107,7 +109,9 @@ SV_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *base, uint8_t port, struct
     if (!(wc->wc_flags & IBV_WC_GRH))
         return 0;
     if (read_header(grh, &r))
-        return sv_refuse(EINVAL, "ibv_init_ah_from_wc: the first 40 bytes of the buffer are not a global route header"), -1;
+        return sv_refuse(EINVAL, "ibv_init_ah_from_wc: the first 40 bytes of the buffer are not a global route header: pass the address at "
+                                 "which the received datagram begins"),
+               -1;
     for (uint32_t i = 0; i < d->gid_count && i < SV_GIDS; i++) {
         if (memcmp(d->gids[i].raw, r.to, 16) != 0)
             continue;
@@ -119,7 +123,9 @@ SV_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *base, uint8_t port, struct
         attr->grh.hop_limit = 0xff;
         return 0;
     }
-    return sv_refuse(EINVAL, "ibv_init_ah_from_wc: the header's destination is not a GID of this device"), -1;
+    return sv_refuse(EINVAL, "ibv_init_ah_from_wc: the header's destination is not a GID of this device: call it with the device that "
+                             "received the datagram"),
+           -1;
 }
 
 SV_PUBLIC struct ibv_ah *ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struct ibv_grh *grh, uint8_t port)

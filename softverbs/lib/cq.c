@@ -38,13 +38,14 @@ static int cq_check(struct ibv_context *context, int64_t cqe, const struct ibv_c
         return errno = ENODEV; /* a forked child uses its parent's device */
     err = sv_refused(SF_VERB_CREATE_CQ, device);
     if (err)
-        return sv_refuse(err, "ibv_create_cq: refused by a rule of `softverbs fault`");
+        return sv_refuse(err, "ibv_create_cq: refused by a rule, which `softverbs fault list` shows");
     if (atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed))
-        return sv_refuse(EIO, "ibv_create_cq: the device was removed");
+        return sv_refuse(EIO, "ibv_create_cq: the device was removed; `softverbs fault restore` brings it back");
     if (vector < 0 || vector >= context->num_comp_vectors)
-        return sv_refuse(EINVAL, "ibv_create_cq: completion vector %lld; the device has %d", (long long)vector, context->num_comp_vectors);
+        return sv_refuse(EINVAL, "ibv_create_cq: completion vector %lld: the device has %d, numbered from 0", (long long)vector,
+                         context->num_comp_vectors);
     if (channel && channel->context != context)
-        return sv_refuse(EINVAL, "ibv_create_cq: the channel belongs to another context");
+        return sv_refuse(EINVAL, "ibv_create_cq: the completion channel belongs to another opened device: create one with this context");
     return check_size(cqe);
 }
 
@@ -80,8 +81,11 @@ static struct sv_cq *cq_make(struct ibv_context *context, uint32_t cqe, void *cq
     entry = sf_take_cq(&sv_lib.view, ctx->device, p->max_cq);
     if (entry < 0) {
         err = entry == -EBUSY ? p->cq_errno : -entry;
-        sv_refuse(err, "ibv_create_cq: the device already has %u completion queues, its limit (profile %s, max_cq; " SV_DOCUMENTED ")",
-                  p->max_cq, p->name);
+        sv_refuse(
+            err,
+            "ibv_create_cq: the device already has %u completion queues, its limit: destroy one first (profile %s, max_cq; " SV_DOCUMENTED
+            ")",
+            p->max_cq, p->name);
         goto memory;
     }
     ring = sf_arena_take(&sv_lib.view, capacity * sizeof(struct sf_cqe));
@@ -178,7 +182,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     sf_unlock(&sv_lib.view, &s->lock);
     pthread_mutex_unlock(&cq->poll);
     sf_arena_give(&sv_lib.view, gone.offset, sv_ring_bytes(&gone));
-    return err ? sv_refuse(err, "ibv_resize_cq: %d entries are too few: more completions wait to be polled", cqe) : 0;
+    return err ? sv_refuse(err, "ibv_resize_cq: %d entries are too few: more completions wait to be polled; poll them first", cqe) : 0;
 }
 
 /* Remove unread events of the queue, and wait until events that were read are acknowledged. */

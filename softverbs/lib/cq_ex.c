@@ -40,7 +40,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
         return ENODEV; /* a forked child uses its parent's queue */
     error = sv_refused(SF_VERB_POLL_CQ, cq->shared->device);
     if (error)
-        return sv_refuse(error, "ibv_start_poll: refused by a rule of `softverbs fault`");
+        return sv_refuse(error, "ibv_start_poll: refused by a rule, which `softverbs fault list` shows");
     pthread_mutex_lock(&cq->poll);
     error = cq_ex_take(cq);
     bool tired = sv_tired(cq, !error);
@@ -197,7 +197,8 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
 
     if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||
         flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN)) {
-        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x or flags %#x have unknown bits", attr->comp_mask, flags);
+        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x or flags %#x have bits that softverbs does not know: leave them out",
+                  attr->comp_mask, flags);
         return NULL;
     }
     if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) {
@@ -212,7 +213,7 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
         return NULL;
     }
     if (attr->cqe > INT_MAX || attr->comp_vector > INT_MAX) {
-        sv_refuse(EINVAL, "ibv_create_cq_ex: invalid attributes: cqe %u, comp_vector %u", attr->cqe, attr->comp_vector);
+        sv_refuse(EINVAL, "ibv_create_cq_ex: cqe %u, comp_vector %u: a value is too large", attr->cqe, attr->comp_vector);
         return NULL;
     }
     base = sv_create_cq(context, (int)attr->cqe, attr->cq_context, attr->channel, (int)attr->comp_vector);

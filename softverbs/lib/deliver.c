@@ -157,21 +157,26 @@ static bool receive_place(struct sv_job *j, struct sv_place *p, uint64_t bytes, 
     return true;
 }
 
-static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, struct sv_place *target, uint64_t bytes)
+static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, struct sv_place *target, uint64_t bytes, bool one_sided)
 {
     if (!j->qp->corrupt || bytes == 0)
-        return sv_move(source, target, bytes);
+        return sv_move(source, target, bytes, one_sided);
     static _Thread_local struct sv_place whole; /* not on the stack, which may be small */
     whole = *target;
-    enum sv_moved r = sv_move(source, target, bytes);
+    enum sv_moved r = sv_move(source, target, bytes, one_sided);
     if (r == SV_MOVED)
         sv_flip(&whole, j->qp->dice % bytes);
     return r;
 }
 
-/* The receiver answers with an error: its queue pair goes to ERR, and the sender's request ends with sender_status. */
+/* The receiver answers with an error: its queue pair goes to ERR, and the sender's request ends with sender_status. The receiver's owner
+ * may reset or destroy the queue pair meanwhile, which clears what the request was checked against: then there is no answer. */
 static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
 {
+    /* pairs with sv_reset_qp(), which changes the state before it clears the rest */
+    atomic_thread_fence(memory_order_acquire);
+    if (!found_target(j))
+        return sv_no_answer(j);
     if (j->qp->type == IBV_QPT_RC) {
         sv_fail_qp(j->t, event, j->later);
         return sv_end(j, sender_status);
@@ -306,7 +311,7 @@ static enum sv_step deliver_send(struct sv_job *j)
     }
     if (bytes > room)
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
-    switch (deliver_move(j, &source, &target, bytes)) {
+    switch (deliver_move(j, &source, &target, bytes, false)) {
     case SV_MOVED: return deliver_arrived(j, bytes);
     case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? j->target->owner : j->qp->owner);
     case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
@@ -343,7 +348,7 @@ static enum sv_step write_remote(struct sv_job *j)
     if (s->opcode == IBV_WR_RDMA_WRITE_WITH_IMM && !take_receive(j, &gone))
         return gone ? sv_no_answer(j) : sv_not_ready(j);
     uint64_t bytes = source.bytes;
-    switch (deliver_move(j, &source, &target, bytes)) {
+    switch (deliver_move(j, &source, &target, bytes, true)) {
     case SV_MOVED: return deliver_arrived(j, bytes);
     case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
     case SV_MOVED_SOURCE: return sv_end(j, IBV_WC_LOC_PROT_ERR);
@@ -376,7 +381,7 @@ __attribute__((noinline)) static void let_writes_pass(const struct sv_job *read)
         sv_place_begin(&target, t->owner);
         if (!local_place(&j, &source, 0) || !set_up_for(t, IBV_ACCESS_REMOTE_WRITE) ||
             !sv_place_add(&target, t->owner, t->pd, s->rkey, s->remote, s->length, IBV_ACCESS_REMOTE_WRITE) ||
-            sv_move(&source, &target, source.bytes) != SV_MOVED)
+            sv_move(&source, &target, source.bytes, true) != SV_MOVED)
             return;
         s->flags |= SF_SEND_MOVED;
     }
@@ -397,7 +402,7 @@ static enum sv_step read_remote(struct sv_job *j)
         return deliver_refuse(j, IBV_EVENT_QP_REQ_ERR, IBV_WC_REM_INV_REQ_ERR);
     if (s->length > 0 && !sv_place_add(&source, t->owner, t->pd, s->rkey, s->remote, s->length, IBV_ACCESS_REMOTE_READ))
         return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
-    switch (deliver_move(j, &source, &target, s->length)) {
+    switch (deliver_move(j, &source, &target, s->length, true)) {
     case SV_MOVED: break;
     case SV_MOVED_DEAD: return sv_died(j, me() == j->qp->owner ? t->owner : j->qp->owner);
     case SV_MOVED_SOURCE: return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
@@ -433,7 +438,7 @@ static enum sv_step atomic_remote(struct sv_job *j)
         sv_place_begin(&remote, me()); /* the old value, to the sender */
         remote.piece[remote.count++] = (struct iovec){&old, 8};
         remote.bytes = 8;
-        r = deliver_move(j, &remote, &target, 8);
+        r = deliver_move(j, &remote, &target, 8, true);
     }
     switch (r) {
     case SV_MOVED: return deliver_arrived(j, 8);

@@ -148,11 +148,14 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq
     (void)context;
     if ((ex->comp_mask & IBV_SRQ_INIT_ATTR_TYPE && ex->srq_type != IBV_SRQT_BASIC) ||
         ex->comp_mask & ~(uint32_t)(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD)) {
-        sv_refuse(EOPNOTSUPP, "ibv_create_srq_ex: only IBV_SRQT_BASIC is supported (comp_mask %#x)", ex->comp_mask);
+        sv_refuse(
+            EOPNOTSUPP,
+            "ibv_create_srq_ex: comp_mask %#x asks for a type of shared receive queue that softverbs does not have: use IBV_SRQT_BASIC",
+            ex->comp_mask);
         return NULL;
     }
     if (!(ex->comp_mask & IBV_SRQ_INIT_ATTR_PD)) {
-        sv_refuse(EINVAL, "ibv_create_srq_ex: the attributes have no protection domain (pd)");
+        sv_refuse(EINVAL, "ibv_create_srq_ex: the attributes have no protection domain: set pd, and IBV_SRQ_INIT_ATTR_PD in comp_mask");
         return NULL;
     }
     srq = sv_create_srq(ex->pd, &attr);
@@ -201,7 +204,8 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
         error = ENODEV;
     if (error) {
         sv_refuse(error, "ibv_open_device: %s: %s", device->name,
-                  device_removed(entry) ? "the device was removed" : "refused by a rule of `softverbs fault`");
+                  device_removed(entry) ? "the device was removed; `softverbs fault restore` brings it back"
+                                        : "refused by a rule, which `softverbs fault list` shows");
         return NULL;
     }
     /* Nothing is requested through cmd_fd, but programs pass it on and inspect it, so it must be a descriptor that has no other use. */
@@ -265,7 +269,8 @@ SV_PUBLIC int ibv_close_device(struct ibv_context *base)
     base->cmd_fd = -1;
     context->async_read = context->async_write = -1; /* objects that outlive the context get no events any more */
     if (left) {
-        sv_log(SV_INFO, "ibv_close_device: %s: %u objects of this context still exist", base->device->name, left);
+        sv_log(SV_INFO, "ibv_close_device: %s: %u objects of this opened device still exist; destroy them before the device is closed",
+               base->device->name, left);
         return 0;
     }
     pthread_mutex_destroy(&base->mutex);

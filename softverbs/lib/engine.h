@@ -38,8 +38,9 @@ enum sv_moved {
 /* move.c. Append a range to the place, after checking its key, owner, domain, bounds and rights, and that the region is live. False:
  * refused. */
 bool sv_place_add(struct sv_place *, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes, uint32_t access);
-/* Copy the first `bytes` of the source to the target. One of the two is in this process. Both places are empty afterwards. */
-enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes);
+/* Copy the first `bytes` of the source to the target. One of the two is in this process. Both places are empty afterwards. `one_sided`: for
+ * an RDMA write or read, not for a message. */
+enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes, bool one_sided);
 /* An atomic on a 64-bit word of the target's memory, under the device's lock for atomics; the old value goes to *old. */
 enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add, uint64_t swap,
                              uint64_t *old);

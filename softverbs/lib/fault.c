@@ -112,7 +112,7 @@ int sv_refused_slow(enum sf_verb verb, uint32_t device)
         if (!fault_strikes(r, sv_dice(r->seed, device, verb, turn)))
             continue;
         int error = r->error > 0 ? r->error : EIO;
-        sv_log(SV_INFO, "refused with errno %d by rule %u of `softverbs fault`", error, r->id);
+        sv_log(SV_INFO, "the call is refused with errno %d by rule %u of `softverbs fault list`", error, r->id);
         return error;
     }
     return 0;

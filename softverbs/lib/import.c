@@ -10,7 +10,7 @@
 
 static void *import_refuse(const char *call)
 {
-    sv_refuse(EOPNOTSUPP, "%s: not supported: objects cannot be shared between processes", call);
+    sv_refuse(EOPNOTSUPP, "%s: softverbs does not share objects between processes: create them in each process", call);
     return NULL;
 }
 
@@ -19,7 +19,7 @@ SV_PUBLIC struct ibv_context *ibv_import_device(int cmd_fd)
     struct stat file;
 
     if (fstat(cmd_fd, &file) || !S_ISCHR(file.st_mode)) { /* the same test as in rdma-core: can the descriptor be a device? */
-        sv_refuse(EINVAL, "ibv_import_device: %d is not the descriptor of a device", cmd_fd);
+        sv_refuse(EINVAL, "ibv_import_device: %d is not the descriptor of a device: pass the cmd_fd of an opened device", cmd_fd);
         return NULL;
     }
     return import_refuse("ibv_import_device");

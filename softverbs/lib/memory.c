@@ -255,7 +255,8 @@ int sv_memory_check(const void *address, size_t bytes, bool writable)
         return EINVAL;
     err = open_maps(&maps);
     if (err) {
-        sv_log(SV_ERROR, "cannot read /proc/self/maps, and so cannot tell the kind of memory that is registered: %s", strerror(-err));
+        sv_log(SV_ERROR, "cannot read /proc/self/maps, and so cannot tell the kind of memory that is registered: %s; mount /proc",
+               strerror(-err));
         return -err;
     }
     while (at < end) {

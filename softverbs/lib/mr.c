@@ -36,11 +36,11 @@ static int check_access(unsigned int access)
 
     access &= ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
     if (access & ~(unsigned int)ACCESS_KNOWN)
-        return sv_refuse(EINVAL, "ibv_reg_mr: access %#x has unknown bits", access);
+        return sv_refuse(EINVAL, "ibv_reg_mr: access %#x has bits that softverbs does not know: leave them out", access);
     if (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) && !(access & IBV_ACCESS_LOCAL_WRITE))
         return sv_refuse(EINVAL, "ibv_reg_mr: access %#x: remote write and remote atomic need local write", access);
     if (access & IBV_ACCESS_ON_DEMAND)
-        return sv_refuse(EOPNOTSUPP, "ibv_reg_mr: on-demand paging is not supported");
+        return sv_refuse(EOPNOTSUPP, "ibv_reg_mr: on-demand paging is not supported: leave IBV_ACCESS_ON_DEMAND out");
     if (p->full_access && (access & ACCESS_FULL) != ACCESS_FULL)
         return sv_refuse(p->access_errno,
                          "ibv_reg_mr: access %#x: this device wants local write, remote write and remote read "
@@ -57,14 +57,17 @@ static int check_memory(const void *address, size_t length, unsigned int access)
     int err;
 
     if (end < start || end + SF_PAGE - 1 < end)
-        return sv_refuse(EINVAL, "ibv_reg_mr: %p and %zu bytes reach beyond the end of the address space", address, length);
+        return sv_refuse(EINVAL,
+                         "ibv_reg_mr: address %p with length %zu bytes reaches beyond the end of the address space: check the length",
+                         address, length);
     /* As in the kernel, the pages of the range count: an empty range in the middle of a page has one page. */
     if (length == 0 && start % SF_PAGE == 0)
-        return sv_refuse(EINVAL, "ibv_reg_mr: the length is 0");
+        return sv_refuse(EINVAL, "ibv_reg_mr: the length is 0; expected at least 1 byte");
     if (length > p->real_mr_size)
         return sv_refuse(p->mr_size_errno,
-                         "ibv_reg_mr: %zu bytes; the limit for one region is %llu (profile %s, real_mr_size; " SV_DOCUMENTED ")", length,
-                         (unsigned long long)p->real_mr_size, p->name);
+                         "ibv_reg_mr: %zu bytes: one region may have at most %llu; register the memory as several regions (profile %s, "
+                         "real_mr_size; " SV_DOCUMENTED ")",
+                         length, (unsigned long long)p->real_mr_size, p->name);
     if (length >> 32 && p->huge_region == SV_HUGE_REFUSE)
         return sv_refuse(p->huge_region_errno,
                          "ibv_reg_mr: %zu bytes: a region of 4 GiB or more corrupts data on the real device "
@@ -125,7 +128,9 @@ static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, ui
     entry = sf_take_mr(&sv_lib.view, ctx->device, p->real_mr);
     if (entry < 0) {
         if (entry == -EBUSY)
-            sv_refuse(p->mr_errno, "ibv_reg_mr: the device already has %u regions, its limit (profile %s, real_mr; " SV_DOCUMENTED ")",
+            sv_refuse(p->mr_errno,
+                      "ibv_reg_mr: the device already has %u regions, its limit: deregister one first (profile %s, real_mr; " SV_DOCUMENTED
+                      ")",
                       p->real_mr, p->name);
         else
             errno = -entry;
@@ -163,9 +168,9 @@ static bool mr_refused(struct ibv_pd *pd)
     }
     err = sv_refused(SF_VERB_REG_MR, device);
     if (err)
-        sv_refuse(err, "ibv_reg_mr: refused by a rule of `softverbs fault`");
+        sv_refuse(err, "ibv_reg_mr: refused by a rule, which `softverbs fault list` shows");
     else if (atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed))
-        sv_refuse(err = EIO, "ibv_reg_mr: the device was removed");
+        sv_refuse(err = EIO, "ibv_reg_mr: the device was removed; `softverbs fault restore` brings it back");
     return err;
 }
 
@@ -234,7 +239,10 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
     if (!same_place(offset, iova) || check_access((unsigned int)access))
         return NULL;
     if (access & ~allowed || length == 0) {
-        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: access %#x or length %zu is not allowed", (unsigned int)access, length);
+        sv_refuse(EINVAL,
+                  "ibv_reg_dmabuf_mr: access %#x or length %zu is not allowed: the length must be at least 1, and on-demand paging is not "
+                  "supported",
+                  (unsigned int)access, length);
         return NULL;
     }
     size = size_of(fd);
@@ -243,7 +251,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
         return NULL;
     }
     if (offset > (uint64_t)size || length > (uint64_t)size - offset) {
-        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: %zu bytes at offset %llu reach beyond the buffer, which has %lld", length,
+        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: %zu bytes at offset %llu reach beyond the end of the buffer, which has %lld bytes", length,
                   (unsigned long long)offset, (long long)size);
         return NULL;
     }
@@ -277,11 +285,11 @@ SV_PUBLIC int ibv_dereg_mr(struct ibv_mr *base)
         int err = sv_refused(SF_VERB_DEREG_MR, ctx->device);
 
         if (err)
-            return sv_refuse(err, "ibv_dereg_mr: refused by a rule of `softverbs fault`");
+            return sv_refuse(err, "ibv_dereg_mr: refused by a rule, which `softverbs fault list` shows");
         if (p->error_blocks_dereg && atomic_load_explicit(&sv_lib.fabric->devices[ctx->device].dereg_blocked, memory_order_relaxed))
             return sv_refuse(p->dereg_errno,
-                             "ibv_dereg_mr: a queue pair went to the error state before it was destroyed "
-                             "(profile %s: error_blocks_dereg)",
+                             "ibv_dereg_mr: a queue pair went to the error state before it was destroyed, and then this device deregisters "
+                             "nothing until `softverbs reboot` (profile %s: error_blocks_dereg)",
                              p->name);
         go_dead(&sv_lib.fabric->mrs[mr->entry]);
         sf_give_mr(&sv_lib.view, mr->entry);

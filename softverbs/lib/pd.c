@@ -16,12 +16,15 @@ static int pd_allowed(uint32_t device)
     int err = sv_refused(SF_VERB_ALLOC_PD, device);
 
     if (err)
-        return sv_refuse(err, "ibv_alloc_pd: %s: refused by a rule of `softverbs fault`", name);
+        return sv_refuse(err, "ibv_alloc_pd: %s: refused by a rule, which `softverbs fault list` shows", name);
     if (atomic_load_explicit(&d->removed, memory_order_relaxed))
-        return sv_refuse(EIO, "ibv_alloc_pd: %s was removed", name);
+        return sv_refuse(EIO, "ibv_alloc_pd: %s was removed; `softverbs fault restore` brings it back", name);
     if (p->down_port_refuses_pd && !atomic_load_explicit(&d->port_up, memory_order_relaxed))
-        return sv_refuse(p->down_pd_errno, "ibv_alloc_pd: the port of %s is down (profile %s, down_port_refuses_pd; " SV_DOCUMENTED ")",
-                         name, p->name);
+        return sv_refuse(
+            p->down_pd_errno,
+            "ibv_alloc_pd: the port of %s is down: `softverbs fault plug` joins its cable (profile %s, down_port_refuses_pd; " SV_DOCUMENTED
+            ")",
+            name, p->name);
     return 0;
 }
 

@@ -121,8 +121,8 @@ bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size
         return false; /* the number on the fabric was overwritten by another process, and names some descriptor of the program */
     err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
     if (err && err != -ESRCH)
-        sv_log(SV_ERROR, "an event for process %d is lost: %s", process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0,
-               strerrordesc_np(-err));
+        sv_log(SV_ERROR, "an asynchronous event for process %d is lost: %s",
+               process - 1 < SF_PROCESSES ? sv_lib.fabric->processes[process - 1].pid : 0, strerrordesc_np(-err));
     return !err;
 }
 

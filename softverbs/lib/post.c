@@ -59,13 +59,15 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
     uint32_t type = qp->base.qp_type, most_inline = qp->init.cap.max_inline_data;
     uint32_t op = post_operation(type, wr->opcode);
     if (op == 0)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: its type does not have operation %d", s->number, (int)wr->opcode);
+        return sv_refuse(EINVAL, "queue pair 0x%06x: queue pairs of its type do not have operation %d", s->number, (int)wr->opcode);
     if (!(p->operations & op))
-        return sv_refuse(p->operation_errno, "queue pair 0x%06x: operation %d is not one of profile %s (" SV_DOCUMENTED ": operations)",
+        return sv_refuse(p->operation_errno,
+                         "queue pair 0x%06x: this device has no operation %d (wr.opcode; profile %s, " SV_DOCUMENTED ": operations)",
                          s->number, (int)wr->opcode, p->name);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->send.sge_limit)
-        return sv_refuse(EINVAL, "queue pair 0x%06x: a request has %d scatter/gather elements; at most %u were granted", s->number,
-                         wr->num_sge, qp->send.sge_limit);
+        return sv_refuse(
+            EINVAL, "queue pair 0x%06x: a request has %d scatter/gather elements; at most %u were granted: ask for more (max_send_sge)",
+            s->number, wr->num_sge, qp->send.sge_limit);
     bool atomic = op == SV_OP_CAS || op == SV_OP_FADD;
     bool inlined = (wr->send_flags & IBV_SEND_INLINE) != 0;
     uint64_t length = 0;
@@ -76,9 +78,11 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
             EINVAL, "queue pair 0x%06x: a request has %llu bytes of inline data; at most %u were granted, and none for reads and atomics",
             s->number, (unsigned long long)length, most_inline);
     if (length > p->max_message)
-        return sv_refuse(p->message_errno,
-                         "queue pair 0x%06x: a message has %llu bytes; the limit is %llu (profile %s, " SV_DOCUMENTED ": max_message)",
-                         s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
+        return sv_refuse(
+            p->message_errno,
+            "queue pair 0x%06x: a message has %llu bytes; at most %llu are allowed: send it in several messages (profile %s, " SV_DOCUMENTED
+            ": max_message)",
+            s->number, (unsigned long long)length, (unsigned long long)p->max_message, p->name);
     if (type == IBV_QPT_UD && !wr->wr.ud.ah)
         return sv_refuse(EINVAL, "queue pair 0x%06x: a datagram needs an address handle: set wr.ud.ah", s->number);
     if (p->frame_bytes) {
@@ -147,9 +151,10 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
     for (; wr && r == 0; wr = wr->next) {
         /* acquire: a slot that is free has been read (release in free_slots()) */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
-            r = sv_refuse(
-                ENOMEM, "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion that covers them was polled",
-                s->number, qp->send.limit);
+            r = sv_refuse(ENOMEM,
+                          "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion for them was polled; poll "
+                          "the completion queue, or ask for a larger max_send_wr",
+                          s->number, qp->send.limit);
             break;
         }
         bool lose = false;
@@ -182,11 +187,14 @@ static int check_receive(const char *kind, uint32_t number, const struct sv_ring
                          uint64_t *length)
 {
     if (unpolled >= ring->limit)
-        return sv_refuse(ENOMEM, "%s 0x%06x: the receive queue is full: %u receives are posted, or complete and not polled", kind, number,
-                         ring->limit);
+        return sv_refuse(ENOMEM,
+                         "%s 0x%06x: the receive queue is full: %u receives are posted, or complete and not polled; poll the completion "
+                         "queue, or ask for a larger max_recv_wr",
+                         kind, number, ring->limit);
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > ring->sge_limit)
-        return sv_refuse(EINVAL, "%s 0x%06x: a receive has %d scatter/gather elements; at most %u were granted", kind, number, wr->num_sge,
-                         ring->sge_limit);
+        return sv_refuse(
+            EINVAL, "%s 0x%06x: a receive has %d scatter/gather elements; at most %u were granted: ask for more when the queue is created",
+            kind, number, wr->num_sge, ring->sge_limit);
     *length = 0;
     for (int i = 0; i < wr->num_sge; i++)
         *length += wr->sg_list[i].length;

@@ -122,14 +122,16 @@ static int check_extended(const struct ibv_qp_init_attr_ex *a)
     uint32_t type = a->qp_type == IBV_QPT_RC ? SV_RC : a->qp_type == IBV_QPT_UC ? SV_UC : SV_UD;
 
     if (!(a->comp_mask & IBV_QP_INIT_ATTR_PD) || !a->pd)
-        return sv_refuse(EINVAL, "ibv_create_qp_ex: the attributes have no protection domain (pd)");
+        return sv_refuse(EINVAL,
+                         "ibv_create_qp_ex: the attributes have no protection domain: set pd, and IBV_QP_INIT_ATTR_PD in comp_mask");
     if (a->comp_mask & ~known)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: comp_mask %#x: XRC, receive tables and hashing are not supported",
+        return sv_refuse(EOPNOTSUPP,
+                         "ibv_create_qp_ex: comp_mask has the unsupported bits %#x (XRC, receive tables, hashing): leave them out",
                          a->comp_mask & ~known);
     if ((a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) && a->create_flags)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: create_flags %#x: no flag is supported", a->create_flags);
+        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: create_flags %#x: no flag is supported; set it to 0", a->create_flags);
     if ((a->comp_mask & IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && a->max_tso_header)
-        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: max_tso_header: segmentation offload is not supported");
+        return sv_refuse(EOPNOTSUPP, "ibv_create_qp_ex: max_tso_header: segmentation offload is not supported; give 0");
     if (!(a->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS))
         return 0;
     uint64_t left = a->send_ops_flags;
@@ -200,8 +202,7 @@ static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp
 
     if (entry == -EBUSY)
         return sv_refuse(p->qp_errno ? p->qp_errno : ENOMEM,
-                         "ibv_create_qp: %s already has %u queue pairs, its limit (profile %s, "
-                         "real_qp; %s)",
+                         "ibv_create_qp: %s already has %u queue pairs, its limit: destroy one first (profile %s, real_qp; %s)",
                          sv_lib.fabric->model.topology.devices[device].name, most, p->name, DOCUMENTED);
     if (entry < 0)
         return sv_refuse(-entry, "ibv_create_qp: no entry is free: the fabric has room for %u queue pairs, or its file system is full",
@@ -255,7 +256,7 @@ static void qp_publish(struct sv_qp *qp, struct sv_qp *as)
 static int check_owners(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *a)
 {
     if (!a->send_cq || !a->recv_cq)
-        return sv_refuse(EINVAL, "ibv_create_qp: a completion queue is needed for each direction");
+        return sv_refuse(EINVAL, "ibv_create_qp: a completion queue is missing: set both send_cq and recv_cq");
     if (a->pd->context != context || a->send_cq->context != context || a->recv_cq->context != context ||
         (a->srq && a->srq->context != context))
         return sv_refuse(EINVAL, "ibv_create_qp: the protection domain and the queues must all belong to one opened device");

@@ -40,9 +40,9 @@ static int query_refused(const char *call, struct ibv_context *context, enum sf_
     int error = sv_refused(verb, device);
 
     if (error)
-        return sv_refuse(error, "%s: %s: refused by a rule of `softverbs fault`", call, context->device->name);
+        return sv_refuse(error, "%s: %s: refused by a rule, which `softverbs fault list` shows", call, context->device->name);
     if (atomic_load_explicit(&now_of(device)->removed, memory_order_relaxed))
-        return sv_refuse(EIO, "%s: %s: the device was removed", call, context->device->name);
+        return sv_refuse(EIO, "%s: %s: the device was removed; `softverbs fault restore` brings it back", call, context->device->name);
     if (port != 1)
         return sv_refuse(EINVAL, "%s: %s: port %u: the device has only port 1", call, context->device->name, port);
     return 0;
@@ -103,8 +103,10 @@ int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
     int error;
 
     if ((input && input->comp_mask) || bytes < sizeof full.orig_attr)
-        return sv_refuse(EINVAL, "ibv_query_device_ex: comp_mask is %#x, and must be 0; or the structure of %zu bytes is too short",
-                         input ? input->comp_mask : 0, bytes);
+        return sv_refuse(
+            EINVAL,
+            "ibv_query_device_ex: comp_mask of the input is %#x, and must be 0; or the output structure, of %zu bytes, is too short",
+            input ? input->comp_mask : 0, bytes);
     error = query_refused("ibv_query_device_ex", context, SF_VERB_QUERY_DEVICE, 1);
     if (error)
         return error;
@@ -211,7 +213,8 @@ SV_PUBLIC int ibv_query_gid(struct ibv_context *context, uint8_t port, int index
         return 0;
     }
     if (error) {
-        sv_refuse(error, "ibv_query_gid: %s: index %d is beyond the table of %d", context->device->name, index, SV_GIDS);
+        sv_refuse(error, "ibv_query_gid: %s: index %d is beyond the end of the GID table, which has %d entries", context->device->name,
+                  index, SV_GIDS);
         return -1;
     }
     *gid = entry.gid;
@@ -284,7 +287,8 @@ SV_PUBLIC int ibv_query_pkey(struct ibv_context *context, uint8_t port, int inde
     if (query_refused("ibv_query_pkey", context, SF_VERB_QUERY_PORT, port))
         return -1;
     if (index < 0 || index >= sv_lib.profile->pkeys) {
-        sv_refuse(EINVAL, "ibv_query_pkey: %s: index %d is beyond the table of %u", context->device->name, index, sv_lib.profile->pkeys);
+        sv_refuse(EINVAL, "ibv_query_pkey: %s: index %d is beyond the end of the table of partition keys, which has %u entries",
+                  context->device->name, index, sv_lib.profile->pkeys);
         return -1;
     }
     *pkey = index ? 0 : 0xffff;

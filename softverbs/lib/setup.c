@@ -66,10 +66,13 @@ static void allow_access(void)
         sv_log(SV_INFO, "this process did not let others trace it (PR_SET_DUMPABLE is 0); softverbs allows it again, because data cannot "
                         "move without it");
         if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
-            sv_log(SV_ERROR, "prctl(PR_SET_DUMPABLE) fails: %s: other processes cannot reach the memory of this process", strerror(errno));
+            sv_log(SV_ERROR,
+                   "other processes cannot reach the memory of this process, so no data will move: prctl(PR_SET_DUMPABLE) fails: %s",
+                   strerror(errno));
     }
     if (prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) && errno != EINVAL) /* EINVAL: no Yama here */
-        sv_log(SV_ERROR, "prctl(PR_SET_PTRACER) fails: %s: other processes may be unable to reach the memory of this process",
+        sv_log(SV_ERROR,
+               "other processes may be unable to reach the memory of this process, and then no data moves: prctl(PR_SET_PTRACER) fails: %s",
                strerror(errno));
 }
 
@@ -136,7 +139,7 @@ static int setup_join(void)
         return -ENODEV;
     }
     if (!sf_name_valid(name)) {
-        sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric", name);
+        sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric; `softverbs ls` lists the fabrics", name);
         return -EINVAL;
     }
     /* The index of the host must be known when the process joins, and the names of hosts are on the fabric. */
@@ -147,8 +150,8 @@ static int setup_join(void)
     }
     err = host_number(&look.fabric->model.topology, where, &host);
     if (err)
-        sv_log(SV_ERROR, "no devices: fabric %s (%s) has no host %s (SOFTVERBS_HOST)", name, look.fabric->model.topology.name,
-               where ? where : "");
+        sv_log(SV_ERROR, "no devices: fabric %s (%s) has no host %s: set SOFTVERBS_HOST to one that `softverbs ls` shows", name,
+               look.fabric->model.topology.name, where ? where : "");
     sf_detach(&look);
     if (err)
         return err;

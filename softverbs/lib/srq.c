@@ -40,11 +40,12 @@ static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv
     int entry = sf_take_srq(&sv_lib.view, device, p->max_srq);
 
     if (entry == -EBUSY)
-        return sv_refuse(
-            ENOMEM, "ibv_create_srq: the device already has %u shared receive queues, its limit (profile %s, max_srq; " SV_DOCUMENTED ")",
-            p->max_srq, p->name);
+        return sv_refuse(ENOMEM,
+                         "ibv_create_srq: the device already has %u shared receive queues, its limit: destroy one first (profile %s, "
+                         "max_srq; " SV_DOCUMENTED ")",
+                         p->max_srq, p->name);
     if (entry < 0)
-        return sv_refuse(-entry, "ibv_create_srq: the fabric has no room for another shared receive queue");
+        return sv_refuse(-entry, "ibv_create_srq: the fabric has no room for another shared receive queue; destroy one first");
     srq->entry = (uint32_t)entry;
     srq->shared = &sv_lib.fabric->srqs[entry];
     srq->generation = srq->shared->generation;
@@ -160,7 +161,7 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     sf_unlock(&sv_lib.view, &q->lock);
     pthread_mutex_unlock(&srq->post);
     sf_arena_give(&sv_lib.view, before.offset, sv_ring_bytes(&before));
-    return error ? sv_refuse(error, "ibv_modify_srq: max_wr %u: more requests are outstanding, or srq_limit is higher", most) : 0;
+    return error ? sv_refuse(error, "ibv_modify_srq: max_wr %u is too small: more receives are posted, or srq_limit is higher", most) : 0;
 }
 
 /* Arm the limit. If fewer requests than the limit are posted already, the event is sent at once. */
@@ -176,7 +177,8 @@ static int srq_arm(struct sv_srq *srq, uint32_t limit)
         atomic_store_explicit(&s->watermark, left < limit ? 0 : limit, memory_order_relaxed);
     sf_unlock(&sv_lib.view, &s->queue.lock);
     if (limit > room)
-        return sv_refuse(EINVAL, "ibv_modify_srq: srq_limit %u: the queue has room for %u", limit, room);
+        return sv_refuse(EINVAL, "ibv_modify_srq: srq_limit %u: expected at most %u, the receives for which the queue has room", limit,
+                         room);
     if (left < limit)
         sv_async((uint32_t)s->context, IBV_EVENT_SRQ_LIMIT_REACHED, srq->entry, srq->generation);
     return 0;
@@ -190,7 +192,7 @@ SV_PUBLIC int ibv_modify_srq(struct ibv_srq *base, struct ibv_srq_attr *a, int m
     if (srq->life != sv_lib.life)
         return ENODEV; /* a forked child uses its parent's queue */
     if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT))
-        return sv_refuse(EINVAL, "ibv_modify_srq: unknown attributes: mask %#x", mask);
+        return sv_refuse(EINVAL, "ibv_modify_srq: the mask %#x has bits that softverbs does not know: leave them out", mask);
     if (mask & IBV_SRQ_MAX_WR)
         error = srq_resize(srq, a->max_wr);
     if (!error && (mask & IBV_SRQ_LIMIT))
@@ -216,7 +218,8 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
     struct sf_receive_queue *q = &srq->shared->queue;
 
     if (atomic_load(&srq->users) != 0)
-        return sv_refuse(EBUSY, "ibv_destroy_srq: %u queue pairs still use the shared receive queue", atomic_load(&srq->users));
+        return sv_refuse(EBUSY, "ibv_destroy_srq: %u queue pairs still use the shared receive queue; destroy them first",
+                         atomic_load(&srq->users));
     if (srq->life == sv_lib.life)
         srq_publish(srq, NULL);
     if (!sv_mine(base->context, &srq->shared->owner))
@@ -227,7 +230,8 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair uses the shared receive queue. A process that is about to find this out may still be reading it. */
+    /* No queue pair uses the shared receive queue any more. Another process that has not noticed this yet may still be reading it under
+     * this lock. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

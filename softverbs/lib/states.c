@@ -248,7 +248,7 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
     else if (d->gids[ah->grh.sgid_index].unreachable || (p->first_gid_unreachable && ah->grh.sgid_index == 0))
         why = "the GID at sgid_index is in the table, but does not work on this link";
     else if (!sf_reachable(sv_lib.fabric, device, *peer))
-        why = "the destination is not at the other end of this device's cable";
+        why = "the destination GID is not of the device at the other end of this device's cable";
     if (why)
         return sv_refuse(p->unreachable_gid_errno, "ibv_modify_qp: %s (profile %s, unreachable_gid_errno; " SV_DOCUMENTED ")", why,
                          p->name);
@@ -287,7 +287,8 @@ static int check_values(const struct ibv_qp_attr *a, int mask)
     if ((mask & IBV_QP_MIN_RNR_TIMER) && a->min_rnr_timer > 31)
         return too_large("min_rnr_timer", a->min_rnr_timer, 31);
     if (mask & IBV_QP_ALT_PATH)
-        return sv_refuse(EINVAL, "ibv_modify_qp: an alternate path is not supported: a device has one port");
+        return sv_refuse(EINVAL,
+                         "ibv_modify_qp: an alternate path is not supported, because a device has one port: leave IBV_QP_ALT_PATH out");
     if ((mask & IBV_QP_PATH_MIG_STATE) && (uint32_t)a->path_mig_state > IBV_MIG_ARMED)
         return too_large("path_mig_state", (uint32_t)a->path_mig_state, IBV_MIG_ARMED);
     return 0;
@@ -354,11 +355,11 @@ static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const 
     if (!s->valid)
         return sv_refuse(EINVAL, "ibv_modify_qp: a queue pair cannot go from %s to %s", state_name(now), state_name(next));
     if ((mask & required) != required)
-        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: required attributes are missing: mask %#x", state_name(now), state_name(next),
-                         required & ~mask);
+        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: required attributes are missing: set them, and add %#x to the mask",
+                         state_name(now), state_name(next), required & ~mask);
     if (mask & ~(required | optional | IBV_QP_STATE))
-        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: attributes that this step does not accept: mask %#x", state_name(now),
-                         state_name(next), mask & ~(required | optional | IBV_QP_STATE));
+        return sv_refuse(EINVAL, "ibv_modify_qp: %s to %s: this step does not accept all the attributes: leave %#x out of the mask",
+                         state_name(now), state_name(next), mask & ~(required | optional | IBV_QP_STATE));
     if ((mask & IBV_QP_CUR_STATE) && (uint32_t)a->cur_qp_state != now)
         return sv_refuse(EINVAL, "ibv_modify_qp: cur_qp_state is %s, but the queue pair is in %s", state_name((uint32_t)a->cur_qp_state),
                          state_name(now));
@@ -405,10 +406,10 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
     if (error)
         return errno = error;
     if (mask & ~KNOWN)
-        return sv_refuse(EOPNOTSUPP, "ibv_modify_qp: unknown attributes: mask %#x", mask & ~KNOWN);
+        return sv_refuse(EOPNOTSUPP, "ibv_modify_qp: the mask has bits that softverbs does not know: leave %#x out", mask & ~KNOWN);
     if (((mask & IBV_QP_STATE) && (uint32_t)attr->qp_state > IBV_QPS_ERR) ||
         ((mask & IBV_QP_CUR_STATE) && (uint32_t)attr->cur_qp_state > IBV_QPS_ERR))
-        return sv_refuse(EINVAL, "ibv_modify_qp: qp_state or cur_qp_state is not a state");
+        return sv_refuse(EINVAL, "ibv_modify_qp: qp_state or cur_qp_state is not one of IBV_QPS_RESET to IBV_QPS_ERR");
 
     /* Only a reset needs the pollers' locks: a program may call this between ibv_start_poll() and ibv_end_poll(), which hold them. */
     bool reset = (mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_RESET;
@@ -431,7 +432,8 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
          * have brought it to ERR since it was looked at, and there it stays. */
         uint32_t still = now;
         if (!atomic_compare_exchange_strong(&q->state, &still, next) && next != IBV_QPS_ERR)
-            error = sv_refuse(EINVAL, "ibv_modify_qp: the queue pair has just failed: its state is %s", state_name(still));
+            error = sv_refuse(EINVAL, "ibv_modify_qp: the queue pair has just failed: its state is %s; bring it to RESET, or destroy it",
+                              state_name(still));
     }
     if (!error && (mask & IBV_QP_STATE))
         base->state = attr->qp_state;

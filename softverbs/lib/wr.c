@@ -91,8 +91,10 @@ static int wr_complete(struct ibv_qp_ex *ex)
         goto out;
     /* Post all requests or none: ibv_post_send() would post the part of the chain that fits. */
     if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > wr_room(qp)) {
-        error = sv_refuse(ENOMEM, "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests", qp->base.qp_num,
-                          builder->requests);
+        error = sv_refuse(ENOMEM,
+                          "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests: poll completions first, or ask "
+                          "for a longer queue (max_send_wr)",
+                          qp->base.qp_num, builder->requests);
         goto out;
     }
     for (size_t i = 0; i < builder->requests; i++) {
@@ -225,8 +227,9 @@ static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t count, const struct ibv
     if (!one)
         return;
     if (count > sv_container(ex, struct sv_qp, ex)->send.sge_limit) {
-        builder->error = sv_refuse(EINVAL, "ibv_wr_set_sge_list: queue pair 0x%06x: %zu elements; %u were granted", ex->qp_base.qp_num,
-                                   count, sv_container(ex, struct sv_qp, ex)->send.sge_limit);
+        builder->error =
+            sv_refuse(EINVAL, "ibv_wr_set_sge_list: queue pair 0x%06x: %zu elements: at most %u were granted; ask for more (max_send_sge)",
+                      ex->qp_base.qp_num, count, sv_container(ex, struct sv_qp, ex)->send.sge_limit);
         return;
     }
     one->wr.send_flags &= ~(unsigned)IBV_SEND_INLINE;
@@ -256,9 +259,10 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
     for (size_t i = 0; i < count && total <= qp->init.cap.max_inline_data; i++)
         total = list[i].length > qp->init.cap.max_inline_data ? SIZE_MAX : total + list[i].length;
     if (total > qp->init.cap.max_inline_data) {
-        builder->error =
-            sv_refuse(EINVAL, "ibv_wr_set_inline_data: queue pair 0x%06x: more than the %u bytes of inline data that were granted",
-                      ex->qp_base.qp_num, qp->init.cap.max_inline_data);
+        builder->error = sv_refuse(EINVAL,
+                                   "ibv_wr_set_inline_data: queue pair 0x%06x: more than the %u bytes of inline data that were granted; "
+                                   "ask for more (max_inline_data)",
+                                   ex->qp_base.qp_num, qp->init.cap.max_inline_data);
         return;
     }
     larger = wr_grow(builder->byte, &builder->byte_room, builder->bytes + total, 1);

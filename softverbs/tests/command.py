@@ -35,7 +35,7 @@ class Base(unittest.TestCase):
         return p.stdout
 
     def bad(self, status, pattern, *args, **env):
-        """It fails with this status, and says what the pattern is, and nothing else."""
+        """The command must fail with this status, and print one message, which matches the pattern."""
         p = self.call(*args, **env)
         self.assertEqual(p.returncode, status, p.stderr)
         self.assertRegex(p.stderr, pattern)
@@ -49,7 +49,7 @@ class Base(unittest.TestCase):
         return [d for d in self.fabrics()[fabric]["devices"] if d["host"] == str(host)][which]
 
     def struck(self):
-        """Waits until the only rule has struck."""
+        """Waits until the only rule has been applied to a message or call."""
         end = time.monotonic() + LIMIT
         while not json.loads(self.good("fault", "list", "--json"))[0]["struck"]:
             self.assertLess(time.monotonic(), end)
@@ -60,7 +60,7 @@ class Base(unittest.TestCase):
         return c
 
     def connected(self, kind="rc", hosts=("0", "1"), fabric="default"):
-        """Two programs with a queue pair each, to each other."""
+        """Starts two programs, and connects a queue pair of each to the other's."""
         pair = [self.client(h, fabric) for h in hosts]
         for c, h in zip(pair, hosts):
             c.open(self.device(h, fabric)["device"])
@@ -71,7 +71,7 @@ class Base(unittest.TestCase):
 
 
 class Client:
-    """A program on a host that does what it is told."""
+    """A program on a host, which executes the commands of the test (command_client.c)."""
 
     def __init__(self, env, fabric, host):
         self.process = subprocess.Popen([COMMAND, "run", "--fabric", fabric, "--host", host, "--", CLIENT], env=env, text=True,

@@ -22,7 +22,7 @@ def clean_env(**more):
 
 
 def free_port():
-    """One that nobody listens on, and below those that the system gives to connections going out."""
+    """A port on which nobody listens, below the range that the system uses for outgoing connections."""
     while True:
         port = random.randrange(20000, 32768)
         with socket.socket(socket.AF_INET6) as s:
@@ -60,7 +60,7 @@ class Program:
         return stream.read().decode("utf-8", "replace")
 
     def told(self):
-        """What it wrote, for a person."""
+        """The output, for an error message."""
         code = self.process.poll()
         end = "still runs" if code is None else f"ended with {code}"
         return f"--- {' '.join(self.argv)}: {end}\n{self.text(self.out)}\n--- stderr\n{self.text(self.err)}\n"
@@ -77,7 +77,7 @@ class Program:
 
 
 class Base(unittest.TestCase):
-    """A fabric a class, in a directory of its own; every program that a test started is gone after it."""
+    """Each test class has a fabric of its own in a directory of its own. After each test, the programs that it has started are ended."""
     PROFILE = None
 
     @classmethod
@@ -120,7 +120,7 @@ class Base(unittest.TestCase):
         return "\n" + "".join(p.told() for p in self.started)
 
     def wait(self, *programs, limit=LIMIT):
-        """Until they have ended well."""
+        """Waits until the programs have ended, and checks that all have succeeded."""
         end = time.monotonic() + limit
         waiting = list(programs)
         while waiting:
@@ -137,7 +137,7 @@ class Base(unittest.TestCase):
                 time.sleep(0.002)
 
     def pair(self, server, client, hosts=(0, 1), port_option="-p", **env):
-        """A server and, once it listens, its client: their outputs. The option may be one for each of them."""
+        """Runs a server and, when it listens, its client. Returns both outputs. The options may be one list for both, or one for each."""
         port = free_port()
         options = (port_option, port_option) if isinstance(port_option, str) else port_option
         a = self.start(hosts[0], *server, options[0], port, **env)

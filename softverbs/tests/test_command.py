@@ -70,7 +70,7 @@ class Words(Base):
                 ("--time '5'.*unit", "add", "delay", "--time", "5"),
                 ("--nth '0'", "add", "drop", "--nth", "0"),
                 ("--seed without --chance", "add", "drop", "--seed", "1"),
-                ("a device has its host", "add", "drop", "--device", "0:x", "--host", "0"),
+                ("the device belongs to a host already", "add", "drop", "--device", "0:x", "--host", "0"),
                 ("clear 'x': expected a rule's number", "clear", "x"),
                 ("did you mean 'add drop'", "drop"),
                 ("did you mean 'clear'", "claer"),
@@ -174,7 +174,7 @@ class Fabrics(Base):
         self.assertRegex(dot, r"^(strict )?graph ")
         self.bad(2, "together", "topo", "--json", "--dot", "mesh", "2")
         self.bad(2, "together", "topo", "--fabric", "copy", "mesh", "2")
-        self.bad(2, "without a topology", "topo", "--profile", "tb5")
+        self.bad(2, "needs a topology", "topo", "--profile", "tb5")
 
     def test_matrix(self):
         """MLX's hostfile, of a plan and of a live fabric, also after a cable was moved."""

@@ -101,14 +101,15 @@ class Faults(Base):
         text = "x" * 60
         for _ in range(2):
             self.assertEqual(a.tell(f"send {text}"), "ok")
-        # One byte of 64 is another: perhaps one behind the text's end, or the text's end, so that look at the file's word too.
+        # One byte of the 64 is changed. It may be behind the end of the text, or the zero that ends the text, so the word in the file is
+        # checked, too.
         arrived = b.must("arrived 2 10000").split()
         self.assertEqual(arrived[1], text)
         (rule,) = json.loads(self.good("fault", "list", "--json"))
         self.assertEqual(rule["struck"], 1)
 
     def test_one_seed_for_two_kinds(self):
-        """What one rule loses is not just what another would have harmed."""
+        """With the same seed, two kinds of rules affect different messages."""
         self.good("up", "switch", "2")
         for kind in ("drop", "corrupt"):
             self.good("fault", "add", kind, "--chance", "30%", "--seed", "7")
@@ -198,7 +199,8 @@ class Faults(Base):
         self.assertIsNone(b.process.poll())
 
     def test_queue_pairs_of_a_device_fail_differently_and_always_so(self):
-        """Two queue pairs of one device lose different messages of theirs; in another run, with others before, the same."""
+        """Two queue pairs of one device lose different messages; in another run, after other queue pairs, each loses the same messages
+        again."""
         self.good("up", "--seed", "5", "switch", "2")
         self.good("fault", "add", "drop", "--chance", "30%")
         runs = []

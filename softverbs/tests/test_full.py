@@ -28,7 +28,7 @@ class Full(unittest.TestCase):
     def fill(self, size):
         with tempfile.TemporaryDirectory() as directory:
             env = {k: v for k, v in os.environ.items() if not k.startswith("SOFTVERBS_")}
-            # It ends with everything still made: that is its point.
+            # The program ends without destroying anything, on purpose.
             env["ASAN_OPTIONS"] = ":".join(filter(None, [env.get("ASAN_OPTIONS"), "detect_leaks=0"]))
             p = subprocess.run([*OWN_MOUNTS, "sh", "-c", SCRIPT, "sh", size, COMMAND, FULL], env={**env, "SOFTVERBS_DIR": directory},
                                capture_output=True, text=True, timeout=120, check=False)

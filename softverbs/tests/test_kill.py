@@ -144,7 +144,7 @@ class Kill(Base):
     # --- coming and going ----------------------------------------------------------------------------------------------
 
     def begin(self, number):
-        """A node starts, and is linked with all that live."""
+        """Starts a node, and links it with all living nodes."""
         node = Node(self, number, self.random.randrange(8))
         self.nodes[number] = node
         self.dead.discard(number)
@@ -169,12 +169,12 @@ class Kill(Base):
             self.nodes[n].close()
 
     def unseen(self):
-        """Links of the living to the dead that should have broken and have not."""
+        """Links of living nodes to dead ones that have not broken yet, although they must break."""
         return [(key, n) for key, link in self.links.items() if key[2] != "uc" and set(key[:2]) & self.dead
                 for n in link["going"] - link["broken"] if n not in self.dead]
 
     def ask(self, nodes, word):
-        """What each sent and got on its links, anew: "count": by now; "tell": once nothing more comes."""
+        """Asks each node how much it has sent and received on its links: "count": until now; "tell": when nothing more arrives."""
         for n in nodes:
             self.nodes[n].stats.clear()
             self.nodes[n].said.discard("told")
@@ -186,7 +186,7 @@ class Kill(Base):
         return all(sent and got for node in self.nodes.values() for _, _, sent, got in node.stats)
 
     def leave(self):
-        """All stop: each says what it sent and got, and ends well."""
+        """Stops all nodes: each prints what it has sent and received, and must end successfully."""
         living = [n for n in self.nodes if n not in self.dead]
         for n in living:
             self.nodes[n].say("quiet")
@@ -204,7 +204,7 @@ class Kill(Base):
         self.pump(0)
 
     def in_use(self):
-        """How many of each kind `softverbs ls` says are in use, and the processes; only those that are not zero."""
+        """The numbers of objects and processes that `softverbs ls` shows as in use; zeros are left out."""
         fabric, = self.json("ls")
         found = {"processes": len(fabric["processes"]), "leaked_pd": sum(d["leaked_pd"] for d in fabric["devices"])}
         for kind in ("qp", "pd", "mr", "cq", "srq"):

@@ -60,7 +60,7 @@ class Devices(Base):
 
 
 class Pingpongs(Base):
-    """ibv_*_pingpong: how many bytes in how many iterations, and that with -c all of them are the right ones."""
+    """ibv_*_pingpong: the printed numbers of bytes and iterations are right, and with -c all bytes are right."""
 
     def run_it(self, kind, *options, hosts=(0, 1), size=None, iterations=1000, gid=1):
         size = size or {"ud": 2048}.get(kind, 4096)
@@ -77,7 +77,7 @@ class Pingpongs(Base):
 
 
 class Pingpong(Pingpongs):
-    """On a RoCE device, where -g says which GID."""
+    """On a RoCE device; the option -g names the GID."""
 
 
 PINGPONG = {  # name: options
@@ -200,8 +200,8 @@ class OldPost(Perftest):
 
 
 class NewPost(Perftest):
-    """Posts by ibv_wr_*: what perftest does on devices whose part it knows. So the profile is generic but for the part's
-    number, one of a ConnectX-5."""
+    """Posts by ibv_wr_*, as perftest does on devices whose part number it knows. So the profile is generic, but with the part number of a
+    ConnectX-5."""
     NEW_POST = True
 
     @classmethod

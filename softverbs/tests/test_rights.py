@@ -38,7 +38,7 @@ def scope():
 
 
 def as_user(uid):
-    """For subprocess: nothing where this process is that user, or an ordinary one itself."""
+    """The arguments by which subprocess runs a program as that user; none if this process is not root."""
     return {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 and uid else {}
 
 
@@ -108,7 +108,7 @@ class Rights(unittest.TestCase):
             self.assertIn(says, result.text)
 
     def empty(self):
-        """Nothing of the dead is left on the fabric, once somebody has looked."""
+        """Checks that nothing of the dead processes is left on the fabric, after another process has looked for them."""
         listing = self.listing()
         self.assertIn("default", listing)
         self.assertNotRegex(listing, "ib_write_bw|pingpong")
@@ -121,7 +121,7 @@ class Rights(unittest.TestCase):
         self.killed()
 
     def killed(self):
-        """The writer hears of its peer's death; what it left is no obstacle."""
+        """The writer gets an error when its peer dies; what the dead process has left hinders nobody."""
         server, client = self.begin("ib_write_bw", "-n", "10000000")
         limit = time.monotonic() + PATIENCE
         while time.monotonic() < limit and client.poll() is None:
@@ -159,7 +159,7 @@ class Rights(unittest.TestCase):
         self.everything()
 
     def test_scope_2(self):
-        """Nothing moves, and it is said why; nobody takes the other for dead."""
+        """No data moves, and a message says why; neither process treats the other as dead."""
         self.with_scope(2)
         for result in self.pair("ib_write_bw", "-n", "5"):
             if "data cannot move" in result.text:
@@ -198,7 +198,7 @@ class Rights(unittest.TestCase):
         return result
 
     def test_two_users(self):
-        """Another user's fabrics are not to be had, and that is said."""
+        """A user cannot use the fabrics of another user, and a message says so."""
         if os.geteuid() != 0:
             self.skipTest("needs root")
         self.devinfo()
@@ -220,7 +220,7 @@ class Rights(unittest.TestCase):
             self.skipTest(f"ptrace_scope is {scope()} here")
 
     def test_inside_a_container(self):
-        """Both inside: as outside, with process numbers of their own."""
+        """Both programs are inside a container: they work as outside, although their process numbers are different."""
         self.needs_unshare()
         at = port()
         script = f"""
@@ -234,7 +234,7 @@ class Rights(unittest.TestCase):
         self.devinfo()  # those of before are dead, though their numbers say nothing out here
 
     def test_into_a_container(self):
-        """One inside and one outside: the second is turned away, the first is left alone."""
+        """One program is inside a container, one outside: the second is refused, and the first is not affected."""
         self.needs_unshare()
         for outside_first in (True, False):
             holder = self.hold(before=() if outside_first else OWN_SPACE)
@@ -266,7 +266,7 @@ class Rights(unittest.TestCase):
         self.assertIn("--mount-proc", result.text)
 
     def test_user_namespace_alone(self):
-        """Process numbers are common, rights go one way only: nobody is taken for dead."""
+        """Both programs see the same process numbers, but only one may access the other: neither treats the other as dead."""
         self.needs_unshare()
         holder = self.hold()
         for _ in range(2):

@@ -28,7 +28,7 @@ class Ucx(Base):
     UCX = {"UCX_NET_DEVICES": "sv0:1", "UCX_LOG_LEVEL": "warn"}
 
     def perftest(self, *options, size=8, iterations=200, **env):
-        """ucx_perftest between hosts 0 and 1: it ends well, and has done what it was told."""
+        """Runs ucx_perftest between hosts 0 and 1: it must succeed, with the number of iterations that was asked for."""
         argv = ["ucx_perftest", "-n", iterations, "-w", 10, "-s", size, *options]
         for out in self.pair(argv, argv, **self.UCX, **env):
             self.assertNotRegex(out, "ERROR|WARN|Assert", self.told())
@@ -57,7 +57,7 @@ for tls in ("rc_v", "ud_v"):
                 self.perftest("-t", test, size=bytes_, UCX_TLS=f"{tls},self")
             setattr(Perftest, f"test_ucp_{tls}_{test}_{bytes_}", one)
     def one(self, tls=tls):
-        """Waits asleep: arms its queues and sleeps without another poll, as mlx5 allows."""
+        """Sleeps while it waits: it arms its queues and sleeps without another poll, as it may with mlx5."""
         for _ in range(3):
             self.perftest("-t", "tag_lat", "-E", "sleep", size=64, UCX_TLS=f"{tls},self")
     setattr(Perftest, f"test_ucp_{tls}_asleep", one)
@@ -86,7 +86,7 @@ class Infiniband(Ucx):
 
 @needs("mpirun", "mpicc")
 class Mpi(Ucx):
-    """Two ranks of OpenMPI, each on a host of its own; with UCX told to use our device alone, there is no other way."""
+    """Two ranks of OpenMPI, each on a host of its own. UCX is told to use only the emulated device, so all data must go over it."""
 
     @classmethod
     def setUpClass(cls):
@@ -115,7 +115,8 @@ class Mpi(Ucx):
 
 @needs("fi_pingpong")
 class Libfabric(Base):
-    """Reliable datagrams over unreliable ones; its connected endpoints are those of the connection manager, not here."""
+    """libfabric's reliable datagrams over unreliable ones. Its connected endpoints need the RDMA connection manager, which softverbs does
+    not have."""
 
     def test_rxd(self):
         argv = ["fi_pingpong", "-p", "verbs;ofi_rxd", "-e", "rdm", "-d", "sv0-dgram", "-c", "-I", 20, "-S", "all"]

@@ -41,10 +41,12 @@ static inline uint64_t base_round_up(uint64_t n, uint64_t to)
  * code. Callers return the code unchanged. base_context() adds words in front of the stored text. */
 int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
-/* The remedy, at the end of an error text: there is no memory; no thread or process can be started; no descriptor can be made. */
+/* The remedy, at the end of an error text: there is no memory; no thread or process can be started; no descriptor can be made; weft is in a
+ * state that should be impossible. */
 #define BASE_MEMORY_HINT "; end other programs, or raise the limit on memory (ulimit -v)"
 #define BASE_THREAD_HINT "; this user may have too many processes and threads (ulimit -u)"
 #define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
+#define BASE_BUG_HINT    "; this is a bug of weft: please report it"
 #if defined(__clang_analyzer__)
 /* An analyzer sees only one file at a time: tell it that these functions return the given code, which is negative. */
 #define BASE_FAILURE(f, code, ...)   \
@@ -69,6 +71,33 @@ const char *base_error(void);
 void base_error_clear(void);
 /* strerror, thread-safe, for a negative or positive errno. */
 const char *base_strerror(int code);
+
+/* --- numbers of errors (errno.c) ---
+ * A status (0 or a negative errno) that goes to another node or to a kernel has Linux's numbers: base_status_out() and base_status_in()
+ * change this system's numbers into these and back. Other values than negative ones are not changed; a number that the other side does not
+ * have becomes EIO. */
+struct base_errno {
+    int linux_number, own;
+};
+extern const struct base_errno base_errnos[];
+extern const size_t base_errno_count;
+int base_status_change(const struct base_errno *all, size_t count, int status, bool out);
+static inline int base_status_out(int status)
+{
+#if defined(__linux__)
+    return status;
+#else
+    return base_status_change(base_errnos, base_errno_count, status, true);
+#endif
+}
+static inline int base_status_in(int status)
+{
+#if defined(__linux__)
+    return status;
+#else
+    return base_status_change(base_errnos, base_errno_count, status, false);
+#endif
+}
 
 /* --- logging (log.c): to stderr, one write a line, level from WEFT_LOG=error|warn|info|debug (default warn) --- */
 enum base_log_level { BASE_LOG_ERROR, BASE_LOG_WARN, BASE_LOG_INFO, BASE_LOG_DEBUG };

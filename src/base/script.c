@@ -29,5 +29,6 @@ int base_check_interpreter(const char *path)
     if (windows)
         name[len - 1] = '\0';
     return base_fail(-ENOENT, "'%s' cannot be executed: its interpreter '%s'%s", path, name,
-                     windows ? ": the line ends with a carriage return, as on Windows" : " (its first line) does not exist");
+                     windows ? ": the line ends with a carriage return, as on Windows: remove it"
+                             : ", which its first line names, does not exist; correct that line, or install the interpreter");
 }

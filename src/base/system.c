@@ -72,11 +72,12 @@ static int system_check_size(int fd, uint64_t bytes)
 {
     struct stat st;
     if (fstat(fd, &st))
-        return base_fail(-errno, "cannot get the size of the shared memory that a peer has passed (fstat): %s", base_strerror(errno));
+        return base_fail(-errno, "cannot get the size of the shared memory that another node has passed (fstat): %s" BASE_BUG_HINT,
+                         base_strerror(errno));
     if (st.st_size < 0 || (uint64_t)st.st_size < bytes)
-        return base_fail(-EPROTO,
-                         "a peer passed shared memory of %lld bytes, but announced %llu bytes: do both run the same version of weft?",
-                         (long long)st.st_size, (unsigned long long)bytes);
+        return base_fail(
+            -EPROTO, "another node passed shared memory of %lld bytes, but announced %llu bytes; run the same version of weft on all hosts",
+            (long long)st.st_size, (unsigned long long)bytes);
     return 0;
 }
 
@@ -142,10 +143,13 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
     int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
     if (fd < 0)
         return base_fail(-errno, "cannot create shared memory for %s (memfd_create): %s%s", name, base_strerror(errno),
-                         huge ? " (huge pages: reserve some with sysctl vm.nr_hugepages=N)" : "");
+                         huge ? "; reserve huge pages (as root: sysctl vm.nr_hugepages=N), or do without them" : "");
     int rc = set_size(fd, name, bytes);
     if (!rc && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        rc = base_fail(-errno, "%s: cannot seal its shared memory: %s", name, base_strerror(errno));
+        rc = base_fail(-errno,
+                       "cannot protect the shared memory of %s against a change of its size (F_ADD_SEALS): %s; weft needs a Linux kernel "
+                       "with memfd_create",
+                       name, base_strerror(errno));
     if (rc)
         close(fd);
     return rc ? rc : fd;
@@ -156,15 +160,15 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
     static const char path[] = "/dev/udmabuf";
     int device = open(path, O_RDWR | O_CLOEXEC);
     if (device < 0)
-        return base_fail(errno == ENOENT ? -ENODEV : -errno, "%s: %s%s", path, base_strerror(errno),
-                         errno == EACCES   ? " (only root and the group kvm may open it)"
-                         : errno == ENOENT ? " (load the module: modprobe udmabuf)"
+        return base_fail(errno == ENOENT ? -ENODEV : -errno, "cannot open %s: %s%s", path, base_strerror(errno),
+                         errno == EACCES   ? "; only root and the group kvm may open it"
+                         : errno == ENOENT ? "; load the kernel's module: modprobe udmabuf"
                                            : "");
     struct udmabuf_create what = {.memfd = (uint32_t)fd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = bytes};
     int made = ioctl(device, UDMABUF_CREATE, &what);
-    int rc = made < 0
-                 ? base_fail(-errno, "%s: cannot create a dmabuf of %llu bytes: %s", path, (unsigned long long)bytes, base_strerror(errno))
-                 : made;
+    int rc = made < 0 ? base_fail(-errno, "cannot create a dmabuf of %llu bytes with %s: %s", (unsigned long long)bytes, path,
+                                  base_strerror(errno))
+                      : made;
     close(device);
     return rc;
 }
@@ -174,9 +178,8 @@ int base_memory_fd_check(int fd, uint64_t bytes)
     int seals = fcntl(fd, F_GET_SEALS);
     /* Without the seal the peer could shrink the memory, and the next access here would raise SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return base_fail(
-            -EPROTO, "the shared memory that was passed is not a memfd with F_SEAL_SHRINK, so the sender could shrink it and crash this "
-                     "process: do both run the same version of weft?");
+        return base_fail(-EPROTO, "another process passed shared memory without the seal F_SEAL_SHRINK: it could shrink the memory, which "
+                                  "would crash this process; run the same version of weft on all hosts");
     return system_check_size(fd, bytes);
 }
 
@@ -367,7 +370,7 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 int base_memory_dmabuf(int fd, uint64_t bytes)
 {
     (void)fd, (void)bytes;
-    return base_fail(-ENODEV, "there are no dmabufs on macOS");
+    return base_fail(-ENODEV, "macOS has no dmabufs, so this kind of memory cannot be used here");
 }
 
 int base_memory_fd_check(int fd, uint64_t bytes)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A target verifies the checksums of a block in another thread, while it still writes the block before: writing takes longer, and sets the
- * pace of the chain when all is in memory. The writer never waits for this thread: a block that is not verified yet it verifies itself.
+ * A target verifies the checksums of a block in another thread, while it still writes the block before. Without this, the writer would also
+ * have to verify, and it is the slowest part of the chain when all data is in memory. The writer never waits for the other thread: it
+ * verifies a block itself if that was not done yet.
  */
 #include "cast/cast.h"
 

@@ -17,7 +17,7 @@
 
 uint64_t cast_word_at(struct cast *c, weft_gaddr word)
 {
-    /* acquire: the bytes of a block are read after its count. The pair is the release of the fabric when it adds to the word */
+    /* acquire: the bytes of a block are read after its count. It pairs with the fabric's release when it adds to the word */
     return atomic_load_explicit((_Atomic uint64_t *)weft_ptr(c->w, word, sizeof(uint64_t)), memory_order_acquire);
 }
 
@@ -120,7 +120,7 @@ int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t
     pthread_cond_init(&r->moved, NULL);
     int rc = base_thread(&r->thread, relay_thread, r);
     r->running = rc == 0;
-    return rc ? base_fail(rc, "cannot start the thread that sends blocks: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the thread that sends data: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
 void cast_relay_stop(struct cast_relay *r)

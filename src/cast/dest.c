@@ -42,7 +42,7 @@ static int fill_dest(struct cast_disk *d)
     if (strstr(o->dest, "{host}") && (gethostname(host, sizeof host - 1) || !host[0] || strchr(host, '/')))
         return refuse_dest(d, "this host has no name for {host}: use {node}");
     if (o->dest[0] != '/' && (!home || home[0] != '/'))
-        return refuse_dest(d, "a relative path begins in the home folder, and HOME is not set to one here: give an absolute path");
+        return refuse_dest(d, "a relative path starts at the home folder, but HOME names none on this host: give an absolute path");
     size_t n = 0;
     if (o->dest[0] != '/')
         n = (size_t)snprintf(d->dest, sizeof d->dest, "%s/", home);
@@ -84,7 +84,7 @@ int cast_dest_open(struct cast_disk *d)
         char *slash = strrchr(d->dest, '/');
         d->alone = slash + 1;
         if (cast_is_part(d->alone, strlen(d->alone)))
-            return refuse_dest(d, "unfinished files of weft cast have such names: choose another one");
+            return refuse_dest(d, "weft cast gives such names to unfinished files: choose another name");
         *slash = '\0'; /* for a file in /, the folder is "" here; open it as "/" below */
     }
     const char *root = d->dest[0] ? d->dest : "/";

@@ -106,7 +106,7 @@ static void make_folder(struct cast_disk *d, uint32_t index)
     int at = cast_disk_folder(d, index);
     if (at < 0) {
         if (!(d->c->config.head.flags & CAST_DRY_RUN))
-            cast_disk_give_up(d, index, at == -ELOOP || at == -ENOTDIR ? ENOTDIR : -at, "open the folder that it is in");
+            cast_disk_give_up(d, index, at == -ELOOP || at == -ENOTDIR ? ENOTDIR : -at, "open the folder that contains it");
         return;
     }
     int rc = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) ? -errno : 0;
@@ -154,7 +154,7 @@ static void compare_file(struct cast_disk *d, uint32_t index)
     f->state = CAST_WANTED;
     if (at < 0) {
         if (!(d->c->config.head.flags & CAST_DRY_RUN))
-            cast_disk_give_up(d, index, -at == ELOOP ? ENOTDIR : -at, "open the folder that it is in");
+            cast_disk_give_up(d, index, -at == ELOOP ? ENOTDIR : -at, "open the folder that contains it");
         return;
     }
     const char *name = cast_disk_name(d, index);
@@ -251,7 +251,7 @@ static bool open_file(struct cast_disk *d, uint32_t index)
     else if (at >= 0 && (fd = openat(at, cast_disk_name(d, index), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) < 0)
         fd = -errno;
     if (fd < 0) {
-        cast_disk_give_up(d, index, -fd, fd == -EBUSY ? "write: another weft cast does" : "write");
+        cast_disk_give_up(d, index, -fd, fd == -EBUSY ? "write it, because another weft cast is writing it" : "write");
         return false;
     }
     if (new)
@@ -432,7 +432,7 @@ static void give_names(struct cast_disk *d)
         close(fd);
         d->renamed = d->renamed || !rc;
         if (rc)
-            cast_disk_give_up(d, index, -rc, "give it its name");
+            cast_disk_give_up(d, index, -rc, "give the complete file its name");
         else
             file_is_right(d, index);
     }

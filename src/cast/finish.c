@@ -88,7 +88,8 @@ static void sync_names(struct cast_disk *d)
 #endif
     if (rc && errno != EINVAL && errno != ENOTSUP) {
         d->c->state.failed++;
-        cast_say(d->c, true, "%s: cannot write the names of the files to the disk: %s", d->dest[0] ? d->dest : "/", base_strerror(errno));
+        cast_say(d->c, true, "%s: cannot make sure that the names of the files are on the disk (fsync): %s", d->dest[0] ? d->dest : "/",
+                 base_strerror(errno));
     }
     d->renamed = false;
 }
@@ -285,7 +286,7 @@ static void delete_others(struct cast_disk *d)
     bool root = false;
     if (!x.child) {
         d->c->state.failed++;
-        cast_say(d->c, true, "no memory for --delete: nothing is deleted");
+        cast_say(d->c, true, "no memory to find what --delete must delete, so nothing is deleted" BASE_MEMORY_HINT);
         return;
     }
     for (uint32_t i = 0; i < l->count; i++)
@@ -316,7 +317,7 @@ void cast_finish(struct cast_disk *d, bool sources_failed)
     }
     if (d->c->config.head.flags & CAST_DELETE && !d->failed) {
         if (sources_failed)
-            cast_say(d->c, false, "nothing is deleted, because some of the sources could not be read");
+            cast_say(d->c, false, "--delete deletes nothing, because some of the sources could not be read: see the messages above");
         else
             delete_others(d);
     }

@@ -42,7 +42,7 @@ static int open_name(struct cast_follow *f, const char *source, size_t bare, con
 {
     int n = snprintf(f->path, sizeof f->path, "%.*s%s", (int)bare, source, suffix);
     if (n < 0 || (size_t)n >= sizeof f->path)
-        return base_fail(-ENAMETOOLONG, "%s: the path is too long", source);
+        return base_fail(-ENAMETOOLONG, "%s: the path is too long; use a shorter path", source);
     f->fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     f->unnamed = suffix[0] != '\0';
     if (f->fd >= 0 || errno == ENOENT)
@@ -95,7 +95,7 @@ int cast_follow_open(struct cast_source *s)
     while (at && source[at - 1] != '/')
         at--;
     if (bare - at > CAST_NAME_MAX)
-        return base_fail(-ENAMETOOLONG, "%s: the name is too long", source);
+        return base_fail(-ENAMETOOLONG, "%s: the name is too long; use a shorter name", source);
     memcpy(name, source + at, bare - at);
     name[bare - at] = '\0';
     n.name_bytes = (uint32_t)(bare - at);
@@ -164,9 +164,8 @@ static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
     if (!rc && !s->aborted) {
         const XXH128_hash_t a = XXH3_128bits_digest(f->hash), b = XXH3_128bits_digest(again);
         if (a.low64 != b.low64 || a.high64 != b.high64)
-            rc = base_fail(-ESTALE,
-                           "was written elsewhere than at its end while it was followed: not sent; give the same command again when "
-                           "it is complete");
+            rc = base_fail(-ESTALE, "was changed before its end while it was followed (--follow is for files that grow at their end): not "
+                                    "sent; give the same command again when it is complete");
     }
     XXH3_freeState(again);
     free(piece);
@@ -194,7 +193,7 @@ static int is_complete(struct cast_source *s, const struct stat *st, bool rename
     const struct cast_follow *f = &s->follow;
     const uint32_t limit = s->c->config.head.follow;
     if (st->st_nlink == 0)
-        return base_fail(-ENOENT, "was removed while it was followed: not sent");
+        return base_fail(-ENOENT, "was removed while it was followed: not sent; give the same command again when there is a new one");
     /* renamed to another name, for example by a program that discards an interrupted download */
     if (renamed && f->unnamed && !has_name(s, st))
         return base_fail(-ENOENT,
@@ -235,13 +234,14 @@ static int follow(struct cast_source *s, uint32_t file, uint64_t from, uint64_t 
             return base_fail(-errno, "%s", base_strerror(errno));
         uint64_t size = (uint64_t)st.st_size;
         if (size < at)
-            return base_fail(-ESTALE, "was cut off while it was followed: not sent; give the same command again");
+            return base_fail(-ESTALE, "became shorter while it was followed: not sent; give the same command again");
         if (size > at) {
             tell_size(s, size);
             rc = cast_send_content(s, f->fd, file, at, have, size);
             if (rc)
-                return base_fail(
-                    rc, "%s", rc == -ESTALE ? "was cut off while it was read: not sent; give the same command again" : base_strerror(rc));
+                return base_fail(rc, "%s",
+                                 rc == -ESTALE ? "became shorter while it was read: not sent; give the same command again"
+                                               : base_strerror(rc));
             bool much = size - at >= CAST_PIECE;
             at = size;
             grown = base_now_ns();

@@ -104,7 +104,7 @@ static int take_config(struct cast *c, weft_gaddr at, uint64_t bytes)
 {
     struct cast_config config;
     if (bytes > CAST_CONFIG_MAX)
-        return base_fail(-EPROTO, "the settings that node 0 has sent are too large or empty: all hosts must have the same version of weft");
+        return base_fail(-EPROTO, "the settings that node 0 has sent are too large or empty; run the same version of weft on all hosts");
     void *data = malloc(bytes + 1);
     if (!data)
         return base_fail(-ENOMEM, "no memory for the settings of the cast" BASE_MEMORY_HINT);
@@ -112,8 +112,8 @@ static int take_config(struct cast *c, weft_gaddr at, uint64_t bytes)
     if (!rc)
         rc = cast_config_parse(&config, data, bytes);
     if (!rc && config.head.size != weft_size(c->w))
-        rc = base_fail(
-            -EPROTO, "the settings that node 0 has sent are for a different number of nodes: all hosts must have the same version of weft");
+        rc = base_fail(-EPROTO,
+                       "the settings that node 0 has sent are for a different number of nodes; run the same version of weft on all hosts");
     if (rc) {
         free(data);
         return rc;

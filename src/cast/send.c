@@ -250,7 +250,9 @@ static int send_still_file(struct cast_source *s, int fd, uint32_t file, uint64_
         rc = cast_send_content(s, fd, file, at, have, e->size);
     if (!rc && !s->aborted && !unchanged(fd, e))
         rc = -ESTALE;
-    return rc ? base_fail(rc, "%s", rc == -ESTALE ? "has changed while it was read: not sent" : base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "%s",
+                          rc == -ESTALE ? "was changed while it was read: not sent; give the same command again" : base_strerror(rc))
+              : 0;
 }
 
 void cast_send_ended(struct cast_source *s, uint32_t file, int rc)

@@ -271,7 +271,7 @@ static void wait_a_little(struct cast_show *s)
 
 /* --- the summary --- */
 
-/* What the source could not send, nobody has. */
+/* Whether the target has all files. No target has what the source could not send. */
 static bool is_complete(const struct cast_show *s, uint32_t node)
 {
     return s->listed && !s->unsent && s->state[node].doing == CAST_ENDED && s->state[node].files == s->files && s->state[node].failed == 0;

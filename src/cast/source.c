@@ -127,7 +127,7 @@ static int choose_chain(struct cast_source *s, bool *list)
     pthread_mutex_lock(&c->lock);
     int rc = s->least || (s->least = malloc(count * sizeof *s->least))
                  ? 0
-                 : base_fail(-ENOMEM, "no memory for the state of %u files: cast them in parts", c->list.count);
+                 : base_fail(-ENOMEM, "no memory for the state of %u files: send them by several commands", c->list.count);
     if (!rc)
         memset(s->least, 0xff, count * sizeof *s->least);
     s->count = 0;
@@ -143,7 +143,7 @@ static int choose_chain(struct cast_source *s, bool *list)
         s->chain[s->count++] = i;
         *list = *list || !t->listed;
         if (!t->need && !(t->need = malloc(count / 8 + 1)))
-            rc = base_fail(-ENOMEM, "no memory for the state of %u files: cast them in parts", c->list.count);
+            rc = base_fail(-ENOMEM, "no memory for the state of %u files: send them by several commands", c->list.count);
         else
             memset(t->need, 0, count / 8 + 1);
     }
@@ -186,7 +186,7 @@ static uint64_t look_at_targets(struct cast_source *s, uint32_t *left)
         if (!t->chosen)
             continue;
         if (!weft_alive(s->c->w, i)) {
-            cast_say(s->c, true, "%s is gone; the others go on without it", s->c->config.hosts[i]);
+            cast_say(s->c, true, "%s is gone; the other hosts still get the files", s->c->config.hosts[i]);
             t->chosen = false;
             s->targets_failed++;
         } else if (!t->failed) {
@@ -211,7 +211,8 @@ static int run_rounds(struct cast_source *s)
             return rc;
         cast_order_chain(s);
         if (s->round == CAST_ROUNDS - 1)
-            return base_fail(-EIO, "after %u rounds some files are still missing: give the same command again", s->round);
+            return base_fail(
+                -EIO, "after %u attempts some files are still missing: give the same command again, which sends what is missing", s->round);
         if ((rc = cast_relay_start(&s->relay, c, s->chain[0], s->round)))
             return rc;
         bool complete = run_round(s, list, verify);
@@ -231,7 +232,7 @@ static int run_rounds(struct cast_source *s)
         stalls = complete && need >= before ? stalls + 1 : 0;
         before = complete ? need : before;
         if (stalls == STALLS_MAX)
-            return base_fail(-EIO, "the data of several rounds arrived damaged: check the links with `weft status`");
+            return base_fail(-EIO, "the data arrived damaged several times: check the links with `weft status`");
     }
 }
 
@@ -242,7 +243,7 @@ void cast_source_run(struct cast *c)
     int rc = c->config.head.follow ? cast_follow_open(s) : cast_walk(c, &s->failed);
     cast_send(c, 0, CAST_TOTAL, 0, c->list.files, c->list.bytes, NULL, 0);
     if (!rc && !c->list.count && s->failed) /* none of the sources could be read */
-        rc = base_fail(-ENOENT, "there is nothing to send");
+        rc = base_fail(-ENOENT, "there is nothing to send, because no source could be read: see the messages above");
     if (!rc)
         cast_order_wait(s);
     if (!rc)

@@ -15,8 +15,7 @@ static const char config_magic[8] = {'w', 'e', 'f', 't', 'c', 's', 't', '2'};
 
 static int refuse(const char *why)
 {
-    return base_fail(-EPROTO, "the settings of the cast, as they arrived, are invalid: %s (all hosts must have the same version of weft)",
-                     why);
+    return base_fail(-EPROTO, "the settings of the cast, as they arrived, are invalid: %s; run the same version of weft on all hosts", why);
 }
 
 int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
@@ -29,11 +28,11 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
     const char *at = (const char *)data + sizeof *h, *end = (const char *)data + bytes;
     uint64_t lists = 2 * (uint64_t)h->size + h->excludes + h->sources;
     if (memcmp(h->magic, config_magic, sizeof h->magic) != 0 || h->flags & ~(uint32_t)CAST_FLAGS)
-        return refuse("they do not begin with the mark of settings");
+        return refuse("their first bytes are wrong");
     if (h->size < 2 || h->size > WEFT_MAX_NODES || h->source > 1 || h->size < h->source + 2 || h->follow > CAST_FOLLOW_MAX)
-        return refuse("a number in their head is out of range");
+        return refuse("one of their numbers is out of range");
     if (!base_strings_fit(at, (size_t)(end - at), lists + 1) || !at[0])
-        return refuse("the number of their strings is wrong");
+        return refuse("they have the wrong number of strings");
     const char **list = out->memory = calloc(lists + 4, sizeof *list);
     if (!list)
         return base_fail(-ENOMEM, "no memory for the settings of a cast" BASE_MEMORY_HINT);

@@ -18,47 +18,48 @@
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 
-#define OPTIONS_HELP                                                                                                                   \
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"             \
-    "      --checksum         compare files by their content, not by size and time\n"                                                  \
-    "      --delete           in copied folders, delete on the other hosts what the source does not have\n"                            \
-    "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n"      \
-    "      --dry-run          print what would be done, but do nothing\n"                                                              \
-    "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"                                               \
-    "      --follow[=SEC]     SRC is one file that is still written: send it until it has not grown for SEC seconds (60)\n"            \
-    "      --verify           at the end, read all files again and compare them with the source\n"                                     \
-    "      --json             print a summary as JSON\n"                                                                               \
-    "      --verbose          print the order in which the hosts pass the files on\n"                                                  \
-    "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                          \
-    "  -h, --help             print this text\n"                                                                                       \
-    "\n"                                                                                                                               \
-    "Permissions, times, symbolic and hard links, holes and empty folders are copied; owners are not. A file gets its name when it\n"  \
-    "is complete, checked and on the disk. The same command again sends only what is missing. If a host fails, its name is printed,\n" \
-    "and the copy to the other hosts goes on.\n"                                                                                       \
-    "\n"                                                                                                                               \
+#define OPTIONS_HELP                                                                                                              \
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"                      \
+    "      --checksum         decide by the contents, not by the time, whether a host already has a file\n"                       \
+    "      --verify           at the end, read all files again on all hosts, and compare them with the source\n"                  \
+    "      --delete           delete on the other hosts what the copied folders do not have here\n"                               \
+    "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n" \
+    "      --dry-run          print what would be sent and deleted, but change nothing\n"                                         \
+    "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"                                          \
+    "      --follow[=SEC]     SRC is one file that is still being written: send it until it has not grown for SEC seconds (60)\n" \
+    "      --json             print a summary as JSON\n"                                                                          \
+    "      --verbose          print the order in which the hosts pass the files on\n"                                             \
+    "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                     \
+    "  -h, --help             print this text\n"                                                                                  \
+    "\n"                                                                                                                          \
+    "Permissions, times, symbolic and hard links and empty folders are copied; owners are not. If the copy was interrupted,\n"    \
+    "the same command again sends only what is missing. If a host fails, the other hosts still get all files.\n"                  \
+    "\n"                                                                                                                          \
     "Exit status: 0 if all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
 
 static const char cast_help[] =
     "Usage: weft cast [OPTIONS] SRC... [HOST,...:]DEST\n"
     "       weft cast [OPTIONS] SRC... --to HOST,... DEST\n"
     "\n"
-    "Copies files and folders of this host to hosts of a standing cluster (`weft up`), all at the same time: each file is read once,\n"
-    "and the hosts pass it on in a chain. SRC/ means the content of the folder SRC. DEST is a folder, which is made if needed; if SRC\n"
-    "is one file, DEST is the name of the copy, unless DEST is a folder or ends in /. {node} and {host} in DEST stand for the number\n"
-    "of the node and the name of the host. A relative DEST begins in the home folder of its host.\n"
+    "Copies files and folders from this host to many other hosts of a standing cluster (`weft up`) at the same time. Each file\n"
+    "is read once; the hosts pass it on in a chain.\n"
     "\n"
-    "      --to HOST,...      hosts, or numbers of nodes, as `weft status` shows them; \"all\" (the default): all but this "
-    "one\n" OPTIONS_HELP "\n"
+    "SRC/ means the contents of the folder SRC. DEST is a folder, which is created if needed; but if SRC is one file, DEST is\n"
+    "the name of the copy, unless DEST is a folder or ends in /. {node} and {host} in DEST stand for the number of the node and\n"
+    "the name of the host. A relative DEST starts in the home directory of its host.\n"
+    "\n"
+    "      --to HOST,...      hosts, or numbers of nodes, as `weft status` prints them; the default \"all\" is all other "
+    "hosts\n" OPTIONS_HELP "\n"
     "  weft cast model/ all:/data/model         to all other hosts\n"
-    "  weft cast --to a,b results.bin /tmp/     to two\n";
+    "  weft cast --to a,b results.bin /tmp/     to two hosts\n";
 
 static const char cp_help[] =
     "Usage: weft cp [OPTIONS] [HOST:]SRC... [HOST,...:]DEST\n"
     "\n"
-    "Copies files and folders from one host of a standing cluster (`weft up`) to one or several others, like `weft cast`. A path\n"
-    "without HOST: is on this host. All SRC must be on the same host.\n"
+    "Copies files and folders from one host of a standing cluster (`weft up`) to one or several others. A path without HOST: is\n"
+    "on this host. All SRC must be on the same host. The rest works as in `weft cast`.\n"
     "\n" OPTIONS_HELP "\n"
-    "  weft cp a:/data/log .                    from host a to here\n"
+    "  weft cp a:/data/log .                    from host a to this folder\n"
     "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
 
 #define LISTED_MAX (2 * WEFT_MAX_NODES) /* the list of `weft status` has living nodes, and some that are gone */
@@ -111,7 +112,7 @@ static int list_hosts(struct cast_command *k, struct standing_list *l)
     return l->here < l->count
                ? 0
                : cli_error(k->sub,
-                           "the standing cluster's answer does not list its control node: run the same version of weft on all hosts");
+                           "the standing cluster's answer does not list its control node; run the same version of weft on all hosts");
 }
 
 static bool means(const struct standing_list *l, const char *word, uint32_t i)
@@ -138,7 +139,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     k->labels[k->count] = strdup(label);
     k->numbers[k->count] = strdup(number);
     k->count++;
-    return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory");
+    return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
 /* Whether this host is also listed with a living node: then that node is used, not the one that is gone. */
@@ -190,7 +191,7 @@ static int add_targets(struct cast_command *k, const struct standing_list *l, ui
             status = cli_error(k->sub, "there is no host or node '%s' in the cluster: `weft status` lists them", word);
     }
     if (!status && k->count <= k->config.head.source + 1)
-        status = cli_error(k->sub, "there is no host to copy to: see `weft status`");
+        status = cli_error(k->sub, "there is no other host to copy to whose node is up: see `weft status`");
     return status;
 }
 
@@ -246,8 +247,8 @@ static int launch_nodes(struct cast_command *k)
     char numbers[NUMBERS][24], **argv = NULL;
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);
     if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
-        status = cli_error(k->sub, "no memory");
-    /* the current folder may not exist on other hosts; by now all paths are absolute, or relative to the home folder */
+        status = cli_error(k->sub, "no memory for the arguments of the nodes" BASE_MEMORY_HINT);
+    /* the current directory may not exist on other hosts; by now all paths are absolute, or relative to the home directory */
     if (!status && chdir("/"))
         status = cli_error(k->sub, "/: %s", base_strerror(errno));
     if (!status) {
@@ -274,7 +275,8 @@ static int lead(int argc, char **argv)
     int64_t v[NUMBERS];
     for (int i = 0; i < NUMBERS; i++)
         if (argc < FIXED || base_parse_number(argv[3 + i - 1], 0, INT64_MAX, &v[i]))
-            return cli_usage("cast", "only the launcher may use --as-node");
+            return cli_usage(
+                "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     *h = (struct cast_head){.flags = (uint32_t)v[0],
                             .source = (uint32_t)v[1],
                             .bytes_per_second = (uint64_t)v[2],
@@ -283,7 +285,8 @@ static int lead(int argc, char **argv)
                             .sources = (uint32_t)v[5],
                             .follow = (uint32_t)v[6]};
     if ((int64_t)argc != FIXED - 1 + 2 * v[3] + v[4] + v[5])
-        return cli_usage("cast", "only the launcher may use --as-node");
+        return cli_usage(
+            "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     const char **at = (const char **)(uintptr_t)(argv + FIXED - 2);
     o.config.dest = *at++;
     o.config.hosts = at;
@@ -298,10 +301,11 @@ static int as_node(int argc, char **argv)
 {
     const char *rank = getenv("WEFT_RANK"), *home = getenv("HOME");
     if (!rank || !getenv("WEFT_SIZE"))
-        return cli_usage("cast", "only the launcher may use --as-node");
+        return cli_usage(
+            "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
-    if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home folder; absolute ones do not need it */
+    if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home directory; absolute ones do not need it */
         base_log(BASE_LOG_INFO, "%s: %s", home, base_strerror(errno));
     return strcmp(rank, "0") == 0 ? lead(argc, argv) : cast_serve(cli_stopped);
 }
@@ -341,29 +345,29 @@ static int take_paths(struct cast_command *k, int count, char **args)
         return cli_usage(k->sub, "expected at least one SRC, and DEST");
     char *hosts = cut_host(args[count - 1], &rest);
     if (hosts && k->to)
-        return cli_usage(k->sub, "give the hosts once: by --to, or before DEST");
+        return cli_usage(k->sub, "the hosts are given twice: name them by --to or before DEST, not both");
     bool local = !hosts && !k->to && k->cp;
     static char all[] = "all";
     k->to = hosts ? hosts : k->to ? k->to : local ? NULL : all;
     k->config.dest = local ? absolute(rest) : rest;
     if (!k->config.dest || !k->config.dest[0])
-        return cli_usage(k->sub, "DEST is empty: '.' is the home folder");
+        return cli_usage(k->sub, "DEST is empty: write '.' for the home directory");
     if (!(k->sources = calloc((size_t)count, sizeof *k->sources)))
-        return cli_error(k->sub, "no memory");
+        return cli_error(k->sub, "no memory for the list of sources" BASE_MEMORY_HINT);
     for (int i = 0; i < count - 1; i++) {
         char *host = k->cp ? cut_host(args[i], &rest) : NULL;
         rest = k->cp ? rest : args[i];
         if (!rest[0])
-            return cli_usage(k->sub, "SRC is empty");
+            return cli_usage(k->sub, "SRC is empty: name a file or a folder");
         if (i && (host ? !k->from || strcmp(host, k->from) != 0 : k->from != NULL))
-            return cli_usage(k->sub, "all SRC must be on the same host");
+            return cli_usage(k->sub, "all SRC must be on the same host: copy from other hosts by another command");
         k->from = host;
         if (!(k->sources[i] = host ? strdup(rest) : absolute(rest)))
-            return cli_error(k->sub, "no memory");
+            return cli_error(k->sub, "no memory for the list of sources" BASE_MEMORY_HINT);
         k->config.head.sources = (uint32_t)i + 1;
     }
     if (k->config.head.follow && (count > 2 || cast_is_content(k->sources[0])))
-        return cli_usage(k->sub, "--follow takes one SRC, a file");
+        return cli_usage(k->sub, "--follow takes exactly one SRC, a file: leave out the others");
     return 0;
 }
 
@@ -436,7 +440,7 @@ static int command(const char *sub, int argc, char **argv, const char *help)
     static struct cast_command k;
     k = (struct cast_command){.sub = sub, .cp = strcmp(sub, "cp") == 0};
     if (!(k.excludes = calloc((size_t)argc + 1, sizeof *k.excludes)))
-        return cli_error(sub, "no memory");
+        return cli_error(sub, "no memory for the list of patterns (--exclude)" BASE_MEMORY_HINT);
     int status = run_command(&k, argc, argv, help);
     for (uint32_t i = 0; i < k.count; i++) {
         free(k.labels[i]);

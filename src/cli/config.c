@@ -10,8 +10,9 @@
 static const char help[] =
     "Usage: weft config [--json] [--hostfile FILE]\n"
     "\n"
-    "Prints every setting of weft, its value, and where the value comes from. weft uses the first of these that has a value:\n"
-    "an option (or the program's weft_config), the environment variable (WEFT_...), the hostfile's \"settings\", the default.\n"
+    "Prints all settings of weft: name, value, where the value comes from, and what the setting is for. weft uses the first of\n"
+    "these that has a value: an option (or what a program passes to weft_open()), the environment variable (WEFT_...), the\n"
+    "\"settings\" of the hostfile, the default.\n"
     "\n"
     "  --hostfile FILE   read this hostfile (default: WEFT_HOSTFILE)\n"
     "  --json            print JSON\n"
@@ -33,7 +34,7 @@ static int print_rows(const struct cluster_setting_row *rows, int count, bool as
         rc = cli_table_add(t, as_json ? for_programs : for_people);
     }
     if (rc)
-        rc = cli_error("config", "no memory for the table of settings");
+        rc = cli_error("config", "no memory for the table of settings" BASE_MEMORY_HINT);
     else if (as_json)
         rc = cli_json_print("config", cli_table_json(t));
     else {

@@ -20,7 +20,8 @@ static const char control_magic[8] = {'w', 'e', 'f', 't', 'c', 't', 'l', '1'};
 
 static int control_refuse(const char *why)
 {
-    return base_fail(-EPROTO, "invalid request on the control socket: %s (command and cluster must be of the same version of weft)", why);
+    return base_fail(-EPROTO, "the cluster received an invalid request: %s; run the command of the same version of weft as the cluster",
+                     why);
 }
 
 static bool forward_fits(const struct control_head *h)
@@ -40,18 +41,18 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     const char *at = (const char *)payload + sizeof *h, *end = (const char *)payload + bytes;
     uint64_t lists = (uint64_t)h->hosts + h->arguments + h->changes;
     if (memcmp(h->magic, control_magic, sizeof h->magic) != 0)
-        return control_refuse("it does not begin as a request does");
+        return control_refuse("its first bytes are wrong");
     if (h->what < CONTROL_STATUS || h->what > CONTROL_PIN || h->flags > 15 || h->timeout_ns < 0 || h->signal > 64)
-        return control_refuse("a number is out of range");
+        return control_refuse("one of its numbers is out of range");
     if ((h->flags & CONTROL_WITH_INPUT) && (h->flags & CONTROL_DETACHED))
-        return control_refuse("a detached job has no input");
+        return control_refuse("it gives input to a detached job");
     if (h->flags & CONTROL_TERMINAL ? !(h->flags & CONTROL_WITH_INPUT) : h->window != 0)
-        return control_refuse("a job with a terminal has input, and only such a job has a terminal's size");
+        return control_refuse("it gives a terminal to a job without input, or a terminal's size to a job without a terminal");
     if (!base_strings_fit(at, (size_t)(end - at), lists + 1) || h->hosts > WEFT_MAX_NODES)
-        return control_refuse("the number of its strings is wrong");
+        return control_refuse("it has the wrong number of strings");
     const char **list = out->memory = calloc(lists + 3, sizeof *list);
     if (!list)
-        return base_fail(-ENOMEM, "no memory for a request on the control socket");
+        return base_fail(-ENOMEM, "no memory for a request of a command" BASE_MEMORY_HINT);
     out->directory = at;
     out->hosts = list;
     out->arguments = out->hosts + h->hosts + 1;
@@ -61,12 +62,12 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     base_strings_take(at, out->changes, h->changes);
     if ((h->what == CONTROL_PROXY || h->what == CONTROL_PUBLISH) && !forward_fits(h)) {
         control_request_free(out);
-        return control_refuse("a proxy or published port has one gateway, and two words or none");
+        return control_refuse("for a proxy or a published port it must name one gateway, and a user with a password or neither");
     }
     bool of_file = h->what == CONTROL_CAT ? h->arguments == 3 : h->what == CONTROL_PIN ? h->arguments == 1 || h->arguments == 2 : true;
     if (!of_file || ((h->what == CONTROL_CAT || h->what == CONTROL_PIN) && h->hosts != 1)) {
         control_request_free(out);
-        return control_refuse("a request about a file has one host and one path");
+        return control_refuse("for a file it must name one host and one path");
     }
     if (h->what == CONTROL_EXEC && (h->arguments == 0 || !out->arguments[0][0])) {
         control_request_free(out);
@@ -103,7 +104,7 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
                          n, CONTROL_REQUEST_MAX);
     char *at = *payload = malloc(n);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for a request of %zu bytes", n);
+        return base_fail(-ENOMEM, "no memory for a request of %zu bytes" BASE_MEMORY_HINT, n);
     memcpy(at, &h, sizeof h);
     at = base_strings_put(at + sizeof h, &directory, 1);
     at = base_strings_put(at, r->hosts, h.hosts);

@@ -101,9 +101,9 @@ bool control_frame_fits(const struct control_frame *f, bool from_node);
 /* If a control node reads nothing and sends nothing for this long, commands assume that it hangs. */
 #define CONTROL_SILENT_NS (20 * WEFT_SECOND)
 #define CONTROL_ALIVE_NS  (4 * WEFT_SECOND) /* time between two signs of life */
-#define CONTROL_SILENT                                                                                                           \
-    "the control node of this host does not answer: if its process is stopped, continue it, or end it by kill -9: then another " \
-    "node takes over"
+#define CONTROL_SILENT                                                                                                        \
+    "the node of the cluster that serves this host does not answer: if its process is stopped, continue it (kill -CONT), or " \
+    "end it (kill -9), and another node takes over"
 
 /* Send a frame. Blocks while the other end does not read: a command for at most CONTROL_SILENT_NS, a control node until the command reads
  * or has ended. Returns 0, or a negative errno without base_fail(). -ETIMEDOUT: perhaps a part of the frame was sent: close the socket. */

@@ -13,21 +13,23 @@ static const char help[] =
     "Usage: weft devices [-v] [--json] [--gid-index N] [DEVICE...]\n"
     "       weft devices --networks [--json]\n"
     "\n"
-    "Shows the RDMA devices of this host, a line for each port: the state, the kind and speed of the link, the address (GID)\n"
-    "that weft would use and its index in the device's table, how many queue pairs and memory regions are in use and how many\n"
-    "the device has, and the transport that weft would use: `rc` over reliable connections, `tb` over Thunderbolt and other\n"
-    "devices that have only unreliable connections. If weft cannot use a device, the line shows the reason instead.\n"
+    "Shows the RDMA devices of this host, a line for each port:\n"
     "\n"
-    "  -v, --verbose    print all that weft knows of each device, its GID table, and why weft would use this GID\n"
-    "  --gid-index N    show how weft would use the devices with this entry of the GID table (default: WEFT_GID_INDEX, or\n"
-    "                   weft chooses)\n"
-    "  --networks       show the providers of libfabric (TCP and other networks) instead, and how the transport `ofi` would\n"
-    "                   use each of them\n"
+    "  link, speed     the kind of network, and its speed\n"
+    "  gid [index]     the address that weft would use, and its position in the device's table of addresses\n"
+    "  qps, regions    how many queue pairs and memory regions are in use, and how many the device has\n"
+    "  use             rc: weft would use the device with reliable connections; tb: without, as for Thunderbolt ports; or why\n"
+    "                  weft cannot use the device (`weft doctor` says what to do)\n"
+    "\n"
+    "  -v, --verbose    print all that weft knows of each device, its addresses, and why weft would use this one\n"
+    "  --gid-index N    show how weft would use the devices with this entry of the table of addresses (default:\n"
+    "                   WEFT_GID_INDEX, or weft chooses)\n"
+    "  --networks       show the networks that weft can use without RDMA devices, such as TCP, by libfabric\n"
     "  --json           print JSON\n"
     "  --help           print this text\n"
     "\n"
-    "The command allocates nothing on a device. `weft doctor` says how to repair a device that cannot be used.\n"
-    "Exit status: 0; 1 if there is no verbs library, or no DEVICE of that name; 2 if the command line is wrong.\n";
+    "Exit status: 0; 1 if the library for RDMA devices is missing, or there is no DEVICE of that name; 2 if the command line is\n"
+    "wrong.\n";
 
 static const char *used_of(int64_t used, uint32_t total, char *out, size_t len)
 {
@@ -76,7 +78,7 @@ static int print_lines(const struct verbs_device *const *shown, uint32_t count)
     for (uint32_t i = 0; rc == 0 && i < count; i++)
         rc = add_line(t, shown[i]);
     if (rc)
-        cli_error("devices", "no memory for the table of devices");
+        cli_error("devices", "no memory for the table of devices" BASE_MEMORY_HINT);
     else
         cli_table_print(t, stdout);
     cli_table_free(t);

@@ -9,19 +9,16 @@
 static const char help[] =
     "Usage: weft doctor [--json] [--facts DIR] [--save DIR]\n"
     "\n"
-    "Examines this host and prints what prevents RDMA on it, the most likely cause first, each with the facts and the remedy:\n"
-    "no verbs library, RDMA not enabled, Thunderbolt 4 ports, no device or no right to open it, a port that is down, no\n"
-    "usable address (GID), all protection domains or queue pairs in use, an active Thunderbolt bridge, a limit of locked\n"
-    "memory, WEFT_TRANSPORT=ofi on a host with RDMA, a GPU without a driver, memory of a GPU that no RDMA device accesses.\n"
-    "The command also reports facts that it cannot parse. Then it prints how data between the memory of each GPU and other\n"
-    "hosts goes: directly, or through the host's memory and why.\n"
+    "Finds out why RDMA does not work on this host, or why it is slow, and says what to do. Prints the most likely cause first.\n"
+    "Then prints for each GPU whether an RDMA device accesses its memory directly.\n"
     "\n"
-    "  --facts DIR   examine facts that --save has written to DIR, instead of this host\n"
-    "  --save DIR    also write the facts about this host to DIR, to examine them elsewhere\n"
+    "  --facts DIR   examine what --save has written to DIR, instead of this host\n"
+    "  --save DIR    also write what the command has seen to DIR, so that others can examine it\n"
     "  --json        print JSON\n"
     "  --help        print this text\n"
     "\n"
-    "On each device that can be used, the command allocates one protection domain and one queue pair, and frees both.\n"
+    "The command changes nothing on the host. To test a device, it uses one protection domain and one queue pair of the device\n"
+    "for a moment.\n"
     "Exit status: 0 if nothing prevents RDMA; 1 if something does; 2 if the command line is wrong.\n";
 
 /* The memory of each GPU; a list for JSON. */

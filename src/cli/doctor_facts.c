@@ -270,7 +270,7 @@ int doctor_collect(struct doctor_facts *f)
     devices(f);
     gpus(f);
     system_facts(f);
-    return f->text[DOCTOR_LIBRARY] ? 0 : base_fail(-ENOMEM, "no memory for the facts about this host");
+    return f->text[DOCTOR_LIBRARY] ? 0 : base_fail(-ENOMEM, "no memory for the facts about this host" BASE_MEMORY_HINT);
 }
 
 /* --- a directory --- */
@@ -281,7 +281,7 @@ int doctor_load(struct doctor_facts *f, const char *directory)
     unsigned found = 0;
     memset(f, 0, sizeof *f);
     if (stat(directory, &st) || !S_ISDIR(st.st_mode))
-        return base_fail(-ENOTDIR, "%s is not a directory", directory);
+        return base_fail(-ENOTDIR, "--facts %s: this is not a directory: name one that `weft doctor --save` has written", directory);
     for (int i = 0; i < DOCTOR_FACTS; i++) {
         snprintf(path, sizeof path, "%.4000s/%s", directory, doctor_file((enum doctor_fact)i));
         FILE *from = fopen(path, "re");
@@ -298,7 +298,11 @@ int doctor_load(struct doctor_facts *f, const char *directory)
         }
         found++;
     }
-    return found ? 0 : base_fail(-ENOENT, "%s has no facts in it: system.txt, library.txt, ...", directory);
+    return found ? 0
+                 : base_fail(-ENOENT,
+                             "--facts %s: the directory has no facts in it (system.txt, library.txt, ...): name one that `weft doctor "
+                             "--save` has written",
+                             directory);
 }
 
 int doctor_save(const struct doctor_facts *f, const char *directory)

@@ -122,12 +122,13 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
             "(generic, the default without cables; tb5, the default with cables; tb5-strict; or a file)",
             text, kind ? "" : "there is no such file; ");
     if (nodes > e->hosts)
-        return base_fail(-EINVAL, "--softverbs '%s' has %u host%s, but there are %u nodes, which need a host each", text, e->hosts,
-                         e->hosts == 1 ? "" : "s", nodes);
+        return base_fail(-EINVAL,
+                         "--softverbs '%s' has %u host%s, but there are %u nodes, which need a host each: give fewer nodes, or more hosts",
+                         text, e->hosts, e->hosts == 1 ? "" : "s", nodes);
     /* In a topology with cables the links are Thunderbolt: the tb transport can also route through other nodes. */
     const char *usual = cables ? "tb5" : "generic";
     if (snprintf(e->profile, sizeof e->profile, "%s", *profile ? profile + 1 : usual) >= (int)sizeof e->profile || !e->profile[0])
-        return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long", text);
+        return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long: `softverbs profile` lists the names", text);
     return 0;
 }
 
@@ -170,7 +171,7 @@ static int make_fabric(const struct emulation *e)
                           NULL};
     char **env = environment_with(e->directory);
     if (!env)
-        return base_fail(-ENOMEM, "no memory for the environment of softverbs");
+        return base_fail(-ENOMEM, "no memory for the environment of softverbs" BASE_MEMORY_HINT);
     /* softverbs must end with this process: otherwise it could create files in the directory while the keeper removes it. */
     const struct base_process how = {.path = e->command, .argv = (char *const *)(uintptr_t)argv, .env = env, .end_with = SIGKILL};
     pid_t pid;
@@ -178,9 +179,10 @@ static int make_fabric(const struct emulation *e)
     free(env);
     if (rc)
         return base_fail(rc, "cannot start softverbs (%s): %s", e->command, base_strerror(rc));
-    return base_process_reap(pid) == 0 ? 0
-                                       : base_fail(-EIO, "softverbs could not create the fabric %s%s%s with profile %s", e->topology,
-                                                   e->count[0] ? ":" : "", e->count, e->profile);
+    return base_process_reap(pid) == 0
+               ? 0
+               : base_fail(-EIO, "softverbs could not create the fabric %s%s%s with profile %s: see its message above", e->topology,
+                           e->count[0] ? ":" : "", e->count, e->profile);
 }
 
 static char **make_argv(struct emulation *e, char *const *program)
@@ -216,7 +218,7 @@ int emulate_start(struct emulation *e, const char *dir, char *const *first, char
         return err;
     e->argv[0] = make_argv(e, first);
     e->argv[1] = make_argv(e, others);
-    return e->argv[0] && e->argv[1] ? 0 : base_fail(-ENOMEM, "no memory for the nodes' arguments");
+    return e->argv[0] && e->argv[1] ? 0 : base_fail(-ENOMEM, "no memory for the nodes' arguments" BASE_MEMORY_HINT);
 }
 
 void emulate_end(struct emulation *e)

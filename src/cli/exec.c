@@ -22,24 +22,24 @@
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
     "\n"
-    "Runs COMMAND on hosts of a standing cluster (`weft up`), without ssh and without a shell, and prints its output as it arrives.\n"
-    "The output of one host is printed unchanged, that of several hosts in whole lines. This command ends when COMMAND has ended on\n"
-    "all hosts. If this command ends first, for any reason, COMMAND is killed on all hosts.\n"
+    "Runs COMMAND on many hosts at once, and prints the output as it arrives. The hosts belong to a standing cluster\n"
+    "(`weft up`); no ssh is needed, and no shell runs COMMAND. Output of several hosts is printed in whole lines. This command\n"
+    "ends when COMMAND has ended on all hosts. If this command ends first, COMMAND is killed on all hosts.\n"
     "\n"
-    "      --on HOST,...      the hosts, as `weft status` names them, or numbers of nodes; the default is all nodes\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "      --on HOST,...      the hosts, as `weft status` prints them, or numbers of nodes; the default is all nodes\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "      --env NAME=VALUE   set a variable for COMMAND; NAME alone removes it. Can be given several times\n"
     "      --cwd DIR          run COMMAND in this directory; the default is the home directory\n"
-    "      --stdin FILE       COMMAND's standard input, the same on each host; - is this command's own. The default is empty input\n"
+    "      --stdin FILE       the standard input of COMMAND on each host; - is this command's own. The default is empty input\n"
     "      --timeout TIME     kill COMMAND after this time: 10 (seconds), 500ms, 2m\n"
     "      --tty              give COMMAND a terminal, which a shell or an editor needs; for one host, from a terminal\n"
-    "  -t, --tag              put \"[HOST] \" before each line\n"
-    "      --json             print one JSON object a line for each event: started, output, ended\n"
-    "  -d, --detach           print the job's number and return, while COMMAND runs on: see `weft ps`, `weft logs`, `weft kill`\n"
+    "  -t, --tag              begin each line with \"[HOST] \"\n"
+    "      --json             print what happens as JSON, one object on each line\n"
+    "  -d, --detach           print a number and return, while COMMAND runs on: see `weft ps`, `weft logs`, `weft kill`\n"
     "  -h, --help             print this text\n"
     "\n"
-    "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to COMMAND on all hosts; a second signal (Ctrl-C twice) kills COMMAND.\n"
-    "With --tty all keys go to COMMAND, and a signal to this command kills COMMAND.\n"
+    "Ctrl-C, SIGTERM, SIGHUP and SIGQUIT go to COMMAND on all hosts; a second signal kills COMMAND. With --tty all keys go to\n"
+    "COMMAND, and a signal to this command kills COMMAND.\n"
     "\n"
     "Exit status: that of the first COMMAND that failed (128 + N if signal N killed it), else 0; 124 after --timeout; 127 if\n"
     "COMMAND is not found, 126 if it cannot be executed; 255 if weft itself failed; 2 for a wrong command line.\n"
@@ -78,7 +78,7 @@ int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
     p->hosts = calloc(WEFT_MAX_NODES, sizeof *p->hosts);
     p->tags = calloc(WEFT_MAX_NODES, TAG_BYTES);
     if (!p->place || !p->in || !p->hosts || !p->tags)
-        return base_fail(-ENOMEM, "no memory for the buffers of the output");
+        return base_fail(-ENOMEM, "no memory for the buffers of the output" BASE_MEMORY_HINT);
     return 0;
 }
 
@@ -251,7 +251,7 @@ static int exec_catch_signals(bool tty)
         if (sigaction(caught[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(caught[i], &act, NULL);
     signal(SIGPIPE, SIG_IGN);
-    return rc ? base_fail(rc, "cannot create the pipe for signals: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot create the pipe by which this command notices signals: %s" BASE_FILES_HINT, base_strerror(rc)) : 0;
 }
 
 static void exec_fail(struct exec_run *x, const char *text)
@@ -327,8 +327,8 @@ static void take_frame(struct exec_run *x)
     int rc = standing_answer(x->fd, &f, x->payload, base_deadline(CONTROL_SILENT_NS));
     if (rc) {
         exec_fail(x, rc == -ETIMEDOUT ? CONTROL_SILENT
-                                      : "the control node of the cluster has ended, and with it the command on all hosts: see `weft "
-                                        "status`, and run it again");
+                                      : "the node of the cluster on this host has ended, and with it the command on all hosts: see `weft "
+                                        "logs`, and run the command again");
         return;
     }
     if (x->tty && f.type == CONTROL_ERROR)
@@ -405,7 +405,7 @@ static int exec_detached(const char *cluster, struct control_request *r)
             status = f.number == ENOENT ? LAUNCH_NOT_FOUND : f.number == EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED;
         cli_error("exec", "%s",
                   rc == -ETIMEDOUT ? CONTROL_SILENT
-                  : rc             ? "the control node of the cluster has ended: see `weft status`, and run the command again"
+                  : rc             ? "the node of the cluster on this host has ended: see `weft logs`, and run the command again"
                                    : payload);
         if (rc || f.node == UINT32_MAX)
             break;
@@ -440,7 +440,7 @@ static int exec_attached(struct exec_options *o)
         return status;
     x.payload = malloc(CONTROL_PIECE_MAX + 1);
     if (!x.payload || exec_print_open(&x.print, "exec", o->form) || (x.tty && terminal_open()) || exec_catch_signals(x.tty)) {
-        cli_error("exec", "%s", x.payload ? base_error() : "no memory for the buffer of the command's output");
+        cli_error("exec", "%s", x.payload ? base_error() : "no memory for the buffer of the command's output" BASE_MEMORY_HINT);
         x.status = JOBS_FAILED;
     } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
         x.status = JOBS_FAILED;
@@ -469,7 +469,7 @@ static int exec_split_hosts(struct exec_options *o)
         n += *c == ',';
     o->host_list = calloc(n, sizeof *o->host_list);
     if (!o->host_list)
-        return cli_error("exec", "no memory for the list of hosts (--on)");
+        return cli_error("exec", "no memory for the list of hosts (--on)" BASE_MEMORY_HINT);
     n = 0;
     char *save = NULL;
     for (char *word = strtok_r(o->hosts, ",", &save); word; word = strtok_r(NULL, ",", &save))
@@ -510,7 +510,7 @@ static int exec_take_option(int c, struct exec_options *o)
 static int exec_set_terminal(struct exec_options *o, char *term, size_t len)
 {
     if (o->input || o->form != EXEC_LINES || o->r.head.flags & CONTROL_DETACHED)
-        return cli_usage("exec", "--tty excludes --stdin, --tag, --json and --detach");
+        return cli_usage("exec", "--tty cannot be used with --stdin, --tag, --json or --detach: leave these out");
     if (getenv("TERM") && snprintf(term, len, "TERM=%s", getenv("TERM")) < (int)len) {
         memmove(o->changes + 1, o->changes, o->change_count * sizeof *o->changes);
         o->changes[0] = term;
@@ -527,7 +527,7 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
     if (optind >= argc || !argv[optind][0])
         return cli_usage("exec", "the command is missing: give it after the options");
     if (o->r.head.flags & CONTROL_DETACHED && (o->input || o->form != EXEC_LINES))
-        return cli_usage("exec", "--detach excludes --stdin, --tag and --json");
+        return cli_usage("exec", "--detach cannot be used with --stdin, --tag or --json: leave these out");
     char term[256];
     int status = o->tty ? exec_set_terminal(o, term, sizeof term) : 0;
     if (status)
@@ -551,7 +551,7 @@ int cli_exec(int argc, char **argv)
     bool started = false;
     int c, status = 0;
     if (!(o.changes = calloc((size_t)argc + 2, sizeof *o.changes)))
-        return cli_error("exec", "no memory for the changes of the environment (--env)");
+        return cli_error("exec", "no memory for the changes of the environment (--env)" BASE_MEMORY_HINT);
     while (!status && (c = cli_option("exec", argc, argv, "+tdh", longs, &started)) != -1) {
         if (c == 'h') {
             fputs(help, stdout);

@@ -31,15 +31,20 @@ static int split_file(const char *sub, char *word, const char **host, const char
 static const char cat_help[] =
     "Usage: weft cat [--range FIRST-LAST] [--cluster NAME] HOST:PATH\n"
     "\n"
-    "Prints a file of a host of a standing cluster. The node on that host reads the file from its disk into a cache, once for\n"
-    "all readers. If the file changes while it is printed, the command fails. HOST is a host's name or a node's number, as\n"
-    "`weft status` shows them. A relative PATH starts at the home directory there, or at the folder of `weft up --root`.\n"
+    "Prints a file of another host of a standing cluster (`weft up`). The file's host reads the file from its disk once, and\n"
+    "keeps the bytes in memory for later readers. If the file changes while it is printed, the command stops with an error.\n"
     "\n"
-    "      --range FIRST-LAST print only these bytes, counted from 0; without LAST, all bytes from FIRST on\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "HOST is the name of a host or the number of a node, as `weft status` prints them. A relative PATH starts in the home\n"
+    "folder there, or in the folder of `weft up --root`.\n"
+    "\n"
+    "      --range FIRST-LAST print only these bytes, counted from 0; without LAST, all bytes from FIRST to the end\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "  -h, --help             print this text\n"
     "\n"
-    "Exit status: 0; 1 if the file cannot be read; 2 if the command line is wrong.\n";
+    "Exit status: 0; 1 if the file cannot be read; 2 if the command line is wrong.\n"
+    "\n"
+    "  weft cat node1:/data/results.csv\n"
+    "  weft cat --range 0-1023 node1:model.bin | xxd    the first kilobyte of a file\n";
 
 /* Splits FIRST-LAST. False: the range is not valid. */
 static bool take_range(char *text, const char **first, const char **last)
@@ -73,14 +78,16 @@ static int print_file(int fd)
 {
     struct control_frame f;
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
-    int status = payload ? 0 : cli_error("cat", "no memory for the cluster's answer");
+    int status = payload ? 0 : cli_error("cat", "no memory for the cluster's answer" BASE_MEMORY_HINT);
     while (!status) {
         int rc = standing_answer(fd, &f, payload, base_deadline(PART_NS));
         if (rc == -ETIMEDOUT)
-            status =
-                cli_error("cat", "the node of the cluster on this host has not answered for a minute: its process hangs or is stopped");
+            status = cli_error("cat", "the node of the cluster on this host has not answered for a minute: if its process is stopped, "
+                                      "continue it (kill -CONT), or end it (kill -9)");
         else if (rc)
-            status = cli_error("cat", "the node of the cluster on this host has ended, or its answer is invalid: %s", base_strerror(rc));
+            status =
+                cli_error("cat", "the node of the cluster on this host has ended, or runs another version of weft: %s; see `weft logs`",
+                          base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error("cat", "%s", payload);
         else if (f.type == CONTROL_DONE)
@@ -128,11 +135,16 @@ int cli_cat(int argc, char **argv)
 static const char files_help[] =
     "Usage: weft files [--cluster NAME] [--json]\n"
     "\n"
-    "Lists the files that the nodes of a standing cluster have read for others: how much of each is cached, how often a piece\n"
-    "(1 MiB) was found in the cache, how often a piece was read from the disk, how many readers have the file open, and\n"
-    "whether it is pinned.\n"
+    "When a program reads a file of another host of a standing cluster (`weft up`), that host keeps the bytes in a cache in\n"
+    "its memory for later readers. This command lists the files in the caches:\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "  cached       how much of the file is in the cache\n"
+    "  hits         how often a piece of 1 MiB was needed and was in the cache\n"
+    "  disk reads   how often a piece was read from the disk\n"
+    "  readers      how many readers have the file open now\n"
+    "  state        pinned: `weft pin` keeps the file in the cache; changed: the file on the disk is newer\n"
+    "\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "      --json             print JSON\n"
     "  -h, --help             print this text\n"
     "\n"
@@ -183,7 +195,7 @@ static int print_files(const json_t *nodes)
     if (t)
         cli_table_print(t, stdout);
     cli_table_free(t);
-    return t ? cli_flush("files") : cli_error("files", "no memory to print the table");
+    return t ? cli_flush("files") : cli_error("files", "no memory to print the table" BASE_MEMORY_HINT);
 }
 
 int cli_files(int argc, char **argv)
@@ -208,7 +220,7 @@ int cli_files(int argc, char **argv)
     int status = standing_text("files", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *nodes = json_object_get(o, "nodes");
     if (!status && !json_is_array(nodes))
-        status = cli_error("files", "the cluster's answer is invalid");
+        status = cli_error("files", "the cluster's answer is invalid; run the same version of weft on all hosts");
     else if (!status)
         status = as_json ? cli_json_print("files", json_incref(o)) : print_files(nodes);
     json_decref(o);
@@ -221,15 +233,15 @@ int cli_files(int argc, char **argv)
 static const char pin_help[] =
     "Usage: weft pin [--unpin] [--cluster NAME] HOST:PATH\n"
     "\n"
-    "Reads a file of a host of a standing cluster into the cache of its node, and keeps it there until the file is unpinned\n"
-    "or changes. At most half of the cache can be pinned. HOST and PATH are as in `weft cat`; to unpin a file, give the same\n"
-    "PATH with which it was pinned.\n"
+    "Reads a file into the memory of its host, a host of a standing cluster (`weft up`), so that other hosts can read the\n"
+    "file without waiting for the disk. The file stays in memory until it is unpinned, until it changes, or until the node\n"
+    "ends. Pinned files can fill at most half of the host's cache (`weft up --cache`). HOST and PATH are as in `weft cat`.\n"
     "\n"
-    "      --unpin            unpin the file\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "      --unpin            unpin the file; write PATH as `weft files` shows it\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "  -h, --help             print this text\n"
     "\n"
-    "Exit status: 0; 1 if the file cannot be pinned, or is not pinned; 2 if the command line is wrong.\n";
+    "Exit status: 0; 1 if the file cannot be pinned, or was not pinned; 2 if the command line is wrong.\n";
 
 int cli_pin(int argc, char **argv)
 {

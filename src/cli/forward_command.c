@@ -32,7 +32,7 @@ static int answer_failed(const char *sub, int rc, const struct control_frame *f,
 {
     if (!rc && f->type == CONTROL_ERROR)
         return cli_error(sub, "%s", payload);
-    return cli_error(sub, "the cluster has ended, or its answer is invalid: %s", base_strerror(rc ? rc : -EPROTO));
+    return cli_error(sub, "the cluster has ended, or runs another version of weft: %s; see `weft logs`", base_strerror(rc ? rc : -EPROTO));
 }
 
 int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
@@ -42,7 +42,7 @@ int forward_ask(const char *sub, const char *cluster, struct control_request *r,
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
     int fd = payload ? standing_ask(sub, cluster, r) : -1, rc;
     if (!payload)
-        cli_error(sub, "no memory for the cluster's answer");
+        cli_error(sub, "no memory for the cluster's answer" BASE_MEMORY_HINT);
     if (fd < 0) {
         free(payload);
         return -1;
@@ -58,7 +58,7 @@ int forward_ask(const char *sub, const char *cluster, struct control_request *r,
         snprintf(host, 64, "%s", space ? space + 1 : payload);
         *node = f.node;
         if (count && (rc = base_send_fds(fd, "", 1, passed, count)))
-            cli_error(sub, "cannot pass the listening socket to the cluster: %s", base_strerror(rc));
+            cli_error(sub, "cannot pass the listening socket to the cluster: %s; see `weft logs`", base_strerror(rc));
     }
     free(payload);
     if (!rc)
@@ -78,7 +78,7 @@ static int read_end(const char *sub, int control, bool wanted)
     else if (wanted || (!rc && f.type == CONTROL_ERROR))
         answer_failed(sub, rc, &f, payload);
     else
-        cli_error(sub, "the cluster has ended");
+        cli_error(sub, "the cluster has ended, and its proxies and published ports with it: see `weft logs`");
     free(payload);
     return status;
 }

@@ -12,16 +12,21 @@
 static const char help[] =
     "Usage: weft gpus [--json]\n"
     "\n"
-    "Shows the GPUs of this host, a line for each GPU: the name that weft_gpu_open() takes, the model and the memory, the\n"
-    "generation and width of the PCIe link now and at most, the GPUs that NVLink connects with it, the RDMA device that is\n"
-    "nearest to it on PCI, and whether weft can use it. `staged` behind an RDMA device: no RDMA device can access the GPU's\n"
-    "memory, so data for other hosts goes through the host's memory, for the reason below the table. For a GPU on PCI that no\n"
-    "driver offers, the line shows the reason and what to do. The GPU `host`, whose blocks are threads, is always there.\n"
+    "Shows the GPUs of this host, a line for each:\n"
+    "\n"
+    "  gpu            the name of the GPU\n"
+    "  PCIe, most     generation and lanes of the PCIe link, now and at most; the link of an idle GPU may be slow\n"
+    "  NVLink         the other GPUs that NVLink connects with this GPU\n"
+    "  nearest RDMA   the nearest RDMA device, and how near it is. staged: no RDMA device can access the GPU's memory, so data\n"
+    "                 for other hosts is copied through the host's memory; a line below the table says why\n"
+    "  use            whether weft can use the GPU; if not, why, and what to do\n"
+    "\n"
+    "The last line, host, is the processor, which can stand in for a GPU in tests.\n"
     "\n"
     "  --json    print JSON\n"
     "  --help    print this text\n"
     "\n"
-    "The link of an idle GPU may be slower now. Exit status: 0; 2 if the command line is wrong.\n";
+    "Exit status: 0; 2 if the command line is wrong.\n";
 
 static const char *link_text(uint32_t generation, uint32_t lanes, char out[32])
 {
@@ -105,7 +110,7 @@ static int gpus_print(struct cli_table *t)
     for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)
         rc = gpus_add_line(t, &g);
     if (rc)
-        cli_error("gpus", "no memory for the table of GPUs");
+        cli_error("gpus", "no memory for the table of GPUs" BASE_MEMORY_HINT);
     else
         cli_table_print(t, stdout);
     for (uint32_t i = 0; rc == 0 && weft_gpu_look(i, &g, sizeof g) == 0; i++)

@@ -50,11 +50,13 @@ int gpus_give(uint32_t each, uint32_t place, char out[GPUS_ROOM])
             -ENODEV, "--gpus %u: this machine has no NVIDIA GPU that nodes may use (/dev/nvidia0, CUDA_VISIBLE_DEVICES); leave out --gpus",
             each);
     if (each > n)
-        return base_fail(-ENODEV, "--gpus %u: this machine has only %u GPU%s that nodes may use", each, n, n == 1 ? "" : "s");
+        return base_fail(-ENODEV, "--gpus %u: this machine has only %u GPU%s that nodes may use; give a smaller number, or see `weft gpus`",
+                         each, n, n == 1 ? "" : "s");
     size_t len = (size_t)snprintf(out, GPUS_ROOM, "%s", GPUS_VISIBLE);
     for (uint32_t i = 0; i < each && len < GPUS_ROOM; i++)
         len += (size_t)snprintf(out + len, GPUS_ROOM - len, "%s%s", i ? "," : "", names[((uint64_t)place * each + i) % n]);
-    return len < GPUS_ROOM ? 0 : base_fail(-ENODEV, "--gpus %u: the list of GPUs is too long; use fewer", each);
+    return len < GPUS_ROOM ? 0
+                           : base_fail(-ENODEV, "--gpus %u: the names of the GPUs are too long to pass on; give a smaller number", each);
 }
 
 int gpus_give_asked(const char *asked, char out[GPUS_ROOM])
@@ -62,6 +64,6 @@ int gpus_give_asked(const char *asked, char out[GPUS_ROOM])
     unsigned each, place;
     char end;
     if (sscanf(asked, "%4u:%4u%c", &each, &place, &end) != 2 || each == 0)
-        return base_fail(-EINVAL, "the launcher sent an invalid assignment of GPUs: use the same version of weft on all hosts");
+        return base_fail(-EINVAL, "the launcher sent an invalid assignment of GPUs; run the same version of weft on all hosts");
     return gpus_give(each, place, out);
 }

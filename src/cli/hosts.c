@@ -81,7 +81,7 @@ static int hosts_tell(struct hosts *r, const struct launch *l, const char *name,
     size_t name_len = strlen(name);
     char *text = r->count < HOSTS_TOLD_MAX ? malloc(name_len + len + 2) : NULL;
     if (!text)
-        return cli_error(l->sub, "no memory for the environment of nodes on other hosts");
+        return cli_error(l->sub, "no memory for the environment of nodes on other hosts" BASE_MEMORY_HINT);
     memcpy(text, name, name_len);
     text[name_len] = '=';
     memcpy(text + name_len + 1, value, len);
@@ -246,9 +246,10 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
             status = cli_error(l->sub, "hostfile %s: node %u: '%s' is not the name of a host", path, i, name);
     }
     if (!r->hosts || !r->named)
-        status = cli_error(l->sub, "no memory for %u hosts", h->count);
+        status = cli_error(l->sub, "no memory for %u hosts" BASE_MEMORY_HINT, h->count);
     if (!status && elsewhere && l->softverbs)
-        status = cli_usage(l->sub, "--softverbs emulates hosts on this one, but hostfile %s has other hosts", path);
+        status =
+            cli_usage(l->sub, "--softverbs emulates hosts on this one, but hostfile %s has other hosts: leave out one of the two", path);
     if (!status && elsewhere)
         status = hosts_prepare_remote(r, l, h, path);
     cluster_hostfile_free(h);
@@ -289,7 +290,8 @@ static int choose_coord(struct launch *l, struct hosts *r, const char *address)
     char bound[sizeof r->coord], any[sizeof r->coord];
     const char *colon = strrchr(address, ':');
     if (!colon)
-        return cli_error(l->sub, "the standing cluster does not tell where its node 0 listens: set WEFT_COORD for `weft up --here`");
+        return cli_error(l->sub, "no address is known where node 0 of the program can listen: start this host's node by `weft up --here` "
+                                 "with WEFT_GROW set to HOST:PORT");
     snprintf(any, sizeof any, "%.*s:0", (int)(colon - address), address);
     int fd = cluster_listen(any, bound, sizeof bound);
     if (fd < 0)
@@ -328,7 +330,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
             names[0] = name;
         }
     if (!count)
-        return cli_error(l->sub, "no node of the standing cluster answers: see `weft status`");
+        return cli_error(l->sub, "no node of the standing cluster answers: see `weft status` and `weft logs`");
     l->nodes = l->nodes ? l->nodes : count;
     r->hosts = calloc(l->nodes, sizeof *r->hosts);
     r->named = calloc(l->nodes, sizeof *r->named);
@@ -341,10 +343,10 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
         if ((r->pick ? k == 0 : k % count == 0) && standing == (uint32_t)here && !emulated)
             continue;
         if (!(r->hosts[k] = strdup(number)))
-            return cli_error(l->sub, "no memory for %u nodes", l->nodes);
+            return cli_error(l->sub, "no memory for %u nodes" BASE_MEMORY_HINT, l->nodes);
     }
     l->ssh = (const char *const *)r->hosts;
-    return r->hosts && r->named ? 0 : cli_error(l->sub, "no memory for %u nodes", l->nodes);
+    return r->hosts && r->named ? 0 : cli_error(l->sub, "no memory for %u nodes" BASE_MEMORY_HINT, l->nodes);
 }
 
 int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
@@ -359,7 +361,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
     const char *coord = json_string_value(json_object_get(o, "coord"));
     free(text);
     if (!status && (!name || !coord || strlen(name) >= sizeof r->cluster))
-        status = cli_error(l->sub, "the standing cluster's answer is invalid");
+        status = cli_error(l->sub, "the standing cluster's answer is invalid; run the same version of weft on all hosts");
     if (!status)
         status = choose_standing(l, r, o);
     if (!status && path && strncmp(path, "/dev/fd/", 8) != 0 && cluster_hostfile_read(&h, path))
@@ -394,9 +396,9 @@ int hosts_apply_list(struct launch *l, struct hosts *r, char *const *names, uint
     r->hosts = calloc(count, sizeof *r->hosts);
     for (uint32_t i = 0; i < count && r->hosts && !status; i++)
         if (!(r->hosts[i] = strdup(names[i])))
-            status = cli_error(l->sub, "no memory for %u hosts", count);
+            status = cli_error(l->sub, "no memory for %u hosts" BASE_MEMORY_HINT, count);
     if (!r->hosts)
-        status = cli_error(l->sub, "no memory for %u hosts", count);
+        status = cli_error(l->sub, "no memory for %u hosts" BASE_MEMORY_HINT, count);
     l->nodes = count;
     l->ssh = (const char *const *)r->hosts;
     l->told = (const char *const *)r->told;

@@ -21,11 +21,16 @@
 static const char ps_help[] =
     "Usage: weft ps [--cluster NAME] [--json]\n"
     "\n"
-    "Lists the jobs of a standing cluster: running jobs, and the last 64 detached jobs that have ended. Each line is a process: the\n"
-    "job, the node, the process ID on that node, the exit status (\"-\": it runs; \"node gone\": its node has ended), the seconds\n"
-    "since its start, and the command. A job belongs to the control node of the host where it was started, and ends with that node.\n"
+    "Lists the commands that `weft exec` has started from this host, called jobs: all that are running, and the last 64 that\n"
+    "were started with --detach and have ended. Each line is a process:\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "  job       the number of the job\n"
+    "  node      the number of the node that runs the process\n"
+    "  pid       the process ID on the node's host\n"
+    "  status    the exit status; -: the process runs; node gone: the node has ended, and the process with it\n"
+    "  seconds   the time since the job was started\n"
+    "\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "      --json             print the list as JSON\n"
     "  -h, --help             print this text\n"
     "\n"
@@ -59,7 +64,7 @@ static int print_jobs(const json_t *jobs)
     if (t)
         cli_table_print(t, stdout);
     cli_table_free(t);
-    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs");
+    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs" BASE_MEMORY_HINT);
 }
 
 int cli_ps(int argc, char **argv)
@@ -84,7 +89,7 @@ int cli_ps(int argc, char **argv)
     int status = standing_text("ps", cluster, &r, &text);
     json_t *o = status ? NULL : json_loads(text, 0, NULL), *jobs = json_object_get(o, "jobs");
     if (!status && !json_is_array(jobs))
-        status = cli_error("ps", "the cluster's answer is invalid: run the same version of weft on all hosts");
+        status = cli_error("ps", "the cluster's answer is invalid; run the same version of weft on all hosts");
     else if (!status)
         status = as_json ? cli_json_print("ps", json_incref(jobs)) : print_jobs(jobs);
     json_decref(o);
@@ -97,11 +102,12 @@ int cli_ps(int argc, char **argv)
 static const char kill_help[] =
     "Usage: weft kill [--cluster NAME] [--signal SIGNAL] JOB\n"
     "\n"
-    "Ends a job of a standing cluster on all its hosts: its process groups get SIGTERM, and after 5 seconds SIGKILL if they have not\n"
-    "ended. With --signal they get only this signal.\n"
+    "Ends a job on all its hosts: a command that `weft exec` has started. JOB is its number, which `weft ps` prints. All\n"
+    "processes of the job get SIGTERM; those that have not ended after 5 seconds are killed. The command does not wait for\n"
+    "this.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
-    "  -s, --signal SIGNAL    a number, or one of HUP INT QUIT KILL USR1 USR2 TERM STOP CONT\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
+    "  -s, --signal SIGNAL    send only this signal: a number, or HUP INT QUIT KILL USR1 USR2 TERM STOP CONT\n"
     "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if there is no such job; 2 if the command line is wrong.\n";
@@ -168,13 +174,12 @@ int cli_kill(int argc, char **argv)
 static const char logs_help[] =
     "Usage: weft logs [--cluster NAME] [--follow] [--tag] [JOB]\n"
     "\n"
-    "Prints the output of a detached job (`weft exec --detach`), of which the last MiB is kept. Without JOB, prints the log of the\n"
-    "cluster on this host: what its nodes here and their launcher have printed. At most the last 8 MiB of the log are kept, also\n"
-    "after the end of the cluster.\n"
+    "Prints the output of a job that was started with `weft exec --detach`; the newest 1 MiB is kept. Without JOB, prints the\n"
+    "messages of the cluster itself on this host; at most the newest 8 MiB are kept, also after the end of the cluster.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
-    "  -f, --follow           print new output until the job has ended; without JOB, until a signal\n"
-    "  -t, --tag              put \"[HOST] \" before each line of a job's output\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
+    "  -f, --follow           go on and print new output until the job has ended; without JOB, until a signal\n"
+    "  -t, --tag              begin each line of a job's output with \"[HOST] \"\n"
     "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if there is no such job or cluster; 2 if the command line is wrong; 128 + N if signal N ended it.\n";
@@ -187,7 +192,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     int status = 0, fd = -1;
     if (!payload || exec_print_open(&print, "logs", form)) {
         free(payload);
-        return cli_error("logs", "no memory for the buffers of the output");
+        return cli_error("logs", "no memory for the buffers of the output" BASE_MEMORY_HINT);
     }
     fd = standing_ask("logs", cluster, r);
     status = fd < 0 ? CLI_FAILED : 0;
@@ -196,7 +201,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
         if (rc || f.type == CONTROL_ERROR)
             status = cli_error("logs", "%s",
                                rc == -ETIMEDOUT ? CONTROL_SILENT
-                               : rc             ? "the control node of the cluster has ended, and its jobs with it: see `weft status`"
+                               : rc             ? "the node of the cluster on this host has ended, and its jobs with it: see `weft logs`"
                                                 : payload);
         if (status || f.type == CONTROL_DONE)
             break;

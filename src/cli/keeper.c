@@ -16,10 +16,11 @@
 #include "cli/launch.h"
 #include "weft/types.h"
 
-#define ROUNDS      100 /* the most attempts to remove the directory */
-#define QUIET       20  /* successful attempts in a row: a process that is being killed may still create files in between */
-#define ROUND_NS    (10 * WEFT_MS)
-#define GONE_WITHIN 500 /* the most rounds to wait until a launcher whose pipe is closed has ended; then its children are killed, too */
+#define ROUNDS   100 /* the most attempts to remove the directory */
+#define QUIET    20  /* successful attempts in a row: a process that is being killed may still create files in between */
+#define ROUND_NS (10 * WEFT_MS)
+/* How many rounds to wait at most until a launcher has ended after its pipe was closed. */
+#define GONE_WITHIN 500
 
 bool keeper_remove_dir(const char *dir)
 {
@@ -90,7 +91,8 @@ int keeper_start(struct keeper *k, const char *remove_dir)
         return rc;
     void *shared = mmap(NULL, sizeof *k->starting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
-        rc = base_fail(-errno, "no shared memory for the keeper, which ends the nodes if this launcher is killed");
+        rc = base_fail(-errno, "cannot share memory with the process that ends the nodes if this launcher is killed: %s" BASE_MEMORY_HINT,
+                       base_strerror(errno));
         close(fds[0]);
         close(fds[1]);
         return rc;
@@ -106,7 +108,7 @@ int keeper_start(struct keeper *k, const char *remove_dir)
     if (k->pid < 0) {
         close(fds[1]);
         keeper_forget(k);
-        return base_fail((int)k->pid, "cannot start the keeper, which ends the nodes if this launcher is killed: %s",
+        return base_fail((int)k->pid, "cannot start the process that ends the nodes if this launcher is killed: %s" BASE_THREAD_HINT,
                          base_strerror((int)k->pid));
     }
     k->fd = fds[1];

@@ -227,8 +227,8 @@ static bool handle_time(struct launcher *s)
     char who[256];
     int64_t now = base_now_ns();
     if (s->running && now >= s->deadline && !s->timed_out) {
-        launch_say(s, "timed out after %gs: %s %s still running", (double)s->l->timeout_ns / 1e9, running_names(s, who, sizeof who),
-                   s->running == 1 ? "was" : "were");
+        launch_say(s, "timed out after %g s (--timeout): %s %s still running", (double)s->l->timeout_ns / 1e9,
+                   running_names(s, who, sizeof who), s->running == 1 ? "was" : "were");
         s->timed_out = true;
         s->deadline = INT64_MAX;
         launch_end_nodes(s, SIGTERM);
@@ -241,10 +241,11 @@ static bool handle_time(struct launcher *s)
         return true;
     running_names(s, who, sizeof who);
     if (s->killed) {
-        launch_say(s, "%s did not end after SIGKILL: left running", who);
+        launch_say(
+            s, "%s did not end after SIGKILL, and is left running (`ps` shows it; it may wait for a device or a network file system)", who);
         return false;
     }
-    launch_say(s, "%s did not end within %ds: killed", who, (int)(LAUNCH_GRACE_NS / WEFT_SECOND));
+    launch_say(s, "%s did not end within %d s of SIGTERM, and was killed", who, (int)(LAUNCH_GRACE_NS / WEFT_SECOND));
     kill_nodes(s);
     return true;
 }
@@ -414,7 +415,7 @@ int launch_cluster(const struct launch *l)
     s.in = l->tag ? calloc(2 * (size_t)l->nodes, sizeof *s.in) : NULL;
     fds = calloc(2 * (size_t)l->nodes + 3, sizeof *fds);
     if (!s.nodes || !fds || (l->tag && !s.in)) {
-        launch_say(&s, "no memory for the processes of %u nodes", l->nodes);
+        launch_say(&s, "no memory for the processes of %u nodes" BASE_MEMORY_HINT, l->nodes);
         goto out;
     }
     for (uint32_t i = 0; s.in && i < 2 * l->nodes; i++)
@@ -431,7 +432,7 @@ int launch_cluster(const struct launch *l)
         if (s.interrupted) /* the failure is probably due to the signal */
             status = 128 + s.interrupted;
         else
-            launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment of the nodes" : base_error());
+            launch_say(&s, "%s", rc == -ENOMEM ? "no memory for the environment of the nodes" BASE_MEMORY_HINT : base_error());
         goto out;
     }
     s.deadline = l->timeout_ns ? base_deadline(l->timeout_ns) : INT64_MAX;

@@ -16,29 +16,29 @@ struct command {
 
 /* The subcommands, in the order in which --help lists them. */
 static const struct command commands[] = {
-    {"map", "run a command on pieces of files, on several nodes; print the outputs in order", cli_map},
+    {"map", "run a command on pieces of files, many at the same time; print the outputs in order", cli_map},
     {"run", "start a program on every node of a cluster", cli_run},
-    {"up", "start a standing cluster: one node on each host, which stays", cli_up},
+    {"up", "start a standing cluster: connect hosts until `weft down`", cli_up},
     {"down", "end a standing cluster", cli_down},
     {"status", "show hosts, devices, links, memory and jobs of a standing cluster", cli_status},
     {"exec", "run a command on hosts of a standing cluster, without ssh", cli_exec},
     {"cast", "copy files to many hosts of a standing cluster at once", cli_cast},
     {"cp", "copy files between hosts of a standing cluster", cli_cp},
-    {"proxy", "let programs on a host without network use the network of another host", cli_proxy},
-    {"publish", "make a server of a host without network reachable at another host", cli_publish},
-    {"cat", "print a file of another host, which is read from its disk once for all readers", cli_cat},
-    {"files", "list the files that nodes have cached for other nodes", cli_files},
-    {"pin", "keep a file in the cache of its node", cli_pin},
-    {"ps", "list the jobs of a standing cluster", cli_ps},
-    {"kill", "end a job of a standing cluster", cli_kill},
-    {"logs", "print the log of a standing cluster, or the output of a detached job", cli_logs},
-    {"topo", "show how the nodes of a cluster reach each other, with what latency and bandwidth", cli_topo},
-    {"devices", "show the RDMA devices of this host, and how weft would use each device", cli_devices},
-    {"gpus", "show the GPUs of this host, and what weft can do with each GPU", cli_gpus},
-    {"plan", "compute how many regions and queue pairs a traffic pattern needs", cli_plan},
+    {"proxy", "let programs on this host use the network of another host", cli_proxy},
+    {"publish", "make a server of this host reachable at a port of another host", cli_publish},
+    {"cat", "print a file of another host", cli_cat},
+    {"files", "list the files that hosts keep in memory for others", cli_files},
+    {"pin", "keep a file of a host in its memory", cli_pin},
+    {"ps", "list the jobs: the commands that `weft exec` has started", cli_ps},
+    {"kill", "end a job", cli_kill},
+    {"logs", "print the output of a job, or the log of a standing cluster", cli_logs},
+    {"topo", "measure how fast the hosts of a cluster reach each other, and by which way", cli_topo},
+    {"devices", "show the RDMA devices of this host, and how weft would use them", cli_devices},
+    {"gpus", "show the GPUs of this host, and whether weft can use them", cli_gpus},
+    {"plan", "compute whether an RDMA device has enough resources for a program", cli_plan},
     {"doctor", "find what prevents RDMA on this host, and say how to repair it", cli_doctor},
-    {"probe", "test what an RDMA device really does: regions, buffers, memory, queues, a link", cli_probe},
-    {"config", "print every setting, its value, and where it comes from", cli_config},
+    {"probe", "test what an RDMA device really does", cli_probe},
+    {"config", "print all settings, and where each value comes from", cli_config},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
@@ -46,8 +46,8 @@ static void cli_main_print_help(FILE *to)
 {
     fputs("Usage: weft COMMAND [OPTIONS] [ARGUMENTS]\n"
           "\n"
-          "weft joins several processes, on one host or on several, into a cluster: each can read and write the memory of all\n"
-          "others, send them messages, and share work with them.\n"
+          "weft lets processes on one host or on several hosts work together: each can read and write the memory of all others,\n"
+          "send them messages, and share work with them. Such a group of processes is a cluster; its processes are nodes.\n"
           "\n"
           "Commands:\n",
           to);

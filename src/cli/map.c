@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * weft map: its options and its help; src/map/ does the work. For nodes on other hosts the launcher starts this command on each of them
- * with
- * --as-node as first argument. For node 0 all other arguments follow; the other nodes get none.
+ * with --as-node as first argument. For node 0 all other arguments follow; the other nodes get none.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -21,10 +20,10 @@ static const char help[] =
     "       weft map [OPTIONS] --kernel NAME[:TEXT] FILE...\n"
     "       weft map [OPTIONS] --kernel-from OBJECT.so:NAME[:TEXT] FILE...\n"
     "\n"
-    "Cuts the FILEs into pieces, runs COMMAND on every piece, with the piece as its standard input, and prints the outputs in\n"
-    "the order of the input. Several commands run at the same time, on the nodes of a cluster that weft starts for this job.\n"
-    "The FILE - is standard input; with --hostfile or --cluster, HOST:PATH is a file of that host. A failed command is retried,\n"
-    "and nothing of the failed attempt is printed. When a node dies, the other nodes run its pieces again.\n"
+    "Processes big files on all processors of a host, or of several hosts: cuts the FILEs into pieces at the ends of lines,\n"
+    "runs COMMAND on every piece, with the piece as its standard input, and prints the outputs in the order of the input.\n"
+    "The FILE - is standard input; with --hostfile or --cluster, HOST:PATH is a file of that host. A failed command is run\n"
+    "again, and nothing of the failed attempt is printed. The commands run on nodes: processes that weft starts for this job.\n"
     "\n"
     "Pieces:\n"
     "  --block SIZE       smallest size of a piece (default: 4M); a piece ends after the first newline from there on\n"
@@ -37,8 +36,8 @@ static const char help[] =
 
 static const char help_more[] =
     "  --kernel-from OBJECT.so:NAME   run your own function: the weft_kernel NAME in a shared object\n"
-    "  --gpu[=N|host]     run the built-in function on GPUs, the nodes on one each; with N all nodes on GPU N; with host the\n"
-    "                     GPU version on the processor, for tests\n"
+    "  --gpu[=N|host]     run the built-in function on GPUs, each node on one; with N all nodes use GPU N; with host the\n"
+    "                     processor runs the same code, for tests\n"
     "  --nodes N          nodes that share the work, including this process (default: the processors, 2 to 4)\n"
     "  --slots N          commands at the same time on a node (default: processors / nodes)\n"
     "  --memory SIZE      memory of all nodes together (default: 1G, but at most an eighth of the host's); data that does not\n"
@@ -53,7 +52,7 @@ static const char help_more[] =
     "  --hostfile FILE    start a node on each host of FILE, as `weft run` does; the first host must be this one\n"
     "  --remote-weft PATH the path of the command weft on other hosts, if it differs from the path here\n"
     "  --softverbs TOPO   emulated RDMA devices, each node on an emulated host: switch:8, chain:4:tb5, lab.json\n"
-    "  --guard            start a process beside each node that owns its Thunderbolt devices, as with `weft run --guard`\n"
+    "  --guard            start a second process for each node that cleans up its Thunderbolt devices, as `weft run --guard`\n"
     "\n"
     "Output:\n"
     "  --output FILE      write to FILE instead of standard output (-). FILE is created or replaced when the output is\n"
@@ -66,7 +65,7 @@ static const char help_more[] =
     "  --help             print this text\n"
     "\n"
     "  weft map big.txt -- wc -l\n"
-    "  weft map --block 1M big.txt -- sh -c 'tr A-Z a-z | sort' > runs.txt\n"
+    "  weft map --block 1M big.txt -- sort > runs.txt\n"
     "  zcat big.gz | weft map --kernel wc -\n"
     "\n"
     "Exit status: 0; 1 if a piece or the job failed; 2 if the command line is wrong; 126 if COMMAND cannot be\n"
@@ -224,7 +223,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
     case MEMORY: o->memory = optarg; return size("memory", optarg, &o->memory_bytes) ? 0 : CLI_USAGE;
     case SEPARATOR:
         if (o->cut == MAP_CUT_EXACT)
-            return cli_usage("map", "--separator and --exact exclude each other");
+            return cli_usage("map", "--separator and --exact exclude each other: give only one of them");
         o->cut = MAP_CUT_SEPARATOR;
         free(*own);
         o->separator = *own = strdup(optarg); /* a copy, since the argument itself is passed on to the nodes */
@@ -232,7 +231,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
         return o->separator_len ? 0 : CLI_USAGE;
     case EXACT:
         if (o->cut == MAP_CUT_SEPARATOR)
-            return cli_usage("map", "--separator and --exact exclude each other");
+            return cli_usage("map", "--separator and --exact exclude each other: give only one of them");
         o->cut = MAP_CUT_EXACT;
         return 0;
     case NODES: return cli_map_number("nodes", optarg, 1, MAP_NODES_MAX, &o->nodes) ? 0 : CLI_USAGE;
@@ -241,7 +240,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
     case TIMEOUT:
         if (base_parse_duration(optarg, &o->timeout_ns))
             return cli_usage("map", "--timeout: %s", base_error());
-        return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: expected a time of more than 0");
+        return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: expected a time of more than 0, as in 30 or 5m");
     case DRY_RUN: o->dry_run = true; return 0;
     case KERNEL:
         o->kernel = optarg;
@@ -287,14 +286,16 @@ static int find_homes(const struct map_options *o, const struct hosts *hosts, ui
             continue;
         int64_t node = hosts_find(hosts, nodes, name, (size_t)(colon - name));
         if (node < 0)
-            return cli_usage("map", "%s: there is no such file here, and '%.*s' is neither a host nor the number of a node of this job",
-                             name, (int)(colon - name), name);
+            return cli_usage("map", "there is no file %s here, and '%.*s' is neither a host nor the number of a node of this job", name,
+                             (int)(colon - name), name);
         if (len + 32 > HOMES_MAX)
-            return cli_usage("map", "too many files of other hosts: their list has more than %zu bytes; run a job on that host", HOMES_MAX);
+            return cli_usage("map",
+                             "too many files of other hosts: their list has more than %zu bytes; run `weft map` on the host that has them",
+                             HOMES_MAX);
         if (len + 32 > room) {
             char *more = realloc(*out, room = 2 * room + 64);
             if (!more)
-                return cli_error("map", "no memory for the list of files");
+                return cli_error("map", "no memory for the list of files" BASE_MEMORY_HINT);
             *out = more;
         }
         len += (size_t)snprintf(*out + len, room - len, "%s%u=%lld", len ? "," : "", i, (long long)node);
@@ -312,15 +313,17 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     char **first = calloc((size_t)argc + 5, sizeof *first), *homes = NULL;
     int status = 0;
     if (!first)
-        return cli_error("map", "no memory for the nodes' arguments");
+        return cli_error("map", "no memory for the nodes' arguments" BASE_MEMORY_HINT);
     l->lead = true;
     l->nodes = o->nodes;
     if (reads_input(o) && isatty(STDIN_FILENO))
-        status = cli_usage("map", "with nodes on other hosts a terminal cannot be the input");
+        status =
+            cli_usage("map", "with nodes on other hosts, a terminal cannot be the input: name a file, or pass the input through a pipe");
     if (!status && l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("map", "%s", base_error());
     if (!status && l->cluster && (l->hostfile || l->softverbs))
-        status = cli_usage("map", "--cluster excludes --hostfile and --softverbs: the cluster has its own");
+        status =
+            cli_usage("map", "--cluster cannot be used with --hostfile or --softverbs, because the cluster has its own: leave these out");
     if (!status)
         status = l->cluster ? hosts_apply_cluster(l, &hosts, l->cluster) : hosts_apply(l, &hosts, l->hostfile);
     if (!status && l->softverbs && !l->nodes)
@@ -328,7 +331,7 @@ static int launch(struct map_options *o, struct launch *l, int argc, char **argv
     if (!status && l->nodes > MAP_NODES_MAX)
         status = cli_usage("map", "%u nodes: a job has at most %u; see --nodes", l->nodes, MAP_NODES_MAX);
     if (!status && l->cluster && l->ssh[0] && !hosts.emulated)
-        status = cli_error("map", "the node of cluster '%s' on this host does not answer: see `weft status`", l->cluster);
+        status = cli_error("map", "cluster '%s' has no node on this host that answers: see `weft status`", l->cluster);
     if (!status && hosts.emulated && reads_input(o))
         status = cli_usage("map", "cluster '%s' has emulated hosts, which have no standard input: name the files", l->cluster);
     if (!status && l->ssh && l->ssh[0] && !l->cluster)
@@ -365,7 +368,8 @@ int cli_map(int argc, char **argv)
     const char *rank = getenv("WEFT_RANK"), *nodes = getenv("WEFT_SIZE");
     if (as_node) {
         if (!rank || !nodes)
-            return cli_usage("map", "only the launcher may use --as-node");
+            return cli_usage(
+                "map", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
         const char *hostfile = getenv("WEFT_HOSTFILE");
         if (hostfile && strncmp(hostfile, "/dev/fd/", 8) == 0) /* a descriptor of the launcher (hosts.c), which commands must not inherit */
             fcntl((int)strtol(hostfile + 8, NULL, 10), F_SETFD, FD_CLOEXEC);
@@ -382,7 +386,7 @@ int cli_map(int argc, char **argv)
         ours++;
     char **files = calloc((size_t)argc + 1, sizeof *files);
     if (!files)
-        return cli_error("map", "no memory for the list of files");
+        return cli_error("map", "no memory for the list of files" BASE_MEMORY_HINT);
     int status = 0, c;
     bool started = false, asked = false;
     char *separator = NULL;
@@ -411,20 +415,23 @@ int cli_map(int argc, char **argv)
         o.files = files;
         o.command = ours + 1 < argc ? argv + ours + 1 : NULL;
         if (o.homes && !as_node)
-            status = cli_usage("map", "only the launcher may use --homes");
+            status = cli_usage(
+                "map", "--homes is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
         else if (o.file_count == 0)
             status = cli_usage("map", "no FILE given; - is standard input");
         else if (o.gpu && !o.kernel)
             status = cli_usage("map", "--gpu runs kernels, not commands: give --kernel instead of a COMMAND");
         else if (o.kernel && o.command)
-            status = cli_usage("map", "--kernel and a COMMAND exclude each other");
+            status = cli_usage("map", "--kernel and a COMMAND exclude each other: give only one of them");
         else if (!o.kernel && !o.command && !o.dry_run)
             status = cli_usage("map", "no COMMAND given; write it after --, as in: weft map FILE -- wc -l");
         else if (as_node) {
             o.nodes = (uint32_t)strtoul(nodes, NULL, 10);
             o.apart = true;
             o.emulated = l.softverbs != NULL;
-            status = o.nodes && o.nodes <= MAP_NODES_MAX ? map_run(&o) : cli_usage("map", "WEFT_SIZE is not a number of nodes");
+            status = o.nodes && o.nodes <= MAP_NODES_MAX
+                         ? map_run(&o)
+                         : cli_usage("map", "WEFT_SIZE is not a number of nodes from 1 to the most that a job can have: unset it");
         } else if ((l.hostfile || l.softverbs || l.cluster) && !o.dry_run)
             status = launch(&o, &l, argc, argv);
         else

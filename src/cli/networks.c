@@ -47,7 +47,7 @@ static int networks_lines(const struct ofi_listed *list)
         rc = cli_table_add(t, cells);
     }
     if (rc)
-        cli_error("devices", "no memory for the table of networks");
+        cli_error("devices", "no memory for the table of networks" BASE_MEMORY_HINT);
     else
         cli_table_print(t, stdout);
     cli_table_free(t);

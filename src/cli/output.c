@@ -219,7 +219,7 @@ int cli_json_print(const char *sub, json_t *value)
     char *text = value ? json_dumps(value, JSON_INDENT(2)) : NULL;
     json_decref(value);
     if (!text)
-        return cli_error(sub, "no memory for the JSON output");
+        return cli_error(sub, "no memory for the JSON output" BASE_MEMORY_HINT);
     puts(text);
     free(text);
     return cli_flush(sub);

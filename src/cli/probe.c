@@ -11,29 +11,28 @@
 static const char help[] =
     "Usage: weft probe regions|pool|memory|queue|link [OPTIONS]\n"
     "\n"
-    "Tests what an RDMA device really does, for a report or before a cluster depends on the device. The command stops at the\n"
-    "first sign of damage, and frees what it has allocated, also when it is interrupted. The probes are:\n"
+    "Tests what an RDMA device really can do, because some devices report wrong limits or damage data. The command stops at the\n"
+    "first sign of damage, and frees what it has used of the device, even when it is interrupted. The probes are:\n"
     "\n"
-    "  regions   register memory regions until the device refuses one: how many there are, and the error of the refusal\n"
-    "  pool      register one region with many buffers, then send, receive, write and read each buffer: check every byte, and\n"
-    "            that the neighbouring buffers did not change\n"
-    "  memory    which kinds of memory the device registers: malloc, mmap, a file, huge pages, a GPU's, ...\n"
-    "  queue     how many queue pairs and protection domains there are, which depths the device grants, and what it does with\n"
-    "            requests beyond the depth\n"
-    "  link      bandwidth and losses of a link, by message size and messages in flight; proposes a value for WEFT_TB_LANES\n"
+    "  regions   how many memory regions the device has: register memory until the device refuses\n"
+    "  pool      whether data arrives undamaged: send, receive, write and read many buffers in one region, and check every byte\n"
+    "  memory    which kinds of memory the device can register: malloc, mmap, a file, huge pages, a GPU's, ...\n"
+    "  queue     how many queue pairs and protection domains the device has, which depths it grants, and what it does with more\n"
+    "            requests than the depth\n"
+    "  link      how fast a link is, and how many messages are lost; proposes a value for WEFT_TB_LANES\n"
     "\n"
     "Options:\n"
     "  --device NAME     test this device (default: the fastest that can be used)\n"
-    "  --size SIZE       size of one region or buffer (default: 512K); link: only messages of this size (default: 4K to 1M)\n"
+    "  --size SIZE       size of one region or buffer (default: 512K); link: send only messages of this size (default: 4K to 1M)\n"
     "  --count N         regions: the most regions (default: 10 more than the device reports, at most 1024)\n"
     "                    pool: the number of buffers (default: 256)\n"
     "                    queue: the most queue pairs and domains (default: 2 more than the device reports, at most 256)\n"
-    "                    link: only this number of messages in flight (default: 1, 2, 4, ... to 64)\n"
+    "                    link: only this number of messages on their way (default: 1, 2, 4, ... to 64)\n"
     "  --to NAME         pool, link: the other end is this device of the same host (default: the same device)\n"
     "  --listen ADDRESS  pool, queue, link: be the other end for a probe on another host, and wait for it at HOST:PORT\n"
     "  --peer ADDRESS    pool, queue, link: connect to the other end, which was started with --listen\n"
-    "  --gid-index N     use this entry of the GID table (default: WEFT_GID_INDEX, or weft chooses)\n"
-    "  --markdown        print a table for a report\n"
+    "  --gid-index N     use this entry of the table of addresses (default: WEFT_GID_INDEX, or weft chooses)\n"
+    "  --markdown        print a table in Markdown, for a report\n"
     "  --json            print JSON\n"
     "  --help            print this text\n"
     "\n"
@@ -124,9 +123,9 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
     if (link && p->count && (p->count > 64 || (p->count & (p->count - 1))))
         return cli_usage("probe", "--count: for the probe link expected 1, 2, 4, 8, 16, 32 or 64");
     if ((p->to != NULL) + (p->listen != NULL) + (p->peer != NULL) > 1)
-        return cli_usage("probe", "--to, --listen and --peer exclude each other");
+        return cli_usage("probe", "--to, --listen and --peer exclude each other: give only one of them");
     if (p->json && p->markdown)
-        return cli_usage("probe", "--json and --markdown exclude each other");
+        return cli_usage("probe", "--json and --markdown exclude each other: give only one of them");
     if (!gid_said && cli_gid_index(&p->gid_index))
         return cli_error("probe", "%s", base_error());
     return 0;

@@ -41,7 +41,7 @@ int probe_print(const struct probe *p, struct cli_table *t, json_t *j)
     snprintf(sub, sizeof sub, "probe %s", p->kind);
     if (!t || !j) {
         json_decref(j);
-        rc = cli_error(sub, "no memory for the table of the results");
+        rc = cli_error(sub, "no memory for the table of the results" BASE_MEMORY_HINT);
     } else if (p->json) {
         rc = cli_json_print(sub, j);
     } else {

@@ -78,7 +78,7 @@ static int move(struct probe_end *e, void *bytes, size_t len, bool out)
         if ((n == 0 && !out) || (n < 0 && (errno == ECONNRESET || errno == EPIPE)))
             return base_fail(-ECONNRESET, "the other end of the probe has closed the connection: its own output may have the reason");
         if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return base_fail(-errno, "the other end: %s", base_strerror(errno));
+            return base_fail(-errno, "the connection to the other end of the probe failed: %s", base_strerror(errno));
         if (n > 0) {
             at += n;
             len -= (size_t)n;
@@ -118,19 +118,21 @@ static int probe_end_make(struct probe_end *e)
     char a[32], b[32];
     e->bytes = e->count * e->size;
     if (e->bytes > t->region_bytes)
-        return base_fail(-ENOSPC, "%u buffers of %s do not fit into one region of %s", e->count, base_format_bytes(e->size, a, sizeof a),
-                         e->d->name);
+        return base_fail(-ENOSPC, "%u buffers of %s do not fit into one region of %s: give a smaller --count or --size", e->count,
+                         base_format_bytes(e->size, a, sizeof a), e->d->name);
     if (e->size > t->message_bytes)
-        return base_fail(-EMSGSIZE, "%s: a message has at most %s", e->d->name, base_format_bytes(t->message_bytes, b, sizeof b));
+        return base_fail(-EMSGSIZE, "%s: a message has at most %s: give a smaller --size", e->d->name,
+                         base_format_bytes(t->message_bytes, b, sizeof b));
     if (e->bytes > base_memory_available() / 2 || !(e->base = probe_map(e->bytes)))
-        return base_fail(-ENOMEM, "no memory for %u buffers of %s", e->count, base_format_bytes(e->size, a, sizeof a));
+        return base_fail(-ENOMEM, "no memory for %u buffers of %s" BASE_MEMORY_HINT, e->count, base_format_bytes(e->size, a, sizeof a));
     int rc = verbs_register(&e->region, e->d, e->base, e->bytes, 1);
     if (rc)
         return rc;
     e->cq = (errno = 0, e->d->lib->create_cq(e->d->context, e->lane ? LANE_CQE : 64, NULL, NULL, 0));
     if (!e->cq)
-        return base_fail(verbs_code(0, false, NULL), "%s: cannot create a completion queue for the transfers: %s", e->d->name,
-                         base_strerror(errno));
+        return base_fail(verbs_code(0, false, NULL),
+                         "%s: cannot create a completion queue for the transfers: %s; other programs may use all that the device has",
+                         e->d->name, base_strerror(errno));
     uint32_t depth = t->depth_unit_bytes ? (uint32_t)((e->size - 1) / t->depth_unit_bytes + 1) : 16;
     if (e->lane)
         depth = t->depth < LANE_DEPTH ? t->depth : LANE_DEPTH;
@@ -144,8 +146,8 @@ static int probe_end_make(struct probe_end *e)
     if ((rc = verbs_qp_create(&e->q, e->d, &o)))
         return rc;
     if (!e->lane && (e->q.send_depth < depth || e->q.recv_depth < depth))
-        return base_fail(-ENOSPC, "%s: a buffer needs a depth of %u, but only %u is granted: use a smaller --size", e->d->name, depth,
-                         e->q.send_depth < e->q.recv_depth ? e->q.send_depth : e->q.recv_depth);
+        return base_fail(-ENOSPC, "%s: a buffer needs a queue pair of depth %u, and the device grants %u: use a smaller --size", e->d->name,
+                         depth, e->q.send_depth < e->q.recv_depth ? e->q.send_depth : e->q.recv_depth);
     return 0;
 }
 
@@ -183,9 +185,9 @@ static int read_hello(struct probe_end *e, struct hello *h)
         if (*c < ' ' || *c > '~')
             *c = '?';
     if (h->failed)
-        return base_fail(-ECONNABORTED, "the other end: %s", h->error);
+        return base_fail(-ECONNABORTED, "the other end reports: %s", h->error);
     if (h->count < 1 || h->count > (1u << 20) || h->size < 64 || h->size % 64 || h->size > VERBS_SEGMENT / h->count)
-        return base_fail(-EPROTO, "the other end sent invalid sizes of buffers: run the same version of weft at both ends");
+        return base_fail(-EPROTO, "the other end sent invalid sizes of buffers; run the same version of weft at both ends");
     return 0;
 }
 
@@ -206,11 +208,12 @@ static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
 static int connect_to(struct probe_end *e, const struct hello *h)
 {
     if (!verbs_address_valid(&h->address))
-        return base_fail(-EPROTO, "the other end sent an invalid address of its queue pair: run the same version of weft at both ends");
+        return base_fail(-EPROTO, "the other end sent an invalid address of its queue pair; run the same version of weft at both ends");
     if (h->reliable != (probe_end_kind_of(e) == IBV_QPT_RC))
-        return base_fail(-EOPNOTSUPP, "one end has reliable connections, the other has none");
+        return base_fail(-EOPNOTSUPP, "the device at one end has reliable connections (RC), and that at the other end has none: name two "
+                                      "devices of one kind with --device");
     if (h->count != e->count || h->size != e->size)
-        return base_fail(-EPROTO, "the other end chose other sizes of buffers: run the same version of weft at both ends");
+        return base_fail(-EPROTO, "the other end chose other sizes of buffers; run the same version of weft at both ends");
     e->can_write = h->can_write && e->d->traits.write;
     e->can_read = h->can_read && e->d->traits.read;
     e->their_base = h->base;
@@ -271,12 +274,15 @@ static int probe_end_complete(struct probe_end *e, int64_t timeout_ns)
         if (cli_stopped())
             return base_fail(-EINTR, "interrupted");
         if (base_now_ns() > deadline)
-            return base_fail(-ETIMEDOUT, "%s: no completion within %.1f s", e->d->name, (double)timeout_ns / SECOND);
+            return base_fail(
+                -ETIMEDOUT,
+                "%s: an operation was not complete within %.1f s: check the cable or the network, and `weft doctor` at both ends",
+                e->d->name, (double)timeout_ns / SECOND);
         if (turn > 1000)
             base_sleep_ns(50000);
     }
     if (n < 0)
-        return base_fail(-EIO, "%s: polling the completion queue failed", e->d->name);
+        return base_fail(-EIO, "%s: ibv_poll_cq() failed; try another version of the driver or firmware", e->d->name);
     if (wc.status != IBV_WC_SUCCESS)
         return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc.status), (int)wc.status);
     return 0;
@@ -297,7 +303,7 @@ int probe_end_do(struct probe_end *e, enum ibv_wr_opcode opcode, uint32_t mine, 
     int rc = ibv_post_send(e->q.qp, &wr, &bad);
     if (rc) {
         rc = verbs_code(rc, e->d->traits.link == VERBS_THUNDERBOLT, NULL);
-        return base_fail(rc, "%s: posting a request failed: %s", e->d->name, base_strerror(rc));
+        return base_fail(rc, "%s: the device refused a request to send or write: %s", e->d->name, base_strerror(rc));
     }
     return probe_end_complete(e, 10 * SECOND);
 }
@@ -309,7 +315,7 @@ int probe_end_post_receive(struct probe_end *e, uint32_t mine)
     int rc = ibv_post_recv(e->q.qp, &wr, &bad);
     if (rc) {
         rc = verbs_code(rc, e->d->traits.link == VERBS_THUNDERBOLT, NULL);
-        return base_fail(rc, "%s: posting a receive failed: %s", e->d->name, base_strerror(rc));
+        return base_fail(rc, "%s: the device refused a receive buffer: %s", e->d->name, base_strerror(rc));
     }
     return 0;
 }

@@ -220,7 +220,7 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
         return rc ? rc : differs(m->at, m->bytes, byte, "that the processor reads");
     uint8_t *copy = malloc(m->bytes);
     if (!copy)
-        return base_fail(-ENOMEM, "no memory for a copy of the bytes that the GPU writes");
+        return base_fail(-ENOMEM, "no memory for a copy of the bytes that the GPU writes" BASE_MEMORY_HINT);
     rc = probe_gpu_failed("cuMemcpyAsync", cuda->cuMemcpyAsync(address(copy), at, m->bytes, NULL));
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());

@@ -105,7 +105,7 @@ static int completions(struct probe_end *e, uint32_t slots[POLL])
     struct ibv_wc wc[POLL];
     int n = ibv_poll_cq(e->cq, POLL, wc);
     if (n < 0)
-        return base_fail(-EIO, "%s: polling the completion queue failed", e->d->name);
+        return base_fail(-EIO, "%s: ibv_poll_cq() failed; try another version of the driver or firmware", e->d->name);
     for (int i = 0; i < n; i++) {
         if (wc[i].status != IBV_WC_SUCCESS)
             return base_fail(-EIO, "%s: a request failed: %s (%d)", e->d->name, e->d->lib->wc_status_str(wc[i].status), (int)wc[i].status);
@@ -160,7 +160,7 @@ static int link_take(struct probe_end *e, struct intake *in, bool more, bool cou
         in->first = in->first ? in->first : now;
         in->last = now;
     }
-    return n < 0 ? n : rc ? base_fail(rc, "%s: posting a receive failed: %s", e->d->name, base_strerror(rc)) : n;
+    return n < 0 ? n : rc ? base_fail(rc, "%s: the device refused a receive buffer: %s", e->d->name, base_strerror(rc)) : n;
 }
 
 /* Receive the messages of one measurement. */
@@ -192,7 +192,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
             asked = base_now_ns();
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
-            return base_fail(-ETIMEDOUT, "no more messages arrive, and the other end does not report why");
+            return base_fail(-ETIMEDOUT, "no more messages arrive, and the other end does not report why: see its own output");
     }
     int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->last - in->first, in->posted};
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
@@ -226,7 +226,7 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
         return word == GIVEN_UP
                    ? given_up()
                    : base_fail(-EPROTO,
-                               "the other end sent invalid sizes of messages while it received: run the same version of weft at both ends");
+                               "the other end sent invalid sizes of messages while it received; run the same version of weft at both ends");
     uint32_t room = e->q.recv_depth / link_units(e, in.size);
     in.receives = holds_sends(e) ? depth : RECEIVES;
     in.receives = in.receives < room ? in.receives : room;
@@ -269,7 +269,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
                 break;
             }
             if (rc)
-                return base_fail(rc, "%s: posting a send failed: %s", e->d->name, base_strerror(rc));
+                return base_fail(rc, "%s: the device refused a request to send: %s", e->d->name, base_strerror(rc));
             left--;
             over = ++*sent == count;
         }
@@ -314,7 +314,7 @@ static int link_fill(struct link_probe *l, uint32_t size, uint32_t depth, int64_
     uint64_t sent;
     for (unsigned round = 0; left > 0; round++) {
         if (round == FILL_ROUNDS || left > (int64_t)RECEIVES)
-            return harm(l, base_fail(-EIO, "receives never complete"), "no more messages arrive", size, depth);
+            return harm(l, base_fail(-EIO, "%s: its messages do not arrive", l->end.d->name), "no more messages arrive", size, depth);
         int rc = round ? port_up(&l->end) : 0;
         if (!rc)
             rc = send_all(l, size, depth, (uint64_t)left, left, &ignored, &sent);
@@ -406,7 +406,7 @@ static int follow(struct link_probe *l)
         struct link_result r = {0};
         if (!sensible(e, size, depth))
             return base_fail(-EPROTO,
-                             "the other end sent invalid sizes for the next measurement: run the same version of weft at both ends");
+                             "the other end sent invalid sizes for the next measurement; run the same version of weft at both ends");
         if ((rc = link_one(l, size, depth, &r)))
             return link_give_up(l, rc);
         int64_t report[] = {r.refused, (int64_t)r.sent, (int64_t)r.lost, (int64_t)r.bytes_per_second};
@@ -558,7 +558,7 @@ int probe_link(const struct probe *p)
     int fds[2], rc = CLI_FAILED;
     bool threaded = false;
     if (!l)
-        return probe_error(p, "no memory");
+        return probe_error(p, "no memory for the results of the measurements" BASE_MEMORY_HINT);
     l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
     l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
     if (!(d = probe_open(p))) { /* before the other end is contacted: without a device there is no reason to wait for it */
@@ -566,7 +566,7 @@ int probe_link(const struct probe *p)
         return CLI_FAILED;
     }
     if (!d->traits.uc) {
-        probe_error(p, "%s has no unreliable connections (UC), which the tb transport needs", d->name);
+        probe_error(p, "%s has no unreliable connections (UC), which the transport tb needs: name another device with --device", d->name);
         verbs_device_close(d);
     } else if ((l[0].end.fd = probe_end_reach(p)) < 0 && (p->listen || p->peer)) {
         probe_error(p, "%s", base_error());
@@ -586,7 +586,7 @@ int probe_link(const struct probe *p)
         threaded = pthread_create(&thread, NULL, link_other_end, &l[1]) == 0;
         if (!threaded)
             close(fds[1]);
-        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end of the link");
+        rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end of the link" BASE_THREAD_HINT);
         if (!threaded)
             l[0].end.d = d;
         probe_end_close(&l[0].end); /* closes the stream, for which the other end may be waiting */

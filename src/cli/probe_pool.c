@@ -115,7 +115,7 @@ static int start_out(struct probe_end *e, unsigned round, struct result *r)
         int rc = rounds[round].opcode == IBV_WR_SEND ? probe_end_hear(e, &said) : 0; /* wait until the other end has posted its receive */
         said = LOST;
         for (unsigned turn = 0; rc == 0 && said == LOST; turn++) {
-            rc = turn > RESENDS ? base_fail(-EIO, "buffer %u was lost %u times", i, turn)
+            rc = turn > RESENDS ? base_fail(-EIO, "buffer %u has not arrived, although it was sent %u times; check the cable", i, turn)
                                 : probe_end_do(e, rounds[round].opcode, i, e->count - 1 - i);
             if (rc == 0)
                 rc = probe_end_trade(e, 0, &said);
@@ -180,7 +180,7 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
     probe_pool_fill(e, destination ? guard_seed(round) : source_seed(round));
     int rc = probe_end_trade(e, round, &theirs);
     if (rc == 0 && theirs != (int64_t)round)
-        rc = base_fail(-EPROTO, "the two ends are not at the same step of the probe: run the same version of weft at both ends");
+        rc = base_fail(-EPROTO, "the two ends are not at the same step of the probe; run the same version of weft at both ends");
     if (rc == 0 && !reads)
         rc = starts ? start_out(e, round, r) : take_in(e, round, r);
     else if (rc == 0 && starts)
@@ -338,7 +338,7 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
     if (pthread_create(&thread, NULL, probe_pool_other_end, &other)) {
         close(fds[1]);
         verbs_device_close(d);
-        return probe_error(p, "cannot start a thread for the other end of the transfers");
+        return probe_error(p, "cannot start a thread for the other end of the transfers" BASE_THREAD_HINT);
     }
     int rc = probe_pool_lead(p, pool, d);
     probe_end_close(&pool->end); /* closes the stream, for which the other end may be waiting */

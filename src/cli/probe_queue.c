@@ -127,8 +127,8 @@ static void ask_depths(struct queue_report *r, struct ibv_cq *cq)
 
 /* --- posting beyond the depth --- */
 
-/* Units of the depth that a request takes. If the device counts frames, a request has several, to see whether it counts frames or requests.
- */
+/* Units of the depth that one request of the test takes. If the device says that it counts frames, each request has several frames: how
+   many requests the device accepts then shows whether it counts frames or requests. */
 static uint32_t probe_queue_units(const struct verbs_device *d)
 {
     return d->traits.depth_unit_bytes ? FRAMES : 1;
@@ -168,7 +168,8 @@ static int past_here(struct queue_report *r, struct ibv_cq *cq)
     struct verbs_qp one = {0}, two = {0};
     struct verbs_regions region = {0};
     void *memory = probe_map(BASE_PAGE);
-    int rc = memory ? verbs_register(&region, d, memory, BASE_PAGE, 1) : base_fail(-ENOMEM, "no memory");
+    int rc = memory ? verbs_register(&region, d, memory, BASE_PAGE, 1)
+                    : base_fail(-ENOMEM, "no memory for the buffer of the test" BASE_MEMORY_HINT);
     if (rc == 0 && (rc = verbs_qp_create(&one, d, &o)) == 0 && (rc = verbs_qp_create(&two, d, &o)) == 0 &&
         (rc = verbs_qp_connect(&one, &two.here)) == 0 && (rc = verbs_qp_connect(&two, &one.here)) == 0) {
         struct ibv_sge sge = {(uintptr_t)memory, request_bytes(d), region.mr[0]->lkey};

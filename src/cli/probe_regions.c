@@ -141,7 +141,7 @@ int probe_regions(const struct probe *p)
         else if (!cli_stopped())
             rc = probe_regions_report(p, &t);
     } else {
-        probe_error(p, "no memory for %u regions", t.most);
+        probe_error(p, "no memory for %u regions" BASE_MEMORY_HINT, t.most);
     }
     probe_regions_give_back(&t, 0);
     free(t.regions);

@@ -28,22 +28,22 @@ static const char help[] =
     "Usage: weft proxy [OPTIONS] [-- COMMAND [ARGUMENT...]]\n"
     "\n"
     "Lets programs on this host use the network of another host of a standing cluster (`weft up`). Starts a proxy for SOCKS5\n"
-    "and HTTP on this host. A node on the other host, the gateway, resolves the names and makes the connections.\n"
+    "and HTTP on this host. The other host, the gateway, resolves the names and makes the connections.\n"
     "\n"
     "With COMMAND: runs COMMAND with the variables http_proxy, https_proxy, all_proxy and no_proxy set; the proxy ends with\n"
     "COMMAND. Without COMMAND: prints the proxy's address; the proxy runs until a signal comes or the cluster ends.\n"
     "`weft status` shows the proxies of this host.\n"
     "\n"
-    "      --via HOST         the gateway: a host's name or a node's number, as `weft status` shows them; default: the first\n"
-    "                         other node that offers its network\n"
+    "      --via HOST         the gateway: the name of a host or the number of a node, as `weft status` prints them; default:\n"
+    "                         the first other node\n"
     "      --listen ADDRESS   where the proxy listens; default: 127.0.0.1:1080, or with COMMAND a free port of 127.0.0.1\n"
     "      --auth FILE        clients must give a user and a password; the first line of FILE is USER:PASSWORD\n"
     "      --keep             return at once; the proxy runs until --end or until the cluster ends\n"
-    "      --end ADDRESS      end the proxy that was started with --keep and listens at ADDRESS, or at the port ADDRESS\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "      --end ADDRESS      end a proxy that was started with --keep; ADDRESS is its address and port, or only its port\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "  -h, --help             print this text\n"
     "\n"
-    "Rules decide to which addresses the gateway connects: see `weft up --allow` and `weft up --deny`.\n"
+    "Rules decide which addresses can be reached through the gateway: see `weft up --allow` and `weft up --deny`.\n"
     "\n"
     "Exit status: 0; 1 for a failure; 2 for a wrong command line. With COMMAND: that of COMMAND, or 128 + N if signal N ended\n"
     "it; 127 if COMMAND is not found, 126 if it cannot be executed, 255 if weft itself failed.\n"
@@ -267,7 +267,8 @@ int cli_proxy(int argc, char **argv)
         return cli_usage("proxy", "unexpected argument '%s': write -- before a command", argv[optind]);
     o.command = optind < argc ? argv + optind : NULL;
     if (o.keep && o.command)
-        return cli_usage("proxy", "--keep cannot be used with a command, because the proxy ends with the command");
+        return cli_usage("proxy",
+                         "--keep cannot be used with a command, because the proxy ends with the command: leave out one of the two");
     if (end)
         return o.command || o.keep || o.via || o.listen || auth ? cli_usage("proxy", "with --end, only --cluster is possible")
                                                                 : forward_end("proxy", o.cluster, CONTROL_PROXY, end);

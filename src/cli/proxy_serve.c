@@ -63,6 +63,7 @@ struct proxy {
     bool paused;
     struct client *clients;
     uint32_t count, talking;
+    uint64_t round, accepted_in; /* rounds of the loop, and the one in which a client was accepted last */
     uint64_t pool_bytes;
     struct proxy_udp *udp;
 };
@@ -136,6 +137,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
+        gateway_linger_moved(&c->p->loop.linger, c, true, right);
         *wants = (size_t)n < most; /* there was no more */
         return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
     }
@@ -172,6 +174,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
     ssize_t n = send(c->watch.fd, at, forward_piece(&c->p->loop, bytes), MSG_NOSIGNAL);
     if (n > 0) {
         forward_count(&c->p->f->down_bytes, (uint64_t)n);
+        gateway_linger_moved(&c->p->loop.linger, c, false, (uint64_t)n);
         c->answered = true;
         return weft_net_taken(c->net, (size_t)n) == 0;
     }
@@ -314,7 +317,7 @@ static void client_associate(struct client *c)
     char at[FORWARD_ADDRESS];
     c->association = proxy_udp_associate(c->p->udp, c->watch.fd, s->talk.port, at);
     if (!c->association) {
-        talk_failed(&s->talk, -ENOBUFS, "the proxy cannot serve datagrams for one more client", &s->reply);
+        talk_failed(&s->talk, -ENOBUFS, "the proxy already serves datagrams for as many clients as it can: try again later", &s->reply);
         client_refuse(c);
         return;
     }
@@ -389,6 +392,16 @@ static void on_client(struct gateway_watch *watch)
 
 /* --- the proxy --- */
 
+/* Linux gives a connection the options of its listener, so there they are set once. */
+static void set_options(int fd)
+{
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* finds out if the client's host no longer answers */
+#if defined(SO_NOSIGPIPE)
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
+#endif
+}
+
 static bool client_new(struct proxy *p, int fd)
 {
     struct client *c = calloc(1, sizeof *c);
@@ -403,10 +416,8 @@ static bool client_new(struct proxy *p, int fd)
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
     *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* finds out if the client's host no longer answers */
-#if defined(SO_NOSIGPIPE)
-    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
+#if !defined(__linux__)
+    set_options(fd);
 #endif
     if (gateway_watch(p->loop.watches, &c->watch, fd, GATEWAY_READABLE)) {
         free(c);
@@ -427,7 +438,11 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    for (unsigned i = 0; i < ACCEPTS && p->count < FORWARD_CONNECTIONS_MAX; i++) {
+    /* If a client came in the last round as well, several may be waiting. Otherwise a second accept() would only report that there is none.
+     */
+    const unsigned most = p->accepted_in + 1 == p->round ? ACCEPTS : 1;
+    p->accepted_in = p->round;
+    for (unsigned i = 0; i < most && p->count < FORWARD_CONNECTIONS_MAX; i++) {
         int fd = gateway_accept(watch->fd);
         if (fd >= 0 && client_new(p, fd))
             continue;
@@ -478,6 +493,8 @@ static int proxy_open(struct proxy *p)
     if (!rc)
         rc = forward_loop_watch(&p->loop, &p->listener, p->f->listener, on_listener, p);
     if (!rc)
+        set_options(p->f->listener);
+    if (!rc)
         rc = proxy_udp_open(&p->udp, p->f, &p->loop, p->f->datagrams);
     return rc;
 }
@@ -487,6 +504,7 @@ static void proxy_loop(struct proxy *p)
     int64_t look = base_deadline(LOOK_NS);
     bool idle = true;
     while (!p->loop.over) {
+        p->round++;
         int64_t now = base_now_ns();
         if (now >= look) {
             if (p->talking)
@@ -494,7 +512,7 @@ static void proxy_loop(struct proxy *p)
             proxy_udp_tick(p->udp);
             look = base_after(now, LOOK_NS);
         }
-        gateway_watches_wait(p->loop.watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
+        forward_loop_wait(&p->loop, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
         idle = look_at_ready(p);
         idle = proxy_udp_go_on(p->udp) && idle;
         if (p->paused) {

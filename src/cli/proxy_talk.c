@@ -344,7 +344,8 @@ static enum talk_next http_plain(struct talk *t, const char *method, size_t meth
     for (const char *line; (line = next_line(&lines, &len)) && len;) {
         if (!read_length(&t->body, line, len)) {
             reply->bytes = 0;
-            return http_wrong(reply, "the header with the length of the body is invalid, or there are two of them");
+            return http_wrong(
+                reply, "the header with the length of the body (Content-Length, Transfer-Encoding) is invalid, or there are two of them");
         }
         if (!is_ours(line, len)) {
             put(reply, line, len);

@@ -16,20 +16,19 @@ static const char help[] =
     "Usage: weft publish [OPTIONS] [ADDRESS:]PORT\n"
     "       weft publish --end [ADDRESS:]PORT [--cluster NAME]\n"
     "\n"
-    "Publishes a server of this host, which need not have a network, at a port of another host of a standing cluster\n"
-    "(`weft up`). A node on the other host, the gateway, listens at the port; whoever connects there reaches the server.\n"
-    "Prints the gateway's address, and runs until a signal comes or the cluster ends. Several ports can be published at once;\n"
-    "`weft status` shows them. Without ADDRESS the gateway listens at all its addresses. PORT 0 means any free port.\n"
+    "Makes a server of this host reachable at a port of another host of a standing cluster (`weft up`). The other host, the\n"
+    "gateway, listens at PORT; whoever connects there talks to the server at the same port of this host. The command prints\n"
+    "the gateway's address, and runs until a signal comes or the cluster ends. `weft status` shows the published ports.\n"
+    "Without ADDRESS the gateway listens at all its addresses. PORT 0 means any free port.\n"
     "\n"
-    "      --via HOST         the gateway: a host's name or a node's number, as `weft status` shows them; default: the first\n"
-    "                         other node that offers its network\n"
-    "      --to HOST:PORT     the server: port PORT of the loopback address of HOST. An empty HOST is this host. Default: the\n"
-    "                         port of this host that has the published number. If HOST is another host and --via is not\n"
-    "                         given, this host is the gateway\n"
-    "      --to HOST:/PATH    the server: a Unix socket of HOST\n"
+    "      --via HOST         the gateway: the name of a host or the number of a node, as `weft status` prints them; default:\n"
+    "                         the first other node\n"
+    "      --to HOST:PORT     the server is at PORT of the loopback address of HOST; an empty HOST is this host. If HOST is\n"
+    "                         another host, the default gateway is this host\n"
+    "      --to HOST:/PATH    the server is at a Unix socket of HOST\n"
     "      --keep             return at once; the port stays published until --end, or until the gateway or the cluster ends\n"
     "      --end              end a port that was published with --keep\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 for a failure; 2 for a wrong command line.\n"
@@ -107,7 +106,7 @@ int cli_publish(int argc, char **argv)
         return cli_usage("publish", argc > optind ? "unexpected argument '%s'" : "no port: give the port at which the gateway must listen",
                          argv[argc - 1]);
     if (o.end && (o.via || o.to || o.keep))
-        return cli_usage("publish", "--end cannot be used with --via, --to or --keep");
+        return cli_usage("publish", "--end cannot be used with --via, --to or --keep: leave these out");
     if (forward_parse(argv[optind], host, &port))
         return cli_usage("publish", "%s", base_error());
     return o.end ? forward_end("publish", o.cluster, CONTROL_PUBLISH, argv[optind]) : publish(&o, argv[optind]);

@@ -67,7 +67,7 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
     }
     node->tries = status == LAUNCH_NOT_JOINED ? node->tries + 1 : 0;
     if (node->tries == TRIES) {
-        give_up(s, place, "no member of the cluster has let it in. Either the cluster has ended, or this host does not reach the others");
+        give_up(s, place, "no node of the cluster lets a new node join: the cluster has ended, or this host cannot reach the other hosts");
         return true;
     }
     start_later(s, node);

@@ -19,30 +19,30 @@
 static const char help[] =
     "Usage: weft run -n N | --hostfile FILE | --softverbs TOPO | --cluster NAME [OPTIONS] [--] PROGRAM [ARGUMENT...]\n"
     "\n"
-    "Starts PROGRAM once for each node of a cluster; PROGRAM joins the cluster with weft_open(). The command ends when all\n"
-    "nodes have ended. It leaves no process and no file behind, even if it is killed itself. Nodes on other hosts of the\n"
-    "hostfile are started by ssh; these hosts need weft and PROGRAM at the same paths.\n"
+    "Starts PROGRAM several times, on this host or on several hosts. Each process is a node of the cluster, and joins it with\n"
+    "weft_open(). This command ends when all nodes have ended. If it is killed itself, it leaves no process and no file behind.\n"
+    "Nodes on other hosts are started by ssh; these hosts need weft and PROGRAM at the same paths.\n"
     "\n"
-    "  -n, --nodes N          how many nodes, 1 to 1024 (default: as in the hostfile, or one for each host of TOPO)\n"
-    "      --hostfile FILE    the cluster's hosts and settings; the nodes are started on all of these hosts\n"
+    "  -n, --nodes N          how many nodes, 1 to 1024; default: as in the hostfile, or one for each host of TOPO or NAME\n"
+    "      --hostfile FILE    start the nodes on the hosts in this file\n"
     "      --remote-weft PATH the path of the command weft on other hosts, if it differs from the path here\n"
     "      --cluster NAME     start the nodes on the hosts of a standing cluster (`weft up`), without ssh\n"
-    "      --pool SIZE        size of each node's pool, for example 1G (sets WEFT_POOL)\n"
+    "      --pool SIZE        the memory that each node shares with the others, for example 1G (sets WEFT_POOL)\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on an emulated host: switch:8, chain:4:tb5, lab.json\n"
-    "      --gpus K           give each node K GPUs of its machine, in turn (sets CUDA_VISIBLE_DEVICES); nodes share GPUs if\n"
-    "                         there are too few\n"
-    "      --guard            start a process beside each node that owns the node's Thunderbolt devices, and frees their\n"
-    "                         objects even if the node is killed (sets WEFT_GUARD)\n"
-    "  -t, --tag              put \"[K] \" before each line of node K's output\n"
+    "      --gpus K           give each node K GPUs of its host (sets CUDA_VISIBLE_DEVICES); nodes share GPUs if there are too\n"
+    "                         few\n"
+    "      --guard            start a second process for each node that owns the node's Thunderbolt devices, and cleans up even\n"
+    "                         if the node is killed (sets WEFT_GUARD)\n"
+    "  -t, --tag              begin each line of node K's output with \"[K] \"\n"
     "      --timeout TIME     end all nodes after this time: 10 (seconds), 500ms, 2m\n"
     "  -k, --kill-on-failure  when a node fails, end the other nodes, too\n"
     "  -h, --help             print this text\n"
     "\n"
-    "Node 0 reads the standard input of `weft run`, unless this is a terminal or node 0 is on another host. The other nodes\n"
-    "have an empty standard input. WEFT_SSH is the command to use instead of ssh; it may have arguments. SIGINT, SIGTERM and\n"
-    "SIGHUP go to all nodes; nodes that have not ended after 5 seconds, or at a second signal (Ctrl-C twice), are killed.\n"
+    "Node 0 reads the standard input of `weft run`, unless this is a terminal or node 0 is on another host. WEFT_SSH is the\n"
+    "command to use instead of ssh; it may have arguments. Ctrl-C, SIGTERM and SIGHUP go to all nodes; nodes that have not\n"
+    "ended after 5 seconds are killed, and so are all nodes at a second signal.\n"
     "\n"
-    "Exit status: that of the first node that failed (128 + signal if it was killed), else 0; 124 after --timeout;\n"
+    "Exit status: that of the first node that failed (128 + N if signal N killed it), else 0; 124 after --timeout;\n"
     "127 if PROGRAM is not found, 126 if it cannot be executed; 2 for a wrong command line; 1 for another failure.\n"
     "\n"
     "  weft run -n 4 -- ./program        four nodes\n"
@@ -101,7 +101,7 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
             if (base_parse_duration(optarg, &l->timeout_ns))
                 return cli_usage("run", "--timeout: %s", base_error());
             if (l->timeout_ns == 0)
-                return cli_usage("run", "--timeout '%s': expected a time of more than 0", optarg);
+                return cli_usage("run", "--timeout '%s': expected a time of more than 0, as in 30 or 5m", optarg);
             break;
         case 'k': l->kill_on_failure = true; break;
         case 'h':
@@ -145,7 +145,8 @@ int cli_run(int argc, char **argv)
     if (status || done)
         return status;
     if (l.cluster && (l.hostfile || l.softverbs)) {
-        status = cli_usage("run", "--cluster excludes --hostfile and --softverbs: the cluster has its own");
+        status =
+            cli_usage("run", "--cluster cannot be used with --hostfile or --softverbs, because the cluster has its own: leave these out");
         goto out;
     }
     if ((status = l.cluster ? hosts_apply_cluster(&l, &hosts, l.cluster) : hosts_apply(&l, &hosts, hosts_file(l.hostfile))))

@@ -49,12 +49,14 @@ int ssh_launch_message(char **out, size_t *len, const char *dir, char *const *ar
     for (; env[o.envc]; o.envc++)
         bytes += strlen(env[o.envc]) + 1;
     if (sizeof o + bytes > SSH_LAUNCH_MAX)
-        return base_fail(-E2BIG, "the arguments and settings for a node on another host have %zu bytes; the most is %u", bytes,
-                         SSH_LAUNCH_MAX);
+        return base_fail(
+            -E2BIG,
+            "the arguments and settings for a node on another host have %zu bytes, but at most %u are possible: pass large data in a file",
+            bytes, SSH_LAUNCH_MAX);
     o.bytes = (uint32_t)bytes;
     char *at = *out = malloc(sizeof o + bytes);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for the launch message to a node on another host");
+        return base_fail(-ENOMEM, "no memory for the launch message to a node on another host" BASE_MEMORY_HINT);
     memcpy(at, &o, sizeof o);
     at += sizeof o;
     put_string(&at, dir);
@@ -89,12 +91,12 @@ int ssh_command(struct ssh_command *c, const char *host, const char *weft)
     c->words = strdup(given && given[0] ? given : "ssh");
     c->remote = malloc(4 * strlen(weft) + 64);
     if (!c->words || !c->remote)
-        return base_fail(-ENOMEM, "no memory for the command line of ssh");
+        return base_fail(-ENOMEM, "no memory for the command line of ssh" BASE_MEMORY_HINT);
     unsigned n = 0;
     char *save = NULL;
     for (char *word = strtok_r(c->words, " \t", &save); word; word = strtok_r(NULL, " \t", &save)) {
         if (n + 8 > sizeof c->argv / sizeof c->argv[0])
-            return base_fail(-E2BIG, "WEFT_SSH has too many words: use a script instead");
+            return base_fail(-E2BIG, "WEFT_SSH has too many words: write them into a script, and set WEFT_SSH to its path");
         c->argv[n++] = word;
     }
     if (n == 0)
@@ -188,28 +190,27 @@ static int read_job(struct job *job)
     int rc = ssh_read_all(&o, sizeof o);
     if (rc || memcmp(o.magic, launch_magic, sizeof o.magic) != 0 || o.bytes == 0 || o.bytes > SSH_LAUNCH_MAX || o.argc == 0 ||
         o.argc > o.bytes || o.envc > o.bytes)
-        return base_fail(
-            rc ? rc : -EPROTO,
-            "no valid launch message on standard input (only the launcher may use --as-node; both hosts must have the same version of "
-            "weft)");
+        return base_fail(rc ? rc : -EPROTO, "standard input does not have what weft sends to start a node (--as-node is for weft's own "
+                                            "use); run the same version of weft on all hosts");
     job->text = malloc(o.bytes);
     job->bytes = o.bytes;
     if (!job->text)
-        return base_fail(-ENOMEM, "no memory for the launch message");
+        return base_fail(-ENOMEM, "no memory for the launch message" BASE_MEMORY_HINT);
     if ((rc = ssh_read_all(job->text, o.bytes)))
-        return base_fail(rc, "the launch message on standard input is incomplete: has `weft run` ended?");
+        return base_fail(rc, "standard input ended in the middle of the message that starts this node: has `weft run` ended?");
     uint64_t strings = 0;
     for (uint32_t i = 0; i < o.bytes; i++)
         strings += job->text[i] == '\0';
     if (strings != 1 + (uint64_t)o.argc + o.envc || job->text[o.bytes - 1] != '\0')
-        return base_fail(-EPROTO, "the launch message on standard input is invalid: use the same version of weft on all hosts");
+        return base_fail(-EPROTO,
+                         "what weft has sent on standard input to start a node is invalid; run the same version of weft on all hosts");
     size_t own = 0, n = o.envc;
     while (environ[own])
         own++;
     job->argv = calloc(o.argc + 1, sizeof *job->argv);
     job->env = calloc(o.envc + own + 1, sizeof *job->env);
     if (!job->argv || !job->env)
-        return base_fail(-ENOMEM, "no memory for the words of the launch message");
+        return base_fail(-ENOMEM, "no memory for the words of the launch message" BASE_MEMORY_HINT);
     job->dir = job->text;
     char *at = take_strings(job->text + strlen(job->text) + 1, job->argv, o.argc);
     take_strings(at, job->env, o.envc);

@@ -69,7 +69,7 @@ int desk_open(struct desk **out, weft_node *w, uint32_t slot)
 {
     struct desk *d = *out = calloc(1, sizeof *d);
     if (!d)
-        return base_fail(-ENOMEM, "no memory for what the node publishes about itself");
+        return base_fail(-ENOMEM, "no memory for what the node publishes about itself" BASE_MEMORY_HINT);
     d->w = w;
     d->rank = weft_rank(w);
     d->joined = (int64_t)time(NULL);
@@ -149,7 +149,7 @@ static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
 {
     uint32_t last = 0;
     if (p->count > (bytes - sizeof *p) / sizeof p->links[0])
-        return base_fail(-EPROTO, "node %u sent a report of the wrong length for its %u links: run the same version of weft on all hosts",
+        return base_fail(-EPROTO, "node %u sent a report of the wrong length for its %u links; run the same version of weft on all hosts",
                          node, p->count);
     topo_check_node(&p->node);
     topo_check_text(p->door, sizeof p->door);
@@ -157,7 +157,7 @@ static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
         weft_link_stats *s = &p->links[i].stats;
         if (p->links[i].node >= WEFT_MAX_NUMBERS || (i && p->links[i].node <= last))
             return base_fail(-EPROTO,
-                             "node %u reported a link to node %u, which is not a possible link: run the same version of weft on all hosts",
+                             "node %u reported a link to node %u, which is not a possible link; run the same version of weft on all hosts",
                              node, p->links[i].node);
         last = p->links[i].node;
         topo_check_text(s->transport, sizeof s->transport);
@@ -186,7 +186,7 @@ int desks_open(struct desks **out, weft_node *w)
     if (d)
         d->late = calloc(WEFT_MAX_NUMBERS, sizeof(struct late *));
     if (!d || !d->late)
-        return base_fail(-ENOMEM, "no memory for the table of the nodes' reports");
+        return base_fail(-ENOMEM, "no memory for the table of the nodes' reports" BASE_MEMORY_HINT);
     d->w = w;
     pthread_mutex_init(&d->lock, NULL);
     return 0;
@@ -226,7 +226,7 @@ static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t byte
 {
     struct late *before = take_late(d, node, bytes), *l = before ? before : malloc(sizeof *l + bytes);
     struct desk_page *p = *out = malloc(bytes);
-    int rc = l && p ? 0 : base_fail(-ENOMEM, "no memory for the report of node %u", node);
+    int rc = l && p ? 0 : base_fail(-ENOMEM, "no memory for the report of node %u" BASE_MEMORY_HINT, node);
     if (l && !before)
         l->bytes = bytes;
     if (!rc)
@@ -272,11 +272,12 @@ static int get_found(struct desks *d, uint32_t node, const weft_name *name, stru
     int rc = 0;
     if (weft_gaddr_node(name->addr) != node || name->bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
         name->bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE))
-        rc = base_fail(-EPROTO, "node %u sent an invalid address of its report: run the same version of weft on all hosts", node);
+        rc = base_fail(-EPROTO, "node %u sent an invalid address of its report; run the same version of weft on all hosts", node);
     if (!rc)
         rc = weft_get_blocking(w, &head, name->addr, sizeof head);
     if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))
-        rc = base_fail(-EPROTO, "node %u sent report that this version of weft cannot read: run the same version on all hosts", node);
+        rc = base_fail(-EPROTO, "node %u sent a report that this version of weft cannot read; run the same version of weft on all hosts",
+                       node);
     if (!rc)
         rc = get_page(d, node, name->addr + BASE_CACHE_LINE + head.newest % 2 * head.page_bytes, head.page_bytes, out);
     if (!rc)

@@ -21,7 +21,7 @@ static int file_node(weft_node *w, struct jobs *jobs, const struct control_reque
     if (rc)
         return rc;
     if (!weft_alive(w, *node))
-        return base_fail(-ECONNRESET, "%s: node %u is gone", r->hosts[0], *node);
+        return base_fail(-ECONNRESET, "%s: node %u is gone; see `weft status`", r->hosts[0], *node);
     return weft_service_offered(w, *node, WEFT_SERVICE_FILE)
                ? 0
                : base_fail(-EOPNOTSUPP,
@@ -57,9 +57,9 @@ void standing_cat(weft_node *w, struct jobs *jobs, int fd, const struct control_
     int64_t first = 0, last = INT64_MAX;
     size_t got;
     uint8_t *some = malloc(CAT_BYTES);
-    int rc = some ? file_node(w, jobs, r, &node) : base_fail(-ENOMEM, "no memory to read a file");
+    int rc = some ? file_node(w, jobs, r, &node) : base_fail(-ENOMEM, "no memory to read a file" BASE_MEMORY_HINT);
     if (!rc && (base_parse_number(r->arguments[1], 0, INT64_MAX, &first) || base_parse_number(r->arguments[2], first, INT64_MAX, &last)))
-        rc = base_fail(-EPROTO, "the range of the request is invalid");
+        rc = base_fail(-EPROTO, "the range of the request is invalid; run the command of the same version of weft as the cluster");
     if (!rc)
         rc = weft_file_open(w, node, r->arguments[0], 0, &f, READ_NS);
     uint64_t at = (uint64_t)first, end = rc ? 0 : weft_file_size(f);

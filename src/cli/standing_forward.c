@@ -16,7 +16,7 @@
 #include "weft/service.h"
 
 #define SOCKET_NS     (10 * WEFT_SECOND) /* how long to wait for the command's socket, which it sends at once */
-#define OTHER_VERSION "; is it of another version of weft than the cluster?"
+#define OTHER_VERSION "; run the command of the same version of weft as the cluster"
 
 /* --- the list --- */
 
@@ -34,7 +34,7 @@ static int forward_list(struct forward *f)
         all->running++;
     }
     pthread_mutex_unlock(&all->lock);
-    return closing ? base_fail(-ESHUTDOWN, "the cluster is ending") : 0;
+    return closing ? base_fail(-ESHUTDOWN, "the cluster is ending, so it starts no proxy and publishes no port") : 0;
 }
 
 static void forward_unlist(struct forward *f)
@@ -88,7 +88,7 @@ static int end_by_address(struct jobs *jobs, bool publishes, const char *text)
     pthread_mutex_unlock(&jobs->lock);
     const char *what = publishes ? "published port" : "proxy";
     return rc == -EBUSY ? base_fail(rc, "the %s %s was not started with --keep: to end it, end its command", what, text)
-           : rc         ? base_fail(rc, "there is no %s at %s on this host: `weft status` lists those that there are", what, text)
+           : rc         ? base_fail(rc, "there is no %s at %s on this host: `weft status` lists the %ss", what, text, what)
                         : 0;
 }
 
@@ -128,7 +128,7 @@ static int offers_net(struct forward *f, const char *option, const char *word, u
     char host[64];
     jobs_host(f->jobs, node, host, sizeof host);
     if (!weft_alive(f->w, node))
-        return base_fail(-ECONNRESET, "%s %s: node %u is gone", option, word, node);
+        return base_fail(-ECONNRESET, "%s %s: node %u is gone: name another host, as `weft status` shows them", option, word, node);
     return weft_service_offered(f->w, node, WEFT_SERVICE_NET)
                ? 0
                : base_fail(-EOPNOTSUPP,
@@ -172,7 +172,7 @@ static int take_listener(struct forward *f)
         return base_fail(-EPROTO, "`weft proxy` has sent a descriptor that is not a listening socket" OTHER_VERSION);
     len = sizeof type;
     if (f->datagrams >= 0 && (getsockopt(f->datagrams, SOL_SOCKET, SO_TYPE, &type, &len) || type != SOCK_DGRAM))
-        return base_fail(-EPROTO, "`weft proxy` has sent, for datagrams, a descriptor that is not a UDP socket" OTHER_VERSION);
+        return base_fail(-EPROTO, "`weft proxy` has sent a descriptor for datagrams that is not a UDP socket" OTHER_VERSION);
     fcntl(f->listener, F_SETFL, O_NONBLOCK);
     len = sizeof a;
     if (getsockname(f->listener, (struct sockaddr *)&a, &len) == 0 && net_address_take(&address, (struct sockaddr *)&a, len))
@@ -185,7 +185,7 @@ static int proxy_make(struct forward *f, const struct control_request *r)
     char host[64];
     for (uint32_t i = 0; i < r->head.arguments; i++)
         if (strlen(r->arguments[i]) > FORWARD_WORD_MAX)
-            return base_fail(-EINVAL, "the proxy's user and password may have at most %u bytes each", FORWARD_WORD_MAX);
+            return base_fail(-EINVAL, "the proxy's user and password may have at most %u bytes each: use shorter ones", FORWARD_WORD_MAX);
     if (r->head.arguments) {
         snprintf(f->user, sizeof f->user, "%s", r->arguments[0]);
         snprintf(f->password, sizeof f->password, "%s", r->arguments[1]);
@@ -195,7 +195,7 @@ static int proxy_make(struct forward *f, const struct control_request *r)
         return rc;
     jobs_host(f->jobs, f->gateway, host, sizeof host);
     rc = control_send(f->control, CONTROL_STARTED, f->gateway, 0, host, strlen(host));
-    return rc ? base_fail(rc, "the command that asked for the proxy has ended") : take_listener(f);
+    return rc ? base_fail(rc, "the command that started the proxy has ended") : take_listener(f);
 }
 
 /* Reads HOST:PORT or HOST:PATH. An empty HOST means this host. */
@@ -239,7 +239,7 @@ static int publish_make(struct forward *f, const struct control_request *r)
     int n = snprintf(text, sizeof text, "%s ", f->address);
     jobs_host(f->jobs, f->gateway, text + n, sizeof text - (size_t)n);
     rc = control_send(f->control, CONTROL_STARTED, f->gateway, 0, text, strlen(text));
-    return rc ? base_fail(rc, "the command that asked for the published port has ended") : 0;
+    return rc ? base_fail(rc, "the command that published the port has ended") : 0;
 }
 
 /* --- serving --- */

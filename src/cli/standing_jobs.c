@@ -18,13 +18,13 @@ int jobs_open(struct jobs **out, weft_node *w)
 {
     struct jobs *all = *out = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the list of jobs");
+        return base_fail(-ENOMEM, "no memory for the list of jobs" BASE_MEMORY_HINT);
     all->w = w;
     all->last_id = weft_rank(w) * JOBS_EACH;
     pthread_mutex_init(&all->lock, NULL);
     pthread_cond_init(&all->changed, NULL);
     if (!(all->told = calloc(WEFT_MAX_NUMBERS, sizeof *all->told)))
-        return base_fail(-ENOMEM, "no memory for the list of jobs");
+        return base_fail(-ENOMEM, "no memory for the list of jobs" BASE_MEMORY_HINT);
     return desks_open(&all->desks, w);
 }
 
@@ -152,14 +152,14 @@ static int choose_nodes(struct job *j, const struct control_request *r)
 {
     uint32_t size = weft_size(j->all->w), count = 0;
     bool *chosen = calloc(size, sizeof *chosen);
-    int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for the list of a job's nodes");
+    int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for the list of a job's nodes" BASE_MEMORY_HINT);
     jobs_learn(j->all); /* the hosts of nodes that have joined just now */
     for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++)
         rc = choose_by_word(j->all, r->head.hosts ? r->hosts[k] : "all", chosen, size);
     for (uint32_t i = 0; i < size && !rc; i++)
         count += chosen[i];
     if (!rc && !(j->task = calloc(count, sizeof *j->task)))
-        rc = base_fail(-ENOMEM, "no memory for the processes of a job");
+        rc = base_fail(-ENOMEM, "no memory for the processes of a job" BASE_MEMORY_HINT);
     for (uint32_t i = 0; i < size && !rc; i++)
         if (chosen[i])
             j->task[j->tasks++] = (struct task){.job = j, .node = i, .status = -1};
@@ -202,7 +202,7 @@ static int start_tasks(struct job *j, const struct control_request *r)
     weft_node *w = j->all->w;
     const char **changes = calloc(r->head.changes + NOT_THEIRS + 1, sizeof *changes);
     if (!changes)
-        return base_fail(-ENOMEM, "no memory for the environment of a job");
+        return base_fail(-ENOMEM, "no memory for the environment of a job" BASE_MEMORY_HINT);
     memcpy(changes, not_theirs, sizeof not_theirs);
     memcpy(changes + NOT_THEIRS, r->changes, r->head.changes * sizeof *changes);
     const weft_spawn_spec spec = {
@@ -254,7 +254,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
 {
     struct job *j = *out = calloc(1, sizeof *j);
     if (!j)
-        return base_fail(-ENOMEM, "no memory for a job");
+        return base_fail(-ENOMEM, "no memory for a job" BASE_MEMORY_HINT);
     *j = (struct job){.all = all, .fd = fd, .began = (int64_t)time(NULL), .kill_at = INT64_MAX, .over = {-1, -1}, .users = 1};
     j->last = &j->first;
     pthread_mutex_init(&j->handles, NULL);
@@ -264,7 +264,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     describe_command(j, r);
     int rc = choose_nodes(j, r);
     if (!rc && r->head.flags & CONTROL_WITH_INPUT && !(j->input = malloc(CONTROL_INPUT_MAX)))
-        rc = base_fail(-ENOMEM, "no memory for a job's input");
+        rc = base_fail(-ENOMEM, "no memory for a job's input" BASE_MEMORY_HINT);
     if (!rc)
         rc = base_pipe(j->over, O_NONBLOCK);
     if (rc)
@@ -294,7 +294,8 @@ static void start_threads(struct job *j)
             task_close(t);
             t->status = JOBS_FAILED;
             job_say(j, CONTROL_ERROR, t->node, EAGAIN,
-                    "the control node cannot start a thread for the output of the process, which was ended: run fewer jobs at once");
+                    "the cluster's node on the host of this command cannot start a thread for the output of a process, so the process was "
+                    "ended: run fewer jobs at the same time");
         }
         if (!t->p)
             job_ended(j);
@@ -436,7 +437,8 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
         fed = base_thread(&feeder, job_feed, j) == 0;
         if (!fed)
             job_say(j, CONTROL_ERROR, UINT32_MAX, EAGAIN,
-                    "the control node cannot start a thread for the input of the processes: run fewer jobs at once");
+                    "the cluster's node on the host of this command cannot start a thread for the input of the processes: run fewer jobs "
+                    "at the same time");
     }
     job_attend(j);
     if (fed)

@@ -99,7 +99,7 @@ static int take_control(struct standing *s)
         s->control = fd;
         return 1;
     }
-    base_context(rc, "this node cannot be the control node");
+    base_context(rc, "this node cannot receive commands of this host");
     standing_serve_end(s->server);
     s->server = NULL;
     close(fd);
@@ -147,7 +147,7 @@ static int share_guard(const struct standing_place *p, uint32_t slot)
         return 0;
     int n = snprintf(path, sizeof path, "%s/guard.%u", p->folder, slot);
     if (n >= STANDING_PATH)
-        return base_fail(-ENAMETOOLONG, "%s: a socket's path may have %d bytes: set XDG_RUNTIME_DIR to a shorter path", path,
+        return base_fail(-ENAMETOOLONG, "%s: the path of a socket can have at most %d bytes: set XDG_RUNTIME_DIR to a shorter path", path,
                          STANDING_PATH);
     setenv("WEFT_GUARD_SOCKET", path, 1);
     if (!command)

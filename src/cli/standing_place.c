@@ -72,7 +72,8 @@ int standing_find(struct standing_place *p, const char *name, bool make)
     }
     int m = snprintf(path, sizeof path, "%s/%s", top, p->name);
     if (n >= (int)sizeof top || m >= (int)sizeof p->folder)
-        return base_fail(-ENAMETOOLONG, "folder %s...: a socket's path may have %d bytes: set XDG_RUNTIME_DIR to a shorter path", top,
+        return base_fail(-ENAMETOOLONG,
+                         "folder %s...: the path of a socket in it can have at most %d bytes: set XDG_RUNTIME_DIR to a shorter path", top,
                          STANDING_PATH);
     memcpy(p->folder, path, (size_t)m + 1);
     snprintf(p->socket, sizeof p->socket, "%s/control", p->folder);
@@ -212,7 +213,9 @@ int standing_connect(const struct standing_place *p, bool wait)
         return base_fail(fd, "cluster '%s' is not up: start it with `weft up`", p->name);
     if (fd >= 0 && (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid())) {
         close(fd);
-        return base_fail(-EPERM, "control socket %s: another user listens on it", p->socket);
+        return base_fail(-EPERM,
+                         "another user listens on the cluster's socket %s: remove it, or set XDG_RUNTIME_DIR to a folder of this user",
+                         p->socket);
     }
     return fd;
 }

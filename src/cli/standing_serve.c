@@ -82,7 +82,7 @@ static void answer_status(struct standing_server *s, int fd, bool metrics)
     if (text)
         send_text(fd, text);
     else
-        refuse(fd, -ENOMEM, "no memory for the status");
+        refuse(fd, -ENOMEM, "no memory for the status" BASE_MEMORY_HINT);
     free(text);
 }
 
@@ -92,7 +92,7 @@ static void answer_json(int fd, json_t *o)
     if (text)
         send_text(fd, text);
     else
-        refuse(fd, -ENOMEM, "no memory for the answer");
+        refuse(fd, -ENOMEM, "no memory for the answer" BASE_MEMORY_HINT);
     free(text);
     json_decref(o);
 }
@@ -104,7 +104,7 @@ static void answer_join(struct standing_server *s, int fd)
     if (text)
         send_text(fd, text);
     else
-        refuse(fd, -EINVAL, o ? "no memory for the answer" : base_error());
+        refuse(fd, -EINVAL, o ? "no memory for the answer" BASE_MEMORY_HINT : base_error());
     if (text)
         sodium_memzero(text, strlen(text)); /* it has the secret */
     free(text);
@@ -136,13 +136,14 @@ static int read_request(int fd, struct control_request *r, void **payload, size_
     int pid, rc;
     int64_t deadline = base_deadline(REQUEST_NS);
     if (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid())
-        return base_fail(-EPERM, "this control socket is for user %u only", (unsigned)geteuid());
+        return base_fail(-EPERM, "this cluster belongs to user %u, and only that user can give it commands", (unsigned)geteuid());
     if ((rc = control_read(fd, &f, sizeof f, deadline)))
         return rc;
     if (f.type != CONTROL_REQUEST || f.bytes > CONTROL_REQUEST_MAX)
-        return base_fail(-EPROTO, "the control socket got something that is not a request of weft: do not connect other programs to it");
+        return base_fail(-EPROTO,
+                         "the cluster's socket received something that is not a command of weft: do not connect other programs to it");
     if (!(*payload = malloc(f.bytes + 1)))
-        return base_fail(-ENOMEM, "no memory for a request of %u bytes", f.bytes);
+        return base_fail(-ENOMEM, "no memory for a request of %u bytes" BASE_MEMORY_HINT, f.bytes);
     *bytes = f.bytes;
     rc = control_read(fd, *payload, f.bytes, deadline);
     return rc ? base_fail(rc, "the request did not arrive completely: give the command again") : control_parse(r, *payload, f.bytes);
@@ -200,7 +201,7 @@ static void take_command(struct standing_server *s, int fd)
     pthread_mutex_unlock(&s->lock);
     if (rc) {
         refuse(fd, rc,
-               rc == -EAGAIN ? "the cluster's control node is serving 256 commands already: try again when some have ended"
+               rc == -EAGAIN ? "the cluster's node on this host already serves 256 commands: try again when some have ended"
                              : base_strerror(rc));
         close(fd);
         free(c);
@@ -333,7 +334,7 @@ int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs
 {
     struct standing_server *s = *out = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for the control socket's server");
+        return base_fail(-ENOMEM, "no memory to receive commands of this host" BASE_MEMORY_HINT);
     *s = (struct standing_server){
         .w = w, .jobs = jobs, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg, .reader = -1};
     pthread_mutex_init(&s->lock, NULL);

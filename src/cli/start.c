@@ -59,7 +59,8 @@ int launch_find_program(struct launcher *s)
     if (!rc)
         return 0;
     bool there = rc == -EACCES || rc == -EISDIR;
-    launch_say(s, "could not start %s: %s", program, there ? "it is not a program that you may execute" : "No such file or directory");
+    launch_say(s, "could not start %s: %s", program,
+               there ? "it is not a program that this user may execute" : "No such file or directory");
     return there ? LAUNCH_NOT_USABLE : LAUNCH_NOT_FOUND;
 }
 
@@ -85,7 +86,8 @@ int launch_make_address(struct launcher *s)
     const size_t at = sizeof variable - 1;
     int rc;
     if (s->dir[0] && mkdir(s->dir, 0700))
-        return base_fail(-errno, "cannot create the temporary directory %s: %s", s->dir, base_strerror(errno));
+        return base_fail(-errno, "cannot create the temporary directory %s: %s; set TMPDIR to a directory that can be written", s->dir,
+                         base_strerror(errno));
     memcpy(s->coord, variable, at);
     if (s->l->coord)
         snprintf(s->coord + at, sizeof s->coord - at, "%s", s->l->coord);
@@ -266,7 +268,8 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
     for (const char *const *t = s->l->told; t && *t && n < sizeof env / sizeof env[0] - 1; t++)
         env[n++] = *t;
     if (!getcwd(dir, sizeof dir))
-        return base_fail(-errno, "cannot get the current directory: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot get the current directory, in which the nodes are to start: %s; change to another directory",
+                         base_strerror(errno));
     char *words[16] = {(char *)(uintptr_t)s->l->weft}, **argv = launch_argv(s, rank);
     if (rank && s->l->others) { /* the program is weft itself: use its path on that machine */
         for (size_t i = 1; i < 15 && (words[i] = argv[i]); i++)
@@ -283,7 +286,7 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
         fcntl(f->control[1], F_SETFL, O_NONBLOCK);
         ssize_t written = write(f->control[1], order, len);
         if (written != (ssize_t)len)
-            rc = base_fail(-E2BIG, "%zu bytes of arguments and settings are too many for the launch message: pass them in a file", len);
+            rc = base_fail(-E2BIG, "%zu bytes of arguments and settings are too many to start a node: pass large data in a file", len);
     }
     if (order)
         sodium_memzero(order, len); /* it has the secret */

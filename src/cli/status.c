@@ -81,7 +81,7 @@ static int read_text(const char *sub, int fd, char **out)
     struct control_frame f = {0};
     size_t len = 0, room = 1;
     char *payload = malloc(CONTROL_PIECE_MAX + 1), *text = calloc(1, 1);
-    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer of the control node" BASE_MEMORY_HINT);
+    int status = payload && text ? 0 : cli_error(sub, "no memory for the answer of the cluster" BASE_MEMORY_HINT);
     while (!status) {
         int rc = standing_answer(fd, &f, payload, base_deadline(CONTROL_SILENT_NS));
         if (rc == -ETIMEDOUT)
@@ -90,14 +90,15 @@ static int read_text(const char *sub, int fd, char **out)
             status =
                 rc == -ECONNRESET
                     ? -1
-                    : cli_error(sub, "the answer of the cluster's control node is invalid (%s): run the same version of weft on all hosts",
+                    : cli_error(sub,
+                                "the answer of the cluster's node on this host is invalid (%s); run the same version of weft on all hosts",
                                 base_strerror(rc));
         else if (f.type == CONTROL_ERROR)
             status = cli_error(sub, "%s", payload);
         if (status || f.type != CONTROL_TEXT)
             break;
         if (len + f.bytes >= room && !grow_text(&text, &room, len, f.bytes)) {
-            status = cli_error(sub, "no memory for the answer of the control node" BASE_MEMORY_HINT);
+            status = cli_error(sub, "no memory for the answer of the cluster" BASE_MEMORY_HINT);
             break;
         }
         memcpy(text + len, payload, f.bytes + 1);
@@ -125,7 +126,8 @@ int standing_text(const char *sub, const char *cluster, struct control_request *
         status = read_text(sub, fd, out);
         close(fd);
     }
-    return status < 0 ? cli_error(sub, "each control node that was asked has ended before it answered: see `weft logs`") : status;
+    return status < 0 ? cli_error(sub, "each node of the cluster that was asked on this host ended before it answered: see `weft logs`")
+                      : status;
 }
 
 /* --- weft status --- */
@@ -133,13 +135,14 @@ int standing_text(const char *sub, const char *cluster, struct control_request *
 static const char status_help[] =
     "Usage: weft status [--cluster NAME] [--json | --metrics | --memory] [--watch]\n"
     "\n"
-    "Shows a standing cluster: its nodes with their hosts, memory and services, their RDMA devices, the links between them,\n"
-    "the proxies and published ports of this host, and the jobs of `weft exec`. What is shown is at most two seconds old.\n"
+    "Shows a standing cluster (`weft up`): its nodes with their hosts, memory, services and RDMA devices, the links between\n"
+    "the nodes, the proxies and published ports of this host, and the number of jobs. A node is the process of weft on a host.\n"
+    "What is shown is at most two seconds old; the state of the devices is at most ten seconds old.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "      --json             print everything as JSON\n"
-    "      --metrics          print the figures in Prometheus' text format\n"
-    "      --memory           show how much of each node's pool is used for what, instead of devices and links\n"
+    "      --metrics          print the numbers in the text format of Prometheus\n"
+    "      --memory           show what the memory of each node is used for, instead of devices and links\n"
     "      --watch            show the status again every second, until a signal\n"
     "  -h, --help             print this text\n"
     "\n"
@@ -283,7 +286,7 @@ static int print_memory(const char *text, bool watch)
 {
     json_t *o = json_loads(text, 0, NULL);
     if (!o)
-        return cli_error("status", "the answer of the cluster's control node is not JSON: run the same version of weft on all hosts");
+        return cli_error("status", "the answer of the cluster's node on this host is not JSON; run the same version of weft on all hosts");
     struct cli_table *t = memory_table(json_object_get(o, "nodes"));
     if (watch && isatty(STDOUT_FILENO))
         fputs("\033[H\033[J", stdout);
@@ -291,14 +294,14 @@ static int print_memory(const char *text, bool watch)
         cli_table_print(t, stdout);
     cli_table_free(t);
     json_decref(o);
-    return t ? cli_flush("status") : cli_error("status", "no memory for the table");
+    return t ? cli_flush("status") : cli_error("status", "no memory for the table" BASE_MEMORY_HINT);
 }
 
 static int print_status(const char *text, bool watch)
 {
     json_t *o = json_loads(text, 0, NULL);
     if (!o)
-        return cli_error("status", "the answer of the cluster's control node is not JSON: run the same version of weft on all hosts");
+        return cli_error("status", "the answer of the cluster's node on this host is not JSON; run the same version of weft on all hosts");
     struct cli_table *nodes = nodes_table(json_object_get(o, "nodes")), *links = links_table(json_object_get(o, "links"));
     struct cli_table *forwards = forwards_table(json_object_get(o, "forwards"));
     if (watch && isatty(STDOUT_FILENO))
@@ -319,7 +322,7 @@ static int print_status(const char *text, bool watch)
     cli_table_free(links);
     cli_table_free(forwards);
     json_decref(o);
-    return nodes && links && forwards ? cli_flush("status") : cli_error("status", "no memory for the tables");
+    return nodes && links && forwards ? cli_flush("status") : cli_error("status", "no memory for the tables" BASE_MEMORY_HINT);
 }
 
 static int show_status(const char *cluster, int how, bool watch)
@@ -357,7 +360,7 @@ int cli_status(int argc, char **argv)
         case 'M':
         case 'm':
             if (how && how != c)
-                return cli_usage("status", "--json, --metrics and --memory exclude each other");
+                return cli_usage("status", "--json, --metrics and --memory exclude each other: give only one of them");
             how = c;
             break;
         case 'h': fputs(status_help, stdout); return cli_flush("status");

@@ -65,13 +65,14 @@ int terminal_open(void)
     if (!rc)
         return 0;
     helper_pipe = -1;
-    return base_fail(rc, "--tty: cannot start the process that restores the terminal if this command is killed: %s", base_strerror(rc));
+    return base_fail(rc, "--tty: cannot start the process that restores the terminal if this command is killed: %s" BASE_THREAD_HINT,
+                     base_strerror(rc));
 }
 
 int terminal_raw(void)
 {
     if (tcsetattr(STDIN_FILENO, TCSADRAIN, &raw))
-        return base_fail(-errno, "--tty: the terminal cannot be set to raw mode: %s", base_strerror(errno));
+        return base_fail(-errno, "--tty: the terminal cannot be set to raw mode: %s; leave out --tty", base_strerror(errno));
     is_raw = true;
     return 0;
 }

@@ -12,13 +12,18 @@
 static const char help[] =
     "Usage: weft topo -n N | --hostfile FILE | --softverbs TOPO [OPTIONS]\n"
     "\n"
-    "Shows how the nodes of a cluster reach each other. The command starts a node on each host, as `weft run` does. Each node\n"
-    "measures its route to every other node, one pair after another. The command prints a line for each direction of a pair:\n"
-    "the transport, whether the route is direct or which node is next on it, the devices, the round trip of an 8-byte put,\n"
-    "the bandwidth of puts of 1 MiB, and the retransmits and repairs during the measurement.\n"
+    "Measures how fast the hosts of a cluster reach each other, and shows by which way. The command starts a node on each host,\n"
+    "as `weft run` does. The nodes measure one pair after another. A line for each direction of a pair shows:\n"
+    "\n"
+    "  transport             shm (shared memory), rc (RDMA), tb (RDMA over Thunderbolt) or ofi (other networks)\n"
+    "  way                   direct, or the next node on the way\n"
+    "  devices               the devices of the sending node\n"
+    "  round trip            the time to write 8 bytes to the other node, and to get 8 bytes back\n"
+    "  bandwidth             how fast large data is written to the other node\n"
+    "  retransmits, repairs  tb, ofi: how often something that was lost was sent again, or repaired\n"
     "\n"
     "  -n, --nodes N          how many nodes, 2 to 256; required without a hostfile or --softverbs\n"
-    "      --hostfile FILE    the cluster's hosts and settings\n"
+    "      --hostfile FILE    start the nodes on the hosts in this file\n"
     "      --remote-weft PATH the path of the command weft on other hosts, if it differs from the path here\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on an emulated host: mesh:4:tb5, chain:5, lab.json\n"
     "      --time TIME        how long each of the two measurements of a direction takes (default: 50ms; with --matrix 1ms)\n"
@@ -28,13 +33,13 @@ static const char help[] =
     "      --matrix           print a hostfile for MLX: for each host the device that leads to each other host, or null\n"
     "  -h, --help             print this text\n"
     "\n"
-    "Other work on the hosts slows the measurements down: measure while the hosts have no other work.\n"
+    "Other work on the hosts makes the results worse: measure while the hosts have no other work.\n"
     "\n"
     "  weft topo --softverbs mesh:4:tb5\n"
     "  weft topo --hostfile hosts.json --svg > cluster.svg\n"
     "  weft topo --hostfile hosts.json --matrix > mlx.json\n"
     "\n"
-    "Exit status: 0; 1 if the nodes could not join, or a pair could not be measured; 2 if the command line is wrong; 128 + N\n"
+    "Exit status: 0; 1 if the nodes could not connect, or a pair could not be measured; 2 if the command line is wrong; 128 + N\n"
     "if signal N ended the command.\n";
 
 struct options {
@@ -63,7 +68,7 @@ static int topo_take_option(int c, struct options *o, struct launch *l)
     case 's':
     case 'm':
         if (o->format != TOPO_TABLE)
-            return cli_usage("topo", "--json, --dot, --svg and --matrix exclude each other");
+            return cli_usage("topo", "--json, --dot, --svg and --matrix exclude each other: give only one of them");
         o->format = c == 'j' ? TOPO_JSON : c == 'd' ? TOPO_DOT : c == 's' ? TOPO_SVG : TOPO_MATRIX;
         return 0;
     default: return CLI_USAGE;
@@ -77,7 +82,7 @@ static int topo_start(struct launch *l, int argc, char **argv)
     char *others[] = {hosts.self, (char *)(uintptr_t) "topo", (char *)(uintptr_t) "--as-node", NULL};
     char **first = calloc((size_t)argc + 3, sizeof *first);
     if (!first)
-        return cli_error("topo", "no memory for the command line of the nodes");
+        return cli_error("topo", "no memory for the command line of the nodes" BASE_MEMORY_HINT);
     int status = 0;
     if (l->softverbs && emulate_parse(&e, l->softverbs, l->nodes))
         status = cli_usage("topo", "%s", base_error());
@@ -86,7 +91,7 @@ static int topo_start(struct launch *l, int argc, char **argv)
     if (!status && l->nodes == 0)
         status = cli_usage("topo", "the cluster is missing: give --hostfile FILE, --softverbs TOPO or -n N");
     if (!status && (l->nodes < 2 || l->nodes > TOPO_NODES_MAX))
-        status = cli_usage("topo", "%u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
+        status = cli_usage("topo", "the cluster has %u node%s: expected 2 to %u", l->nodes, l->nodes == 1 ? "" : "s", TOPO_NODES_MAX);
     if (!status && l->ssh && l->ssh[0])
         status = cli_usage("topo", "hostfile %s: the first host, %s, is not this host: it must be, because the result is printed here",
                            hosts_file(l->hostfile), l->ssh[0]);
@@ -122,7 +127,8 @@ int cli_topo(int argc, char **argv)
     bool as_node = argc > 1 && strcmp(argv[1], "--as-node") == 0, started = false;
     int c, status;
     if (as_node && (!getenv("WEFT_RANK") || !getenv("WEFT_SIZE")))
-        return cli_usage("topo", "only the launcher may use --as-node");
+        return cli_usage(
+            "topo", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     argv += as_node;
     argc -= as_node;
     while ((c = cli_option("topo", argc, argv, "n:h", longs, &started)) != -1) {

@@ -77,7 +77,9 @@ static int way(const struct measurer *m, uint32_t node)
 {
     weft_link_stats s;
     if (weft_link_stat(m->w, node, &s, sizeof s) == 0 && s.via == UINT32_MAX)
-        return base_fail(-ENETDOWN, "no route leads to node %u: its cables are unplugged, or their ports are down", node);
+        return base_fail(
+            -ENETDOWN,
+            "no route leads to node %u: its cables are unplugged, or their ports are down; `weft doctor` on its host examines them", node);
     return 0;
 }
 
@@ -351,9 +353,10 @@ static int print_report(struct measurer *m, enum topo_format format, const char 
         whole = whole && (links[i].measured || i % (m->size + 1) == 0);
     const struct topo t = {m->size, nodes, links};
     if (format == TOPO_MATRIX) /* a program that reads the matrix would take missing links for absent cables */
-        return whole ? topo_matrix(&t, hostfile) : cli_error("topo", "not every pair could be measured: there is no matrix");
+        return whole ? topo_matrix(&t, hostfile)
+                     : cli_error("topo", "not every pair of nodes could be measured, so there is no matrix: see the messages above");
     int status = topo_print(&t, format);
-    return status ? status : whole ? 0 : cli_error("topo", "not every pair could be measured");
+    return status ? status : whole ? 0 : cli_error("topo", "not every pair of nodes could be measured: see the reasons above");
 }
 
 /* Exchange addresses: every node gives that of its desk; node 0 also gives that of the report, and the time of a measurement. */
@@ -363,7 +366,7 @@ static int meet(struct measurer *m)
     weft_gaddr desk, report = WEFT_NULL;
     if (!words || !m->desks || !m->samples) {
         free(words);
-        return base_fail(-ENOMEM, "no memory for the addresses of %u nodes", m->size);
+        return base_fail(-ENOMEM, "no memory for the addresses of %u nodes" BASE_MEMORY_HINT, m->size);
     }
     int rc = weft_alloc_aligned(m->w, sizeof(struct desk), BASE_PAGE, &desk);
     if (!rc && m->rank == 0)
@@ -412,7 +415,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     weft_pool_stats pool;
     if (weft_pool_stat(m.w, &pool, sizeof pool) == 0)
         node.pool_bytes = pool.reserved_bytes;
-    rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for the results of %u links", m.size);
+    rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for the results of %u links" BASE_MEMORY_HINT, m.size);
     if (!rc)
         rc = all_pairs(&m, links);
     bool cut_off = (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();

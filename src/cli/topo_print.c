@@ -178,7 +178,7 @@ static void print_slow_pairs(const struct topo *t)
 static int print_tables(const struct topo *t)
 {
     struct cli_table *nodes = node_table(t), *links = link_table(t);
-    int status = nodes && links ? 0 : cli_error("topo", "no memory for the table of links");
+    int status = nodes && links ? 0 : cli_error("topo", "no memory for the table of links" BASE_MEMORY_HINT);
     if (!status) {
         cli_table_print(nodes, stdout);
         putchar('\n');

@@ -26,33 +26,35 @@ static const char up_help[] =
     "       weft up --add N|HOST,... [--cluster NAME] [--remote-weft PATH]\n"
     "       weft up --here [--hostfile FILE] [OPTIONS]\n"
     "\n"
-    "Starts a standing cluster: one node on each host of the hostfile, which stays until `weft down`. The command starts the nodes\n"
-    "as `weft run` does, and returns when all nodes have joined. Then this user's programs on each of these hosts can use the\n"
-    "cluster, for example by `weft exec`, `weft status` and `weft run --cluster`. The first host of the hostfile must be this\n"
-    "host. Once the cluster is up, it does not depend on any one host. When a node dies, a new one is started on its host.\n"
+    "Connects several hosts to a group, a standing cluster. Then you can run programs on all of them (`weft exec`), copy files\n"
+    "(`weft cast`), and use the network of one from another (`weft proxy`), without ssh. The command starts a process of weft\n"
+    "in the background on each host, called a node, and returns when all nodes are connected. They stay until `weft down`.\n"
     "\n"
-    "  -n, --nodes N          start N nodes on this host, as a trial; default: one node for each entry of the hostfile\n"
-    "      --hostfile FILE    the cluster's hosts and settings\n"
+    "The first host of the hostfile must be this host; the others are reached by ssh. Once the cluster is up, no host depends\n"
+    "on another. When a node dies, a new one is started on its host.\n"
+    "\n"
+    "  -n, --nodes N          start N nodes on this host, to try out a cluster; default: as in the hostfile\n"
+    "      --hostfile FILE    the hosts and settings of the cluster\n"
     "      --add N|HOST,...   add nodes to a cluster that is up: N nodes on this host, or one on each of these hosts\n"
-    "      --cluster NAME     the cluster's name on its hosts; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "      --foreground       stay in the foreground until the cluster ends, and print its log here\n"
-    "      --here             start only the node of this host, in the foreground and without ssh; run this on every host (for\n"
-    "                         systemd and launchd). WEFT_RANK is the number of the node. If the cluster is already\n"
-    "                         running, the node joins it\n"
+    "      --here             start only the node of this host, in the foreground and without ssh, for systemd and launchd;\n"
+    "                         run this on every host. WEFT_RANK is the number of the node. If the cluster is already running,\n"
+    "                         the node joins it\n"
     "      --metrics ADDRESS  serve http://ADDRESS/metrics for Prometheus on this host, as in 127.0.0.1:9464\n"
-    "      --allow WHAT       let other nodes reach WHAT through the network of these nodes (see weft-proxy): an address, a network\n"
-    "                         or a name, with :PORT or without. By default they reach all addresses except link-local and\n"
-    "                         multicast addresses, metadata services of clouds, and the node's own loopback\n"
-    "      --deny WHAT        do not let other nodes reach WHAT. The first --allow or --deny that matches decides\n"
-    "      --root FOLDER      let other nodes read only files below this folder of a node (weft-cat)\n"
-    "      --cache SIZE       how much of its pool a node uses to cache files for other nodes; default: a quarter\n"
-    "      --pool SIZE        size of each node's pool, as in 1G (sets WEFT_POOL)\n"
+    "      --allow WHAT       let other hosts reach WHAT through the network of these nodes: an address, a network or a name,\n"
+    "                         with :PORT or without (`man weft-proxy`). By default they reach all addresses except link-local\n"
+    "                         and multicast addresses, metadata services of clouds, and the node's own loopback\n"
+    "      --deny WHAT        do not let other hosts reach WHAT. The first --allow or --deny that matches decides\n"
+    "      --root FOLDER      let other hosts read only files below this folder of a node (`weft cat`)\n"
+    "      --cache SIZE       how much memory of its pool a node uses to keep files that other hosts have read; default: a\n"
+    "                         quarter\n"
+    "      --pool SIZE        the memory that each node shares with the cluster, as in 1G (sets WEFT_POOL)\n"
     "      --remote-weft PATH the path of the command weft on other hosts, if it differs from the path here\n"
     "      --softverbs TOPO   emulated RDMA devices, each node on an emulated host: switch:4, mesh:4:tb5\n"
     "  -h, --help             print this text\n"
     "\n"
-    "The control socket and the log are in $XDG_RUNTIME_DIR/weft/NAME, or in /tmp/weft-UID/NAME, on each host. The log keeps at\n"
-    "most 8 MiB.\n"
+    "The log is in $XDG_RUNTIME_DIR/weft/NAME, or in /tmp/weft-UID/NAME, on each host: see `weft logs`.\n"
     "\n"
     "Exit status: 0; 1 if the cluster could not be started; 2 if the command line is wrong.\n";
 
@@ -63,7 +65,8 @@ static int up_add_rule(const char *word, const char *what)
     const char *before = getenv("WEFT_NET_RULES");
     int n = snprintf(rules, sizeof rules, "%s%s%s=%s", before ? before : "", before && before[0] ? "," : "", word, what);
     if (n >= (int)sizeof rules || strchr(what, ','))
-        return cli_usage("up", "--%s '%.64s': expected one rule, and all rules must have less than %zu bytes", word, what, sizeof rules);
+        return cli_usage("up", "--%s '%.64s': expected one rule, and all rules together must have less than %zu bytes", word, what,
+                         sizeof rules);
     setenv("WEFT_NET_RULES", rules, 1);
     return 0;
 }
@@ -89,7 +92,8 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     case 'I': u->start = optarg; return 0;
     case 'S':
         if (base_parse_number(optarg, 0, WEFT_MAX_NODES, &n))
-            return cli_usage("up", "only the launcher may use --first");
+            return cli_usage(
+                "up", "--first is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
         u->first = (uint32_t)n;
         return 0;
     case 'M':
@@ -192,7 +196,8 @@ static int up_as_node(struct up *u)
     bool joins = join && join[0];
     int64_t slot;
     if (!rank || base_parse_number(rank, joins ? 0 : u->first, WEFT_MAX_NUMBERS, &slot) || (!size && !joins))
-        return cli_usage("up", "only the launcher may use --as-node");
+        return cli_usage(
+            "up", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     if (joins) {
         unsetenv("WEFT_RANK");
         unsetenv("WEFT_SIZE");
@@ -259,10 +264,11 @@ int cli_up(int argc, char **argv)
 static const char down_help[] =
     "Usage: weft down [--cluster NAME]\n"
     "\n"
-    "Ends a standing cluster: kills its jobs, and returns when its nodes have left.\n"
+    "Ends a standing cluster (`weft up`) on all its hosts, and kills the commands that `weft exec` has started there. Returns\n"
+    "when the cluster has ended.\n"
     "\n"
-    "      --cluster NAME     the cluster's name on this host; default: WEFT_CLUSTER, or \"default\" if that is not set\n"
-    "  -h, --help             this text\n"
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
+    "  -h, --help             print this text\n"
     "\n"
     "Exit status: 0; 1 if there is no such cluster, or it does not end; 2 if the command line is wrong.\n";
 

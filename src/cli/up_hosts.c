@@ -96,10 +96,10 @@ int up_hosts(struct up *u, struct launch *l, const struct standing_place *p)
     uint32_t hosts;
     (void)p;
     if (!ssh)
-        return cli_error("up", "no memory for %u hosts", l->nodes);
+        return cli_error("up", "no memory for %u hosts" BASE_MEMORY_HINT, l->nodes);
     if (u->foreground) {
         free(ssh);
-        return cli_usage("up", "--foreground is for nodes on this host; for several hosts start `weft up --here` on each of them");
+        return cli_usage("up", "--foreground is for nodes on this host; for several hosts, start `weft up --here` on each of them");
     }
     int status = list_hosts(l, ssh, counts, &hosts);
     struct launch all = *l;
@@ -176,7 +176,8 @@ int up_on_host(struct up *u, struct launch *l)
     int lock;
     if (!rank || !size || !at || base_parse_number(rank, 0, WEFT_MAX_NODES, &host) || base_parse_number(size, 1, WEFT_MAX_NODES, &hosts) ||
         take_count(u, l, (uint32_t)host, (uint32_t)hosts) || cluster_address_check(at) || strlen(at) >= sizeof coord)
-        return cli_usage("up", "only the launcher may use --on-host");
+        return cli_usage(
+            "up", "--on-host is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     snprintf(coord, sizeof coord, "%s", at);
     snprintf(join, sizeof join, "%s", members ? members : "");
     u->joins = join[0];
@@ -219,7 +220,7 @@ static json_t *ask_cluster(struct up *u, struct launch *l)
         if (!json_is_string(json_object_get(o, needed[i]))) {
             json_decref(o);
             o = NULL;
-            cli_error("up", "the standing cluster's answer is invalid: do all hosts run the same version of weft?");
+            cli_error("up", "the standing cluster's answer is invalid; run the same version of weft on all hosts");
         }
     if (!o)
         return NULL;
@@ -252,7 +253,9 @@ static int add_here(struct up *u, struct launch *l, const json_t *o, uint32_t co
     static struct standing_place place; /* static, because u->cluster points into it */
     int lock;
     if (json_is_true(json_object_get(o, "emulated")))
-        return cli_error("up", "--add: the cluster runs on emulated hosts, whose number is fixed");
+        return cli_error(
+            "up",
+            "--add: this cluster runs on emulated hosts, whose number is fixed: start it anew with more hosts (`weft up --softverbs`)");
     snprintf(u->door, sizeof u->door, "%s", json_string_value(json_object_get(o, "door")));
     snprintf(u->join, sizeof u->join, "%s", json_string_value(json_object_get(o, "members")));
     snprintf(coord, sizeof coord, "%s", json_string_value(json_object_get(o, "coord")));
@@ -286,7 +289,7 @@ static int add_hosts(struct up *u, struct launch *l, const json_t *o, char *name
                          door);
     for (char *name = strtok_r(names, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
         if (name[0] == '-' || count == WEFT_MAX_NODES)
-            return cli_usage("up", "--add: '%s' is not the name of a host, or there are too many", name);
+            return cli_usage("up", "--add: '%s' is not the name of a host, or there are too many names", name);
         list[count++] = name;
         n += (size_t)snprintf(counts + n, sizeof counts - n, n ? ",1" : "1");
     }

@@ -48,7 +48,7 @@ static int go_to_background(const struct standing_place *p)
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int log = open(p->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (null < 0 || log < 0)
-        return cli_error("up", "%s: %s", log < 0 ? p->log : "/dev/null", base_strerror(errno));
+        return cli_error("up", "cannot open %s: %s", log < 0 ? p->log : "/dev/null", base_strerror(errno));
     setsid();
     dup2(null, STDIN_FILENO);
     dup2(log, STDOUT_FILENO);
@@ -158,7 +158,7 @@ int up_background(struct up *u, struct launch *l, const struct standing_place *p
     fflush(NULL);
     pid_t pid = base_process_fork();
     if (pid < 0)
-        return cli_error("up", "cannot start the launcher process: %s", base_strerror((int)pid));
+        return cli_error("up", "cannot start the process that watches the cluster's nodes: %s" BASE_THREAD_HINT, base_strerror((int)pid));
     if (pid > 0)
         return wait_until_up(u, l, p, pid, log_from);
     int status = go_to_background(p);
@@ -187,7 +187,7 @@ int up_end(const char *sub, const char *cluster, bool quiet)
     if (standing_mark_down(&place))
         status = cli_error(sub, "%s", base_error());
     if (!asked && !quiet)
-        cli_error(sub, "so only the processes of this host are ended: if the cluster has other hosts, run weft down on one of them, too");
+        cli_error(sub, "only the processes of this host are ended: if the cluster has other hosts, run `weft down` on one of them, too");
     for (int64_t deadline = base_deadline(DOWN_NS); standing_locked(&place); base_sleep_ns(LOOK_NS))
         if (base_now_ns() > deadline)
             return cli_error(sub, "cluster '%s' did not end within %d s: see its log, %s", place.name, (int)(DOWN_NS / WEFT_SECOND),

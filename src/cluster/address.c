@@ -48,7 +48,7 @@ static int parse(const char *text, struct address *a)
         if (!name[0])
             return base_fail(-EINVAL, "address '%s': expected a path, or @NAME, after 'unix:'", text);
         if (strlen(name) > room)
-            return base_fail(-EINVAL, "address '%s': a Unix socket's name has at most %zu bytes", text, room);
+            return base_fail(-EINVAL, "address '%s': the path of a Unix socket has at most %zu bytes: use a shorter path", text, room);
         snprintf(a->name, sizeof a->name, "%s", name);
         return 0;
     }
@@ -65,7 +65,7 @@ static int parse(const char *text, struct address *a)
     memcpy(a->name, host, (size_t)(end - host));
     for (const char *p = a->name; *p; p++)
         if (!isalnum((unsigned char)*p) && !strchr(".-_:%", *p))
-            return base_fail(-EINVAL, "address '%s': '%s' is not a host's name or number", text, a->name);
+            return base_fail(-EINVAL, "address '%s': '%s' is not the name or the IP address of a host", text, a->name);
     const char *port = colon + 1;
     size_t digits = strspn(port, "0123456789");
     if (!digits || digits > 5 || port[digits] || atoi(port) > 65535)
@@ -180,7 +180,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     if (rc) {
         int error = errno;
         close(fd);
-        return base_fail(-error, "cannot listen at '%s': %s", text, base_strerror(error));
+        return base_fail(-error, "cannot listen at '%s': %s; choose another address", text, base_strerror(error));
     }
     snprintf(bound, bound_len, "%s", text);
     return fd;
@@ -247,8 +247,8 @@ static int listen_tcp(const char *text, const struct address *a, char *bound, si
     freeaddrinfo(list);
     if (fd < 0)
         return base_fail(fd, "cannot listen at '%s': %s%s", text, base_strerror(fd),
-                         fd == -EADDRNOTAVAIL ? " (node 0 listens there, so it must be an address of its host)"
-                         : fd == -EADDRINUSE  ? " (another program listens there: choose another port)"
+                         fd == -EADDRNOTAVAIL ? "; use an address of this host"
+                         : fd == -EADDRINUSE  ? "; another program listens there: choose another port"
                                               : "");
     struct sockaddr_storage at;
     socklen_t len = sizeof at;
@@ -333,7 +333,7 @@ int cluster_address_towards(const char *address, char *out, size_t len)
     struct addrinfo *list;
     int rc = parse(address, &a);
     if (!rc && a.local)
-        return base_fail(-ENOTSUP, "address '%s': expected HOST:PORT", address);
+        return base_fail(-ENOTSUP, "address '%s': expected HOST:PORT, as in 10.0.0.1:7654", address);
     if (rc || (rc = lookup(address, &a, 0, &list)))
         return rc;
     int fd = socket(list->ai_family, SOCK_DGRAM, 0); /* connecting it sends nothing */
@@ -432,7 +432,8 @@ int cluster_connect(const char *address, int64_t deadline)
             break;
         }
         if (!again) {
-            base_fail(fd, "cannot connect to '%s': %s", address, base_strerror(fd));
+            base_fail(fd, "cannot connect to '%s': %s; check the address, and that the node which listens there was started", address,
+                      base_strerror(fd));
             break;
         }
         int64_t left = deadline - base_now_ns();

@@ -86,9 +86,9 @@ int join_reach(const char *who, const char *address, int64_t connect_until, int6
         return fd;
     close(fd);
     if (rc == -ECONNRESET || rc == -EPIPE)
-        return base_fail(rc, "%s at %s closed the connection: it failed or ended (see its messages), or is not a weft of this version", who,
+        return base_fail(rc, "%s at %s closed the connection: it failed or ended (see its messages), or runs another version of weft", who,
                          address);
     return base_fail(
-        rc, "%s at %s did not answer as a weft of this version does (%s): check the address, and that all nodes run the same version", who,
-        address, base_strerror(rc));
+        rc, "%s at %s did not answer as this version of weft does (%s): check the address, and run the same version of weft on all hosts",
+        who, address, base_strerror(rc));
 }

@@ -65,7 +65,7 @@ struct door {
 
 static void door_refuse(struct door *d, struct visitor *v, int error, const char *text)
 {
-    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
+    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = -base_status_out(-error)};
     snprintf(a.text, sizeof a.text, "%s", text);
     join_answer_mac(a.mac, &d->g->j, &v->hello, &a, NULL);
     (void)join_write(v->fd, &a, sizeof a, base_deadline(ANSWER_WAIT));
@@ -256,8 +256,8 @@ static void door_step(struct door *d, int64_t now)
             door_leave(d);
         else
             door_refuse(d, &d->guest, ETIMEDOUT,
-                        "the members did not agree in time that this node joins: another node is joining, or one of them "
-                        "is stopped");
+                        "the nodes of the cluster did not agree in time that this node joins: another node is joining, or one of them is "
+                        "stopped; try again");
         return;
     }
     if (d->step == DOOR_IDLE && now >= d->next_at)
@@ -339,8 +339,8 @@ static void visitor_take(struct door *d)
     d->visitors[d->count++] = (struct visitor){.fd = fd, .pid = pid, .until = base_deadline(VISITOR_WAIT)};
 }
 
-/* A complete proof. False: the connection is closed. */
-static bool visitor_admit(struct door *d, struct visitor *v)
+/* Checks a complete proof. False: the caller closes the connection. */
+static bool visitor_check_proof(struct door *d, struct visitor *v)
 {
     uint8_t right[WIRE_MAC];
     join_proof_mac(right, &d->g->j, &v->hello, &v->challenge, &v->proof.card);
@@ -353,11 +353,11 @@ static bool visitor_admit(struct door *d, struct visitor *v)
         return false; /* an unauthenticated connection gets no answer */
     }
     if (v->hello.size != 0 || v->hello.rank != WIRE_NEWCOMER) {
-        door_refuse(d, v, EINVAL, "this cluster is complete and runs: join it with WEFT_JOIN instead of WEFT_COORD and WEFT_RANK");
+        door_refuse(d, v, EINVAL, "this cluster has started already: join it with WEFT_JOIN instead of WEFT_COORD and WEFT_RANK");
         return false;
     }
     if (!join_card_ok(&v->proof.card, WIRE_NEWCOMER) || !v->proof.card.side[0]) {
-        door_refuse(d, v, EINVAL, "the joining node sent invalid names and addresses: do all nodes run the same version of weft?");
+        door_refuse(d, v, EINVAL, "the joining node sent invalid names and addresses; run the same version of weft on all hosts");
         return false;
     }
     v->stage = VISITOR_WAITS;
@@ -385,7 +385,7 @@ static bool visitor_hear(struct door *d, struct visitor *v)
         return true;
     v->got = 0;
     if (v->stage == VISITOR_PROOF)
-        return visitor_admit(d, v);
+        return visitor_check_proof(d, v);
     v->challenge.magic = WIRE_MAGIC;
     if (v->hello.magic != WIRE_MAGIC || base_random(v->challenge.nonce, sizeof v->challenge.nonce))
         return false;

@@ -44,26 +44,26 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     join_answer_mac(right, j, hello, a, cards);
     if (sodium_memcmp(right, a->mac, WIRE_MAC))
         return base_fail(
-            -EACCES, "the member that answered has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)");
+            -EACCES, "the node that answered has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)");
     if (a->kind == WIRE_REFUSED) {
-        int error = a->error == ENOSPC || a->error == EBUSY || a->error == ETIMEDOUT ? a->error : EINVAL;
-        return base_fail(-error, "the cluster refuses this node: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
+        int error = a->error > 0 ? base_status_in(-a->error) : 0;
+        error = error == -ENOSPC || error == -EBUSY || error == -ETIMEDOUT ? error : -EINVAL;
+        return base_fail(error, "the cluster refuses this node: %.*s", (int)strnlen(a->text, sizeof a->text), a->text);
     }
     if (a->number == 0 || a->number >= WEFT_MAX_NUMBERS || a->founders == 0 || a->founders > a->number || a->founders > WEFT_MAX_NODES)
-        return base_fail(-EPROTO,
-                         "the member that answered sent an invalid number for this node: do all nodes run the same version of weft?");
+        return base_fail(-EPROTO, "the node that answered sent an invalid number for this node; run the same version of weft on all hosts");
     j->cards = calloc((size_t)a->number + 1, sizeof *j->cards);
     if (!j->cards)
         return base_fail(-ENOMEM, "cannot join the cluster: no memory for the names and addresses of %u nodes" BASE_MEMORY_HINT, a->number);
     for (uint32_t i = 0; i < a->count; i++) {
         if (cards[i].rank >= a->number || !join_card_ok(&cards[i], cards[i].rank))
             return base_fail(
-                -EPROTO, "the member that answered sent invalid names and addresses of a node: do all nodes run the same version of weft?");
+                -EPROTO, "the node that answered sent invalid names and addresses of a node; run the same version of weft on all hosts");
         j->cards[cards[i].rank] = cards[i];
     }
     if (a->from >= a->number || !j->cards[a->from].side[0])
         return base_fail(-EPROTO,
-                         "the member that answered did not send its own names and addresses: do all nodes run the same version of weft?");
+                         "the node that answered did not send its own names and addresses; run the same version of weft on all hosts");
     /* The member may listen at a wildcard address: use the address at which this node has reached it. The same holds for the other members
      * on its host. */
     for (uint32_t i = 0; i < a->number; i++) {
@@ -111,26 +111,25 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     if (!rc)
         rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
     if (rc == -ECONNRESET || rc == -EPIPE) {
-        rc = base_fail(
-            -EACCES,
-            "the member at %s closed the connection: the cluster secret is wrong or missing, here or there (WEFT_SECRET_FILE), or "
-            "the member ended",
-            address);
+        rc = base_fail(-EACCES,
+                       "the node at %s closed the connection: the cluster secret is wrong or missing, here or there (WEFT_SECRET_FILE), or "
+                       "that node ended",
+                       address);
         goto out;
     }
     if (rc) {
-        base_fail(rc, "no answer from the member at %s: %s", address, base_strerror(rc));
+        base_fail(rc, "no answer from the node at %s, through which this node joins: %s", address, base_strerror(rc));
         goto out;
     }
     bool members = answer.magic == WIRE_MAGIC && answer.kind == WIRE_MEMBERS && answer.count >= 1 && answer.count <= WEFT_MAX_NODES;
     if (!members && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
-        rc = base_fail(-EPROTO, "the member at %s sent an invalid answer: do all nodes run the same version of weft?", address);
+        rc = base_fail(-EPROTO, "the node at %s sent an invalid answer; run the same version of weft on all hosts", address);
         goto out;
     }
     cards = calloc(answer.count + 1, sizeof *cards);
     rc = cards ? join_read(fd, cards, answer.count * sizeof *cards, j->deadline + ANSWER_GRACE) : -ENOMEM;
     if (rc)
-        base_fail(rc, "the connection to the member at %s failed while the member sent the addresses of the nodes: %s", address,
+        base_fail(rc, "the connection to the node at %s failed while that node sent the addresses of all nodes: %s; try again", address,
                   base_strerror(rc));
     else
         rc = enter_cards(j, s, &hello, &answer, cards, fd);
@@ -163,7 +162,7 @@ int cluster_enter(struct cluster_settings *s)
     char why[WIRE_REASON] = "";
     int rc = 0;
     if (sodium_init() < 0)
-        return base_fail(-EIO, "cannot join the cluster: the library libsodium cannot be initialised");
+        return base_fail(-EIO, "cannot join the cluster: the library libsodium cannot be initialised; reinstall it");
     struct join *j = calloc(1, sizeof *j);
     if (!j)
         return base_fail(-ENOMEM, "no memory for the state of joining the cluster" BASE_MEMORY_HINT);
@@ -193,7 +192,7 @@ int cluster_enter(struct cluster_settings *s)
         rc = 0;
     }
     if (rc) {
-        rc = base_context(rc, "joining the running cluster at %s (WEFT_JOIN)", s->join);
+        rc = base_context(rc, "cannot join the running cluster at %s (WEFT_JOIN)", s->join);
         join_entry_free(j);
     } else {
         s->entry = j;

@@ -94,7 +94,7 @@ static int hub_hear(struct join *j, struct join_hub *h)
     }
     hang_up(h);
     return sense && m.error ? hub_failed(j, m.rank, m.text)
-                            : hub_failed(j, h->rank, "it sent an invalid message: do all nodes run the same version of weft?");
+                            : hub_failed(j, h->rank, "it sent an invalid message; run the same version of weft on all hosts");
 }
 
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready)
@@ -111,7 +111,7 @@ int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t unt
         j->fds[n++] = (struct pollfd){.fd = j->hubs[i].fd, .events = POLLIN};
     int got = poll(j->fds, n, left <= 0 ? 0 : left > WEFT_SECOND ? 1000 : (int)(left / WEFT_MS) + 1);
     if (got < 0 && errno != EINTR)
-        return base_fail(-errno, "waiting for the other nodes failed: %s", base_strerror(errno));
+        return base_fail(-errno, "cannot wait for the other nodes: %s", base_strerror(errno));
     for (uint32_t i = 0; got > 0 && i < j->hub_count; i++) {
         rc = j->fds[count + i].revents ? hub_hear(j, &j->hubs[i]) : 0;
         if (rc)
@@ -144,7 +144,7 @@ static int wait_for_all(struct join *j)
         rc = join_hub_wait(j, NULL, 0, base_deadline(WEFT_SECOND), &ready);
         if (!rc && base_now_ns() > j->deadline && undone(j, &who)) {
             char text[160];
-            snprintf(text, sizeof text, "it did not connect with all others within %.1f s; if slow, raise WEFT_JOIN_TIMEOUT",
+            snprintf(text, sizeof text, "it did not connect with all others within %.1f s; to wait longer, raise WEFT_JOIN_TIMEOUT",
                      (double)j->settings->join_timeout_ns / 1e9);
             hub_failed(j, who, text);
             rc = base_fail(-ETIMEDOUT, "node %u (pid %u on %s): %s", who, j->cards[who].pid, j->cards[who].host, text);
@@ -165,7 +165,7 @@ static int hub_wait_for_word(struct join *j)
         rc = join_hub_wait(j, NULL, 0, base_deadline(WEFT_SECOND), &ready);
         if (!rc && !h->done && base_now_ns() > j->deadline + WORD_GRACE)
             rc = base_fail(-ETIMEDOUT,
-                           "node %u (pid %u on %s) did not report within %.1f s that all nodes have connected; if slow, raise "
+                           "node %u (pid %u on %s) did not report within %.1f s that all nodes have connected; to wait longer, raise "
                            "WEFT_JOIN_TIMEOUT",
                            h->rank, j->cards[h->rank].pid, j->cards[h->rank].host, (double)j->settings->join_timeout_ns / 1e9);
     }

@@ -19,8 +19,8 @@
     (2 * WEFT_SECOND) /* how much longer nodes wait than node 0, to receive node 0's error, which names the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
-#define ADDRESS_WAIT (250 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
-#define ADDRESS_MOST (60 * WEFT_SECOND) /* the longest such time, about */
+#define ADDRESS_WAIT (250 * WEFT_MS)    /* how long one of several addresses is tried; doubled in each round, ... */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* ... to at most about this */
 #define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
 
 /* --- cards --- */
@@ -83,7 +83,7 @@ static int answer_send(const struct join *j, const struct guest *g, struct wire_
 
 static void join_refuse(const struct join *j, const struct guest *g, int error, const char *text)
 {
-    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = error};
+    struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = -base_status_out(-error)};
     snprintf(a.text, sizeof a.text, "%s", text);
     (void)answer_send(j, g, &a, base_deadline(ANSWER_GRACE)); /* if this fails, the refused node sees that its connection closes */
 }
@@ -100,7 +100,7 @@ static void name_guest(const struct guest *g, char *out, size_t len)
 }
 
 /* Check a complete proof and the card in it. False: the caller closes the connection. */
-static bool admit(struct join *j, struct guest *g, struct turned_away *t)
+static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
 {
     uint8_t right[WIRE_MAC];
     join_proof_mac(right, j, &g->hello, &g->challenge, &g->proof.card);
@@ -113,17 +113,18 @@ static bool admit(struct join *j, struct guest *g, struct turned_away *t)
     uint32_t rank = g->hello.rank, size = j->w->size;
     if (g->hello.size == 0) {
         snprintf(text, sizeof text,
-                 "this cluster is not complete yet, so no node can join it late: its nodes listen at WEFT_GROW when it is");
-        snprintf(t->text, sizeof t->text, "one tried to join as a late node (WEFT_JOIN)");
+                 "this cluster is still starting, and nodes can join it with WEFT_JOIN only when it has started: try again");
+        snprintf(t->text, sizeof t->text, "one node tried to join with WEFT_JOIN");
     } else if (g->hello.size != size) {
         snprintf(text, sizeof text, "this node is set to %u nodes, node 0 to %u (WEFT_SIZE)", g->hello.size, size);
         snprintf(t->text, sizeof t->text, "node %u is set to %u nodes, node 0 to %u (WEFT_SIZE)", rank, g->hello.size, size);
     } else if (rank == 0 || rank >= size || !join_card_ok(&g->proof.card, rank)) {
-        snprintf(text, sizeof text, "rank %u is not one of 1 to %u", rank, size - 1);
-        snprintf(t->text, sizeof t->text, "one tried to join as node %u, which is not one of 1 to %u", rank, size - 1);
+        snprintf(text, sizeof text, "this node's number is %u, and must be from 1 to %u (WEFT_RANK)", rank, size - 1);
+        snprintf(t->text, sizeof t->text, "one node tried to join as node %u, which is not one of 1 to %u", rank, size - 1);
     } else if (j->cards[rank].side[0]) {
-        snprintf(text, sizeof text, "node %u has joined already (pid %u on %s)", rank, j->cards[rank].pid, j->cards[rank].host);
-        snprintf(t->text, sizeof t->text, "two tried to join as node %u", rank);
+        snprintf(text, sizeof text, "node %u has joined already (pid %u on %s): give each node its own number (WEFT_RANK)", rank,
+                 j->cards[rank].pid, j->cards[rank].host);
+        snprintf(t->text, sizeof t->text, "two nodes tried to join as node %u", rank);
     } else if (g->proof.card.grows != (uint32_t)cluster_grows(j->settings)) {
         snprintf(text, sizeof text, "WEFT_GROW is %s on this node and %s on node 0: set it on all nodes or on none",
                  g->proof.card.grows ? "set" : "not set", g->proof.card.grows ? "not set" : "set");
@@ -161,7 +162,7 @@ static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
         return true;
     g->got = 0;
     if (g->stage == WAIT_PROOF)
-        return admit(j, g, t);
+        return check_proof(j, g, t);
     if (g->hello.magic != WIRE_MAGIC) {
         t->foreign++;
         return false;
@@ -173,7 +174,7 @@ static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
     return join_write(g->fd, &g->challenge, sizeof g->challenge, base_deadline(JOIN_STRANGER_WAIT)) == 0;
 }
 
-static uint32_t seated(const struct join *j)
+static uint32_t joined_nodes(const struct join *j)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < j->w->size; i++)
@@ -233,8 +234,8 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
         if (rc == -ETIMEDOUT) {
             char text[WIRE_TEXT];
             const struct wire_card *c = &j->cards[g[i].hello.rank];
-            snprintf(text, sizeof text, "node %u (pid %u on %s) does not read the table of nodes (is it stopped?)", c->rank, c->pid,
-                     c->host);
+            snprintf(text, sizeof text, "node %u (pid %u on %s) does not receive the addresses of all nodes (is it stopped?)", c->rank,
+                     c->pid, c->host);
             return turn_away(j, &g[i + 1], guests - i - 1, ETIMEDOUT, text);
         }
         rc = join_hub_add(j, g[i].fd, g[i].hello.rank);
@@ -271,7 +272,7 @@ static void tell_turned_away(const struct turned_away *t, char *out, size_t room
     if (t->text[0] && n >= 0 && (size_t)n < room)
         n += snprintf(out + n, room - (size_t)n, "; %s", t->text);
     if (t->foreign && n >= 0 && (size_t)n < room)
-        snprintf(out + n, room - (size_t)n, "; %u connection%s not from a weft of this version", t->foreign,
+        snprintf(out + n, room - (size_t)n, "; %u connection%s from another program or another version of weft", t->foreign,
                  t->foreign == 1 ? " was" : "s were");
 }
 
@@ -285,7 +286,7 @@ static int coordinate(struct join *j)
     if (listener < 0)
         listener = place->listener = cluster_listen(place->addresses[0], place->bound, sizeof place->bound);
     if (listener < 0)
-        return base_context(listener, "node 0 cannot listen for the others");
+        return base_context(listener, "node 0 cannot listen for the other nodes");
     struct guest *g = calloc(PENDING_MAX, sizeof *g);
     struct pollfd *fds = calloc(PENDING_MAX + 1, sizeof *fds);
     if (!g || !fds) {
@@ -299,16 +300,18 @@ static int coordinate(struct join *j)
         goto out;
     base_log(BASE_LOG_INFO, "waiting for %u nodes at %s", j->w->size - 1, bound);
     card_make(&j->cards[0], j);
-    while (seated(j) < j->w->size) {
+    while (joined_nodes(j) < j->w->size) {
         if ((rc = join_stopped()))
             goto out;
         int64_t left = j->deadline - base_now_ns();
         if (left <= 0) {
-            char missing[128], why[320], text[WIRE_TEXT];
+            char missing[96], why[264], text[WIRE_TEXT];
             name_missing(j, missing, sizeof missing);
             tell_turned_away(&away, why, sizeof why);
-            snprintf(text, sizeof text, "%s of %u did not join at %.128s within %.4g s%s%s", missing, j->w->size, bound,
-                     (double)j->settings->join_timeout_ns / 1e9, why, why[0] ? "" : "; if slow, raise WEFT_JOIN_TIMEOUT");
+            if (!why[0])
+                snprintf(why, sizeof why, "; to wait longer, raise WEFT_JOIN_TIMEOUT");
+            snprintf(text, sizeof text, "%s of %u did not join at %.96s within %.4g s%s", missing, j->w->size, bound,
+                     (double)j->settings->join_timeout_ns / 1e9, why);
             rc = turn_away(j, g, guests, ETIMEDOUT, text);
             goto out;
         }
@@ -327,7 +330,9 @@ static int coordinate(struct join *j)
         }
         if (fds[0].revents && (rc = take_guest(listener, g, &guests))) {
             char text[WIRE_TEXT];
-            snprintf(text, sizeof text, "node 0 has %u connections and cannot accept more: %s", guests, base_strerror(rc));
+            snprintf(text, sizeof text,
+                     "node 0 has %u connections and cannot accept more: %s; raise the limit on open files of node 0 (ulimit -n)", guests,
+                     base_strerror(rc));
             rc = turn_away(j, g, guests, -rc, text);
             goto out;
         }
@@ -411,18 +416,19 @@ static int attend(struct join *j)
         goto out;
     }
     if (rc) {
-        base_fail(rc, "no answer from node 0 at %s: %s", coord, base_strerror(rc));
+        base_fail(rc, "no answer from node 0 at %s: %s; check that it runs, and its messages", coord, base_strerror(rc));
         goto out;
     }
     bool table = answer.magic == WIRE_MAGIC && answer.kind == WIRE_TABLE && answer.count == j->w->size;
     if (!table && !(answer.magic == WIRE_MAGIC && answer.kind == WIRE_REFUSED && answer.count == 0)) {
-        rc = base_fail(-EPROTO, "node 0 at %s sent an invalid answer: do all nodes run the same version of weft?", coord);
+        rc = base_fail(-EPROTO, "node 0 at %s sent an invalid answer; run the same version of weft on all hosts", coord);
         goto out;
     }
     if (table) {
         rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + ANSWER_GRACE);
         if (rc) {
-            base_fail(rc, "the connection to node 0 at %s failed while node 0 sent the table of nodes: %s", coord, base_strerror(rc));
+            base_fail(rc, "the connection to node 0 at %s failed while node 0 sent the addresses of all nodes: %s", coord,
+                      base_strerror(rc));
             goto out;
         }
     }
@@ -434,13 +440,13 @@ static int attend(struct join *j)
     }
     if (!table) {
         answer.text[sizeof answer.text - 1] = '\0';
-        rc = base_fail(answer.error == ETIMEDOUT ? -ETIMEDOUT : -EINVAL, "node 0 refuses this node: %s", answer.text);
+        rc = base_fail(answer.error == -base_status_out(-ETIMEDOUT) ? -ETIMEDOUT : -EINVAL, "node 0 refuses this node: %s", answer.text);
         goto out;
     }
     memcpy(j->session, answer.session, sizeof j->session);
     for (uint32_t i = 0; i < j->w->size && !rc; i++)
         if (!join_card_ok(&j->cards[i], i))
-            rc = base_fail(-EPROTO, "node 0 at %s sent invalid names and addresses of node %u: do all nodes run the same version of weft?",
+            rc = base_fail(-EPROTO, "node 0 at %s sent invalid names and addresses of node %u; run the same version of weft on all hosts",
                            coord, i);
     /* Node 0 may listen at a wildcard address; use the one that this node has reached it at. */
     if (!rc && j->cards[0].away[0])
@@ -508,7 +514,7 @@ int cluster_join(struct weft_node *w, struct cluster_settings *s)
     struct join j = {
         .w = w, .settings = s, .deadline = base_deadline(s->join_timeout_ns), .here.fd = -1, .away.fd = -1, .place.listener = -1};
     if (sodium_init() < 0)
-        return base_fail(-EIO, "cannot start the cluster: the library libsodium cannot be initialised");
+        return base_fail(-EIO, "cannot start the cluster: the library libsodium cannot be initialised; reinstall it");
     base_host_id(w->host_id);
     struct fab_link *self = &w->links[w->rank];
     self->pid = (int)getpid();

@@ -181,7 +181,7 @@ static int notices_check(const struct wire_notice *all, uint32_t size)
 {
     for (uint32_t i = 0; i < size; i++)
         if (!meet_notice_ok(&all[i], i))
-            return base_fail(-EPROTO, "node %u runs another version of weft: run the same version on all nodes", i);
+            return base_fail(-EPROTO, "node %u runs another version of weft; run the same version of weft on all hosts", i);
     for (uint32_t i = 0; i < size; i++)
         if (all[i].error)
             return base_fail(-ECONNRESET, "node %u (pid %u on %s) failed before joining: %s", i, all[i].pid, all[i].host, all[i].text);
@@ -213,7 +213,7 @@ static int meet_by_launcher(struct meet_place *place, struct cluster_settings *s
         return rc;
     rc = launcher_exchange(&s->launcher, mine, sizeof *mine, all, deadline);
     if (rc == -ETIMEDOUT)
-        return base_context(rc, "not all processes of the job called weft_open() within %.1f s (if slow, raise WEFT_JOIN_TIMEOUT)",
+        return base_context(rc, "not all processes of the job called weft_open() within %.1f s (to wait longer, raise WEFT_JOIN_TIMEOUT)",
                             (double)s->join_timeout_ns / 1e9);
     if (!rc)
         rc = notices_check(all, s->size);

@@ -77,7 +77,7 @@ void grow_connect(struct grow *g, struct join_caller *c)
     if (!awaited) {
         char name[JOIN_CALLER_NAME];
         join_caller_name(c, name);
-        base_log(BASE_LOG_INFO, "refused a side connection from %s: it does not belong to a node that joins now", name);
+        base_log(BASE_LOG_INFO, "refused a connection from %s: it is not from a node that is joining now", name);
         close(c->fd);
         return;
     }

@@ -146,7 +146,7 @@ static int dial(struct join *j, uint32_t node, int64_t until)
         int64_t soon = base_deadline(CALL_WAIT);
         fd = cluster_connect(address_of(j, node, buf, sizeof buf), soon < j->deadline ? soon : j->deadline);
     } while (fd == -ETIMEDOUT && base_now_ns() < j->deadline);
-    return fd < 0 ? base_context(fd, "side connection to node %u", node) : fd;
+    return fd < 0 ? base_context(fd, "connection to node %u", node) : fd;
 }
 
 static int pairs_call(struct join *j, uint32_t node)
@@ -171,7 +171,8 @@ static int pairs_call(struct join *j, uint32_t node)
         if ((rc != -ECONNRESET && rc != -EPIPE) || base_now_ns() >= j->deadline)
             break;
     }
-    return base_fail(rc, "side connection to node %u (pid %u on %s): %s", node, j->cards[node].pid, j->cards[node].host, base_strerror(rc));
+    return base_fail(rc, "the connection to node %u (pid %u on %s) failed: %s", node, j->cards[node].pid, j->cards[node].host,
+                     base_strerror(rc));
 }
 
 int join_callers_open(struct join_callers *cs, uint32_t most)
@@ -210,7 +211,7 @@ void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why)
 {
     char name[JOIN_CALLER_NAME];
     join_caller_name(&cs->list[i], name);
-    base_log(BASE_LOG_INFO, "refused a side connection from %s: %s", name, why);
+    base_log(BASE_LOG_INFO, "refused a connection from %s: %s", name, why);
     close(cs->list[i].fd);
     join_caller_forget(cs, i);
 }
@@ -219,19 +220,19 @@ int join_caller_take(struct join_callers *cs, int listener)
 {
     struct join_caller c = {.fd = cluster_accept(listener)};
     if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
-        join_caller_refuse(cs, 0, "it has not authenticated, and no file descriptor was left for the next one");
+        join_caller_refuse(cs, 0, "it has not shown the cluster's secret, and no file descriptor was left for the next connection");
         return 0; /* the new connection stays in the listener's backlog */
     }
     if (c.fd < 0)
         return c.fd == -EINTR || c.fd == -EAGAIN || c.fd == -ECONNABORTED
                    ? 0
-                   : base_fail(c.fd, "cannot accept the connection of another node: %s", base_strerror(c.fd));
+                   : base_fail(c.fd, "cannot accept the connection of another node: %s" BASE_FILES_HINT, base_strerror(c.fd));
     if (!join_user_allowed(c.fd, &c.pid)) {
         close(c.fd);
         return 0;
     }
     if (cs->count == cs->most)
-        join_caller_refuse(cs, 0, "it has not authenticated, and too many other connections have not either");
+        join_caller_refuse(cs, 0, "it has not shown the cluster's secret, and neither have too many other connections");
     c.came = base_now_ns();
     cs->list[cs->count++] = c;
     return 0;
@@ -316,9 +317,10 @@ static int say_who_is_missing(struct join *j, int rc)
     if (i == j->w->size)
         return rc;
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; if slow, raise WEFT_JOIN_TIMEOUT", i,
+        return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; to wait longer, raise WEFT_JOIN_TIMEOUT", i,
                          j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
-    return base_fail(rc, "node %u (pid %u on %s) joined but did not connect: it may have ended", i, j->cards[i].pid, j->cards[i].host);
+    return base_fail(rc, "node %u (pid %u on %s) joined, but did not connect to this node: it may have ended; see its messages", i,
+                     j->cards[i].pid, j->cards[i].host);
 }
 
 static int answer_all(struct join *j)
@@ -376,7 +378,7 @@ static int pairs_check(struct join *j, uint32_t i)
                          "another transport, or none",
                          i, c->host);
     if (!fab_choose(w, c->host_id))
-        return base_context(-EHOSTUNREACH, "node %u (on %s): no transport of this host reaches it", i, c->host);
+        return base_context(-EHOSTUNREACH, "this host cannot reach node %u (on %s)", i, c->host);
     return 0;
 }
 
@@ -394,7 +396,7 @@ static int pairs_call_in_time(struct join *j, uint32_t node)
 {
     int rc = pairs_call(j, node);
     if (rc == -ETIMEDOUT)
-        return base_context(rc, "node %u did not connect within %.1f s (if slow, raise WEFT_JOIN_TIMEOUT)", node,
+        return base_context(rc, "node %u did not connect within %.1f s (to wait longer, raise WEFT_JOIN_TIMEOUT)", node,
                             (double)j->settings->join_timeout_ns / 1e9);
     return rc;
 }

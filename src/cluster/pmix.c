@@ -124,8 +124,10 @@ static int library_load(struct launcher_library *l, const char *chosen)
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
         if (!found)
-            return base_fail(-ENOTSUP, "the library %s lacks the symbol %s: it is too old, or it is not a PMIx library",
-                             chosen[0] ? chosen : "libpmix", symbols[i].name);
+            return base_fail(
+                -ENOTSUP,
+                "the library %s lacks the function %s, so it is too old, or is not a PMIx library: set WEFT_PMIX_LIBRARY to another one",
+                chosen[0] ? chosen : "libpmix", symbols[i].name);
         /* ISO C has no conversion from what dlsym() returns to a pointer to a function. */
         memcpy((char *)l + symbols[i].at, &found, sizeof found);
     }
@@ -210,7 +212,9 @@ static int launcher_call(struct launcher **at, int (*step)(struct launcher *, in
         int64_t left = base_after(deadline, GRACE) - base_now_ns();
         if (seen == DONE)
             break;
-        rc = left <= 0 ? base_fail(-ETIMEDOUT, "%s: the launcher did not answer in time (PMIx)", what) : join_stopped();
+        rc = left <= 0
+                 ? base_fail(-ETIMEDOUT, "%s: the launcher did not answer in time (PMIx); to wait longer, raise WEFT_JOIN_TIMEOUT", what)
+                 : join_stopped();
         if (rc && atomic_compare_exchange_strong_explicit(&p->state, &seen, ABANDONED, memory_order_acq_rel, memory_order_acquire)) {
             *at = NULL;
             return rc;
@@ -227,7 +231,7 @@ static int launcher_failed(const struct launcher *p, pmix_status_t status, const
              : status == PMIX_ERR_NOMEM || status == PMIX_ERR_OUT_OF_RESOURCE   ? -ENOMEM
              : status == PMIX_ERR_NOT_FOUND || status == PMIX_ERR_TYPE_MISMATCH ? -EPROTO
                                                                                 : -ECONNRESET;
-    return base_fail(rc, "%s: PMIx reports %s (%d)", what, why ? why : "nothing", status);
+    return base_fail(rc, "%s failed: PMIx reports %s (%d); see the messages of the launcher", what, why ? why : "nothing", status);
 }
 
 /* The time left, in seconds. */
@@ -284,7 +288,7 @@ static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_
                           pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t next, void *cookie)
 {
     (void)handler, (void)status, (void)source, (void)info, (void)infos, (void)results, (void)result_count;
-    base_log(BASE_LOG_ERROR, "the launcher of this process has ended: the process sends itself SIGTERM");
+    base_log(BASE_LOG_ERROR, "the launcher of this process has ended, so the process ends itself (SIGTERM)");
     kill(getpid(), SIGTERM);
     if (next)
         next(PMIX_EVENT_NO_ACTION_TAKEN, NULL, 0, NULL, NULL, cookie);
@@ -310,8 +314,10 @@ static int step_open(struct launcher *p, int64_t deadline)
     uint32_t here;
     p->one_host = launcher_number(p, PMIX_LOCAL_SIZE, deadline, &here) == PMIX_SUCCESS && here == p->size;
     if (p->size == 0 || p->size > WEFT_MAX_NODES || p->me.rank >= p->size)
-        return base_fail(-EPROTO, "the launcher says (PMIx) that this is process %u of %u: a weft cluster has 1 to %u nodes", p->me.rank,
-                         p->size, WEFT_MAX_NODES);
+        return base_fail(
+            -EPROTO,
+            "the launcher reports (over PMIx) that this is process %u of %u, but a weft cluster has 1 to %u nodes: start fewer processes",
+            p->me.rank, p->size, WEFT_MAX_NODES);
     return 0;
 }
 
@@ -389,13 +395,14 @@ static int step_exchange(struct launcher *p, int64_t deadline)
         if (status == PMIX_ERR_TIMEOUT)
             return say_who_is_missing(p);
         if (status != PMIX_SUCCESS)
-            return base_context(launcher_failed(p, status, "reading what this node has published"), "node %u", i);
+            return base_context(launcher_failed(p, status, "reading what it has published"), "node %u", i);
         bool right = v->type == PMIX_BYTE_OBJECT && v->data.bo.size == p->len && v->data.bo.bytes;
         if (right)
             memcpy((char *)p->all + i * p->len, v->data.bo.bytes, p->len);
         launcher_drop(v);
         if (!right)
-            return base_fail(-EPROTO, "node %u has published data of another version of weft: run the same version on all nodes", i);
+            return base_fail(-EPROTO, "node %u has published data of another version of weft; run the same version of weft on all hosts",
+                             i);
     }
     return 0;
 }

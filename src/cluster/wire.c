@@ -41,7 +41,7 @@ int (*cluster_stopped)(void);
 
 int join_stopped(void)
 {
-    return cluster_stopped && cluster_stopped() ? base_fail(-EINTR, "interrupted while joining") : 0;
+    return cluster_stopped && cluster_stopped() ? base_fail(-EINTR, "a signal interrupted joining the cluster") : 0;
 }
 
 int join_wait(int fd, short events, int64_t deadline)

@@ -67,7 +67,7 @@ enum wire_answer_kind { WIRE_TABLE = 1, WIRE_REFUSED = 2, WIRE_MEMBERS = 3 };
 struct wire_answer {
     uint64_t magic;
     uint32_t kind, count; /* WIRE_TABLE, WIRE_MEMBERS: `count` cards follow */
-    int32_t error;        /* WIRE_REFUSED: an errno, with its text in `text` */
+    int32_t error;        /* WIRE_REFUSED: an errno, in Linux's numbers (base_status_out()), with its text in `text` */
     uint32_t reserved;
     uint32_t number, founders, from; /* WIRE_MEMBERS: the node's number, how many nodes the cluster began with, who answers */
     uint32_t reserved2;

@@ -28,8 +28,10 @@ static BASE_COLD int fabric_refuse(struct weft_node *w, weft_gaddr addr, uint64_
     if (offset < w->heap_offset)
         return base_fail(-EFAULT, "address %#llx: the first %llu bytes of a pool are weft's own: use what weft_alloc() returned", a,
                          (unsigned long long)w->heap_offset);
-    return base_fail(-EFAULT, "address %#llx: %llu bytes at offset %llu are outside the pool of node %u (%llu bytes)", a, n, offset, node,
-                     (unsigned long long)w->links[node].pool_bytes);
+    return base_fail(-EFAULT,
+                     "address %#llx: %llu bytes at offset %llu reach beyond the pool of node %u, which has %llu bytes: use addresses "
+                     "inside a buffer of weft_alloc()",
+                     a, n, offset, node, (unsigned long long)w->links[node].pool_bytes);
 }
 
 /* The link to the living node whose pool contains these bytes; NULL: there is none. */
@@ -204,7 +206,8 @@ int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size
               weft_op *op)
 {
     if (BASE_UNLIKELY(id >= WEFT_HANDLERS))
-        return base_fail(-EINVAL, "a message names handler %u: handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
+        return base_fail(-EINVAL, "a message names handler %u, which cannot exist: handlers have numbers from 0 to %u", id,
+                         WEFT_HANDLERS - 1);
     return fab_send(w, node, id, header, header_len, payload, payload_len, op);
 }
 
@@ -289,7 +292,10 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
                          "not have happened; pass an op to each operation to learn which one",
                          node);
     rc = arena_failure(w, node);
-    return rc ? base_fail(rc, "flush of node %u: an operation on a GPU's memory, without an op, has failed: %s", node, base_strerror(rc))
+    return rc ? base_fail(rc,
+                          "flush of node %u: an operation on a GPU's memory that was started without an op has failed: %s; pass an op to "
+                          "each operation to learn which one",
+                          node, base_strerror(rc))
               : 0;
 }
 
@@ -377,8 +383,9 @@ int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
     }
     int status = op->status;
     if (BASE_UNLIKELY(status == -ECONNRESET))
-        return fab_refuse_node(w, op->node) ? base_context(status, "operation")
-                                            : base_fail(status, "operation to node %u: the node is gone", op->node);
+        return fab_refuse_node(w, op->node)
+                   ? base_context(status, "operation")
+                   : base_fail(status, "operation to node %u: the node has left or died; go on with the nodes that remain", op->node);
     if (BASE_UNLIKELY(status < 0))
         return base_fail(status, "operation to node %u: %s; the operation may or may not have happened", op->node,
                          status == -ENETDOWN       ? "no route leads to the node now; later operations work when a cable is back"

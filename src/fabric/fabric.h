@@ -304,6 +304,7 @@ struct weft_node {
        polled since, and the progress thread takes over. */
     _Atomic uint64_t rested;
     _Atomic bool stopping;
+    _Atomic uint32_t briefly;    /* threads of `pollers` that poll only for a moment, before they sleep elsewhere */
     _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */
     struct weft_node *next_open; /* node/open.c */
     int wake_fd[2];              /* a pipe that wakes the progress thread */
@@ -470,6 +471,9 @@ int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadlin
 /* The same for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to others.
  */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
+/* Around a thread's own loop of fab_service() and fab_messages(): meanwhile nobody wakes this node's progress thread for messages. */
+void fab_poll_begin(struct weft_node *w);
+void fab_poll_end(struct weft_node *w);
 /* Makes progress for a few times WEFT_SPIN, for a thread that sleeps elsewhere than in fab_wait() and expects something soon. Returns
    whether the condition holds. Message handlers may run in this call. */
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);

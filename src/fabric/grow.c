@@ -54,7 +54,10 @@ int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline)
         if (base_now_ns() <= deadline)
             base_sleep_ns(100 * WEFT_US);
         else if (atomic_compare_exchange_strong(&w->newcomer, &mine, 0))
-            return base_fail(-ETIMEDOUT, "this node could not announce node %u in time: a handler runs for too long", node);
+            return base_fail(-ETIMEDOUT,
+                             "this node could not announce in time that node %u has joined, because a message handler runs for too long; "
+                             "let handlers return sooner",
+                             node);
         else
             return 0; /* the node is alive, and its hooks are still running */
     }

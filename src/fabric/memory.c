@@ -12,7 +12,7 @@ int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, stru
     for (const struct fab_transport **t = w->transports; *t && rc == -ENODEV; t++)
         if ((*t)->memory_add)
             rc = (*t)->memory_add(w, fd, base, bytes, out);
-    return rc == -ENODEV ? base_fail(rc, "this node uses no RDMA device that reads and writes other nodes' memory") : rc;
+    return rc == -ENODEV ? base_fail(rc, "this node uses no RDMA device that reads and writes other nodes' memory (transport rc)") : rc;
 }
 
 void fab_memory_remove(struct weft_node *w, struct fab_memory *m)

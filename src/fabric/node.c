@@ -24,8 +24,10 @@ static int pick_transports(struct weft_node *w, const struct fab_transport *cons
         snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", all[i]->name);
     }
     return known ? 0
-                 : base_fail(-EINVAL, "transport '%s' is not known: this build has %s, and rdma for those over devices (WEFT_TRANSPORT)",
-                             only, names);
+                 : base_fail(
+                       -EINVAL,
+                       "WEFT_TRANSPORT='%s': there is no such transport; set it to %s, or to rdma, which is rc or tb, as the devices allow",
+                       only, names);
 }
 
 int fab_connect_self(struct weft_node *w, int64_t deadline)
@@ -100,13 +102,16 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (!err)
             err = fab_side_transfer(side_fd, &theirs, sizeof theirs, false, deadline);
         if (err)
-            return base_fail(err, "agreeing with node %u on a transport: %s", l->node, base_strerror(err));
+            return base_fail(err, "cannot agree with node %u on a transport: %s; that node may have ended", l->node, base_strerror(err));
         if (theirs.index != i || theirs.can > 1)
-            return base_fail(-EPROTO, "node %u has other transports than this node: run the same version of weft on both", l->node);
+            return base_fail(-EPROTO, "node %u has other transports than this node has; run the same version of weft on both hosts",
+                             l->node);
         if (mine.can && theirs.can) {
             if (fast) /* one of the two nodes has RDMA devices: warn, because the pair is slower than the user may expect */
                 base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
-                         here || !why[0] ? "`weft doctor` on the other's host says why it has none that it can use" : why);
+                         here     ? "`weft doctor` on that node's host says why that node uses none"
+                         : why[0] ? why
+                                  : "`weft doctor` says why this node uses none");
             return t->connect(w, l, side_fd, deadline);
         }
         if (t->rdma && mine.can != theirs.can && !fast) {
@@ -117,8 +122,9 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         if (theirs.can)
             snprintf(there + n, sizeof there - n, "%s%s", n ? ", " : "", t->name);
     }
-    return base_fail(-EHOSTUNREACH, "node %u and this node have no transport in common: that node could use %s%s%s", l->node,
-                     there[0] ? there : "none", why[0] ? "; here " : "", why);
+    return base_fail(-EHOSTUNREACH,
+                     "node %u and this node have no transport in common: that node could use %s%s%s; run `weft doctor` on both hosts",
+                     l->node, there[0] ? there : "none", why[0] ? "; here " : "", why);
 }
 
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))
@@ -232,7 +238,7 @@ int fab_hook(struct weft_node *w, const struct fab_hook *hook)
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_relaxed);
     int rc = 0;
     if (n == FAB_HOOKS_MAX) {
-        rc = base_fail(-ENOSPC, "cannot install a hook: all %u places are in use (an error in weft: report it)", FAB_HOOKS_MAX);
+        rc = base_fail(-ENOSPC, "cannot install a callback: all %u places for callbacks are in use" BASE_BUG_HINT, FAB_HOOKS_MAX);
     } else {
         w->hooks[n] = *hook;
         /* release: the progress thread (acquire) sees a whole hook */
@@ -252,7 +258,7 @@ void fab_run_close(struct weft_node *w)
 int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= FAB_HANDLERS)
-        return base_fail(-EINVAL, "handler id %u: ids are 0 to %u", id, WEFT_HANDLERS - 1);
+        return base_fail(-EINVAL, "there is no handler %u: handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
     /* Wait for a message that is being delivered: its handler would get the new arg with the old function. */
     base_spin_lock(&w->progress);
     w->handlers[id].arg = arg;
@@ -265,9 +271,9 @@ int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= WEFT_HANDLERS)
-        return base_fail(-EINVAL, "handler id %u: a program's ids are 0 to %u", id, WEFT_HANDLERS - 1);
+        return base_fail(-EINVAL, "handler %u: a program's handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "handler id %u: a handler must not install handlers: call weft_handle() outside", id);
+        return base_fail(-EDEADLK, "handler %u: a handler must not install handlers: call weft_handle() in another thread", id);
     return fab_handle(w, id, fn, arg);
 }
 
@@ -301,7 +307,7 @@ int weft_free(weft_node *w, weft_gaddr addr)
     if (BASE_UNLIKELY(addr >> WEFT_OFFSET_BITS != (uint64_t)w->rank << WEFT_SPACE_BITS)) {
         if (weft_gaddr_node(addr) == w->rank && w->arenas)
             return w->arenas->free(w, addr);
-        return base_fail(-EFAULT, "free of %#llx: it is an address of node %u, space %u; a node frees only its own memory",
+        return base_fail(-EFAULT, "cannot free address %#llx: it is in the memory of node %u, space %u; a node frees only its own memory",
                          (unsigned long long)addr, weft_gaddr_node(addr), weft_gaddr_space(addr));
     }
     return mem_free(w->pool, weft_gaddr_offset(addr));

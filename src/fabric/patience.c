@@ -70,7 +70,8 @@ bool fab_patience_due(struct fab_patience *p)
 
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom)
 {
-    base_log(BASE_LOG_WARN, "%s: node %u has waited %g s for %s; it goes on waiting (a time-out or WEFT_DEADLINE bounds this wait)", what,
+    base_log(BASE_LOG_WARN,
+             "%s: node %u has waited %g s for %s; it goes on waiting (to bound the wait, pass a time-out or set WEFT_DEADLINE)", what,
              p->w->rank, (double)p->w->options.say_after_ns / 1e9, whom);
 }
 

@@ -111,8 +111,7 @@ static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, s
     }
     if (PATIENCE * l->liveness_ns - l->silent_ns <= 0) {
         snprintf(why, len,
-                 "it was silent for %.1f s on a host that answers: stopped, or without a processor (%d times "
-                 "WEFT_LIVENESS)",
+                 "it was silent for %.1f s, %d times WEFT_LIVENESS, although its host answers: it is stopped, or gets no processor time",
                  seconds, PATIENCE);
         return 0;
     }

@@ -86,7 +86,8 @@ int fab_side_send(struct fab_link *l, const void *bytes, size_t len)
     if (!s) {
         rc = base_fail(-ENOMEM, "no memory for a message on the side connection to node %u" BASE_MEMORY_HINT, l->node);
     } else if (len > FAB_SIDE_MESSAGE_MAX || s->out + HEAD_BYTES + len > sizeof s->outgoing) {
-        rc = base_fail(-ENOBUFS, "node %u does not read its side connection (is its process stopped?)", l->node);
+        rc = base_fail(-ENOBUFS, "node %u does not read its side connection (is its process stopped?); wait until it runs again, or end it",
+                       l->node);
     } else {
         uint8_t *at = s->outgoing + s->out;
         at[0] = 'm';
@@ -204,7 +205,7 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
         l->silent_ns = l->unanswered_ns = 0;
         if (!side_take(w, l, bytes, (size_t)n)) {
             *died = true;
-            return "it sent an invalid message over the side connection";
+            return "it sent an invalid message over the side connection; run the same version of weft on all hosts";
         }
         if ((size_t)n < sizeof bytes) { /* there was no more; poll() tells of what comes now, and of the end */
             tidy(l);

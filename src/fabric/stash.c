@@ -78,12 +78,16 @@ int stash_retry(struct weft_node *w, struct stash *s)
             continue;
         int64_t waits = base_now_ns() - m->since;
         if (waits >= w->options.deadline_ns) {
-            base_log(BASE_LOG_ERROR, "a message from node %u is dropped: no handler %u was installed before the deadline", s->from, m->id);
+            base_log(BASE_LOG_ERROR,
+                     "a message from node %u is dropped: no handler %u was installed before the deadline; call weft_handle() before other "
+                     "nodes send",
+                     s->from, m->id);
             continue;
         }
         if (waits >= WEFT_SECOND && !m->warned) {
             m->warned = true;
-            base_log(BASE_LOG_WARN, "%u messages from node %u wait: no handler %u is installed (weft_handle)", s->count, s->from, m->id);
+            base_log(BASE_LOG_WARN, "%u messages from node %u wait: this node has installed no handler %u (weft_handle)", s->count, s->from,
+                     m->id);
         }
         break;
     }

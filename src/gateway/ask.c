@@ -114,7 +114,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
         return base_fail(-ECONNRESET, "this node is being closed, so it sends no more requests");
     struct gateway_ask *a = malloc(sizeof *a);
     if (!a)
-        return base_fail(-ENOMEM, "no memory for a request to node %u", r->node);
+        return base_fail(-ENOMEM, "no memory for a request to node %u" BASE_MEMORY_HINT, r->node);
     int64_t timeout = r->timeout_ns > 0 ? r->timeout_ns : g->w->options.deadline_ns;
     *a = (struct gateway_ask){.node = r->node,
                               .service = r->service,
@@ -143,8 +143,8 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
     if (!number) {
         free(a);
         rc = room ? base_fail(-ENOMEM,
-                              "cannot send a request to node %u: the table of requests is full, or there is no memory: wait for earlier "
-                              "requests first",
+                              "cannot send a request to node %u: this node's table of requests is full, or there is no memory; wait for "
+                              "earlier requests first",
                               r->node)
                   : base_fail(-EAGAIN, "%u requests to node %u are not answered yet, the most possible: wait for some of them first",
                               WEFT_REQUESTS_MAX, r->node);
@@ -350,13 +350,17 @@ int gateway_ask_status(struct gateway *g, const weft_request *r, int status, con
     if (text && text[0])
         return base_fail(status, "%s", text);
     if (status == -ECONNRESET)
-        return fab_refuse_node(g->w, r->node) ? base_context(status, "service '%s'", name)
-                                              : base_fail(status, "service '%s' of node %u: the node is gone", name, r->node);
+        return fab_refuse_node(g->w, r->node)
+                   ? base_context(status, "service '%s'", name)
+                   : base_fail(status, "service '%s' of node %u: the node is gone; ask another node", name, r->node);
     if (status == -ETIMEDOUT)
-        return base_fail(status, "service '%s' of node %u: no answer before the deadline; the request is cancelled", name, r->node);
+        return base_fail(
+            status, "service '%s' of node %u: no answer before the deadline, so the request is cancelled; try again, or allow more time",
+            name, r->node);
     if (status == -EPROTO)
-        return base_fail(status, "service '%s': node %u has sent an invalid answer; do both run the same version of weft?", name, r->node);
-    return base_fail(status, "service '%s' of node %u: %s", name, r->node, base_strerror(status));
+        return base_fail(status, "service '%s': node %u has sent an invalid answer; run the same version of weft on all hosts", name,
+                         r->node);
+    return base_fail(status, "service '%s' of node %u has failed: %s", name, r->node, base_strerror(status));
 }
 
 int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t timeout_ns, struct gateway_result *out, void *payload,

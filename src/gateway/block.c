@@ -12,7 +12,7 @@
 
 static int block_wrong(const char *what)
 {
-    return base_fail(-EINVAL, "a request to start a program is invalid: %s", what);
+    return base_fail(-EINVAL, "the request to start a program is invalid: %s; weft_spawn() makes valid ones", what);
 }
 
 static int check_flags(const weft_request *q)
@@ -22,9 +22,11 @@ static int check_flags(const weft_request *q)
         (q->flags & WEFT_SPAWN_STDERR && q->flags & WEFT_SPAWN_STDERR_TO_STDOUT) ||
         (q->flags & WEFT_SPAWN_TERMINAL && q->flags & (WEFT_SPAWN_STDERR | WEFT_SPAWN_STDERR_TO_STDOUT | WEFT_SPAWN_STDIN_DATA));
     if (q->flags & ~WEFT_SPAWN_FLAGS || excluded || q->arg[2] > INT64_MAX)
-        return base_fail(-EINVAL, "a request to start a program has flags %#x: some are unknown, or exclude each other", q->flags);
+        return base_fail(-EINVAL, "the request to start a program has the flags %#x: some are unknown, or cannot be used together",
+                         q->flags);
     if (q->arg[12] > UINT32_MAX || (q->arg[12] && !(q->flags & WEFT_SPAWN_TERMINAL)))
-        return base_fail(-EINVAL, "a request to start a program gives a terminal's size without WEFT_SPAWN_TERMINAL, or an impossible one");
+        return base_fail(-EINVAL, "the request to start a program gives a terminal's size without WEFT_SPAWN_TERMINAL, or a size of more "
+                                  "than 65535 rows or columns");
     return 0;
 }
 
@@ -83,7 +85,7 @@ int gateway_block_read(struct gateway_block *out, const weft_request *r, const u
         return block_wrong("it names no program, or a string has no end");
     char **texts = calloc((size_t)out->argc + out->envc + 3, sizeof *texts);
     if (!texts)
-        return base_fail(-ENOMEM, "no memory for the %u arguments of '%s'", out->argc, out->program);
+        return base_fail(-ENOMEM, "no memory for the %u arguments of '%s'" BASE_MEMORY_HINT, out->argc, out->program);
     out->memory = texts;
     out->argv = texts;
     out->env = texts + (out->argc ? out->argc : 1) + 1;
@@ -185,7 +187,7 @@ static uint8_t *put_text(uint8_t *at, const char *text)
 static int check_spec(const weft_spawn_spec *s)
 {
     if (!s->program || !s->program[0])
-        return base_fail(-EINVAL, "weft_spawn(): the specification names no program");
+        return base_fail(-EINVAL, "weft_spawn(): the specification names no program: set its field `program`");
     if (s->limit_count > WEFT_LIMITS || (s->limit_count && !s->limits) || s->flags & ~WEFT_SPAWN_FLAGS || s->zero || s->time_limit_ns < 0)
         return base_fail(-EINVAL, "weft_spawn() of '%s': too many limits (%u), unknown flags (%#x) or a negative time limit (%lld ns)",
                          s->program, s->limit_count, s->flags, (long long)s->time_limit_ns);
@@ -211,7 +213,7 @@ int gateway_block_write(const weft_spawn_spec *spec, weft_request *r, uint8_t **
                          spec->program, (unsigned long long)bytes, WEFT_REQUEST_DATA_MAX);
     uint8_t *at = malloc(bytes);
     if (!at)
-        return base_fail(-ENOMEM, "no memory for the arguments of '%s'", spec->program);
+        return base_fail(-ENOMEM, "no memory for the arguments of '%s'" BASE_MEMORY_HINT, spec->program);
     *data = at;
     if (limits)
         memcpy(at, spec->limits, limits);

@@ -30,7 +30,7 @@ static int file_open(struct gateway_server *server, void **state)
     struct files *all = calloc(1, sizeof *all);
     struct gateway *g = gateway_of(server);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the service 'file'");
+        return base_fail(-ENOMEM, "no memory to serve files to other nodes (WEFT_SERVE=file)" BASE_MEMORY_HINT);
     *state = all;
     all->server = server;
     all->root.fd = all->notices.fd = -1;
@@ -44,14 +44,14 @@ static int file_open(struct gateway_server *server, void **state)
                          (unsigned long long)g->file_cache);
     g->file_offers = file_offers_new();
     if (!g->file_offers)
-        return base_fail(-ENOMEM, "no memory for the service 'file'");
+        return base_fail(-ENOMEM, "no memory to serve files to other nodes (WEFT_SERVE=file)" BASE_MEMORY_HINT);
     int rc = file_root_open(&all->root, g->file_root, g->file_offers);
     if (rc)
         return rc;
     file_watch_open(all);
     rc = gateway_works_open(&all->works, gateway_server_watches(server),
                             &(struct gateway_works_how){.threads = FILE_THREADS, .drop = job_drop});
-    return rc ? base_fail(rc, "cannot start reading files for other nodes: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the threads that read files for other nodes: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
 /* --- opening --- */
@@ -100,8 +100,9 @@ static void open_done(struct gateway_work *work)
         rc = open_make(all, job, c->node, &o);
     if (c && rc && job->outside) {
         base_fail(rc,
-                  rc == -EPERM ? "%.300s at node %u is not offered by its program, and WEFT_FILE_ROOT is %s"
-                               : "%.300s at node %u is outside of WEFT_FILE_ROOT, %s",
+                  rc == -EPERM
+                      ? "%.300s: the program of node %u does not offer this file (weft_file_offer()), and WEFT_FILE_ROOT of that node is %s"
+                      : "%.300s: node %u serves only files below its WEFT_FILE_ROOT, which is %s",
                   job->path, gateway_of(all->server)->w->rank, all->root.path);
         gateway_answer_error(c, rc);
     } else if (c && rc) {
@@ -117,7 +118,7 @@ static bool take_path(struct gateway_call *c, char out[WEFT_FILE_PATH_MAX + 1])
 {
     uint64_t len = c->record.data_bytes;
     if (!len || len > WEFT_FILE_PATH_MAX || !c->data || memchr(c->data, 0, len)) {
-        base_fail(-EINVAL, "invalid path of a file: it must have 1 to %u bytes, none of them zero", WEFT_FILE_PATH_MAX);
+        base_fail(-EINVAL, "the path of the file is invalid: it must have 1 to %u bytes, none of them zero", WEFT_FILE_PATH_MAX);
         gateway_answer_error(c, -EINVAL);
         return false;
     }
@@ -130,7 +131,8 @@ static void begin_open(struct files *all, struct gateway_call *c)
 {
     uint32_t flags = c->record.flags;
     if (flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE))) {
-        base_fail(-EINVAL, "invalid request to open a file: some of the flags %#x are unknown, or need WEFT_FILE_WRITE as well", flags);
+        base_fail(-EINVAL, "the request to open a file is invalid: some of its flags %#x are unknown, or need WEFT_FILE_WRITE as well",
+                  flags);
         gateway_answer_error(c, -EINVAL);
         return;
     }

@@ -79,10 +79,10 @@ int file_async_open(struct gateway *g)
 {
     struct file_async *all = g->file_async = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for calls that use files");
+        return base_fail(-ENOMEM, "no memory for calls that use files" BASE_MEMORY_HINT);
     pthread_mutex_init(&all->lock, NULL);
     int rc = gateway_works_open(&all->works, NULL, &(struct gateway_works_how){.threads = ASYNC_THREADS, .drop = async_drop});
-    return rc ? base_fail(rc, "no memory for calls that use files") : 0;
+    return rc ? base_fail(rc, "no memory for calls that use files" BASE_MEMORY_HINT) : 0;
 }
 
 void file_async_end(struct gateway *g)
@@ -126,7 +126,8 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
     if (f)
         file_unuse(f, true);
     free(c);
-    return base_fail(rc, rc == -EAGAIN ? "no thread can be started for a call that uses a file" : "this node is being closed");
+    return base_fail(rc, rc == -EAGAIN ? "no thread can be started for a call that uses a file" BASE_THREAD_HINT
+                                       : "this node is being closed, so it starts no more calls that use files");
 }
 
 static struct async_call *async_new(enum async_kind kind, const char *path)
@@ -134,7 +135,7 @@ static struct async_call *async_new(enum async_kind kind, const char *path)
     size_t len = path ? strlen(path) + 1 : 0;
     struct async_call *c = calloc(1, sizeof *c + len);
     if (!c) {
-        base_fail(-ENOMEM, "no memory for a call that uses a file");
+        base_fail(-ENOMEM, "no memory for a call that uses a file" BASE_MEMORY_HINT);
         return NULL;
     }
     c->kind = kind;

@@ -155,7 +155,8 @@ uint32_t file_body_unpin(struct files *all, const char *path, const struct file_
     return n;
 }
 
-/* Who has it open need not wait until its leases are over. If a message is lost because the other node is gone, nobody is there to tell. */
+/* Tells the askers that have the file open, so that they need not wait until their leases end. A message to a node that is gone is lost,
+ * which does no harm. */
 static void tell_readers(struct files *all, const struct file_body *b)
 {
     uint32_t at = 0;

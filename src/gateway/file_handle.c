@@ -16,7 +16,7 @@ weft_request file_request(const weft_file *f, enum file_kind kind)
 int file_claim(weft_file *f)
 {
     if (atomic_exchange_explicit(&f->busy, true, memory_order_acquire)) /* acquire: pairs with file_unuse() */
-        return base_fail(-EBUSY, "%s at node %u: another call reads or writes through this handle: open the file once for each call",
+        return base_fail(-EBUSY, "%s at node %u: another thread reads or writes through this handle: open the file once for each thread",
                          f->path, f->node);
     atomic_fetch_add_explicit(&f->users, 1, memory_order_relaxed);
     return 0;
@@ -172,12 +172,14 @@ int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flag
     size_t len = path ? strlen(path) : 0;
     if (node >= w->size)
         return base_fail(-EFAULT, "weft_file_open(): there is no node %u; the cluster has %u nodes", node, w->size);
-    if (!len || flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
-        return base_fail(
-            -EINVAL, "weft_file_open() of '%s': the path is empty, or some of the flags %#x are unknown or need WEFT_FILE_WRITE as well",
-            len ? path : "", flags);
+    if (!len)
+        return base_fail(-EINVAL, "weft_file_open(): the path is empty: name a file");
+    if (flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
+        return base_fail(-EINVAL, "weft_file_open() of '%s': some of the flags %#x are unknown, or need WEFT_FILE_WRITE as well", path,
+                         flags);
     if (len > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes, but at most %u are possible", len, WEFT_FILE_PATH_MAX);
+        return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes, but at most %u are possible: use a shorter path", len,
+                         WEFT_FILE_PATH_MAX);
     return 0;
 }
 
@@ -190,7 +192,7 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     weft_file *f = calloc(1, sizeof *f);
     if (!f || !(f->path = strdup(path))) {
         free(f);
-        return base_fail(-ENOMEM, "no memory for the handle of %s", path);
+        return base_fail(-ENOMEM, "no memory for the handle of %s" BASE_MEMORY_HINT, path);
     }
     f->g = gateway_in(w);
     f->node = node;
@@ -239,7 +241,9 @@ int weft_file_close(weft_file *f)
     if (!f)
         return 0;
     if (atomic_load_explicit(&f->users, memory_order_relaxed))
-        return base_fail(-EBUSY, "%s at node %u cannot be closed while a thread waits for it", f->path, f->node);
+        return base_fail(-EBUSY,
+                         "%s at node %u cannot be closed while a thread waits in a call with this handle: let that call return first",
+                         f->path, f->node);
     file_slots_leave(f);
     (void)file_maps_leave(f);
     handle_unlist(f->g, f);
@@ -340,7 +344,8 @@ int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_
                         deadline);
         done += n;
         if (!rc && !n)
-            rc = base_fail(-EIO, "%s: node %u has written no bytes, and has named no reason", f->path, f->node);
+            rc = base_fail(-EIO, "%s: node %u has written no bytes, and has given no reason; run the same version of weft on all hosts",
+                           f->path, f->node);
     }
     *put = done;
     return rc;
@@ -395,7 +400,7 @@ int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t by
     weft_request r = {.kind = FILE_LIST, .arg = {*next}};
     int rc = cache_ask(w, node, &r, NULL, next, &full, sizeof full, timeout_ns);
     if (rc == -ENOENT)
-        return base_fail(rc, "node %u has no open or cached files", node);
+        return base_fail(rc, "node %u has no file open or cached for other nodes", node);
     if (!rc) {
         full.path[WEFT_FILE_PATH_MAX] = '\0';
         base_give_struct(out, bytes, &full, sizeof full);

@@ -63,7 +63,8 @@ struct weft_file {
     uint64_t there;          /* the handle's number at the gateway */
     weft_file_info info;     /* for calls that are alone */
     _Atomic uint64_t size;   /* info.bytes, for all others */
-    _Atomic bool changed[2]; /* the file has changed: what was asked for is not used by reads, and maps, any more */
+    _Atomic bool changed[2]; /* [FILE_CHANGED_READ], [FILE_CHANGED_MAP]: the file has changed, so reads, or maps, no longer use what was
+                                requested before */
     _Atomic bool busy;
     _Atomic uint32_t users; /* how many threads are in calls with this handle */
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */

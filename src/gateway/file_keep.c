@@ -49,7 +49,7 @@ static void kept_drop(struct gateway *g, struct file_kept *k)
 static struct file_kept *kept_new(struct gateway *g, uint32_t bytes)
 {
     struct file_kept *k = calloc(1, sizeof *k);
-    int rc = k ? weft_alloc(g->w, bytes, &k->at) : base_fail(-ENOMEM, "no memory for a copy of a piece of a file");
+    int rc = k ? weft_alloc(g->w, bytes, &k->at) : base_fail(-ENOMEM, "no memory for a copy of a part of a file" BASE_MEMORY_HINT);
     if (rc) {
         free(k);
         return NULL;
@@ -193,7 +193,7 @@ int file_keeps_open(struct gateway *g)
 {
     g->file_keeps = calloc(1, sizeof *g->file_keeps);
     int rc = g->file_keeps ? fab_hook(g->w, &(struct fab_hook){.free = keeps_free, .arg = g->file_keeps})
-                           : base_fail(-ENOMEM, "no memory for copies of pieces of files");
+                           : base_fail(-ENOMEM, "no memory for copies of parts of files" BASE_MEMORY_HINT);
     if (rc)
         free(g->file_keeps);
     return rc;

@@ -203,8 +203,8 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
         file_lease_end(all, l);
     }
     if (!has_piece(o->body, r->arg[0])) {
-        base_fail(-EINVAL, "%.300s at node %u ends before piece %llu", o->body->path, gateway_of(all->server)->w->rank,
-                  (unsigned long long)r->arg[0]);
+        base_fail(-EINVAL, "%.300s at node %u ends before its MiB number %llu (counted from 0): read within the file's size", o->body->path,
+                  gateway_of(all->server)->w->rank, (unsigned long long)r->arg[0]);
         gateway_answer_error(c, -EINVAL);
         return;
     }

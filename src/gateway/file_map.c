@@ -98,7 +98,8 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
     *lease = s->lease;
     file_map_slot_free(s);
     pthread_mutex_unlock(&f->maps);
-    return rc == -ETIMEDOUT ? base_fail(rc, "%s at node %u: no answer before the deadline", f->path, f->node) : rc;
+    return rc == -ETIMEDOUT ? base_fail(rc, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node)
+                            : rc;
 }
 
 /* --- mapping --- */
@@ -124,7 +125,7 @@ static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags,
     file_post_return(f->g, f->node, result->word[2]);
     return file_size(f) != size || file_piece_bytes(size, index) != bytes
                ? MAP_AGAIN /* another thread has written to the file */
-               : base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
+               : base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
 }
 
 /* On the gateway's host: the piece stays where it is. */
@@ -145,7 +146,7 @@ static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view
     *out = (weft_file_view){.at = weft_ptr(f->g->w, at, bytes), .bytes = bytes, .addr = at, .own = {lease}};
     if (!out->at) {
         file_post_return(f->g, f->node, lease);
-        return base_fail(-EPROTO, "%s: node %u has sent an invalid answer", f->path, f->node);
+        return base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
     }
     map_ahead(f, index);
     return 0;
@@ -183,7 +184,7 @@ static int map_far(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view 
     struct gateway *g = f->g;
     uint64_t lost = 0;
     struct file_copy *c = malloc(sizeof *c);
-    int rc = c ? 0 : base_fail(-ENOMEM, "%s: no memory to map a piece", f->path);
+    int rc = c ? 0 : base_fail(-ENOMEM, "%s: no memory to map a part of the file" BASE_MEMORY_HINT, f->path);
     if (rc)
         return rc;
     do {
@@ -235,7 +236,9 @@ int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t ti
         rc = map_once(f, offset, out, deadline);
     } while (rc == MAP_AGAIN && base_now_ns() < deadline);
     file_unuse(f, false);
-    return rc == MAP_AGAIN ? base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline", f->path, f->node) : rc;
+    return rc == MAP_AGAIN
+               ? base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node)
+               : rc;
 }
 
 void weft_file_unmap(weft_file *f, weft_file_view *view)

@@ -76,16 +76,17 @@ int weft_file_offer(weft_node *w, const char *path)
     struct file_offers *all = gateway_in(w)->file_offers;
     size_t len = path ? strlen(path) : 0;
     if (!len)
-        return base_fail(-EINVAL, "weft_file_offer(): the path is empty");
+        return base_fail(-EINVAL, "weft_file_offer(): the path is empty: name a file or a folder");
     if (len > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "weft_file_offer(): the path has %zu bytes, but at most %u are possible", len, WEFT_FILE_PATH_MAX);
+        return base_fail(-ENAMETOOLONG, "weft_file_offer(): the path has %zu bytes, but at most %u are possible: use a shorter path", len,
+                         WEFT_FILE_PATH_MAX);
     if (!all)
         return base_fail(-EOPNOTSUPP, "weft_file_offer(): this node does not offer the service 'file': set WEFT_SERVE=file");
     if (offered(all, path))
         return 0;
     struct offer *o = malloc(sizeof *o + len + 1);
     if (!o)
-        return base_fail(-ENOMEM, "no memory to offer %s", path);
+        return base_fail(-ENOMEM, "no memory to offer %s" BASE_MEMORY_HINT, path);
     memcpy(o->path, path, len + 1);
     struct offer **at = offer_bucket(all, path);
     pthread_mutex_lock(&all->lock);
@@ -112,7 +113,7 @@ int file_root_open(struct file_root *out, const char *path, struct file_offers *
         len--;
     out->path = strndup(path, len);
     if (!out->path)
-        return base_fail(-ENOMEM, "no memory for the path of WEFT_FILE_ROOT");
+        return base_fail(-ENOMEM, "no memory for the path of WEFT_FILE_ROOT" BASE_MEMORY_HINT);
     int rc = 0;
     if (only_offered(out))
         return 0;

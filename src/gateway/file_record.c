@@ -105,14 +105,16 @@ static int file_write(struct gateway *g, struct file_record *f, weft_request *r)
 {
     bool here = weft_gaddr_node(r->arg[0]) == g->w->rank && weft_gaddr_space(r->arg[0]) == 0;
     if (!r->arg[1] || r->arg[1] > WEFT_FILE_PIECE)
-        return base_fail(-EINVAL, "a record that writes to a file has %llu bytes: from 1 to %u are possible", (unsigned long long)r->arg[1],
-                         WEFT_FILE_PIECE);
+        return base_fail(-EINVAL, "the record of a request to write to a file has %llu bytes: expected 1 to %u",
+                         (unsigned long long)r->arg[1], WEFT_FILE_PIECE);
     if (here && !weft_ptr(g->w, r->arg[0], (size_t)r->arg[1]))
-        return base_fail(-EFAULT, "a record names address %#llx, %llu bytes, which are not in this node's pool",
-                         (unsigned long long)r->arg[0], (unsigned long long)r->arg[1]);
+        return base_fail(
+            -EFAULT,
+            "the record of a request to write to a file has its bytes at address %#llx (%llu bytes), which is not in this node's pool",
+            (unsigned long long)r->arg[0], (unsigned long long)r->arg[1]);
     struct file_write *j = malloc(sizeof *j);
     if (!j)
-        return base_fail(-ENOMEM, "no memory for a record that writes to a file");
+        return base_fail(-ENOMEM, "no memory for a request to write to a file" BASE_MEMORY_HINT);
     *j = (struct file_write){.f = f, .r = r, .buffer = WEFT_NULL};
     int rc = here ? 0 : weft_alloc(g->w, r->arg[1], &j->buffer);
     if (rc) {
@@ -148,11 +150,11 @@ bool gateway_file_valid(uint16_t kind, const struct gateway_result *r)
 static int file_open(struct gateway *g, weft_request *r, uint64_t *arg)
 {
     if (r->data_bytes > WEFT_FILE_PATH_MAX)
-        return base_fail(-ENAMETOOLONG, "a record to open a file has a path of %llu bytes, but at most %u are possible",
+        return base_fail(-ENAMETOOLONG, "the record of a request to open a file has a path of %llu bytes: expected at most %u",
                          (unsigned long long)r->data_bytes, WEFT_FILE_PATH_MAX);
     struct file_record *f = calloc(1, sizeof *f);
     if (!f)
-        return base_fail(-ENOMEM, "no memory for a file that a record opens");
+        return base_fail(-ENOMEM, "no memory to open a file for the record of a request" BASE_MEMORY_HINT);
     f->object.service = WEFT_SERVICE_FILE;
     f->object.free = file_free;
     f->object.uses = 1; /* until the answer comes */

@@ -202,7 +202,7 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
     weft_request ask;
     uint64_t leases[FILE_RECORD_SLOTS];
     if (!j)
-        return base_fail(-ENOMEM, "no memory for a record that reads a file");
+        return base_fail(-ENOMEM, "no memory for a request to read a file" BASE_MEMORY_HINT);
     base_spin_lock(&g->lock);
     int rc = slot_use(f, r, index, &s, &ask);
     bool there = s && rc == GATEWAY_LATER, ahead = there && slot_leads_on(f, s, bytes < r->arg[1]);
@@ -226,7 +226,7 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
 int file_record_read(struct gateway *g, struct file_record *f, weft_request *r)
 {
     if (!r->arg[1])
-        return base_fail(-EINVAL, "a record that reads a file has a length of 0");
+        return base_fail(-EINVAL, "the record of a request to read a file has a length of 0: expected at least 1 byte");
     base_spin_lock(&g->lock);
     uint64_t size = f->info.bytes;
     base_spin_unlock(&g->lock);

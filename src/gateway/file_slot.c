@@ -251,7 +251,7 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
             return rc;
         }
         if (base_now_ns() >= deadline)
-            return base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline", f->path, f->node);
+            return base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node);
         if (state == SLOT_ASKED || state == SLOT_GETS) {
             int64_t until = state == SLOT_GETS && slot_from_other(f, s) && s->until < deadline ? s->until : deadline;
             rc = fab_wait(f->g->w, slots_moved, f, until);

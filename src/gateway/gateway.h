@@ -6,8 +6,10 @@
  * Each file here calls only those before it:
  *
  *   table.c     gives objects numbers by which other nodes name them; no number is used twice
- *   watch.c     waits for descriptors: epoll, or poll
+ *   ready_epoll.c, ready_kqueue.c   which descriptors are ready, as the system tells it (ready.h)
+ *   watch.c     waits for descriptors
  *   turn.c      lets the progress thread serve in place of a thread that sleeps
+ *   linger.c    a thread that expects something at once looks for it before it sleeps
  *   work.c      runs blocking work on a few threads
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
  *   post.c      messages to other nodes, queued while there is no room to send them
@@ -89,15 +91,15 @@ int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int 
 void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *watch,
                           unsigned events);                                     /* 0: stop waiting for events, but keep the descriptor */
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
-void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
-/* Takes the turn of the thread that waits, which goes on sleeping, or is held up until leave(). False: that thread is awake, or another one
- * has its turn. */
+int gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);      /* returns how many descriptors were ready */
+/* Lets this thread work in place of the thread that waits. That thread goes on sleeping, or waits until gateway_watches_leave(). False: it
+ * is awake, or another thread works in its place. */
 bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* The work of a thread that waits for `watches`, after a message has come for it. If that thread sleeps, the progress thread, which handled
- * the message, does a little of the work itself. So the other thread need not be woken. */
+/* Work for a thread that waits for `watches`, which a message has brought. If that thread sleeps, the progress thread, which handled the
+ * message, does a little of the work in its place, so that the thread need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;                          /* the thread that handles a message will call run() */
@@ -106,17 +108,36 @@ struct gateway_turn {
     void (*wake)(struct gateway_turn *t); /* wakes the thread; with or without gateway.lock */
     void *arg;
 };
-/* There is something to do: calls run() soon, on this thread, or wake() now. With gateway.lock held. */
+/* The thread has something to do. Arranges that this thread calls run() after the message that it handles, or calls wake() now. With
+ * gateway.lock held. */
 void gateway_turn(struct gateway_turn *t);
-/* After this, run() is not called because of earlier gateway_turn(). Waits while it runs; not from a handler. */
+/* The calling thread checks by itself for what `t` waits for. So what this thread handles does not need to wake it. NULL: no more. */
+void gateway_turn_self(const struct gateway_turn *t);
+/* When this returns, run() is not running, and earlier calls of gateway_turn() will not lead to it any more. Waits; must not be called from
+ * a handler. */
 void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
-/* Around the handling of a message; both without the lock. */
+/* Call gateway_turns_begin() before a message is handled and gateway_turns_end() after it; both without the lock. */
 struct gateway_turns {
     struct gateway_turn *first;
     bool collects;
 };
 void gateway_turns_begin(struct gateway_turns *t);
 void gateway_turns_end(struct gateway *g, struct gateway_turns *t);
+
+/* --- linger.c --- */
+struct gateway_linger {     /* of a thread that waits for watches, and for whoever takes its turn */
+    const void *who;        /* the connection that was moved last, for comparison only */
+    bool up, expects;       /* up: in which direction */
+    uint32_t misses, skips; /* misses: how often nothing came, lately; skips: how often not to linger */
+    uint32_t processors;    /* that this process may use; 0: not known yet */
+    int64_t pause_until;
+};
+/* A piece of a connection was moved. */
+void gateway_linger_moved(struct gateway_linger *l, const void *who, bool up, uint64_t bytes);
+/* Before a wait: looks for a moment, if that is worthwhile, whether come(arg), or a descriptor is ready, and calls its ready(). Handlers of
+ * messages may run. Returns whether something came. */
+bool gateway_linger(struct gateway_linger *l, weft_node *w, struct gateway_watches *watches, struct gateway_turn *turn, fab_ready_fn come,
+                    void *arg);
 
 /* socket() and accept() for a connection that serves other nodes: nonblocking, and closed by exec. Return the descriptor or a negative
  * errno. If only few descriptors are left below the process's limit, they return -EMFILE: the last ones are reserved for the process
@@ -191,7 +212,7 @@ enum gateway_message_type {
 struct gateway_message {
     uint8_t type;
     uint8_t zero[3];
-    int32_t status;
+    int32_t status; /* gateway_post() changes it into Linux's numbers, and the handler of messages into this system's */
     uint64_t to;
     uint64_t word[GATEWAY_WORDS];
 };
@@ -389,6 +410,7 @@ bool gateway_server_brief(
     const struct gateway_server *s); /* true on the progress thread: move little, and leave the rest to the server thread */
 /* tells the server thread to look for the next request for a moment before it sleeps */
 void gateway_server_linger(struct gateway_server *s);
+struct gateway_linger *gateway_server_lingering(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {

@@ -46,14 +46,15 @@ int gateway_groups_open(struct gateway_groups **out)
     int fds[2];
     struct gateway_groups *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the table of the processes that other nodes may start on this node");
+        return base_fail(-ENOMEM, "no memory for the table of the processes that other nodes may start on this node" BASE_MEMORY_HINT);
     void *memory = mmap(NULL, GROUPS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int rc = memory == MAP_FAILED ? -errno : base_pipe(fds, 0);
     if (rc) {
         if (memory != MAP_FAILED)
             munmap(memory, GROUPS_BYTES);
         free(all);
-        return base_fail(rc, "cannot make the table of the processes that other nodes may start on this node: %s", base_strerror(rc));
+        return base_fail(rc, "cannot share the table of the processes that other nodes may start on this node: %s" BASE_MEMORY_HINT,
+                         base_strerror(rc));
     }
     all->number = memory;
     all->guardian = base_process_fork();
@@ -65,7 +66,7 @@ int gateway_groups_open(struct gateway_groups **out)
         close(fds[1]);
         munmap(memory, GROUPS_BYTES);
         free(all);
-        return base_fail(rc, "cannot start the guardian, the process that kills the processes that this node runs for others: %s",
+        return base_fail(rc, "cannot start the process that would end the programs of other nodes if this node dies: %s" BASE_THREAD_HINT,
                          base_strerror(rc));
     }
     all->fd = fds[1];

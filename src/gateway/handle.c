@@ -138,11 +138,12 @@ int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_p
     for (unsigned i = 0; i < 2; i++)
         if (r->arg[5 + i] && !gateway_ring_fits(r->arg[5 + i]))
             return base_fail(-EINVAL,
-                             "a ring of %llu bytes for the output of a process is not possible: give a power of two from 4 KiB to 16 MiB",
+                             "a buffer (stdout_ring, stderr_ring) of %llu bytes for the output of a process is not possible: give a power "
+                             "of two from 4 KiB to 16 MiB",
                              (unsigned long long)r->arg[5 + i]);
     struct weft_process *p = calloc(1, sizeof *p);
     if (!p)
-        return base_fail(-ENOMEM, "no memory for the handle of a process on node %u", r->node);
+        return base_fail(-ENOMEM, "no memory for the handle of a process on node %u" BASE_MEMORY_HINT, r->node);
     *p = (struct weft_process){.g = g,
                                .node = r->node,
                                .of_record = of_record,
@@ -293,7 +294,8 @@ int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_pr
         return rc;
     rc = fab_wait_asleep(w, handle_has_started, p, deadline);
     if (rc == -ETIMEDOUT)
-        rc = base_fail(rc, "node %u has not started '%s' before the deadline; the request is cancelled", node, spec->program);
+        rc = base_fail(rc, "node %u has not started '%s' before the deadline, so the request is cancelled; try again, or allow more time",
+                       node, spec->program);
     else if (!rc)
         rc = weft_process_pid(p) == 0 ? handle_error(p) : 0;
     if (rc) {
@@ -356,7 +358,7 @@ int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t tim
     int rc = fab_wait_asleep(p->g->w, is_over, p, handle_until(p, timeout_ns));
     handle_use(p, -1);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "process %u on node %u has not ended before the deadline", p->pid, p->node);
+        return base_fail(rc, "process %u on node %u has not ended before the deadline; wait again, or allow more time", p->pid, p->node);
     if (!rc)
         rc = handle_error(p);
     if (!rc && out)
@@ -368,7 +370,7 @@ int weft_process_wait_start(weft_process *p, weft_op *op)
 {
     struct handle_wait *one = malloc(sizeof *one);
     if (!one)
-        return base_fail(-ENOMEM, "no memory for the request that waits for a process");
+        return base_fail(-ENOMEM, "no memory for the request that waits for a process" BASE_MEMORY_HINT);
     *one = (struct handle_wait){.op = op};
     fab_pending(op, p->node);
     base_spin_lock(&p->g->lock);
@@ -394,7 +396,7 @@ static int ask_of_running(weft_process *p, uint16_t kind, uint64_t arg, uint64_t
     int64_t deadline = fab_timeout(p->g->w, timeout_ns);
     int rc = handle_wait(p, handle_has_started, p, deadline);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "%s: node %u has not started the process before the deadline", what, p->node);
+        return base_fail(rc, "%s: node %u has not started the process before the deadline; try again, or allow more time", what, p->node);
     if (rc)
         return rc;
     if (is_over(p))
@@ -416,7 +418,7 @@ static int ask_of_running(weft_process *p, uint16_t kind, uint64_t arg, uint64_t
 int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
 {
     if (signal < 0 || signal >= NSIG)
-        return base_fail(-EINVAL, "there is no signal %d", signal);
+        return base_fail(-EINVAL, "weft_process_signal(): there is no signal %d; expected 1 to 64", signal);
     return ask_of_running(p, WEFT_PROCESS_SIGNAL, (uint64_t)signal, 0, "no signal was sent", timeout_ns);
 }
 
@@ -456,8 +458,10 @@ int weft_process_close(weft_process *p)
         cancel_ops(p);
     base_spin_unlock(&g->lock);
     if (busy)
-        return base_fail(-EBUSY, "the handle of process %u on node %u cannot be closed while a thread waits for the process", p->pid,
-                         p->node);
+        return base_fail(
+            -EBUSY,
+            "the handle of process %u on node %u cannot be closed while a thread waits in a call with it: let that call return first",
+            p->pid, p->node);
     if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer has come in the meantime */
         there = p->there != 0;
     if (there && fab_alive(g->w, p->node))

@@ -25,7 +25,7 @@ static int no_output(const struct weft_process *p, uint32_t which)
 static int read_error(const struct weft_process *p, uint32_t which, int rc)
 {
     return rc ? base_fail(rc, "cannot read standard %s of process %u on node %u: %s", which == 2 ? "error" : "output", p->pid, p->node,
-                          rc == -EBUSY        ? "another read is under way"
+                          rc == -EBUSY        ? "another thread is reading it; let one thread read at a time"
                           : rc == -ECONNRESET ? "the node is gone"
                                               : base_strerror(rc))
               : 0;
@@ -57,7 +57,7 @@ int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, si
         return read_error(p, which, -EBUSY);
     int rc = handle_wait(p, has_output, s, handle_until(p, timeout_ns));
     if (rc == -ETIMEDOUT && timeout_ns)
-        base_fail(rc, "cannot read standard %s of process %u on node %u: no bytes came before the deadline",
+        base_fail(rc, "cannot read standard %s of process %u on node %u: no bytes came before the deadline; read again, or allow more time",
                   which == 2 ? "error" : "output", p->pid, p->node);
     const uint8_t *at = NULL;
     struct gateway_credit due = {0};
@@ -179,7 +179,9 @@ static int write_error(struct weft_process *p, int rc)
     base_spin_unlock(&p->g->lock);
     if (rc == -EPIPE && lost)
         return handle_error(p);
-    return rc == -EPIPE ? base_fail(rc, "process %u on node %u no longer reads its standard input", p->pid, p->node) : rc;
+    return rc == -EPIPE
+               ? base_fail(rc, "process %u on node %u no longer reads its standard input: it has closed it, or has ended", p->pid, p->node)
+               : rc;
 }
 
 /* Writes as many bytes as there is room for, and returns how many. */
@@ -232,7 +234,9 @@ int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put
     if (put)
         *put = done;
     if (rc == -ETIMEDOUT && timeout_ns)
-        return base_fail(rc, "process %u on node %u has not read its standard input before the deadline: %zu of %zu bytes were sent",
+        return base_fail(rc,
+                         "process %u on node %u has not read its standard input before the deadline: %zu of %zu bytes were sent; write the "
+                         "rest again, or allow more time",
                          p->pid, p->node, done, len);
     return write_error(p, rc);
 }
@@ -243,7 +247,10 @@ int weft_process_end_input(weft_process *p)
     if (rc == 1) {
         rc = handle_wait(p, handle_has_started, p, fab_timeout(p->g->w, WEFT_TIMEOUT_DEFAULT));
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "the input was not ended: node %u has not started the process before the deadline", p->node);
+            return base_fail(rc,
+                             "the standard input was not ended, because node %u has not started the process before the deadline; try "
+                             "again, or allow more time",
+                             p->node);
         rc = rc ? rc : handle_input(p);
     }
     if (rc == -EPIPE || rc == -EDEADLK || rc == -EINVAL)

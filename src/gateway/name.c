@@ -27,7 +27,7 @@ static int name_open(struct gateway_server *s, void **state)
 {
     struct names *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the table of names (service 'name')");
+        return base_fail(-ENOMEM, "no memory for the table of names (service 'name')" BASE_MEMORY_HINT);
     all->server = s;
     *state = all;
     return 0;
@@ -103,7 +103,7 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
     if (!n) {
         n = *at = calloc(1, sizeof *n);
         if (!n)
-            return base_fail(-ENOMEM, "name '%s': no memory for its entry in the table of names", name);
+            return base_fail(-ENOMEM, "name '%s': no memory for its entry in the table of names" BASE_MEMORY_HINT, name);
         memcpy(n->n.name, name, WEFT_NAME_BYTES);
         all->count++;
     }

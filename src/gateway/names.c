@@ -49,9 +49,13 @@ static int name_look(weft_node *w, uint32_t node, const char *name, bool wait, w
     r.flags = wait ? WEFT_NAME_WAIT : 0;
     rc = name_ask(w, &r, timeout_ns, &result, NULL, NULL);
     if (rc == -ENOENT)
-        return base_fail(rc, "node %u knows no name '%s'", node, name);
+        return base_fail(rc,
+                         "no node has published the name '%s' at node %u, or no longer: check the name, or wait until it is published "
+                         "(weft_name_wait())",
+                         name, node);
     if (rc == -ETIMEDOUT && wait)
-        return base_fail(rc, "nobody has published the name '%s' at node %u before the deadline", name, node);
+        return base_fail(rc, "no node has published the name '%s' at node %u before the deadline; try again, or allow more time", name,
+                         node);
     if (!rc)
         name_fill(out, name, result.word);
     return rc;
@@ -87,7 +91,7 @@ int weft_name_lookup_start(weft_node *w, uint32_t node, const char *name, bool w
     int rc = name_record(&r, node, WEFT_NAME_LOOKUP, name);
     struct lookup *l = rc ? NULL : calloc(1, sizeof *l);
     if (!l)
-        return rc ? rc : base_fail(-ENOMEM, "no memory for the request to look up a name");
+        return rc ? rc : base_fail(-ENOMEM, "no memory for the request to look up a name" BASE_MEMORY_HINT);
     l->out = out;
     memcpy(l->name, &r.arg[4], sizeof l->name);
     r.flags = wait ? WEFT_NAME_WAIT : 0;
@@ -103,7 +107,7 @@ int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t ti
     weft_request r;
     int rc = name_record(&r, node, WEFT_NAME_WITHDRAW, name);
     rc = rc ? rc : name_ask(w, &r, timeout_ns, NULL, NULL, NULL);
-    return rc == -ENOENT ? base_fail(rc, "cannot withdraw the name: node %u knows no name '%s'", node, name) : rc;
+    return rc == -ENOENT ? base_fail(rc, "cannot withdraw the name '%s': no node has published it at node %u", name, node) : rc;
 }
 
 /* Checks the names in a server's answer, which may hold anything: limits their count to what was received, and ends each name with a zero.
@@ -147,7 +151,9 @@ int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t
     if (r->kind != WEFT_NAME_LIST)
         return 1;
     if (r->arg[1] > r->data_bytes / sizeof(weft_name))
-        return base_fail(-EINVAL, "a request for %llu names has no room for them", (unsigned long long)r->arg[1]);
+        return base_fail(-EINVAL,
+                         "the record of a request for a list of %llu names has no room for the list: set its address and its length",
+                         (unsigned long long)r->arg[1]);
     r->data_bytes = 0;
     return 1;
 }

@@ -14,12 +14,12 @@ static int net_open(struct gateway_server *server, void **state)
 {
     struct net *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for the service 'net'");
+        return base_fail(-ENOMEM, "no memory to open sockets for other nodes (WEFT_SERVE=net)" BASE_MEMORY_HINT);
     *state = all;
     all->server = server;
     uint32_t askers = gateway_of(server)->w->room;
     if (!(all->asker = calloc(askers, sizeof *all->asker)))
-        return base_fail(-ENOMEM, "no memory for the service 'net' of %u nodes", askers);
+        return base_fail(-ENOMEM, "no memory to open sockets for %u nodes (WEFT_SERVE=net)" BASE_MEMORY_HINT, askers);
     int rc = net_rules_read(gateway_of(server)->net_rules, &all->rules);
     return rc ? base_context(rc, "WEFT_NET_RULES") : net_names_open(&all->names, gateway_server_watches(server), askers);
 }

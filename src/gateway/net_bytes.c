@@ -8,9 +8,9 @@
 
 static int no_connection(const struct weft_socket *s)
 {
-    return base_fail(-EINVAL,
-                     "the socket %s at node %u is a listener, which sends and receives no bytes: use a socket of weft_net_accept()",
-                     s->what, s->node);
+    return base_fail(
+        -EINVAL, "the socket %s at node %u only listens for connections: send and receive with the sockets that weft_net_accept() returns",
+        s->what, s->node);
 }
 
 uint32_t weft_net_node(const weft_socket *s)
@@ -112,7 +112,7 @@ int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t
     if (rc == -EAGAIN) {
         rc = socket_wait(s, has_bytes, s, socket_until(s, timeout_ns));
         if (rc == -ETIMEDOUT && timeout_ns)
-            base_fail(rc, "no bytes came from %s through node %u before the deadline", s->what, s->node);
+            base_fail(rc, "no bytes came from %s through node %u before the deadline; receive again, or allow more time", s->what, s->node);
         if (!rc && (rc = weft_net_received(s, &at, &n)))
             rc = socket_bytes_error(s, rc);
     } else if (rc) {
@@ -154,8 +154,8 @@ int weft_net_put(weft_socket *s, size_t bytes)
     size_t room;
     int rc = weft_net_room(s, &at, &room);
     if (rc || bytes > room)
-        return base_fail(rc ? rc : -EINVAL, "sending %zu bytes to %s through node %u: %s", bytes, s->what, s->node,
-                         rc ? base_strerror(rc) : "the ring has less room; ask weft_net_room() first");
+        return base_fail(rc ? rc : -EINVAL, "cannot send %zu bytes to %s through node %u: %s", bytes, s->what, s->node,
+                         rc ? base_strerror(rc) : "the send buffer has less room; ask weft_net_room() first");
     return bytes ? gateway_stream_send(s->out, NULL, bytes, false, 0) : 0;
 }
 
@@ -182,8 +182,10 @@ int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *put, int6
         if (rc == -EAGAIN) {
             rc = socket_wait(s, has_room, s, deadline);
             if (rc == -ETIMEDOUT && timeout_ns)
-                base_fail(rc, "%s does not read what node %u sends to it: %zu of %zu bytes were sent before the deadline", s->what, s->node,
-                          done, len);
+                base_fail(rc,
+                          "%s does not read what node %u sends to it: %zu of %zu bytes were sent before the deadline; send the rest again, "
+                          "or allow more time",
+                          s->what, s->node, done, len);
             continue;
         }
         if (rc) {

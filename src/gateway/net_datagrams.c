@@ -81,7 +81,10 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
     if (rc == -EAGAIN) {
         rc = socket_wait(s, has_datagram, s, socket_until(s, timeout_ns));
         if (rc == -ETIMEDOUT) /* sets no error text if the caller did not want to wait */
-            return timeout_ns ? base_fail(rc, "no datagram came from %s through node %u before the deadline", s->what, s->node) : rc;
+            return timeout_ns
+                       ? base_fail(rc, "no datagram came from %s through node %u before the deadline; receive again, or allow more time",
+                                   s->what, s->node)
+                       : rc;
         rc = rc ? rc : socket_next_datagram(s, &d);
     }
     if (rc)
@@ -156,11 +159,11 @@ int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf,
     if (!rc && (rc = record_room(&want)) == -EAGAIN) {
         rc = socket_wait(s, has_record_room, &want, deadline);
         if (rc == -ETIMEDOUT)
-            return timeout_ns
-                       ? base_fail(
-                             rc, "node %u has not sent earlier datagrams to %s, and there was no room for another one before the deadline",
-                             s->node, s->what)
-                       : rc;
+            return timeout_ns ? base_fail(rc,
+                                          "node %u has not yet sent earlier datagrams to %s, so there was no room for another one before "
+                                          "the deadline; try again, or allow more time",
+                                          s->node, s->what)
+                              : rc;
         rc = rc ? rc : record_room(&want);
         if (rc)
             return socket_bytes_error(s, rc);
@@ -184,8 +187,8 @@ int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len
         return no_datagrams(s);
     if (s->peer[0] || !to) /* a socket with a peer was checked for this peer only */
         return base_fail(-EINVAL,
-                         s->peer[0] ? "the socket %s sends only to its peer: use weft_net_send()"
-                                    : "the socket %s has no peer: give weft_net_send_to() an address",
+                         s->peer[0] ? "the socket %s sends only to the address that it was opened for: use weft_net_send()"
+                                    : "the socket %s was opened without an address: give weft_net_send_to() one",
                          s->what);
     return socket_send_datagram(s, to, buf, len, timeout_ns);
 }

@@ -163,7 +163,7 @@ static int socket_new(const struct weft_socket *like, bool listens, struct weft_
     struct gateway *g = like->g;
     struct weft_socket *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for the handle of a socket at node %u", like->node);
+        return base_fail(-ENOMEM, "no memory for the handle of a socket at node %u" BASE_MEMORY_HINT, like->node);
     *s = (struct weft_socket){.g = g,
                               .node = like->node,
                               .listens = listens,
@@ -219,7 +219,9 @@ static int check_spec(const weft_net_spec *spec, uint32_t kind)
     bool near = spec->flags & WEFT_NET_LOOPBACK;
     bool rings = (!spec->receive_ring || gateway_ring_fits(spec->receive_ring)) && (!spec->send_ring || gateway_ring_fits(spec->send_ring));
     if (!rings)
-        return base_fail(-EINVAL, "weft_net_spec: rings of %llu and %llu bytes are not possible: give powers of two from 4 KiB to 16 MiB",
+        return base_fail(-EINVAL,
+                         "weft_net_spec: buffers (receive_ring, send_ring) of %llu and %llu bytes are not possible: give powers of two "
+                         "from 4 KiB to 16 MiB",
                          (unsigned long long)spec->receive_ring, (unsigned long long)spec->send_ring);
     if (strlen(host) > NET_HOST_MAX || spec->port > 65535 || (kind == NET_CONNECT && !near && (!host[0] || !spec->port)))
         return base_fail(-EINVAL,
@@ -232,10 +234,11 @@ static int check_spec(const weft_net_spec *spec, uint32_t kind)
             "weft_net_spec: WEFT_NET_LOOPBACK connects to a port (then give no host) or to the path of a Unix socket (then give no port)");
     bool small = (spec->receive_ring && spec->receive_ring < NET_DATAGRAM_RING) || (spec->send_ring && spec->send_ring < NET_DATAGRAM_RING);
     if (spec->flags & WEFT_NET_DATAGRAMS && (small || (near && host[0])))
-        return base_fail(-EINVAL,
-                         "weft_net_spec: WEFT_NET_DATAGRAMS needs rings of at least 128 KiB, and cannot be used with a Unix socket");
+        return base_fail(-EINVAL, "weft_net_spec: WEFT_NET_DATAGRAMS needs buffers (receive_ring, send_ring) of at least 128 KiB, and "
+                                  "cannot be used with a Unix socket");
     if (spec->flags & ~WEFT_NET_FLAGS || (spec->flags & both) == both || spec->receive_buffer > INT32_MAX || spec->send_buffer > INT32_MAX)
-        return base_fail(-EINVAL, "weft_net_spec: some of the flags %#x are unknown or exclude each other, or a buffer has more than 2 GiB",
+        return base_fail(-EINVAL,
+                         "weft_net_spec: some of the flags %#x are unknown or cannot be used together, or a buffer has more than 2 GiB",
                          spec->flags);
     return 0;
 }
@@ -339,7 +342,9 @@ static int settle(struct weft_socket *s, int64_t deadline, weft_socket **out)
 {
     int rc = fab_wait(s->g->w, socket_is_settled, s, deadline);
     if (rc == -ETIMEDOUT)
-        rc = base_fail(rc, "node %u has not opened the socket %s before the deadline; the request was cancelled", s->node, s->what);
+        rc = base_fail(
+            rc, "node %u has not opened the socket %s before the deadline, so the request was cancelled; try again, or allow more time",
+            s->node, s->what);
     else if (!rc)
         rc = socket_error(s);
     if (rc)
@@ -354,7 +359,7 @@ static int open_now(weft_node *w, uint32_t node, uint32_t kind, const weft_net_s
     struct weft_socket *s;
     *out = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "a handler must not wait for a socket; call weft_net_connect_start(), which does not wait");
+        return base_fail(-EDEADLK, "a handler must not wait for a socket: call weft_net_connect_start(), which does not wait");
     int64_t deadline = fab_timeout(w, timeout_ns), before = fab_limit(deadline);
     int rc = socket_open(w, node, kind, spec, INT64_MAX, &s, NULL); /* this thread waits, with its own deadline */
     fab_limit(before);
@@ -398,7 +403,7 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
     struct gateway *g = listener->g;
     *out = NULL;
     if (!listener->listens)
-        return base_fail(-EINVAL, "weft_net_accept(): this socket is not a listener: use one of weft_net_listen()");
+        return base_fail(-EINVAL, "weft_net_accept(): this socket does not listen: pass a socket that weft_net_listen() returned");
     if (fab_in_handler())
         return base_fail(-EDEADLK,
                          "weft_net_accept(): a handler must not wait for a connection; call weft_net_accept_start(), which does not wait");
@@ -413,7 +418,8 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
         listener->spare = s;
         base_spin_unlock(&g->lock);
         if (timeout_ns)
-            base_fail(rc, "no connection came to %s at node %u before the deadline", listener->local, listener->node);
+            base_fail(rc, "no connection came to %s at node %u before the deadline; wait again, or allow more time", listener->local,
+                      listener->node);
     } else {
         rc = rc ? rc : socket_error(s);
         if (rc)
@@ -430,7 +436,7 @@ int weft_net_accept_start(weft_socket *listener, weft_socket **out, weft_op *op)
     struct weft_socket *s;
     *out = NULL;
     if (!listener->listens)
-        return base_fail(-EINVAL, "weft_net_accept_start(): this socket is not a listener: use one of weft_net_listen()");
+        return base_fail(-EINVAL, "weft_net_accept_start(): this socket does not listen: pass a socket that weft_net_listen() returned");
     if (!socket_is_settled(listener))
         return base_fail(-EAGAIN, "the listener %s at node %u is not open yet: wait until weft_net_error() returns 0", listener->what,
                          listener->node);
@@ -454,7 +460,9 @@ static int socket_close(weft_socket *s, bool drop)
         s->notify = NULL;
     base_spin_unlock(&g->lock);
     if (busy)
-        return base_fail(-EBUSY, "the socket %s at node %u cannot be closed while a thread waits for it", s->what, s->node);
+        return base_fail(-EBUSY,
+                         "the socket %s at node %u cannot be closed while a thread waits in a call with it: let that call return first",
+                         s->what, s->node);
     for (struct weft_socket *spare; (spare = s->spare);) {
         s->spare = spare->spare;
         spare->spare = NULL;

@@ -56,12 +56,12 @@ int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t de
 /* --- net_datagrams.c: for sockets with WEFT_NET_DATAGRAMS. `from` may be NULL; `to` NULL: the socket's peer --- */
 int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
-/* For requests by record, without waiting. next: the head of the next datagram, which stays; its bytes follow in the ring from s->in->first
- * + sizeof *d on. -EAGAIN: there is none. taken: it is not needed any more. */
+/* For requests by record; they do not wait. socket_next_datagram() reads the head of the next datagram, and leaves the datagram in the
+ * ring; its bytes are there from s->in->first + sizeof *d on. -EAGAIN: there is none. socket_datagram_taken() removes it. */
 int socket_next_datagram(struct weft_socket *s, struct net_datagram *d);
 void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d);
-/* room: how far from s->out->last the head of one with `len` bytes begins. -EAGAIN: there is no room. put: sends it, when its bytes are
- * behind the place of its head. */
+/* socket_datagram_room() finds room for a datagram of `len` bytes: its head begins `*skip` bytes after s->out->last. -EAGAIN: there is no
+ * room. socket_datagram_put() sends it, after the caller has written its bytes behind the place of the head. */
 int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip);
 int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip);
 /* Reads an address such as "10.0.0.1:53" or "[fd00::1]:53". -EINVAL (sets the error text). */

@@ -70,7 +70,7 @@ int net_names_open(struct gateway_works **out, struct gateway_watches *watches, 
     const struct gateway_works_how how = {
         .threads = THREADS, .askers = askers, .queued = NET_LOOKUPS_MAX, .leaves = true, .drop = names_drop};
     int rc = gateway_works_open(out, watches, &how);
-    return rc ? base_fail(rc, "cannot start resolving names for other nodes: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the threads that resolve names for other nodes: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
 int net_names_ask(struct gateway_works *all, struct net_lookup *l)

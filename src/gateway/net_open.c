@@ -60,7 +60,8 @@ static void open_done(struct net_socket *s, struct gateway_call *c, enum net_sta
     }
     const uint64_t words[2] = {s->id, s->up ? s->up->id : 0};
     gateway_answer(c, 0, words, 2, text, n);
-    net_socket_move(s);
+    if (!(s->watch.events & GATEWAY_READABLE)) /* else ready() is called when the first bytes come */
+        net_socket_move(s);
 }
 
 /* --- options --- */
@@ -295,7 +296,7 @@ static void accept_ready(struct net_socket *s)
             close(fd);
             open_failed(new, rc);
         } else if ((rc = net_socket_watch(new, fd, 0))) {
-            open_failed(new, base_fail(rc, "node %u cannot watch a connection: %s", own_rank(s->all), base_strerror(rc)));
+            open_failed(new, base_fail(rc, "node %u cannot wait for bytes of a new connection: %s", own_rank(s->all), base_strerror(rc)));
         } else {
             open_done(new, c, NET_OPEN);
         }
@@ -336,8 +337,8 @@ static void open_go_on(struct net_socket *s)
 
 static void resolve_failed(struct net_socket *s, int rc)
 {
-    const char *why = rc == -ENOENT      ? "the name is not known"
-                      : rc == -EAGAIN    ? "the name server does not answer"
+    const char *why = rc == -ENOENT      ? "the name is not known; check it"
+                      : rc == -EAGAIN    ? "the name server does not answer; check the name servers of that node's host"
                       : rc == -ETIMEDOUT ? "no answer within 15 s"
                                          : base_strerror(rc);
     open_failed(s, base_fail(rc == -ENOENT ? -EHOSTUNREACH : rc, "node %u cannot resolve '%s': %s", own_rank(s->all), host_of(s), why));
@@ -357,7 +358,8 @@ void net_open_timeout(struct net_socket *s)
 {
     s->deadline = INT64_MAX;
     if (s->state == NET_RESOLVES) {
-        base_fail(-ETIMEDOUT, "node %u cannot resolve '%s': no answer within 15 s", own_rank(s->all), host_of(s));
+        base_fail(-ETIMEDOUT, "node %u cannot resolve '%s': no answer within 15 s; check the name servers of that node's host",
+                  own_rank(s->all), host_of(s));
         open_failed(s, -ETIMEDOUT);
     } else if (s->state == NET_CONNECTS) {
         s->tried = -ETIMEDOUT;
@@ -368,7 +370,7 @@ void net_open_timeout(struct net_socket *s)
         s->call = NULL;
         s->up_over = false; /* makes net_socket_free() reset the connection, because not all bytes were sent */
         net_socket_free(s);
-        base_fail(-ETIMEDOUT, "the connection was closed, but its peer did not read all bytes within 10 s: the connection was reset");
+        base_fail(-ETIMEDOUT, "the connection was reset, because the other end did not read the last bytes within 10 s of its close");
         gateway_answer_error(c, -ETIMEDOUT);
     }
 }
@@ -378,16 +380,17 @@ static int check_open(const weft_request *r)
     const uint32_t both = WEFT_NET_IPV4 | WEFT_NET_IPV6;
     if (r->flags & ~WEFT_NET_FLAGS || (r->flags & both) == both || r->arg[0] > 65535 || r->data_bytes > NET_HOST_MAX ||
         r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
-        return base_fail(
-            -EINVAL,
-            "invalid request for a socket: flags %#x, port %llu, or a buffer size is out of range, or the host's name has %llu bytes",
-            r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
+        return base_fail(-EINVAL,
+                         "the request to open a socket is invalid: its flags (%#x), its port (%llu) or a buffer's size is not possible, or "
+                         "the host's name (%llu bytes) is too long",
+                         r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
     bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
     if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
-        return base_fail(-EINVAL, "invalid request to connect: it names no host or no port");
+        return base_fail(-EINVAL, "the request to connect is invalid: it names no host or no port");
     bool udp = r->flags & WEFT_NET_DATAGRAMS;
     if (udp && (path || r->arg[3] < NET_DATAGRAM_RING || r->arg[6] < NET_DATAGRAM_RING))
-        return base_fail(-EINVAL, "invalid request for datagrams: a Unix socket cannot be used, and the rings must have at least 128 KiB");
+        return base_fail(-EINVAL, "the request to open a socket for datagrams is invalid: it must not name a Unix socket, and its buffers "
+                                  "must have at least 128 KiB");
     return 0;
 }
 
@@ -402,7 +405,7 @@ static int check_near(const struct net *all, const struct gateway_call *c)
                          "WEFT_SERVE=process,net there",
                          own_rank(all));
     if (c->record.data_bytes && c->data[0] != '/')
-        return base_fail(-EINVAL, "invalid request to connect to a Unix socket: the path must be absolute");
+        return base_fail(-EINVAL, "the request to connect to a Unix socket is invalid: the path must be absolute");
     return 0;
 }
 
@@ -446,7 +449,7 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     bool near = c->record.flags & WEFT_NET_LOOPBACK;
     const size_t len = (size_t)c->record.data_bytes;
     if (!rc && c->data && (near ? memchr(c->data, 0, len) != NULL : !is_host(c->data, len)))
-        rc = base_fail(-EINVAL, "invalid request for a socket: the host has a character that cannot be in a name or an address");
+        rc = base_fail(-EINVAL, "the request to open a socket is invalid: the host has a character that cannot be in a name or an address");
     if (!rc)
         rc = check_near(all, c);
     if (!rc)
@@ -459,7 +462,7 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     s->watch.ready = on_open_ready;
     s->state = NET_CONNECTS;
     if (!(s->lookup = lookup_of(s, c)))
-        rc = base_fail(-ENOMEM, "no memory to open a socket for node %u", c->node);
+        rc = base_fail(-ENOMEM, "no memory to open a socket for node %u" BASE_MEMORY_HINT, c->node);
     if (!rc && (c->record.kind == NET_CONNECT || c->record.flags & WEFT_NET_DATAGRAMS))
         rc = net_socket_streams(s, &c->record);
     if (rc) {
@@ -478,8 +481,8 @@ void net_open_connect(struct net *all, struct gateway_call *c)
     if (rc) {
         if (rc == -EDQUOT)
             open_failed(s, base_fail(-EAGAIN,
-                                     "node %u resolves at most %u names at a time, and those of one node are three times as many as it "
-                                     "leaves to others: no more for node %u until some are resolved",
+                                     "node %u resolves at most %u names at the same time, and must leave some for other nodes: node %u "
+                                     "must wait until earlier names are resolved; try again",
                                      own_rank(all), NET_LOOKUPS_MAX, c->node));
         else
             resolve_failed(s, rc);

@@ -44,7 +44,7 @@ static int net_new(struct net_record **out)
 {
     struct net_record *n = calloc(1, sizeof *n);
     if (!n)
-        return base_fail(-ENOMEM, "no memory for a socket that a record opens");
+        return base_fail(-ENOMEM, "no memory to open a socket for the record of a request" BASE_MEMORY_HINT);
     n->object.service = WEFT_SERVICE_NET;
     n->object.free = net_free;
     *out = n;
@@ -70,12 +70,13 @@ static int net_open(struct gateway *g, weft_request *r, const void *data)
     struct net_record *n = NULL;
     if (r->data_bytes > NET_HOST_MAX || r->arg[0] > 65535 || r->arg[3] > INT32_MAX || r->arg[4] > INT32_MAX || r->arg[5] > INT32_MAX)
         return base_fail(-EINVAL,
-                         "invalid record to open a socket: the host has %llu bytes, the port is %llu, or a buffer has more than 2 GiB",
+                         "the record of a request to open a socket is invalid: its host's name has %llu bytes, its port is %llu, or a "
+                         "buffer has more than 2 GiB",
                          (unsigned long long)r->data_bytes, (unsigned long long)r->arg[0]);
     if (r->data_bytes)
         memcpy(host, data, (size_t)r->data_bytes);
     if (strlen(host) != r->data_bytes)
-        return base_fail(-EINVAL, "a record to open a socket names a host with a zero byte");
+        return base_fail(-EINVAL, "the record of a request to open a socket is invalid: its host's name contains a zero byte");
     int rc = net_new(&n);
     if (rc)
         return rc;
@@ -210,7 +211,7 @@ static int job_start(struct gateway *g, const struct net_job *like, const struct
 {
     struct net_job *j = malloc(sizeof *j);
     if (!j)
-        return base_fail(-ENOMEM, "no memory for a record that sends or receives");
+        return base_fail(-ENOMEM, "no memory for a request to send or receive" BASE_MEMORY_HINT);
     uint64_t at = ring & (s->bytes - 1), gap = s->bytes - at, first = bytes < gap ? bytes : gap;
     *j = *like;
     j->bytes = bytes;

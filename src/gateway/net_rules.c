@@ -213,7 +213,7 @@ int net_rules_read(const char *text, struct net_rules **out)
         return base_fail(-EINVAL, "there are %zu net rules, but at most %u are possible: remove some", count - PRESETS, RULES_MAX);
     struct net_rules *all = calloc(1, sizeof *all + count * sizeof all->rule[0]);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for %zu net rules", count);
+        return base_fail(-ENOMEM, "no memory for %zu net rules" BASE_MEMORY_HINT, count);
     int rc = 0;
     for (const char *p = text; *p && !rc;) {
         size_t len = strcspn(p, ",");
@@ -226,7 +226,7 @@ int net_rules_read(const char *text, struct net_rules **out)
         *r = (struct rule){.preset = true, .last_port = 65535};
         snprintf(r->text, sizeof r->text, "%s", presets[i].what);
         if (!rule_net(r, presets[i].net))
-            rc = base_fail(-EINVAL, "the default rule for %s", presets[i].net); /* cannot happen */
+            rc = base_fail(-EINVAL, "the built-in rule for %s is invalid" BASE_BUG_HINT, presets[i].net); /* cannot happen */
     }
     if (rc) {
         free(all);

@@ -153,13 +153,13 @@ int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_so
         return rc;
     struct net_socket *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory to open a socket for node %u", node);
+        return base_fail(-ENOMEM, "no memory to open a socket for node %u" BASE_MEMORY_HINT, node);
     *s = (struct net_socket){.all = all, .node = node, .flags = flags, .watch = {.fd = -1, .arg = s}, .deadline = INT64_MAX};
     s->accepts_last = &s->accepts;
     s->id = gateway_table_add(&all->table, s);
     if (!s->id) {
         free(s);
-        return base_fail(-ENOMEM, "no memory to open a socket for node %u", node);
+        return base_fail(-ENOMEM, "no memory to open a socket for node %u" BASE_MEMORY_HINT, node);
     }
     all->asker[node].sockets++;
     *out = s;
@@ -291,6 +291,8 @@ static bool down_move(struct net_socket *s)
         room = piece[0].iov_len;
     }
     ssize_t n = s->down->memory ? readv(s->watch.fd, piece, piece[1].iov_len ? 2 : 1) : read(s->watch.fd, some, (size_t)room);
+    if (n > 0)
+        gateway_linger_moved(gateway_server_lingering(s->all->server), s, false, (uint64_t)n);
     if (n > 0)
         return gateway_stream_send(s->down, some, (uint64_t)n, false, 0) == 0 && (uint64_t)n == room;
     if (n < 0 && errno == EINTR)
@@ -439,6 +441,7 @@ static bool up_move(struct net_socket *s, bool *full)
         n = BRIEF;
     ssize_t put = send(s->watch.fd, at, (size_t)n, MSG_NOSIGNAL);
     if (put > 0) {
+        gateway_linger_moved(gateway_server_lingering(s->all->server), s, true, (uint64_t)put);
         up_taken(s, (uint64_t)put);
         return true;
     }

@@ -2,8 +2,13 @@
  *
  * Sends messages without waiting. A message to another node that finds no room is queued, and the node's upkeep sends the queue in order.
  * The callers bound what this node sends of its own accord: requests by WEFT_REQUESTS_MAX, the bytes of a stream by its ring. Replies are
- * bounded here: a node that sends on and on, but does not read the replies, is treated as dead. A message to this node itself is handled at
+ * bounded here: a node that keeps sending, but does not read the replies, is treated as dead. A message to this node itself is handled at
  * once, on the thread that posts it, so no other thread has to be woken for it.
+ *
+ * The bytes of a stream may come in many small pieces, with a DATA message for each. A queued DATA message takes up the pieces that follow
+ * it. So a stream has at most three of them in the queue if its bytes are in the ring: the one that is being sent, one for the bytes after
+ * it, and one for the stream's end. If the messages contain the bytes, any two that follow each other fill one of the largest size, except
+ * beside the one that is being sent.
  */
 #include "gateway/gateway.h"
 
@@ -13,12 +18,14 @@
 /* The most bytes of replies that are queued for a node. One that keeps to the rules has at most WEFT_REQUESTS_MAX answers to come, 72 MiB
  * of the largest ones, and a few credits for each of its streams. */
 #define REPLIES_MAX ((size_t)96 << 20)
+#define DATA_PLACES 1024u
 
 struct post {
-    struct post *next;
+    struct post *next, *next_data; /* next_data: in the list in gateway_posts.data */
     struct gateway_message m;
-    size_t len;
-    uint8_t payload[];
+    uint32_t node;
+    size_t len, room; /* bytes at `payload`, and how many there is memory for */
+    uint8_t *payload;
 };
 struct post_queue {
     struct post *first, **last; /* last: valid only if `first` is not NULL */
@@ -28,14 +35,15 @@ struct post_queue {
 struct gateway_posts {
     base_spin lock;
     _Atomic uint32_t kept;
-    struct post_queue queue[]; /* [room] */
+    struct post *data[DATA_PLACES]; /* hashed by stream: the DATA message that takes up what follows; at most one for each stream */
+    struct post_queue queue[];      /* [room] */
 };
 
 int gateway_posts_open(struct gateway *g)
 {
     struct gateway_posts *p = calloc(1, sizeof *p + g->w->room * sizeof p->queue[0]);
     if (!p)
-        return base_fail(-ENOMEM, "no memory for messages to %u nodes", g->w->size);
+        return base_fail(-ENOMEM, "no memory for messages to %u nodes" BASE_MEMORY_HINT, g->w->size);
     g->posts = p;
     return 0;
 }
@@ -47,13 +55,96 @@ static size_t reply_bytes(const struct gateway_message *m, size_t len)
     return reply ? sizeof(struct post) + len : 0;
 }
 
+/* --- DATA messages that take up what follows; with the lock --- */
+
+/* Where the message for a stream's pieces is, or would be. */
+static struct post **data_at(struct gateway_posts *p, uint32_t node, uint64_t stream)
+{
+    struct post **at = &p->data[(stream ^ node * UINT64_C(0x9e3779b1)) % DATA_PLACES];
+    while (*at && ((*at)->node != node || (*at)->m.to != stream))
+        at = &(*at)->next_data;
+    return at;
+}
+
+/* The message takes up nothing any more. */
+static void data_leave(struct gateway_posts *p, const struct post *one)
+{
+    struct post **at = data_at(p, one->node, one->m.to);
+    if (*at == one)
+        *at = one->next_data;
+}
+
+static bool is_piece(const struct gateway_message *m)
+{
+    return m->type == GATEWAY_DATA && !m->word[3];
+}
+
+/* The message, which is now the last one of its stream in the queue, takes up what follows, in place of an earlier one. */
+static void data_enter(struct gateway_posts *p, struct post *one)
+{
+    struct post **at = data_at(p, one->node, one->m.to);
+    if (*at)
+        *at = (*at)->next_data;
+    if (!is_piece(&one->m))
+        return;
+    at = data_at(p, one->node, one->m.to);
+    one->next_data = *at;
+    *at = one;
+}
+
+/* Adds a piece of a stream to the message in the queue that contains the piece before it. False: there is none, or it would become too
+ * large. */
+static bool data_add(struct gateway_posts *p, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
+{
+    struct post *one = is_piece(m) ? *data_at(p, node, m->to) : NULL;
+    if (!one || one->m.word[0] != m->word[0] || one->m.word[1] + one->m.word[2] != m->word[1] || !one->len != !len ||
+        one->len + len > WEFT_PAYLOAD_MAX)
+        return false;
+    if (one->len + len > one->room) {
+        size_t room = 2 * (one->len + len) < WEFT_PAYLOAD_MAX ? 2 * (one->len + len) : WEFT_PAYLOAD_MAX;
+        uint8_t *more = realloc(one->payload, room);
+        if (!more)
+            return false;
+        one->payload = more;
+        one->room = room;
+    }
+    if (len)
+        memcpy(one->payload + one->len, payload, len);
+    one->len += len;
+    one->m.word[2] += m->word[2];
+    return true;
+}
+
+/* --- the queues --- */
+
+static void post_free(struct post *one)
+{
+    free(one->payload);
+    free(one);
+}
+
+static struct post *post_new(uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
+{
+    struct post *one = malloc(sizeof *one);
+    uint8_t *bytes = one && len ? malloc(len) : NULL;
+    if (!one || (len && !bytes)) {
+        free(one);
+        return NULL;
+    }
+    *one = (struct post){.m = *m, .node = node, .len = len, .room = len, .payload = bytes};
+    if (len)
+        memcpy(bytes, payload, len);
+    return one;
+}
+
 static void drop(struct gateway_posts *p, struct post_queue *q)
 {
     struct post *first = q->first;
     q->first = first->next;
     q->replies -= reply_bytes(&first->m, first->len);
     atomic_fetch_sub_explicit(&p->kept, 1, memory_order_relaxed);
-    free(first);
+    data_leave(p, first);
+    post_free(first);
 }
 
 void gateway_posts_free(struct gateway *g)
@@ -83,8 +174,10 @@ static bool post_here(struct gateway *g, const struct gateway_message *m, const 
     return true;
 }
 
-int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
+int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *what, const void *payload, size_t len)
 {
+    struct gateway_message changed = *what, *m = &changed;
+    m->status = base_status_out(m->status); /* on_message() of room.c changes it back */
     if (node == g->w->rank && post_here(g, m, payload, len))
         return 0;
     struct gateway_posts *p = g->posts;
@@ -95,18 +188,20 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     int rc = behind ? -EAGAIN : post_now(g, node, m, payload, len);
     if (rc != -EAGAIN)
         return rc;
-    struct post *kept = malloc(sizeof *kept + len);
+    struct post *kept = post_new(node, m, payload, len);
     if (!kept)
-        return base_fail(-ENOMEM, "no memory to queue a service's message to node %u", node);
-    *kept = (struct post){.m = *m, .len = len};
-    if (len)
-        memcpy(kept->payload, payload, len);
+        return base_fail(-ENOMEM, "no memory to queue a service's message to node %u" BASE_MEMORY_HINT, node);
     base_spin_lock(&p->lock);
+    if (data_add(p, node, m, payload, len)) {
+        base_spin_unlock(&p->lock);
+        post_free(kept);
+        return 0;
+    }
     bool floods = q->replies + reply_bytes(m, len) > REPLIES_MAX;
     if (floods) {
         base_spin_unlock(&p->lock);
-        free(kept);
-        fab_give_up(g->w, node, "it sends messages to services on and on, but does not read the replies");
+        post_free(kept);
+        fab_give_up(g->w, node, "it keeps asking services, but does not read the answers");
         return -ECONNRESET;
     }
     q->replies += reply_bytes(m, len);
@@ -114,7 +209,10 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
         q->last = &q->first;
     *q->last = kept;
     q->last = &kept->next;
-    bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* else the upkeep looks again and again already */
+    if (m->type == GATEWAY_DATA)
+        data_enter(p, kept);
+    bool first =
+        atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* otherwise the upkeep is sending queued messages already */
     base_spin_unlock(&p->lock);
     if (first)
         fab_kick(g->w);
@@ -134,6 +232,7 @@ static void flush_one(struct gateway *g, uint32_t node)
     q->sending = true;
     for (int rc = 0; q->first && rc != -EAGAIN;) {
         struct post *first = q->first;
+        data_leave(p, first); /* it must not change while it is being sent */
         base_spin_unlock(&p->lock);
         rc = post_now(g, node, &first->m, first->payload, first->len);
         base_spin_lock(&p->lock);

@@ -75,7 +75,7 @@ static int process_open(struct gateway_server *s, void **state)
 {
     struct processes *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory to run processes for other nodes");
+        return base_fail(-ENOMEM, "no memory to run processes for other nodes (WEFT_SERVE=process)" BASE_MEMORY_HINT);
     *state = all;
     all->server = s;
     all->waiting_last = &all->waiting;
@@ -83,7 +83,7 @@ static int process_open(struct gateway_server *s, void **state)
     all->environment = copy_environment();
     all->null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (!all->environment || all->null < 0)
-        return base_fail(all->environment ? -errno : -ENOMEM, "cannot start running processes for other nodes: %s",
+        return base_fail(all->environment ? -errno : -ENOMEM, "cannot prepare to run processes for other nodes (WEFT_SERVE=process): %s",
                          base_strerror(all->environment ? errno : ENOMEM));
     return 0;
 }
@@ -191,7 +191,9 @@ static int refuse_program(const struct run *r, const struct gateway_block *b, in
 {
     uint32_t node = gateway_of(r->server)->w->rank;
     if (rc == -ENOENT && !strchr(b->program, '/'))
-        return base_fail(rc, "node %u: there is no program '%s' in any directory of the node's PATH", node, b->program);
+        return base_fail(rc,
+                         "node %u: there is no program '%s' in any directory of the node's PATH: check its name, or give its whole path",
+                         node, b->program);
     return base_fail(rc == -EISDIR ? -EACCES : rc, "node %u: '%s' cannot be executed: %s", node, b->program, base_strerror(rc));
 }
 
@@ -202,9 +204,13 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
         return base_fail(rc, "node %u: cannot enter directory '%s' to run '%s' there: %s", node, b->directory, b->program,
                          base_strerror(rc));
     if (step == BASE_STEP_LIMITS)
-        return base_fail(rc, "node %u: a limit of '%s' cannot be set: %s", node, b->program, base_strerror(rc));
+        return base_fail(rc, "node %u: a limit for '%s' cannot be set: %s; it may be above the limit of the node itself", node, b->program,
+                         base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
-        return base_fail(rc, "node %u: cannot create a process for '%s': %s", node, b->program, base_strerror(rc));
+        return base_fail(rc,
+                         "node %u: cannot create a process for '%s': %s; the user of that node may have too many processes (ulimit -u), or "
+                         "the host too little memory",
+                         node, b->program, base_strerror(rc));
     if (rc == -ENOENT && base_check_interpreter(path) == -ENOENT)
         return base_context(rc, "node %u", node);
     return refuse_program(r, b, rc);
@@ -262,17 +268,17 @@ static int open_pipes(struct run *r, const weft_request *q, int fds[3])
     return rc ? base_fail(rc, "node %u: cannot create a pipe to a process: %s", gateway_of(r->server)->w->rank, base_strerror(rc)) : 0;
 }
 
-/* Bounds how many rings an asker can hold that answers no GATEWAY_UNREAD. */
+/* Limits how many rings are kept for an asker that never answers GATEWAY_UNREAD. */
 static int check_unread(const struct run *r)
 {
     uint32_t count = 0;
     for (const struct run *one = r->all->runs; one; one = one->next)
         count += one->node == r->node && one->ended && one->in_stream;
-    return count < GATEWAY_PROCESSES
-               ? 0
-               : base_fail(-ENOBUFS,
-                           "node %u: %u processes of node %u have ended, but it has not ended their standard input: close their handles",
-                           gateway_of(r->server)->w->rank, count, r->node);
+    return count < GATEWAY_PROCESSES ? 0
+                                     : base_fail(-ENOBUFS,
+                                                 "node %u: %u processes that node %u started have ended, but node %u still holds their "
+                                                 "standard input open: close their handles",
+                                                 gateway_of(r->server)->w->rank, count, r->node, r->node);
 }
 
 static int open_streams(struct run *r, const weft_request *q)
@@ -290,10 +296,10 @@ static int open_streams(struct run *r, const weft_request *q)
         r->data = q->arg[3];
         r->data_left = q->arg[4];
         if (r->data_left && !weft_gaddr_space(r->data) && (rc = fab_resolve(g->w, r->data, r->data_left, &link)))
-            return base_context(rc, "the standard input of a process");
+            return base_context(rc, "no standard input for a process");
         bool direct = r->data_left == 0 || weft_ptr(g->w, r->data, r->data_left);
         if (!direct && !(r->buffer = malloc(RUN_PIECE)))
-            rc = base_fail(-ENOMEM, "no memory for the input of a process");
+            rc = base_fail(-ENOMEM, "no memory for the input of a process" BASE_MEMORY_HINT);
     }
     return rc;
 }
@@ -315,7 +321,7 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
                                             {.rlim_cur = limit_of(b->limits[i].soft), .rlim_max = limit_of(b->limits[i].hard)}};
     char **env = gateway_environment(q->flags & WEFT_SPAWN_CLEAN_ENVIRONMENT ? NULL : r->all->environment, b->env);
     if (!env)
-        return base_fail(-ENOMEM, "no memory for the environment of '%s'", b->program);
+        return base_fail(-ENOMEM, "no memory for the environment of '%s'" BASE_MEMORY_HINT, b->program);
     /* The new process gets the default action of these signals, even if this one ignores them. */
     static const int defaults[] = {SIGPIPE, SIGINT,  SIGQUIT, SIGHUP,  SIGTERM, SIGCHLD,
                                    SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP, SIGTTIN, SIGTTOU};
@@ -366,7 +372,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     struct run *r = calloc(1, sizeof *r);
     if (!r) {
         gateway_block_clear(&b);
-        return base_fail(-ENOMEM, "no memory to start a process for node %u", c->node);
+        return base_fail(-ENOMEM, "no memory to start a process for node %u" BASE_MEMORY_HINT, c->node);
     }
     *r = (struct run){.listener = {.on_moved = run_listen},
                       .all = all,
@@ -382,7 +388,9 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     r->id = gateway_table_add(&all->table, r);
     rc = r->id && r->place
              ? 0
-             : base_fail(-ENOMEM, "the table of processes is full, so '%s' was not started: end some processes first", b.program);
+             : base_fail(-ENOMEM,
+                         "there is no memory for another process, or there are too many, so '%s' was not started: end some processes first",
+                         b.program);
     if (!rc && (rc = find_program(&b, path, sizeof path)))
         rc = refuse_program(r, &b, rc);
     if (!rc)

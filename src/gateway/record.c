@@ -22,13 +22,15 @@ static int record_check(struct gateway *g, struct gateway_record *x)
 {
     const weft_request *r = &x->r;
     if (r->version != WEFT_REQUEST_VERSION || r->id == 0 || r->timeout_ns < 0 || r->data_bytes > WEFT_REQUEST_DATA_MAX)
-        return base_fail(-EINVAL, "the record of a request is invalid: version %u, id %llu, time-out %lld ns, %llu bytes of data",
+        return base_fail(-EINVAL,
+                         "the record of a request is invalid: its version (%u), id (%llu), time-out (%lld ns) or number of data bytes "
+                         "(%llu) is not possible: see weft_service(3)",
                          r->version, (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
     for (const struct gateway_service *const *s = g->services; *s; s++)
         if ((*s)->number == r->service)
             x->service = *s;
     if (!x->service)
-        return base_fail(-EINVAL, "the record of a request names service %u, which does not exist", r->service);
+        return base_fail(-EINVAL, "the record of a request names service %u, which does not exist: see weft_service(3)", r->service);
     if (r->data_bytes) {
         bool own = weft_gaddr_node(r->data) == g->w->rank && weft_gaddr_space(r->data) == 0;
         x->data = own ? weft_ptr(g->w, r->data, r->data_bytes) : NULL;
@@ -88,11 +90,11 @@ int weft_request_start(weft_node *w, weft_gaddr at, weft_op *op)
     struct gateway *g = gateway_in(w);
     weft_request *there = weft_gaddr_node(at) == w->rank && weft_gaddr_space(at) == 0 ? weft_ptr(w, at, sizeof *there) : NULL;
     if (!there || at % 8 || weft_gaddr_offset(at) < w->heap_offset)
-        return base_fail(-EFAULT, "the record of a request, at %#llx, is not in this node's pool, or not aligned to 8 bytes",
+        return base_fail(-EFAULT, "the record of a request is at address %#llx: it must be in this node's pool, at a multiple of 8 bytes",
                          (unsigned long long)at);
     struct gateway_record *x = calloc(1, sizeof *x);
     if (!x)
-        return base_fail(-ENOMEM, "no memory for the record of a request");
+        return base_fail(-ENOMEM, "no memory for the record of a request" BASE_MEMORY_HINT);
     x->there = there;
     memcpy(&x->r, there, sizeof x->r);
     return record_start(g, x, op);
@@ -120,5 +122,5 @@ int weft_request_cancel(weft_node *w, weft_op *op)
         fab_wake_here(w);
         return 0;
     }
-    return base_fail(-ENOENT, "no request or wait was started with this op, or it has ended");
+    return base_fail(-ENOENT, "cannot cancel: no request or wait was started with this op, or it has ended");
 }

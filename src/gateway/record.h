@@ -21,12 +21,12 @@ struct gateway_record {
     weft_request *there; /* the record in the pool */
     const struct gateway_service *service;
     weft_gpu_call *call; /* the kernel's call; NULL: the record is a program's */
-    weft_op *op;         /* the program's, if the record is answered later than submit() returns */
+    weft_op *op;         /* the op of the program; used if the record is answered after submit() has returned */
     void *data;
     uint64_t arg;
 };
 
-/* submit() returned this: the service answers, or has answered, by gateway_record_answer(). */
+/* submit() returns this if the service answers with gateway_record_answer(), now or later. */
 #define GATEWAY_LATER 2
 
 /* --- record_object.c --- */

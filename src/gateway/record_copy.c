@@ -61,7 +61,9 @@ static int copy_begin(struct gateway_copy *c)
     struct gpu_arena *held;
     int rc = 0;
     if (copy_overlaps(c))
-        return base_fail(-EFAULT, "a record names address %#llx, %llu bytes, which overlap the bytes that must be copied there",
+        return base_fail(-EFAULT,
+                         "the record of a request names address %#llx (%llu bytes) for its result, but the bytes to copy there overlap it: "
+                         "use separate memory",
                          (unsigned long long)c->to, (unsigned long long)c->bytes);
     void *at = own_memory(w, c->from, c->bytes, &held);
     if (!at && weft_gaddr_space(c->from) == 0)
@@ -72,7 +74,8 @@ static int copy_begin(struct gateway_copy *c)
     } else {
         at = own_memory(w, c->to, c->bytes, &held);
         if (!at && weft_gaddr_node(c->to) == w->rank)
-            return base_fail(-EFAULT, "a record names address %#llx, %llu bytes, which are not in this node's pool or arenas",
+            return base_fail(-EFAULT,
+                             "the record of a request names address %#llx (%llu bytes), which is not in this node's pool or arenas",
                              (unsigned long long)c->to, (unsigned long long)c->bytes);
         rc = at ? 0 : copy_between(c, &at);
         c->step = COPY_GETS;
@@ -213,7 +216,7 @@ int gateway_copies_open(struct gateway *g)
 {
     struct gateway_copies *all = calloc(1, sizeof *all);
     if (!all)
-        return base_fail(-ENOMEM, "no memory for copies from and to the memory that records name");
+        return base_fail(-ENOMEM, "no memory for copies between this node and the memory that records of requests name" BASE_MEMORY_HINT);
     all->g = g;
     pthread_mutex_init(&all->lock, NULL);
     pthread_cond_init(&all->some, NULL);

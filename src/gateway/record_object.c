@@ -13,7 +13,7 @@ void gateway_record_write(const struct gateway_record *x, int status)
 {
     weft_request *there = x->there;
     memcpy(there->result, x->r.result, sizeof there->result);
-    there->status = status;
+    there->status = base_status_out(status);
     /* release: an asker that sees the new `answered` also sees the rest of the answer */
     __atomic_store_n(&there->answered, x->r.id, __ATOMIC_RELEASE);
     if (x->call)
@@ -39,10 +39,9 @@ int gateway_object_add(struct gateway *g, struct gateway_object *o)
     base_spin_lock(&g->lock);
     o->id = gateway_table_add(&g->objects, o);
     base_spin_unlock(&g->lock);
-    return o->id
-               ? 0
-               : base_fail(-ENOMEM,
-                           "no memory for the object that a record opens, or records of this node have too many objects open: close some");
+    return o->id ? 0
+                 : base_fail(-ENOMEM, "there is no memory for another process, socket or file, or records of requests of this node have "
+                                      "too many open: close some");
 }
 
 struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r)

@@ -19,6 +19,7 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     if (header_len != sizeof m || from >= w->size)
         return;
     memcpy(&m, header, sizeof m);
+    m.status = base_status_in(m.status);
     gateway_turns_begin(&turns);
     switch (m.type) {
     case GATEWAY_OFFERS: atomic_store_explicit(&g->offers[from], m.word[0], memory_order_release); break;
@@ -107,7 +108,7 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     struct gateway *g = calloc(1, sizeof *g);
     if (!g) {
         gateway_groups_close(groups);
-        return base_fail(-ENOMEM, "no memory for the state of the services");
+        return base_fail(-ENOMEM, "no memory for the state of the services" BASE_MEMORY_HINT);
     }
     g->w = w;
     g->services = gateway_services;
@@ -120,7 +121,7 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     w->gateway = g;
     g->offers = calloc(w->room, sizeof *g->offers);
     g->outstanding = calloc(w->room, sizeof *g->outstanding);
-    int rc = g->offers && g->outstanding ? 0 : base_fail(-ENOMEM, "no memory for the services of %u nodes", w->size);
+    int rc = g->offers && g->outstanding ? 0 : base_fail(-ENOMEM, "no memory for the services of %u nodes" BASE_MEMORY_HINT, w->size);
     if (!rc)
         rc = gateway_posts_open(g);
     if (!rc)

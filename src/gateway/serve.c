@@ -7,6 +7,7 @@
 #include "gateway/serve.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -233,7 +234,11 @@ void gateway_answer(struct gateway_call *c, int status, const uint64_t *words, u
 
 void gateway_answer_error(struct gateway_call *c, int status)
 {
-    char text[512];
+    char text[512], own[32];
+    /* The error may be about this node's memory, but the asker sees it: so it names this node. */
+    snprintf(own, sizeof own, "node %u", c->server->g->w->rank);
+    if (status == -ENOMEM && strncmp(base_error(), own, strlen(own)) != 0)
+        base_context(status, "%s", own);
     size_t n = strlen(base_error());
     n = n < sizeof text ? n : sizeof text - 1;
     memcpy(text, base_error(), n);
@@ -280,7 +285,7 @@ static int call_fetch(struct gateway_call *c)
             return -EINPROGRESS;
         c->data = malloc(bytes);
         if (!c->data)
-            return base_fail(-ENOMEM, "no memory for the %llu bytes of data of a request", (unsigned long long)bytes);
+            return base_fail(-ENOMEM, "no memory for the %llu bytes of data of a request" BASE_MEMORY_HINT, (unsigned long long)bytes);
         s->fetched[c->node] += bytes;
     }
     if (!c->fetching) {
@@ -294,7 +299,8 @@ static int call_fetch(struct gateway_call *c)
         return rc;
     c->fetching = false;
     if (!rc && XXH3_64bits(c->data, bytes) != c->hash)
-        rc = base_fail(-EINVAL, "the data of a request has changed while the server fetched it");
+        rc = base_fail(-EINVAL,
+                       "the data of a request was changed before the server had read it: leave it unchanged until the request is complete");
     return rc;
 }
 
@@ -328,7 +334,8 @@ static void server_arrived(struct gateway_server *s)
             c->next = s->fetching;
             s->fetching = c;
         } else if (c->record.data_bytes && !c->data) {
-            base_fail(-EINVAL, "a request announces %llu bytes of data, but its message contains none",
+            base_fail(-EINVAL,
+                      "a request announces %llu bytes of data, but its message contains none; run the same version of weft on all hosts",
                       (unsigned long long)c->record.data_bytes);
             gateway_answer_error(c, -EINVAL);
         } else {
@@ -426,6 +433,20 @@ void gateway_server_linger(struct gateway_server *s)
     s->lingers = true;
 }
 
+struct gateway_linger *gateway_server_lingering(struct gateway_server *s)
+{
+    return &s->linger;
+}
+
+static bool server_has_come(void *arg)
+{
+    struct gateway_server *s = arg;
+    base_spin_lock(&s->g->lock);
+    bool come = s->arrived || s->moved;
+    base_spin_unlock(&s->g->lock);
+    return come || server_is_woken(s);
+}
+
 /* Polls for the next request for a moment, so that an asker that sends requests in sequence need not wake this thread each time. True:
  * something has come. */
 static bool server_linger(struct gateway_server *s)
@@ -451,8 +472,9 @@ static void *server_run(void *arg)
         server_cancel(s);
         int64_t next = server_tick(s);
         s->sleeps_until = base_deadline(next);
-        if (!s->lingers || !server_linger(s))
-            gateway_watches_wait(s->watches, next);
+        if (s->lingers ? server_linger(s) : gateway_linger(&s->linger, s->g->w, s->watches, &s->turn, server_has_come, s))
+            continue;
+        (void)gateway_watches_wait(s->watches, next);
     }
     return NULL;
 }
@@ -463,7 +485,7 @@ int gateway_server_open(struct gateway *g)
 {
     struct gateway_server *s = calloc(1, sizeof *s);
     if (!s)
-        return base_fail(-ENOMEM, "no memory for the server of service requests");
+        return base_fail(-ENOMEM, "no memory for the server of service requests" BASE_MEMORY_HINT);
     g->server = s;
     s->g = g;
     s->wake[0] = s->wake[1] = -1;
@@ -473,14 +495,14 @@ int gateway_server_open(struct gateway *g)
     s->gone = calloc(g->w->room, sizeof *s->gone);
     s->fetched = calloc(g->w->room, sizeof *s->fetched);
     if (!s->outstanding || !s->gone || !s->fetched)
-        return base_fail(-ENOMEM, "no memory for the tables of the service requests of %u nodes", g->w->room);
+        return base_fail(-ENOMEM, "no memory for the tables of the service requests of %u nodes" BASE_MEMORY_HINT, g->w->room);
     int rc = base_pipe(s->wake, O_NONBLOCK);
     if (!rc)
         rc = gateway_watches_open(&s->watches);
     if (!rc)
         rc = gateway_watch(s->watches, &s->wake_watch, s->wake[0], GATEWAY_READABLE);
     if (rc)
-        return base_fail(rc, "cannot start serving requests for services: %s", base_strerror(rc));
+        return base_fail(rc, "cannot start to serve requests of other nodes (WEFT_SERVE): %s", base_strerror(rc));
     for (const struct gateway_service *const *v = g->services; *v && !rc; v++)
         if (g->offered >> (*v)->number & 1)
             rc = (*v)->open(s, &s->state[(*v)->number]);
@@ -492,7 +514,7 @@ int gateway_server_start(struct gateway *g)
     struct gateway_server *s = g->server;
     int rc = base_thread(&s->thread, server_run, s);
     s->started = rc == 0;
-    return rc ? base_fail(rc, "cannot start the thread that serves other nodes: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot start the thread that serves other nodes (WEFT_SERVE): %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
 void gateway_server_end(struct gateway *g)

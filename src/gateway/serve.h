@@ -23,7 +23,8 @@ struct gateway_server {
     _Atomic bool stop;
     _Atomic int woken; /* enum server_woken */
     bool lingers;      /* another request is likely to come soon; used only by the server thread */
-    bool brief;        /* the progress thread has taken the server thread's turn */
+    bool brief;        /* the progress thread works in place of the server thread right now */
+    struct gateway_linger linger;
     int64_t sleeps_until;
     struct gateway_turn turn;
     int wake[2];

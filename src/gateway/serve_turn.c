@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The progress thread does what a message has for the server thread, if that thread sleeps and it is quickly done (turn.c).
+ * After a message, the progress thread does quick work in place of the server thread, if that thread sleeps (turn.c).
  */
 #include "gateway/serve.h"
 
-#define BRIEF_MAX 4u /* requests and streams that it handles then */
+#define BRIEF_MAX 4u /* the most requests and streams that the progress thread handles at a time */
 
 /* Handles one quick request. False: there is none. */
 static bool server_begin_one(struct gateway_server *s)

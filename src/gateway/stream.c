@@ -26,7 +26,9 @@ static int stream_add(struct gateway *g, struct gateway_stream *s)
     base_spin_lock(&g->lock);
     s->id = gateway_table_add(&g->streams, s);
     base_spin_unlock(&g->lock);
-    return s->id ? 0 : base_fail(-ENOMEM, "no memory for a stream of bytes, or this node has too many streams: close some processes");
+    return s->id ? 0
+                 : base_fail(-ENOMEM, "there is no memory for the input or output of another process, or this node has too many: end some "
+                                      "processes, or close their handles");
 }
 
 /* Adds a copy of `s` to the table. */
@@ -34,7 +36,7 @@ static int stream_make(const struct gateway_stream *s, struct gateway_stream **o
 {
     struct gateway_stream *made = malloc(sizeof *made);
     if (!made)
-        return base_fail(-ENOMEM, "no memory for a stream of bytes to or from another node");
+        return base_fail(-ENOMEM, "no memory for the input or output of a process of another node" BASE_MEMORY_HINT);
     *made = *s;
     made->memory = weft_ptr(s->g->w, s->ring, s->bytes);
     int rc = stream_add(s->g, made);
@@ -80,8 +82,8 @@ static int stream_check(struct gateway *g, uint32_t node, weft_gaddr ring, uint6
     struct fab_link *link;
     if (!gateway_ring_fits(bytes) || weft_gaddr_node(ring) != node || weft_gaddr_space(ring) || fab_resolve(g->w, ring, bytes, &link))
         return base_fail(-EINVAL,
-                         "node %u asks for a stream into a ring at %#llx of %llu bytes: the ring must be in that node's pool, and a power "
-                         "of two from 4 KiB to 16 MiB",
+                         "node %u wants bytes in a buffer at %#llx of %llu bytes: the buffer must be in that node's pool, and a power of "
+                         "two from 4 KiB to 16 MiB",
                          node, (unsigned long long)ring, (unsigned long long)bytes);
     return 0;
 }
@@ -244,7 +246,9 @@ void gateway_stream_message(struct gateway *g, uint32_t from, const struct gatew
     gateway_credit_give(g, &due);
     if (!right)
         base_log(BASE_LOG_WARN,
-                 "node %u sent an invalid message (%s) for stream %llu: the stream has been ended, and the rest of its bytes is lost", from,
+                 "node %u sent an invalid message (%s) about connection %llu of a process or socket: the connection has been ended, and "
+                 "the rest of its bytes is lost; run the same version of weft on all hosts",
+                 from,
                  m->type == GATEWAY_DATA     ? "data"
                  : m->type == GATEWAY_CREDIT ? "credit"
                                              : "end of reading",

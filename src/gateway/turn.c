@@ -1,13 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * Turns. A message whose handler finds something for a thread that sleeps would have to wake it: a system call here, and the time until the
- * thread runs. Instead the progress thread, which is awake, takes its turn after the handler. Other threads only wake it: a program's own
- * thread must not be held up by the work of services.
+ * A turn is work that the progress thread does in place of a thread of this node that sleeps. When a message brings something for such a
+ * thread, waking it would cost a system call here, and the time until it runs. So the progress thread, which is awake, does a little of the
+ * work itself after it has handled the message. If any other thread handles the message, it only wakes the sleeping thread: a program's own
+ * thread must not be delayed by the work of services.
  */
 #include "gateway/gateway.h"
 
-static BASE_THREAD_LOCAL struct gateway_turns *collecting; /* of the message that this thread handles; NULL: none, or no turns now */
-static BASE_THREAD_LOCAL bool running;                     /* what a turn leads to on this node is left to its own threads */
+/* Of the message that this thread handles. NULL: none, or turns are not collected now. */
+static BASE_THREAD_LOCAL struct gateway_turns *collecting;
+static BASE_THREAD_LOCAL const struct gateway_turn *self; /* gateway_turn_self() */
+/* This thread runs a turn. What that turn brings for other threads of this node is left to those threads. */
+static BASE_THREAD_LOCAL bool running;
+
+void gateway_turn_self(const struct gateway_turn *t)
+{
+    self = t;
+}
 
 void gateway_turns_begin(struct gateway_turns *t)
 {
@@ -18,6 +27,8 @@ void gateway_turns_begin(struct gateway_turns *t)
 
 void gateway_turn(struct gateway_turn *t)
 {
+    if (t == self)
+        return;
     if (!collecting) {
         t->wake(t);
     } else if (!t->listed) {
@@ -36,7 +47,7 @@ void gateway_turns_end(struct gateway *g, struct gateway_turns *turns)
     for (struct gateway_turn *t; (t = turns->first);) {
         base_spin_lock(&g->lock);
         turns->first = t->next;
-        t->listed = false; /* before run(): what comes from here on needs a turn of its own */
+        t->listed = false; /* before run(): what arrives from here on needs another turn */
         t->runs++;
         base_spin_unlock(&g->lock);
         t->run(t);

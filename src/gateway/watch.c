@@ -1,29 +1,40 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for descriptors in one thread: with epoll on Linux, with poll elsewhere. A call of ready() may stop watching any descriptor. If
- * that descriptor is ready as well, its ready() is then not called.
+ * Waits for descriptors in one thread (ready.h). A call of ready() may stop watching any descriptor. If that descriptor is ready as well,
+ * its ready() is then not called.
  *
- * On Linux, while that thread sleeps, another thread may take its turn (gateway_watches_try()), and may start and stop watching
- * descriptors. Then the events that epoll has reported may be outdated, so the thread asks epoll once more.
+ * While that thread sleeps, another thread may work in its place (gateway_watches_try()), and may start and stop watching descriptors. Then
+ * the events that were reported may be outdated, so the thread asks once more.
  */
 #include "gateway/gateway.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "gateway/ready.h"
+
 #define SPARE_FILES 64u
+#define ASK_NS      (100 * WEFT_MS)
 
 uint64_t gateway_connections_max(void)
 {
+    static _Atomic int64_t asked; /* when the system was asked; it is asked for each connection otherwise, several times */
+    static _Atomic uint64_t most;
     struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files))
-        return UINT64_MAX;
-    return files.rlim_cur - (files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES);
+    int64_t now = base_now_ns(), before = atomic_load_explicit(&asked, memory_order_acquire);
+    if (before && now - before < ASK_NS)
+        return atomic_load_explicit(&most, memory_order_relaxed);
+    uint64_t n = UINT64_MAX;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0)
+        n = files.rlim_cur - (files.rlim_cur / 8 < SPARE_FILES ? files.rlim_cur / 8 : SPARE_FILES);
+    atomic_store_explicit(&most, n, memory_order_relaxed);
+    atomic_store_explicit(&asked, now, memory_order_release);
+    return n;
 }
 
 /* Takes the result of socket() or accept(). */
@@ -59,22 +70,17 @@ int gateway_accept(int listener)
 #endif
 }
 
-#if defined(__linux__)
-#include <sched.h>
-#include <sys/epoll.h>
-
-#define AT_A_TIME 64
-
 struct gateway_watches {
-    _Atomic bool taken; /* a thread is at work: the one that waits, or one that has taken its turn. That thread alone uses the rest */
-    int fd, count;      /* count: events that are not handled yet */
-    uint64_t changes;   /* how often a descriptor was watched or not any more, or for other events */
-    struct epoll_event events[AT_A_TIME];
+    _Atomic bool taken; /* a thread is at work: the one that waits, or one that works in its place. That thread alone uses the rest */
+    const struct ready_way *way;
+    int fd, count;    /* count: descriptors in `ready` that are not handled yet */
+    uint64_t changes; /* how often a descriptor was watched or not any more, or for other events */
+    void *ready[READY_MOST];
 };
 
 bool gateway_watches_try(struct gateway_watches *all)
 {
-    /* acquire and release: whoever has the turn sees what was done in the last one */
+    /* acquire and release: a thread that begins to work here sees what the thread before it has done */
     return !atomic_load_explicit(&all->taken, memory_order_relaxed) && !atomic_exchange_explicit(&all->taken, true, memory_order_acquire);
 }
 
@@ -87,7 +93,7 @@ void gateway_watches_leave(struct gateway_watches *all)
 
 static void watches_take(struct gateway_watches *all)
 {
-    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread has the turn, for a few microseconds */
+    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread works in this thread's place, for a few microseconds */
         if (i < TRIES)
             base_relax();
         else
@@ -95,19 +101,15 @@ static void watches_take(struct gateway_watches *all)
     }
 }
 
-static uint32_t watch_bits(unsigned events)
-{
-    return (events & GATEWAY_READABLE ? (uint32_t)EPOLLIN : 0) | (events & GATEWAY_WRITABLE ? (uint32_t)EPOLLOUT : 0);
-}
-
 int gateway_watches_open(struct gateway_watches **out)
 {
     struct gateway_watches *all = calloc(1, sizeof *all);
     if (!all)
         return -ENOMEM;
-    all->fd = epoll_create1(EPOLL_CLOEXEC);
+    all->way = READY_WAY;
+    all->fd = all->way->open();
     if (all->fd < 0) {
-        int rc = -errno;
+        int rc = all->fd;
         free(all);
         return rc;
     }
@@ -125,22 +127,18 @@ void gateway_watches_close(struct gateway_watches *all)
 
 int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int fd, unsigned events)
 {
-    watch->fd = fd;
+    int rc = all->way->change(all->fd, fd, 0, events, watch);
+    watch->fd = rc ? -1 : fd;
     watch->events = events;
     all->changes++;
-    /* Not added to epoll while it waits for no events: epoll would report a closed pipe again and again. */
-    if (!events || epoll_ctl(all->fd, EPOLL_CTL_ADD, fd, &(struct epoll_event){.events = watch_bits(events), .data.ptr = watch}) == 0)
-        return 0;
-    watch->fd = -1;
-    return -errno;
+    return rc;
 }
 
 void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *watch, unsigned events)
 {
     if (watch->fd < 0 || watch->events == events)
         return;
-    int how = !events ? EPOLL_CTL_DEL : watch->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-    epoll_ctl(all->fd, how, watch->fd, &(struct epoll_event){.events = watch_bits(events), .data.ptr = watch});
+    (void)all->way->change(all->fd, watch->fd, watch->events, events, watch);
     watch->events = events;
     all->changes++;
 }
@@ -153,117 +151,26 @@ void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch)
     close(watch->fd);
     watch->fd = -1;
     for (int i = 0; i < all->count; i++)
-        if (all->events[i].data.ptr == watch)
-            all->events[i].data.ptr = NULL;
+        if (all->ready[i] == watch)
+            all->ready[i] = NULL;
 }
 
-void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
+int gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
 {
-    int64_t ms = (timeout_ns + WEFT_MS - 1) / WEFT_MS;
     uint64_t before = all->changes;
-    if (ms > 0)
+    if (timeout_ns > 0)
         gateway_watches_leave(all);
-    int n = epoll_wait(all->fd, all->events, AT_A_TIME, ms > 60000 ? 60000 : (int)ms);
-    if (ms > 0)
+    int n = all->way->wait(all->fd, all->ready, READY_MOST, timeout_ns > 0 ? timeout_ns : 0);
+    if (timeout_ns > 0)
         watches_take(all);
     if (n > 0 && before != all->changes)
-        n = epoll_wait(all->fd, all->events, AT_A_TIME, 0);
+        n = all->way->wait(all->fd, all->ready, READY_MOST, 0);
     all->count = n;
     for (int i = 0; i < all->count; i++) {
-        struct gateway_watch *watch = all->events[i].data.ptr;
+        struct gateway_watch *watch = all->ready[i];
         if (watch)
             watch->ready(watch);
     }
     all->count = 0;
+    return n > 0 ? n : 0;
 }
-#else
-struct gateway_watches {
-    struct gateway_watch **list;
-    struct pollfd *fds;
-    nfds_t count, made;
-};
-
-/* poll() would not notice what another thread watches meanwhile. */
-bool gateway_watches_try(struct gateway_watches *all)
-{
-    (void)all;
-    return false;
-}
-
-void gateway_watches_leave(struct gateway_watches *all)
-{
-    (void)all;
-}
-
-int gateway_watches_open(struct gateway_watches **out)
-{
-    *out = calloc(1, sizeof **out);
-    return *out ? 0 : -ENOMEM;
-}
-
-void gateway_watches_close(struct gateway_watches *all)
-{
-    if (all) {
-        free(all->list);
-        free(all->fds);
-    }
-    free(all);
-}
-
-int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int fd, unsigned events)
-{
-    if (all->count == all->made) {
-        nfds_t made = all->made ? all->made * 2 : 64;
-        struct gateway_watch **list = realloc(all->list, made * sizeof(*list));
-        all->list = list ? list : all->list;
-        struct pollfd *fds = realloc(all->fds, made * sizeof *fds);
-        all->fds = fds ? fds : all->fds;
-        if (!list || !fds)
-            return -ENOMEM;
-        all->made = made;
-    }
-    watch->fd = fd;
-    watch->events = events;
-    all->list[all->count++] = watch;
-    return 0;
-}
-
-void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *watch, unsigned events)
-{
-    (void)all;
-    watch->events = events;
-}
-
-void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch)
-{
-    if (watch->fd < 0)
-        return;
-    close(watch->fd);
-    watch->fd = -1;
-    for (nfds_t i = 0; i < all->count; i++)
-        if (all->list[i] == watch)
-            all->list[i] = NULL;
-}
-
-void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
-{
-    int64_t ms = (timeout_ns + WEFT_MS - 1) / WEFT_MS;
-    nfds_t n = 0;
-    for (nfds_t i = 0; i < all->count; i++)
-        if (all->list[i])
-            all->list[n++] = all->list[i];
-    all->count = n;
-    for (nfds_t i = 0; i < n; i++) {
-        unsigned events = all->list[i]->events;
-        all->fds[i] = (struct pollfd){
-            .fd = events ? all->list[i]->fd : -1,
-            .events = (short)((events & GATEWAY_READABLE ? POLLIN : 0) | (events & GATEWAY_WRITABLE ? POLLOUT : 0)),
-        };
-    }
-    if (poll(all->fds, n, ms > 60000 ? 60000 : (int)ms) <= 0)
-        return;
-    for (nfds_t i = 0; i < n; i++)
-        if (all->fds[i].revents && all->list[i])
-            all->list[i]->ready(all->list[i]);
-}
-#endif

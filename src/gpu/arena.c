@@ -61,13 +61,14 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
     uint64_t offset = weft_gaddr_offset(addr), most = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
     if (most == 0)
-        return base_fail(-EFAULT, "address %#llx: node %u has no space %u", (unsigned long long)addr, node, space);
+        return base_fail(-EFAULT, "address %#llx: node %u has no arena in space %u; the arena may be closed, or not known here yet",
+                         (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
-        return base_fail(
-            -EFAULT,
-            "address %#llx: %llu bytes at offset %llu are outside space %u of node %u, an arena with the offsets from %llu to below %llu",
-            (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
-            (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)most);
+        return base_fail(-EFAULT,
+                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of node %u, which has the offsets "
+                         "from %llu to below %llu",
+                         (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
+                         (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)most);
     return 0;
 }
 
@@ -107,7 +108,8 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     while (s < ARENA_SPACES && c->own[s])
         s++;
     if (!rc && s == ARENA_SPACES)
-        rc = base_fail(-ENOSPC, "this node has %u arenas, the most there can be: close a GPU that has some", ARENA_SPACES - 1);
+        rc = base_fail(-ENOSPC, "this node has %u arenas, the most there can be: close a GPU whose arenas are no longer needed",
+                       ARENA_SPACES - 1);
     if (!rc) {
         a->space = s;
         c->own[s] = a;
@@ -138,7 +140,8 @@ int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *ou
     uint64_t offset;
     pthread_rwlock_rdlock(&c->table_lock);
     struct gpu_arena *a = own_open(c, space);
-    int rc = a ? mem_alloc(a->books, bytes, 0, &offset) : base_fail(-EFAULT, "this node has no arena in space %u", space);
+    int rc = a ? mem_alloc(a->books, bytes, 0, &offset)
+               : base_fail(-EFAULT, "this node has no arena in space %u; call weft_gpu_arena() first", space);
     if (!rc)
         *out = weft_gaddr_make(c->w->rank, space, offset);
     pthread_rwlock_unlock(&c->table_lock);
@@ -150,7 +153,8 @@ int arena_free(struct arenas *c, weft_gaddr addr)
     pthread_rwlock_rdlock(&c->table_lock);
     struct gpu_arena *a = own_open(c, weft_gaddr_space(addr));
     int rc = a ? mem_free(a->books, weft_gaddr_offset(addr))
-               : base_fail(-EFAULT, "free of %#llx: this node has no space %u", (unsigned long long)addr, weft_gaddr_space(addr));
+               : base_fail(-EFAULT, "cannot free address %#llx: this node has no arena in space %u", (unsigned long long)addr,
+                           weft_gaddr_space(addr));
     pthread_rwlock_unlock(&c->table_lock);
     return rc;
 }
@@ -178,11 +182,11 @@ static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_a
     uint64_t offset = weft_gaddr_offset(addr);
     struct gpu_arena *a = node == c->w->rank ? own_open(c, space) : other_open(c, node, space);
     if (!a && node == c->w->rank)
-        return base_fail(-EFAULT, "address %#llx: this node has no space %u", (unsigned long long)addr, space);
+        return base_fail(-EFAULT, "address %#llx: this node has no arena in space %u", (unsigned long long)addr, space);
     if (a && !within(a, offset, bytes))
         return base_fail(-EFAULT,
-                         "address %#llx: %llu bytes at offset %llu are outside space %u of this node (%u), an arena with the offsets from "
-                         "%llu to below %llu",
+                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of this node (%u), which has the "
+                         "offsets from %llu to below %llu",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)a->memory.bytes);
     if (a) {
@@ -334,7 +338,8 @@ static bool close_own(struct arenas *c, struct gpu_arena *a, int64_t deadline)
 {
     tell_all(c, a, 0, deadline);
     if (!arena_unused(c, a, deadline)) {
-        base_log(BASE_LOG_WARN, "an arena is closed while operations on it are under way: its memory stays until the node is closed");
+        base_log(BASE_LOG_WARN, "an arena was closed while operations on it were under way, so its memory is freed only when the node is "
+                                "closed; wait for the operations first");
         return false;
     }
     view_hide(c, a);

@@ -61,7 +61,7 @@ struct arena_space {
     int64_t rdma;          /* 0: the arena is registered with its node's RDMA device; otherwise a negative errno: why it is not */
 };
 
-/* Sent to an owner on the same host: connect to this socket, and hand over the arena's memory. */
+/* Sent to an owner on the same host. It asks the owner to connect to this socket and to hand over the arena's memory. */
 struct arena_share {
     uint64_t space;
     uint64_t secret;        /* the owner's answer must repeat this number, so that no other node can answer in the owner's name */

@@ -69,7 +69,7 @@ static int carrier_start(struct arenas *c)
     int rc = 0;
     pthread_mutex_lock(&c->start_lock);
     if (atomic_load_explicit(&c->stop, memory_order_relaxed)) { /* the thread has been told to end */
-        rc = base_fail(-ECONNRESET, "this node is being closed");
+        rc = base_fail(-ECONNRESET, "this node is being closed, so it starts no more operations on GPU memory");
     } else if (!atomic_load_explicit(&c->started, memory_order_relaxed)) {
         if (!c->piece && !(c->piece = job_table()))
             rc = base_fail(-ENOMEM, "no memory for the table of operations on GPU memory" BASE_MEMORY_HINT);

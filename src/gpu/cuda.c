@@ -180,8 +180,7 @@ static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there
     pthread_mutex_lock(&registered_lock);
     int rc = cuda_register(d, memory, bytes);
     if (!rc) {
-        rc =
-            cuda_failed(WITHIN(d, cuda->cuMemHostGetDevicePointer_v2(&at, memory, 0)), "asking for the GPU's address of registered memory");
+        rc = cuda_failed(WITHIN(d, cuda->cuMemHostGetDevicePointer_v2(&at, memory, 0)), "getting the GPU's address of registered memory");
         if (rc)
             cuda_unregister(d, memory);
     }
@@ -196,8 +195,8 @@ static int cuda_check(void *device)
     size_t available, all;
     int code = WITHIN((struct cuda_device *)device, cuda->cuMemGetInfo_v2(&available, &all));
     return code ? base_fail(-EIO,
-                            "the GPU's context has failed: %s (CUDA %d); a kernel has trapped, or accessed an invalid address: "
-                            "restart this process",
+                            "this process can no longer use the GPU: %s (CUDA %d); a kernel has trapped, or accessed an invalid address: "
+                            "correct the kernel, and start the program again",
                             gpu_cuda_error_name(code), code)
                 : 0;
 }
@@ -292,13 +291,14 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     size_t unit = 0, total = 0;
     int code = WITHIN(d, cuda->cuMemGetAllocationGranularity(&unit, &kind, CUDA_GRANULARITY_LEAST));
     if (code)
-        return cuda_failed(code, "asking for the GPU's allocation granularity");
+        return cuda_failed(code, "getting the page size of the GPU");
     m.bytes = base_round_up(bytes, unit);
     code = memory_create(d, &m, &kind);
     if (code) {
         (void)cuda->cuDeviceTotalMem_v2(&total, d->device);
         return base_fail(code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO,
-                         "an arena of %llu bytes does not fit: the GPU has %zu bytes in all, and some are in use (%s)",
+                         "an arena of %llu bytes does not fit: the GPU has %zu bytes in all, and some are in use (%s); open a smaller "
+                         "arena, or end other programs that use the GPU",
                          (unsigned long long)bytes, total, gpu_cuda_error_name(code));
     }
     code = map_handle(d, &m);
@@ -334,7 +334,7 @@ static int cuda_memory_allow(void *device, const struct gpu_memory *m)
     struct cuda_device *d = device;
     struct cuda_access may = {.where = {CUDA_AT_DEVICE, d->device}, .flags = CUDA_READ_WRITE};
     int code = WITHIN(d, cuda->cuMemSetAccess((cuda_ptr)(uintptr_t)m->base, m->bytes, &may, 1));
-    return cuda_failed(code, "access of a GPU to another GPU's memory");
+    return cuda_failed(code, "allowing a GPU to access another GPU's memory");
 }
 
 static int cuda_memory_dmabuf(void *device, const struct gpu_memory *m)
@@ -345,7 +345,7 @@ static int cuda_memory_dmabuf(void *device, const struct gpu_memory *m)
     if (why[0])
         return base_fail(-EOPNOTSUPP, "%s", why);
     int code = WITHIN(d, cuda->cuMemGetHandleForAddressRange(&fd, (cuda_ptr)(uintptr_t)m->base, m->bytes, CUDA_RANGE_DMABUF, 0));
-    return code ? base_fail(-EOPNOTSUPP, "cannot get a dmabuf of %llu bytes of the GPU's memory: %s (CUDA %d)",
+    return code ? base_fail(-EOPNOTSUPP, "cannot get a dmabuf of %llu bytes of the GPU's memory for RDMA devices: %s (CUDA %d)",
                             (unsigned long long)m->bytes, gpu_cuda_error_name(code), code)
                 : fd;
 }

@@ -11,7 +11,11 @@ static const struct cuda_driver *const cuda = &gpu_cuda_driver;
 
 static inline int cuda_failed(int code, const char *what)
 {
-    return code ? base_fail(-EIO, "%s: %s (CUDA %d)", what, gpu_cuda_error_name(code), code) : 0;
+    return code ? base_fail(
+                      -EIO,
+                      "%s failed: %s (CUDA error %d); `weft gpus` shows what is wrong with a GPU, and dmesg the messages of its driver",
+                      what, gpu_cuda_error_name(code), code)
+                : 0;
 }
 
 #define CUDA_STREAMS 4u

@@ -31,7 +31,7 @@ int cuda_lanes_load(void *device, const struct gpu_code *code, void **module)
     if (!l)
         return base_fail(-ENOMEM, "no memory to load kernels on the GPU cuda:%d" BASE_MEMORY_HINT, d->device);
     int rc = cuda_failed(WITHIN(d, cuda->cuModuleLoadData(&l->module, *code->image)),
-                         "loading the kernels on the GPU (is its driver older than the CUDA that built them?)");
+                         "loading the kernels on the GPU (its driver may be older than the CUDA that built them)");
     for (uint32_t i = 0; i < code->count && !rc; i++)
         rc = cuda_failed(WITHIN(d, cuda->cuModuleGetFunction(&l->function[i], l->module, code->name[i])), "finding a kernel on the GPU");
     if (rc)
@@ -98,5 +98,5 @@ int cuda_lanes_done(void *device, void *lane)
 {
     struct lane *l = lane;
     int code = WITHIN((struct cuda_device *)device, cuda->cuEventQuery(l->event));
-    return code == CUDA_NOT_READY ? -EINPROGRESS : cuda_failed(code, "a kernel on the GPU, or the copy before it");
+    return code == CUDA_NOT_READY ? -EINPROGRESS : cuda_failed(code, "a kernel on the GPU, or the copy before it,");
 }

@@ -75,7 +75,8 @@ static void gpu_close_device(weft_gpu *g)
 static void dismantle(weft_gpu *g)
 {
     if (atomic_load_explicit(&g->running, memory_order_acquire)) {
-        base_log(BASE_LOG_ERROR, "a kernel of the GPU `host` still runs when its node is closed: its memory is not freed");
+        base_log(BASE_LOG_ERROR, "a kernel of the GPU `host` still runs although its node is closed, so its memory is not freed; wait for "
+                                 "the kernels before weft_close()");
         return;
     }
     gpu_work_free(&g->workers);
@@ -135,7 +136,9 @@ static void close_one(weft_gpu *g, int64_t deadline)
         dismantle(g);
         return;
     }
-    base_log(BASE_LOG_WARN, "a GPU is closed while it is in use: its kernels will not get the results of their unfinished requests");
+    base_log(
+        BASE_LOG_WARN,
+        "a GPU was closed while its kernels run: their unfinished requests get no results; wait for the kernels before weft_gpu_close()");
     pthread_mutex_lock(&all->lock);
     g->next = all->left;
     all->left = g;
@@ -182,9 +185,9 @@ int weft_gpu_close(weft_gpu *g)
     if (!g)
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler: call it in another thread");
     if (!gpu_delist(g))
-        return base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already");
+        return base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already; close each GPU once");
     close_one(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT));
     return 0;
 }
@@ -289,7 +292,7 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
             continue;
         int rc = g->backend->attach(g->device, base, l->pool_bytes, &pools[i]);
         if (rc)
-            return base_context(rc, "the pool of node %u", i);
+            return base_context(rc, "the GPU cannot use the pool of node %u", i);
         g->pool_attached[i] = base;
         bytes[i] = l->pool_bytes;
         g->pool_at[i] = pools[i];
@@ -398,7 +401,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     weft_gpu_config c;
     *out = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_open() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_open() must not be called from a handler: call it in another thread");
     int rc = gpu_check(config, &c);
     if (rc)
         return rc;
@@ -453,8 +456,9 @@ static int64_t run_deadline(const weft_gpu *g)
 static int run_turn(weft_gpu *g, int (*turn)(struct gpu_server *, int64_t))
 {
     pthread_mutex_lock(&g->server_lock); /* the GPU may be closed meanwhile, if a kernel runs longer than closing waits */
-    int rc =
-        g->server ? turn(g->server, run_deadline(g)) : base_fail(-EINVAL, "this GPU was closed while a kernel ran or waited for its turn");
+    int rc = g->server ? turn(g->server, run_deadline(g))
+                       : base_fail(-EINVAL,
+                                   "this GPU was closed while a kernel ran or waited to run; wait for the kernels before weft_gpu_close()");
     pthread_mutex_unlock(&g->server_lock);
     return rc;
 }
@@ -480,11 +484,11 @@ static int run_end(weft_gpu *g, int rc)
 int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler: call it in another thread");
     if (!kernel || !blocks)
         return base_fail(-EINVAL, "weft_gpu_run(): kernel must not be NULL, and blocks must not be 0");
     if (!gpu_enter(g))
-        return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already");
+        return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already; open it again with weft_gpu_open()");
     int rc = g->backend->run
                  ? run_begin(g)
                  : base_fail(-ENOTSUP, "weft_gpu_run() is for the GPU `host`, whose kernels are C functions, not for %s", g->backend->name);
@@ -497,14 +501,12 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
 int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg, size_t bytes)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler: call it in another thread");
     if (!text || !kernel || !blocks || !threads || (bytes && !arg))
-        return base_fail(
-            -EINVAL,
-            "weft_gpu_run_text(): text and kernel must not be NULL, blocks and threads must not be 0, and arg must point to %zu bytes",
-            bytes);
+        return base_fail(-EINVAL, "weft_gpu_run_text(): text and kernel must not be NULL, blocks and threads must not be 0, and arg must "
+                                  "not be NULL unless bytes is 0");
     if (!gpu_enter(g))
-        return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already");
+        return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already; open it again with weft_gpu_open()");
     int rc =
         g->backend->run_text ? run_begin(g) : base_fail(-ENOTSUP, "weft_gpu_run_text() is for GPUs of Metal, not for %s", g->backend->name);
     if (g->backend->run_text)
@@ -516,7 +518,7 @@ int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_
 int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_arena() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_arena() must not be called from a handler: call it in another thread");
     return gpu_arena_open(gpu_arenas_of(g->w), &g->place, bytes, space);
 }
 
@@ -555,26 +557,26 @@ int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void
         atomic_store_explicit(&s->fn, fn, memory_order_release); /* pairs with start_record() */
     }
     pthread_mutex_unlock(&all->lock);
-    return there ? base_fail(-EALREADY, "weft_gpu_service(): number %u has a service already", number) : 0;
+    return there ? base_fail(-EALREADY, "weft_gpu_service(): number %u has a service already; choose another number", number) : 0;
 }
 
 int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out)
 {
     *out = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler: call it in another thread");
     if (!q)
         return base_fail(-EINVAL, "weft_gpu_worker_open(): q must not be NULL");
     if (g->turns)
-        return base_fail(-ENOTSUP, "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, and the kernels "
-                                   "of this GPU take turns with the node");
+        return base_fail(-ENOTSUP, "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, but on this GPU "
+                                   "the node waits while a kernel runs: use another GPU");
     return gpu_work_open(&g->workers, q, config, out);
 }
 
 int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
 {
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler: call it in another thread");
     if (!q)
         return base_fail(-EINVAL, "weft_gpu_queue(): q must not be NULL");
     return gpu_tasks_queue(&g->workers, q, number);

@@ -207,8 +207,8 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
     for (uint32_t i = 0; i < started; i++)
         pthread_join(b[i].thread, NULL);
     free(b);
-    return rc ? base_fail(-EAGAIN, "a kernel of %u blocks: thread %u cannot be started: %s; none has run", blocks, started,
-                          base_strerror(rc))
+    return rc ? base_fail(-EAGAIN, "a kernel of %u blocks: thread %u cannot be started: %s; no block has run" BASE_THREAD_HINT, blocks,
+                          started, base_strerror(rc))
               : 0;
 }
 

@@ -362,10 +362,10 @@ void job_answered(struct arenas *c, uint32_t from, const void *header, size_t he
         return;
     }
     bool reads = !p->word && p->job->kind == JOB_GET && p->at == p->bytes;
-    bool wrong = a.status > 0 || a.status < -4095 || a.status == -EINPROGRESS || len != (reads && !a.status ? p->length : 0);
-    p->status = wrong ? -EPROTO : (int)a.status;
+    int status = a.status > 0 || a.status < -4095 ? -EINPROGRESS : base_status_in((int)a.status);
+    p->status = status == -EINPROGRESS || len != (reads && !status ? p->length : 0) ? -EPROTO : status;
     p->value = a.value;
-    if (!wrong && len)
+    if (!p->status && len)
         memcpy(p->bytes, payload, len);
     go_to(p, PIECE_CAME);
     arena_ring(c);
@@ -512,7 +512,7 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
             arena_leave(a);
     }
     if (!rc && j->length && !j->near_arena && c->w->arenas->owns(c->w, j->near))
-        rc = base_fail(-EFAULT, "%llu bytes at %p: they reach beyond the end of their arena, or it is being closed",
+        rc = base_fail(-EFAULT, "%llu bytes at %p: they reach beyond the end of their GPU arena, or the arena is being closed",
                        (unsigned long long)j->length, (void *)j->near);
     if (rc) {
         arena_leave(j->near_arena);
@@ -541,8 +541,8 @@ static int job_wait(struct arenas *c, uint32_t node)
     if (has_room(&r))
         return fab_refuse_node(c->w, node);
     if (fab_in_handler())
-        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory are under way; start fewer of them in a handler", node,
-                         ARENA_JOBS);
+        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory, the most possible, are under way; start fewer in a handler",
+                         node, ARENA_JOBS);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)
         return base_fail(rc, "node %u: %u operations on GPUs' memory missed the deadline (is the node stopped?)", node, ARENA_JOBS);

@@ -58,6 +58,6 @@ int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *i
     }
     for (size_t k = 0; k < sizeof backends / sizeof *backends; k++)
         if (backends[k]->why && !strncmp(name, backends[k]->name, strlen(backends[k]->name)) && !backends[k]->look(0, &info))
-            return base_fail(-ENODEV, "there is no GPU %s: %s", name, backends[k]->why());
+            return base_fail(-ENODEV, "GPU %s cannot be used: %s", name, backends[k]->why());
     return base_fail(-ENODEV, "there is no GPU %s; there are: %s", name, all);
 }

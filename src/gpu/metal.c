@@ -89,7 +89,8 @@ static int metal_open(uint32_t index, void **device)
     m->queue = m->device ? METAL_SEND(void *, (), m->device, "newCommandQueue") : NULL;
     if (!m->queue) {
         metal_close(m);
-        return base_fail(-EIO, "GPU metal:%u: Metal has not created a command queue: is too much memory in use?", index);
+        return base_fail(-EIO, "GPU metal:%u: Metal has not created a command queue; perhaps too much memory is in use: end other programs",
+                         index);
     }
     *device = m;
     return 0;
@@ -104,7 +105,8 @@ static int metal_piece_new(struct metal_open *m, void *memory, size_t bytes, boo
     if (!buffer) {
         free(p);
         return base_fail(-ENOMEM,
-                         "Metal cannot make a buffer over %zu bytes at %p (newBufferWithBytesNoCopy failed): is too much memory in use?",
+                         "Metal cannot make a buffer over %zu bytes at %p (newBufferWithBytesNoCopy failed); perhaps too much memory is in "
+                         "use: end other programs",
                          bytes, memory);
     }
     *p =
@@ -219,7 +221,8 @@ static int metal_memory_map(struct metal_open *m, int fd, uint64_t bytes, struct
 {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED)
-        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU: %s", (unsigned long long)bytes, base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU: %s" BASE_MEMORY_HINT, (unsigned long long)bytes,
+                         base_strerror(errno));
     *out = (struct gpu_memory){.base = at, .bytes = bytes, .fd = fd};
     int rc = metal_attach(m, at, bytes, &out->there);
     if (rc)
@@ -304,7 +307,7 @@ static int metal_compile(struct metal_open *m, const char *text, const char *nam
         return base_fail(-EINVAL, "the kernel's text does not compile: %.400s", metal_error_text(error));
     function = METAL_SEND(void *, (void *), library, "newFunctionWithName:", wanted);
     if (!function)
-        rc = base_fail(-EINVAL, "the kernel's text has no function %.60s", name);
+        rc = base_fail(-EINVAL, "the kernel's text has no function %.60s: name one that it has", name);
     if (!rc) {
         m->pipeline = METAL_SEND(void *, (void *, void **), m->device, "newComputePipelineStateWithFunction:error:", function, &error);
         if (!m->pipeline)
@@ -345,7 +348,8 @@ static int metal_encode(struct metal_open *m, struct metal_piece *own, uint64_t 
     *command = METAL_SEND(void *, (), m->queue, "commandBuffer");
     void *e = *command ? METAL_SEND(void *, (), *command, "computeCommandEncoder") : NULL;
     if (!e)
-        return base_fail(-EIO, "Metal has created no command buffer or encoder for the GPU: is too much memory in use?");
+        return base_fail(
+            -EIO, "Metal has created no command buffer or encoder for the GPU; perhaps too much memory is in use: end other programs");
     METAL_SEND(void, (void *), e, "setComputePipelineState:", m->pipeline);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", own->buffer, offset, 0);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", argument, 0, 1);
@@ -365,8 +369,9 @@ static int metal_run(struct metal_open *m, const void *there, struct metal_size 
     pthread_mutex_lock(&m->lock);
     struct metal_piece *own = *metal_own_at(m, there);
     uint64_t offset = own ? (uint64_t)(uintptr_t)there - own->there : 0;
-    int rc = own ? metal_encode(m, own, offset, argument, blocks, threads, &command)
-                 : base_fail(-EFAULT, "the kernel's weft_device is not in memory of this GPU");
+    int rc =
+        own ? metal_encode(m, own, offset, argument, blocks, threads, &command)
+            : base_fail(-EFAULT, "the kernel's argument weft_device is not in memory of this GPU: pass what weft_gpu_device() returned");
     pthread_mutex_unlock(&m->lock);
     if (!rc) {
         METAL_SEND(void, (), command, "commit");
@@ -388,7 +393,8 @@ static int metal_run_text(void *device, const void *there, const char *text, con
     int rc = metal_prepare(m, text, kernel);
     unsigned long most = rc ? 0 : METAL_SEND(unsigned long, (), m->pipeline, "maxTotalThreadsPerThreadgroup");
     if (!rc && threads > most)
-        rc = base_fail(-EINVAL, "the kernel %.60s with %u threads a block: this GPU has at most %lu", kernel, threads, most);
+        rc = base_fail(-EINVAL, "the kernel %.60s with %u threads a block: this GPU allows at most %lu: start more blocks of fewer threads",
+                       kernel, threads, most);
     if (!rc)
         rc = metal_run(m, there, (struct metal_size){blocks, 1, 1}, (struct metal_size){threads, 1, 1}, arg, bytes);
     gpu_metal_driver.objc_autoreleasePoolPop(pool);

@@ -16,10 +16,10 @@ struct arena_request {
     enum request_step step;
     struct arena_message m;
     struct gpu_arena *arena;
-    uint8_t *at;   /* address in the arena */
-    uint8_t *pool; /* address of the requester's memory, if it is mapped here; else NULL */
-    uint64_t done; /* bytes that were moved */
-    uint32_t turn; /* bytes that are being moved */
+    uint8_t *at;     /* address in the arena */
+    uint8_t *pool;   /* address of the requester's memory, if it is mapped here; else NULL */
+    uint64_t done;   /* bytes that were moved */
+    uint32_t moving; /* bytes of the buffer that is being moved */
     struct stage_slot *slot;
     struct arena_copy copy;
     bool started; /* `op` was started */
@@ -32,7 +32,7 @@ struct arena_request {
 
 static void refuse(struct weft_node *w, uint32_t to, uint64_t id, int status)
 {
-    struct arena_answer a = {.id = id, .status = status};
+    struct arena_answer a = {.id = id, .status = base_status_out(status)};
     (void)fab_send(w, to, ARENA_HANDLER_ANSWER, &a, sizeof a, NULL, 0, NULL);
 }
 
@@ -101,7 +101,7 @@ static void request_new(struct arenas *c, struct arena_request *r)
     } else if (m->kind == ASK_WRITE || m->kind == ASK_READ) {
         bool in = m->kind == ASK_WRITE;
         rc = arena_copy(&r->copy, &r->arena->place, in ? at : r->bytes, in ? r->bytes : at, r->len);
-        r->turn = r->len;
+        r->moving = r->len;
         r->step = REQUEST_COPY;
         if (rc)
             request_answer(r, rc);
@@ -136,10 +136,10 @@ static void request_fetch(struct arenas *c, struct arena_request *r)
             request_answer(r, rc);
         return;
     }
-    r->turn = r->pool || left < r->slot->bytes ? (uint32_t)left : r->slot->bytes;
+    r->moving = r->pool || left < r->slot->bytes ? (uint32_t)left : r->slot->bytes;
     if (m->kind == ASK_PULL && !r->pool) {
         if (!r->started) {
-            rc = weft_get(c->w, r->slot->at, m->a + r->done, r->turn, &r->op);
+            rc = weft_get(c->w, r->slot->at, m->a + r->done, r->moving, &r->op);
             r->started = rc == 0;
         }
         if (r->started)
@@ -151,7 +151,7 @@ static void request_fetch(struct arenas *c, struct arena_request *r)
     uint8_t *here = r->pool ? r->pool + r->done : r->slot->at;
     bool in = m->kind == ASK_PULL;
     if (!rc)
-        rc = arena_copy(&r->copy, &r->arena->place, in ? r->at + r->done : here, in ? here : r->at + r->done, r->turn);
+        rc = arena_copy(&r->copy, &r->arena->place, in ? r->at + r->done : here, in ? here : r->at + r->done, r->moving);
     r->step = REQUEST_COPY;
     if (rc)
         request_answer(r, rc);
@@ -166,7 +166,7 @@ static void request_copied(struct arena_request *r)
         r->step = REQUEST_STORE;
         return;
     }
-    r->done += r->turn;
+    r->done += r->moving;
     if (rc || r->done == r->m.length)
         request_answer(r, rc);
     else
@@ -177,7 +177,7 @@ static void request_store(struct arenas *c, struct arena_request *r)
 {
     int rc = 0;
     if (!r->started) {
-        rc = weft_put(c->w, r->m.a + r->done, r->slot->at, r->turn, &r->op);
+        rc = weft_put(c->w, r->m.a + r->done, r->slot->at, r->moving, &r->op);
         r->started = rc == 0;
     }
     if (r->started)
@@ -185,7 +185,7 @@ static void request_store(struct arenas *c, struct arena_request *r)
     if (rc == -EAGAIN || rc == -EINPROGRESS)
         return;
     r->started = false;
-    r->done += r->turn;
+    r->done += r->moving;
     if (rc || r->done == r->m.length)
         request_answer(r, rc);
     else
@@ -200,7 +200,7 @@ static bool request_end(struct arenas *c, struct arena_request *r)
     if (r->m.kind == ASK_PUSH) /* so that the answer does not overtake the data */
         c->w->links[r->from].transport->fence(c->w, &c->w->links[r->from]);
     bool bytes = r->m.kind == ASK_READ && r->status == 0;
-    struct arena_answer a = {.id = r->m.id, .status = r->status, .value = r->value};
+    struct arena_answer a = {.id = r->m.id, .status = base_status_out(r->status), .value = r->value};
     int rc = fab_send(c->w, r->from, ARENA_HANDLER_ANSWER, &a, sizeof a, bytes ? r->bytes : NULL, bytes ? r->len : 0, NULL);
     /* after any other error the answer is sent again later: the requester waits for it as long as this node lives */
     return rc == 0 || rc == -ECONNRESET;

@@ -14,7 +14,7 @@ static int rdma_register(struct arenas *c, struct gpu_arena *a)
     if (!c->w->options.gpu_rdma)
         return base_fail(-ECANCELED, "WEFT_GPU_RDMA is set to no");
     if (!b->memory_dmabuf)
-        return base_fail(-EOPNOTSUPP, "memory of GPUs of the kind %s cannot be given to RDMA devices", b->name);
+        return base_fail(-EOPNOTSUPP, "RDMA devices cannot access the memory of GPUs of the kind %s", b->name);
     int fd = b->memory_dmabuf(a->place.device, &a->memory);
     if (fd < 0)
         return fd;
@@ -68,8 +68,8 @@ int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gad
     *started = false;
     if (rc == -ECONNABORTED && !atomic_exchange_explicit(&a->rdma_why, -EACCES, memory_order_relaxed)) {
         base_log(BASE_LOG_WARN,
-                 "the RDMA device does not access the GPU's memory of space %u, although it was registered: its data, and what was under "
-                 "way, goes through the pool from now on (WEFT_GPU_RDMA=no does so from the beginning)",
+                 "the RDMA device cannot access the GPU's memory of space %u, although it was registered: from now on its data goes "
+                 "through the pool, which is slower (WEFT_GPU_RDMA=no does so from the beginning)",
                  a->space);
         atomic_store_explicit(&c->refusals, true, memory_order_relaxed);
     }
@@ -87,7 +87,7 @@ const char *rdma_reason(int why)
     case -ENODEV: return "its node uses no RDMA device";
     case -ENOSPC: return "its RDMA device has too few regions for it";
     case -EACCES: return "its RDMA device refuses to access it";
-    case -EOPNOTSUPP: return "its GPU gives, or its RDMA device takes, no dmabuf";
+    case -EOPNOTSUPP: return "its GPU gives no dmabuf, or its device takes none";
     default: return base_strerror(why);
     }
 }

@@ -31,7 +31,7 @@ int gpu_record_begin(struct weft_node *w, struct gpu_records *list, struct gpu_r
     struct gpu_record *r = calloc(1, sizeof *r);
     void *there;
     if (!r)
-        return base_fail(-ENOMEM, "no memory for a record of a kernel" BASE_MEMORY_HINT);
+        return base_fail(-ENOMEM, "no memory for the request of a kernel" BASE_MEMORY_HINT);
     int rc = weft_alloc_aligned(w, WEFT_DEVICE_RECORD_BYTES, BASE_CACHE_LINE, &r->copy_at);
     if (rc) {
         free(r);

@@ -131,7 +131,7 @@ static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request 
         weft_device_cell *a = &r->answers[r->done & r->mask];
         __atomic_store_n(&a->low, q->value, __ATOMIC_RELAXED);
         /* release: the value, and what the operation wrote, are visible before; pairs with the acquire in weft_device_test() */
-        __atomic_store_n(&a->high, (uint64_t)(uint32_t)(r->done + 1) << 32 | (uint32_t)status, __ATOMIC_RELEASE);
+        __atomic_store_n(&a->high, (uint64_t)(uint32_t)(r->done + 1) << 32 | (uint32_t)base_status_out(status), __ATOMIC_RELEASE);
     } else if (BASE_UNLIKELY(status)) {
         gpu_ring_fail(r, gpu_request_node(q), status);
     }

@@ -18,7 +18,7 @@
 #define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
 #define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
-#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn, in case a wake-up comes just before the sleep begins */
+#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn; it bounds the delay if a wake-up comes just before the sleep begins */
 
 struct gpu_server {
     struct weft_node *w;
@@ -92,7 +92,8 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     if (rc)
         return rc;
     if (q->low[0] > UINT32_MAX || q->high[1] > UINT32_MAX || q->high[0] > WEFT_PAYLOAD_MAX)
-        return base_fail(-EMSGSIZE, "a kernel cannot send a message: there is no such node or handler, or %llu bytes are too many",
+        return base_fail(-EMSGSIZE,
+                         "a kernel cannot send a message of %llu bytes: there is no such node or handler, or the message is too large",
                          (unsigned long long)q->high[0]);
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
@@ -134,7 +135,10 @@ int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
 {
     struct gpu_request *q = (struct gpu_request *)call;
     if (status > 0 || status == -EINPROGRESS || __atomic_load_n(&q->op.status, __ATOMIC_RELAXED) != 1)
-        return base_fail(-EINVAL, "weft_gpu_answer(): the status, %d, is positive, or the call was answered already", status);
+        return base_fail(-EINVAL,
+                         "weft_gpu_answer(): the status %d is positive, or the call was answered already; answer each call once, with 0 or "
+                         "a negative errno",
+                         status);
     q->value = value;
     __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* pairs with server_begin() and server_look() */
     return 0;
@@ -213,8 +217,8 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
         int why;
         struct gpu_request *q = gpu_ring_next(r, &why);
         if (why && !r->errors[r->nodes]) {
-            base_log(BASE_LOG_ERROR, "a kernel wrote an invalid request into a ring: it is not taken, and the requests behind it wait "
-                                     "until its slot is written again");
+            base_log(BASE_LOG_ERROR, "a kernel wrote an invalid request into a ring: weft carries out neither it nor the later requests in "
+                                     "that ring; correct the kernel");
             gpu_ring_fail(r, r->nodes, why);
         }
         if (!q)
@@ -391,8 +395,8 @@ int gpu_serve_wait(struct gpu_server *s, int64_t deadline)
     while ((served = atomic_load_explicit(&s->served, memory_order_acquire)) != asked) {
         int64_t left = deadline - base_now_ns();
         if (left <= 0)
-            return base_fail(-ETIMEDOUT, "requests of a kernel are not complete at the deadline, because a node does not answer; the next "
-                                         "call waits for them first");
+            return base_fail(-ETIMEDOUT, "requests of a kernel were not complete at the deadline, because a node does not answer (is its "
+                                         "process stopped?); the next call waits for them first");
         base_futex_wait(&s->served, served, left < WEFT_SECOND ? left : WEFT_SECOND);
     }
     return 0;
@@ -407,7 +411,7 @@ int gpu_serve_turn(struct gpu_server *s, int64_t deadline)
     base_futex_wake(&s->asked, 1);
     rc = gpu_serve_wait(s, deadline);
     if (!rc && s->error)
-        rc = base_fail(s->error, "a kernel's request has failed: %s", base_strerror(s->error));
+        rc = base_fail(s->error, "a kernel's request has failed: %s; weft_gpu_stat() counts them", base_strerror(s->error));
     return rc;
 }
 

@@ -374,8 +374,8 @@ static bool share_leave(struct arenas *c, struct arena_other *o, const struct gp
     o->lost = !unused;
     pthread_mutex_unlock(&c->share_lock);
     if (!unused)
-        base_log(BASE_LOG_WARN,
-                 "a GPU is closed while operations on another node's arena are under way: the arena stays mapped until the node is closed");
+        base_log(BASE_LOG_WARN, "a GPU was closed while operations on another node's arena were under way, so that arena stays mapped "
+                                "until this node is closed; wait for the operations first");
     return unused;
 }
 
@@ -414,7 +414,7 @@ static const char *share_far(const struct arenas *c, uint32_t node, char *why, s
     }
     bool direct = t && t->get_into && (spaces > staged || !staged);
     if (direct && first)
-        snprintf(why, room, "by its node's RDMA device, but not space %u: %s", first, rdma_reason(rc));
+        snprintf(why, room, "by its node's RDMA device, except space %u: %s", first, rdma_reason(rc));
     else if (direct)
         snprintf(why, room, "the RDMA device of its node accesses the GPU's memory");
     else if (t && t->get_into)

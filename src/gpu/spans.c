@@ -259,7 +259,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
     if (!rc)
         rc = gpu_choose(name, &s->backend, &index);
     if (!rc && !s->backend->load)
-        rc = base_fail(-ENOTSUP, "weft has no kernels for the GPU %s", name);
+        rc = base_fail(-ENOTSUP, "weft has no kernels for the GPU %s: use an NVIDIA GPU, or the GPU `host`", name);
     if (!rc && (rc = s->backend->open(index, &s->device)) == 0 && (rc = s->backend->load(s->device, &code, &s->module)))
         s->backend->close(s->device);
     if (rc)
@@ -272,7 +272,8 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "the GPU can be given access to at most %u ranges of memory", REGIONS);
+        return base_fail(-ENOSPC, "the GPU can be given access to at most %u ranges of memory at the same time: give back some first",
+                         REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)
@@ -327,7 +328,7 @@ int gpu_pass_open(struct gpu_spans *s, void *memory, struct gpu_pass **out)
         return base_fail(-ENOMEM, "no memory for buffers of a GPU" BASE_MEMORY_HINT);
     p->s = s;
     uint64_t there = attached(s, memory, gpu_pass_bytes());
-    int rc = there ? 0 : base_fail(-EINVAL, "the memory of a pass is not attached");
+    int rc = there ? 0 : base_fail(-EINVAL, "memory for a kernel was not given to the GPU" BASE_BUG_HINT);
     void *device_memory = NULL;
     if (!rc)
         rc = s->backend->alloc(s->device, BUFFERS * (size_t)LINE_BYTES + 4 * sizeof *p->state, &device_memory);
@@ -450,7 +451,7 @@ int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out)
     if (in->len == 0)
         return f->kernel->run(&span, p->s->arg, out);
     if (!in->bytes && (f->whole || !in->read))
-        return base_fail(-EINVAL, "kernel %s needs all bytes in memory, and gpu_input.bytes is NULL", f->kernel->name);
+        return base_fail(-EINVAL, "kernel %s needs all bytes of a piece in memory, but they are not there" BASE_BUG_HINT, f->kernel->name);
     memset(&p->sum, 0, sizeof p->sum);
     p->got = 0;
     uint64_t started = 0, at = 0, ended = 0; /* chunks started; the position in bytes; chunks ended */

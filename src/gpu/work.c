@@ -6,8 +6,8 @@
  * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be done
  * in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the slot,
  * and draws the next. So a block that hangs occupies one slot and delays no other block. The ring has more slots than there are tasks
- * claimed ahead, so few numbers are skipped: a slot is still in use at its next turn only if that many other tasks were done before its
- * task.
+ * claimed ahead, so few numbers are skipped: a number is skipped only if as many later tasks as the ring has slots were done before the
+ * task in the slot.
  *
  * The ring is in the host's memory, so the node fills it with plain stores, without calls of the driver.
  */
@@ -39,7 +39,7 @@ struct work_task {
     uint64_t number;
     bool used;
     bool taken;    /* a block is known to have taken the task */
-    int64_t since; /* the time from which on a block could have done the task */
+    int64_t since; /* from this time on, a block could have done the task */
     weft_lease lease;
     weft_result result; /* written by the serving thread, until `held` is 0 and the slot is listed in `done` */
 };
@@ -162,7 +162,7 @@ static uint32_t finish(weft_gpu_worker *k, int64_t now)
     k->used -= n;
     int accepted = weft_complete(k->q, leases, results, n, NULL);
     if (accepted < 0)
-        base_log(BASE_LOG_WARN, "a worker of a GPU cannot complete %u tasks: %s", n, base_error());
+        base_log(BASE_LOG_WARN, "a worker of a GPU cannot report that %u tasks are done: %s", n, base_error());
     work_count(&k->completed, n);
     work_count(&k->refused, n - (uint32_t)(accepted > 0 ? accepted : 0));
     return n;
@@ -253,12 +253,14 @@ static void look_at_tasks(weft_gpu_worker *k, int64_t now)
     }
     k->stalled = k->stalled || waiting;
     if (hung)
-        base_log(BASE_LOG_WARN, "blocks of a GPU have not done %u tasks in %lld ms: they are given back to the queue", hung,
-                 (long long)(k->config.task_ns / WEFT_MS));
+        base_log(BASE_LOG_WARN,
+                 "blocks of a GPU have not done %u tasks within %lld ms, so the queue gives these tasks to others "
+                 "(weft_gpu_worker_config.task_ns)",
+                 hung, (long long)(k->config.task_ns / WEFT_MS));
     if (waiting)
         base_log(BASE_LOG_WARN,
-                 "no block of a GPU has taken a task in %lld ms: %u tasks are given back to the queue, and none are claimed until a block "
-                 "asks for one",
+                 "no block of a GPU has taken a task within %lld ms, so %u tasks go back to the queue, and the worker claims none until a "
+                 "block asks for one; is the kernel running?",
                  (long long)(k->config.task_ns / WEFT_MS), waiting);
 }
 
@@ -286,7 +288,7 @@ static void work_upkeep(weft_gpu_worker *k, int64_t now)
         k->failed = k->all->backend->check(k->all->device) != 0;
         if (k->failed) {
             end_claims(k);
-            base_log(BASE_LOG_ERROR, "a worker of a GPU ends, and gives %u tasks back: %s", take_back_all(k), base_error());
+            base_log(BASE_LOG_ERROR, "a worker of a GPU ends, and %u tasks go back to the queue: %s", take_back_all(k), base_error());
         }
     }
 }
@@ -300,8 +302,8 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
         return false;
     uint32_t n = take_back_all(k);
     if (n)
-        base_log(BASE_LOG_WARN,
-                 "a worker of a GPU was closed before its blocks had done %u of its tasks: other takers of the queue get them", n);
+        base_log(BASE_LOG_WARN, "a worker of a GPU was closed before its blocks had done %u of its tasks: the queue gives them to others",
+                 n);
     while (k->used) /* the serving thread may still be passing on the last results */
         if (!finish(k, now))
             sched_yield();
@@ -490,8 +492,8 @@ int weft_gpu_worker_close(weft_gpu_worker *k)
     if (!k)
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_worker_close() must not be called from a handler");
-    return work_close(k) ? 0 : base_fail(-EINVAL, "weft_gpu_worker_close(): this worker is closed already");
+        return base_fail(-EDEADLK, "weft_gpu_worker_close() must not be called from a handler: call it in another thread");
+    return work_close(k) ? 0 : base_fail(-EINVAL, "weft_gpu_worker_close(): this worker is closed already; close each worker once");
 }
 
 int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out, size_t bytes)

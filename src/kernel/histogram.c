@@ -46,7 +46,8 @@ static int histogram_fold(void *state, const void *output, size_t len)
 {
     uint64_t *sum = state, total[256];
     if (len != sizeof total)
-        return base_fail(-EPROTO, "kernel histogram: the result of a piece has %zu bytes instead of %zu: use the same weft on all hosts",
+        return base_fail(-EPROTO,
+                         "kernel histogram: the result of a piece has %zu bytes instead of %zu; run the same version of weft on all hosts",
                          len, sizeof total);
     memcpy(total, output, sizeof total);
     for (unsigned b = 0; b < 256; b++)

@@ -142,7 +142,8 @@ static int wc_fold(void *state, const void *output, size_t len)
     struct wc_state *s = state;
     struct kernel_wc_piece piece;
     if (len != sizeof piece)
-        return base_fail(-EPROTO, "kernel wc: the result of a piece has %zu bytes instead of %zu: use the same weft on all hosts", len,
+        return base_fail(-EPROTO,
+                         "kernel wc: the result of a piece has %zu bytes instead of %zu; run the same version of weft on all hosts", len,
                          sizeof piece);
     memcpy(&piece, output, sizeof piece);
     if (piece.start) { /* a word does not continue in the next input */

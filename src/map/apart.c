@@ -112,8 +112,10 @@ static int give_order(struct map_job *job)
     size_t len = 0;
     rc = rc ? rc : map_order_write(&order, &bytes, &len);
     if (!rc && (rc = weft_alloc(job->w, len, &a->order)))
-        base_fail(rc, "the command and the names of the files have %zu bytes, and a node's pool %llu: raise --memory", len,
-                  (unsigned long long)job->pool_bytes);
+        base_fail(
+            rc,
+            "the command and the names of the files have %zu bytes, which do not fit into a node's memory of %llu bytes: raise --memory",
+            len, (unsigned long long)job->pool_bytes);
     if (!rc) {
         memcpy(weft_ptr(job->w, a->order, len), bytes, len);
         uint64_t at[2] = {a->order, len};
@@ -209,7 +211,7 @@ static void give_up_unreachable(struct map_job *job, map_unsure_fn unsure)
         if (now - a->cut_ns[node] < job->w->links[node].liveness_ns)
             continue;
         a->out_of_reach |= UINT64_C(1) << node;
-        fab_give_up(job->w, node, "no route has led to it for too long (WEFT_LIVENESS)");
+        fab_give_up(job->w, node, "it could not be reached for longer than WEFT_LIVENESS");
     }
 }
 

@@ -18,6 +18,7 @@
 #define KNOWN_WAIT (30 * WEFT_SECOND)
 #define KNOWN_LOOK (5 * WEFT_MS)
 #define LOOK_BYTES ((uint64_t)MAP_CHUNK_BYTES)
+#define STEP_BYTES (UINT64_C(16) << 20) /* bytes of a read, after which the claim is renewed if that is due */
 
 uint64_t map_identity(uint64_t device, uint64_t inode)
 {
@@ -106,7 +107,8 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
         if (rc == -ENODATA) /* the file is shorter now: the read of the piece reports that */
             return (int64_t)done;
         if (rc)
-            return base_fail(rc, "node %u cannot read %s: %s", r->in->home, r->in->name, base_strerror(rc));
+            return base_fail(rc, "node %u cannot read %s: %s; check the file on that node's host", r->in->home, r->in->name,
+                             base_strerror(rc));
         memcpy((uint8_t *)to + done, weft_ptr(job->w, job->look, n), n);
         done += n;
     }
@@ -137,7 +139,6 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
 {
     struct map_job *job = slot->job;
     const struct map_input *input = &job->inputs[piece->input];
-    const uint64_t step = (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
     int64_t next = base_now_ns() + job->renew_ns;
     weft_file *f;
     weft_file_info info;
@@ -151,6 +152,7 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
         rc = base_fail(-ESTALE, "%s: the file was replaced by another one during the job; run the job again", input->name);
     weft_gaddr to = WEFT_NULL;
     bool whole = !rc && map_bring_room(slot, piece, &to);
+    const uint64_t step = whole ? STEP_BYTES : (uint64_t)MAP_BRING_DEPTH * MAP_CHUNK_BYTES;
     for (uint64_t done = 0, n; !rc && done < piece->length; done += n) {
         weft_gaddr at = whole ? to + done : to;
         n = piece->length - done < step ? piece->length - done : step;

@@ -207,7 +207,7 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
         if (rc != -ETIMEDOUT)
             return rc;
         if (!there)
-            return base_fail(-ECONNRESET, "node %u is gone", node);
+            return base_fail(-ECONNRESET, "node %u, which reads the input for this node, is gone", node);
     }
 }
 
@@ -320,7 +320,7 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
             rc,
             "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
     if (rc)
-        return base_fail(rc, "cannot fetch the piece from node %u: %s", home_of(job, piece), base_strerror(rc));
+        return base_fail(rc, "cannot read a piece of the input at node %u: %s", home_of(job, piece), base_strerror(rc));
     map_brought(slot, piece->length, whole, to, in);
     return 0;
 }

@@ -103,7 +103,7 @@ static int feed(struct running *r)
             break; /* the command has closed its input: no error */
         } else if (n < 0) {
             r->failed = MAP_NO_INPUT;
-            return base_fail(-errno, "cannot read the piece for the command: %s", base_strerror(errno));
+            return base_fail(-errno, "cannot read a piece of the input for the command: %s", base_strerror(errno));
         } else {
             r->failed = MAP_NO_INPUT;
             return base_fail(-EIO,

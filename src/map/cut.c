@@ -109,7 +109,8 @@ static int take_homes(struct map_job *job, const char *text)
         char *end;
         unsigned long file = strtoul(p, &end, 10), node = *end == '=' ? strtoul(end + 1, &end, 10) : ULONG_MAX;
         if (file >= job->input_count || node >= job->nodes || (*end && *end != ',') || !strchr(job->options->files[file], ':'))
-            return base_fail(-EPROTO, "the list of the files' nodes from the launcher is invalid: use the same weft on all hosts");
+            return base_fail(-EPROTO,
+                             "the list of the files' nodes from the launcher is invalid; run the same version of weft on all hosts");
         struct map_input *in = &job->inputs[file];
         in->name = job->options->files[file];
         in->path = strchr(in->name, ':') + 1;

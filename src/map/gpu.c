@@ -212,7 +212,7 @@ static int gpu_read(void *arg, uint64_t at, void *to, size_t len)
     if (rc == -ENODATA)
         return base_fail(
             -EIO, "the input ends before the end of the piece for the GPU: the file was truncated while it was read; run the job again");
-    return rc ? base_fail(rc, "cannot read the piece from its input: %s", base_strerror(rc)) : 0;
+    return rc ? base_fail(rc, "cannot read a piece of the input: %s", base_strerror(rc)) : 0;
 }
 
 static void gpu_waiting(void *arg)

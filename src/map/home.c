@@ -84,7 +84,7 @@ void home_free(struct map_owner *o)
 
 static int home_wrong(const struct record *r)
 {
-    return base_fail(-EPROTO, "node %u reports an impossible outcome of a piece: use the same weft on all hosts", r->worker);
+    return base_fail(-EPROTO, "node %u reports an impossible outcome of a piece; run the same version of weft on all hosts", r->worker);
 }
 
 int home_expect(struct map_owner *o, struct record *r)
@@ -268,7 +268,7 @@ static int move_result(struct map_owner *o, struct move *m)
     bool there =
         weft_alive(o->job->w, m->r->worker); /* read before the word: if the node is dead, all bytes that it has put are then visible */
     const _Atomic uint64_t *word = weft_ptr(o->job->w, home_word_of(o->home, m), sizeof *word);
-    /* acquire: pairs with the signal of the node's carrier: when the word is seen, so are the bytes. */
+    /* acquire: pairs with the signal that follows the bytes of the answer. A thread that sees the word sees these bytes. */
     int rc = map_answer(atomic_load_explicit(word, memory_order_acquire));
     return rc == -EINPROGRESS && !there ? -ECONNRESET : rc;
 }

@@ -478,11 +478,13 @@ struct map_job {
     weft_node *w;
     weft_queue *queue;
     struct map_slot *slot;     /* [slots] */
-    pthread_mutex_t turn_lock; /* guards the next three fields */
+    pthread_mutex_t turn_lock; /* guards the next five fields; `misses` is read without it, too */
     pthread_cond_t turn;       /* signalled when the slot that waits for the queue stops waiting */
     bool waits;                /* a slot waits for the queue */
     uint32_t asleep;           /* number of other idle slots */
     uint32_t slots_started;
+    _Atomic uint32_t misses; /* claims in a row that brought no piece for this node: all had failed here before */
+    int64_t look_ns;         /* misses > 0: when the node may claim again */
 
     /* The owner's part. */
     struct map_owner *owner; /* owner.c */

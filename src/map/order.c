@@ -93,10 +93,12 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
     struct head h;
     *o = (struct map_order){0};
     if (len < sizeof h)
-        return base_fail(-EPROTO, "the description of the job from node 0 has only %zu bytes: use the same weft on all hosts", len);
+        return base_fail(-EPROTO, "the description of the job from node 0 has only %zu bytes; run the same version of weft on all hosts",
+                         len);
     memcpy(&h, bytes, sizeof h);
     if (memcmp(h.magic, order_magic, sizeof h.magic) != 0)
-        return base_fail(-EPROTO, "the description of the job from node 0 is of another version: use the same weft on all hosts");
+        return base_fail(-EPROTO,
+                         "the description of the job from node 0 is of another version; run the same version of weft on all hosts");
     uint64_t strings = 0;
     char *text = bytes + sizeof h;
     for (size_t i = 0; i < len - sizeof h; i++)
@@ -105,7 +107,7 @@ int map_order_read(struct map_order *o, char *bytes, size_t len)
         (h.bytes && text[h.bytes - 1] != '\0') || h.kernel > 2 || h.gpu > (h.kernel != 0) || (h.served && h.served != h.inputs) ||
         h.literal > 1 || (h.kernel ? h.argc != 0 : h.argc == 0) || h.slots > MAP_SLOTS_MAX || h.inputs == 0 ||
         (h.names && h.names != h.inputs) || h.timeout_ns < 0 || h.lease_ns <= 0)
-        return base_fail(-EPROTO, "the description of the job from node 0 is invalid: use the same weft on all hosts");
+        return base_fail(-EPROTO, "the description of the job from node 0 is invalid; run the same version of weft on all hosts");
     o->argv = calloc((size_t)h.argc + 1, sizeof *o->argv);
     o->name = h.names ? calloc(h.names, sizeof *o->name) : NULL;
     o->serve = h.served ? calloc(h.served, sizeof *o->serve) : NULL;

@@ -144,7 +144,8 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
         }
         const uint8_t *bytes = weft_ptr(o->job->w, part[i].at, part[i].len);
         rc = bytes ? take_bytes(o, &at, bytes, part[i].len)
-                   : base_fail(-EPROTO, "output of a piece is not in the pool of node %u: use the same weft on all hosts", r->worker);
+                   : base_fail(-EPROTO, "output of a piece is not in the pool of node %u; run the same version of weft on all hosts",
+                               r->worker);
         owner_release_part(o, r, &part[i]);
     }
     if (!rc && oc->tail_len)
@@ -181,8 +182,8 @@ static int print_piece(struct map_owner *o, struct record *r)
     int rc = owner_read_outcome(o, r, &oc);
     if (!rc && oc->kind != MAP_OK) { /* the kind was MAP_OK when the piece completed: a node has changed the outcome since */
         free(oc);
-        rc =
-            base_fail(-EPROTO, "node %u changed the outcome of a piece while this node read it: use the same weft on all hosts", r->worker);
+        rc = base_fail(-EPROTO, "node %u changed the outcome of a piece while this node read it; run the same version of weft on all hosts",
+                       r->worker);
     }
     if (rc)
         return rc;
@@ -205,7 +206,7 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
 {
     struct record *r = &o->window[d->tag % MAP_WINDOW];
     if (r->state != SUBMITTED || r->piece.number != d->tag || d->worker >= o->job->nodes)
-        return base_fail(-EPROTO, "a completion arrived for a piece that no node works on: use the same weft on all hosts");
+        return base_fail(-EPROTO, "a result arrived for a piece that no node works on; run the same version of weft on all hosts");
     r->worker = d->worker;
     r->status = d->status;
     r->result = d->result;
@@ -387,10 +388,11 @@ int map_owner_run(struct map_job *job)
     weft_queue_close(job->queue);
     weft_close(job->w);
     if (kept)
-        map_say(job, "%s was not %s: %" PRIu64 " of %" PRIu64 " pieces failed", job->options->output, existed ? "changed" : "created",
-                job->counts.failed, job->counts.pieces);
+        map_say(job, "the output %s was not %s, because %" PRIu64 " of %" PRIu64 " pieces failed: see the messages above",
+                job->options->output, existed ? "changed" : "created", job->counts.failed, job->counts.pieces);
     else if (job->counts.failed)
-        map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed; their output is missing", job->counts.failed, job->counts.pieces);
+        map_say(job, "%" PRIu64 " of %" PRIu64 " pieces failed: see the messages above; their output is missing", job->counts.failed,
+                job->counts.pieces);
     rc = map_report_stats(job);
     return rc ? rc : job->counts.failed ? 1 : 0;
 }

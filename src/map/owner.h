@@ -58,7 +58,7 @@ int home_expect(struct map_owner *o, struct record *r); /* a piece is complete a
 /* Do all fetching that is possible now. Returns the number of steps done, or an error. `*status` is as in owner_take_outcome(). */
 int home_step(struct map_owner *o, int *status);
 bool home_busy(const struct map_owner *o); /* whether outputs are being fetched */
-/* Whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
+/* Whether the owner waits for an answer from the node, and that answer may be lost. `cut`: the node has no route now. */
 bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
 void home_wait(struct map_owner *o); /* wait briefly for some of the outputs */
 

@@ -118,10 +118,10 @@ static int get_order(struct map_job *job)
     if (!len)
         return base_fail(-ETIMEDOUT, "node 0 has not sent the description of the job in time: is its process stopped?");
     if (len > MAP_ORDER_MAX)
-        return base_fail(
-            -EPROTO,
-            "node 0 has announced a description of the job of %llu bytes, which is more than possible: use the same weft on all hosts",
-            (unsigned long long)len);
+        return base_fail(-EPROTO,
+                         "node 0 has announced a description of the job of %llu bytes, which is more than possible; run the same version "
+                         "of weft on all hosts",
+                         (unsigned long long)len);
     if (!(f->order_bytes = malloc(len)))
         return base_fail(-ENOMEM, "no memory to receive the description of the job from node 0" BASE_MEMORY_HINT);
     int rc = weft_get_blocking(job->w, f->order_bytes, at, len);
@@ -144,7 +144,7 @@ static int follow_inputs(struct map_job *job, const struct map_order *o)
         if (!serve)
             continue;
         if (*end != ':' || home >= MAP_NODES_MAX || !end[1])
-            return base_fail(-EPROTO, "the description of the job from node 0 is invalid: use the same weft on all hosts");
+            return base_fail(-EPROTO, "the description of the job from node 0 is invalid; run the same version of weft on all hosts");
         in->path = end + 1;
         in->name = o->names ? in->name : in->path;
         in->home = (uint32_t)home;
@@ -247,7 +247,7 @@ int map_serve(void)
     job->apart = true;
     job->rank = rank ? (uint32_t)strtoul(rank, NULL, 10) : 0;
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
-    int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "WEFT_RANK is not set: only the launcher may use --as-node");
+    int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "--as-node is for weft's own use: leave it out (WEFT_RANK is not set)");
     if (rc) {
         /* If the owner has ended, its own message says why; if it was killed, the launcher reports that. */
         if (!job->w || weft_alive(job->w, 0))

@@ -72,13 +72,14 @@ int map_command_resolve(struct map_command *c, char *const *argv, bool literal)
             c->placeholders = true;
     int rc = base_process_find(name, c->path, sizeof c->path);
     if (rc == -ENAMETOOLONG)
-        return base_fail(-ENAMETOOLONG, "'%.64s...': the path is too long", name);
+        return base_fail(-ENAMETOOLONG, "'%.64s...': the path of the command is too long; use a shorter path", name);
     if (rc == -EACCES || rc == -EISDIR)
         return base_fail(-EACCES, "'%s' cannot be executed: %s", name, base_strerror(rc));
     if (rc && strpbrk(name, " |;&<>$"))
         return base_fail(-ENOENT, "there is no command '%s'; to run a shell command line use: -- sh -c '...'", name);
     if (rc)
-        return base_fail(-ENOENT, "there is no command '%s'%s", name, strchr(name, '/') ? "" : " in any directory of PATH");
+        return base_fail(-ENOENT, "there is no command '%s'%s: check its name, or give its whole path", name,
+                         strchr(name, '/') ? "" : " in any directory of PATH");
     return base_check_interpreter(c->path);
 }
 

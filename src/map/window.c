@@ -52,7 +52,8 @@ int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome
         return 0;
     }
     if (len < sizeof(struct map_outcome) || len > OWNER_OUTCOME_MAX)
-        return base_fail(-EPROTO, "the outcome of a piece from node %u has %zu bytes, not %zu to %u: use the same weft on all hosts",
+        return base_fail(-EPROTO,
+                         "the outcome of a piece from node %u has %zu bytes, not %zu to %u; run the same version of weft on all hosts",
                          r->worker, len, sizeof(struct map_outcome), (unsigned)OWNER_OUTCOME_MAX);
     struct map_outcome *oc = malloc(len);
     if (!oc)
@@ -65,10 +66,12 @@ int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome
         if (p)
             memcpy(oc, p, len);
         else
-            rc = base_fail(-EPROTO, "the outcome of a piece is not in the pool of node %u: use the same weft on all hosts", r->worker);
+            rc = base_fail(-EPROTO, "the outcome of a piece is not in the pool of node %u; run the same version of weft on all hosts",
+                           r->worker);
     }
     if (!rc && owner_check_outcome(oc, len))
-        rc = base_fail(-EPROTO, "the outcome of a piece from node %u is inconsistent: use the same weft on all hosts", r->worker);
+        rc =
+            base_fail(-EPROTO, "the outcome of a piece from node %u is inconsistent; run the same version of weft on all hosts", r->worker);
     if (rc)
         free(oc);
     else

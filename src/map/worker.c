@@ -3,6 +3,7 @@
  * The slots of a node: each is a thread that claims a piece, runs the command or the kernel on it, and completes it.
  */
 #include "map/job.h"
+#include "queue/queue.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,8 +14,14 @@
 /* A piece whose nodes have died this many times more often than it may be retried is assumed to be the cause of the deaths, and fails. */
 #define DEATHS_MAX 3u
 
-/* How many times a piece is passed on to a node on which it has not failed yet. */
-#define GIVE_AWAY_MAX 6u
+/* How many times a piece is passed on to a node on which it has not failed yet. One node alone does this for about two seconds: the others
+ * may be busy for a while, but a stopped one does not hold the job up for ever. */
+#define GIVE_AWAY_MAX 36u
+
+/* A node that gets only pieces that have failed on it waits before it claims again, each time twice as long, at most WEFT_MS << MISSES_MAX.
+ */
+#define MISSES_MAX 6u
+#define MISS_STEP  (2 * WEFT_MS)
 
 #define READ_STEP (UINT64_C(16) << 20) /* bytes read between two checks of whether the claim must be renewed */
 
@@ -118,7 +125,7 @@ static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *
             if (n < 0 && errno == EINTR)
                 continue;
             if (n < 0) {
-                base_fail(-errno, "cannot read the piece for the kernel: %s", base_strerror(errno));
+                base_fail(-errno, "cannot read a piece of the input for the kernel: %s", base_strerror(errno));
                 return NULL;
             }
             if (n == 0) {
@@ -207,25 +214,41 @@ static void give_away(struct map_job *job, const weft_lease *claim)
     weft_release(job->queue, claim); /* refused if the claim has already been lost */
 }
 
+/* Records whether the node has found a piece for itself. If not, all its slots wait before they claim again: without that, a node with many
+ * slots would hold all pieces that failed on it most of the time, and pass them on faster than others can take them. */
+static void note_choice(struct map_job *job, bool found)
+{
+    if (found && atomic_load_explicit(&job->misses, memory_order_relaxed) == 0)
+        return;
+    pthread_mutex_lock(&job->turn_lock);
+    int64_t now = base_now_ns();
+    uint32_t misses = atomic_load_explicit(&job->misses, memory_order_relaxed);
+    if (found) {
+        atomic_store_explicit(&job->misses, 0, memory_order_relaxed);
+    } else if (misses == 0 || now >= job->look_ns) { /* several slots that miss at the same time count once */
+        job->look_ns = now + (WEFT_MS << (misses < MISSES_MAX ? misses : MISSES_MAX));
+        atomic_store_explicit(&job->misses, misses + 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&job->turn_lock);
+}
+
 /* If a piece has failed on this node before, give it back, so that another node can try it. Claim another piece first: the queue hands out
- * the oldest task first, and would hand out the same piece again. If there is no other piece, wait a little, longer each time, for other
- * nodes to take it. False: nothing is claimed now. */
+ * the oldest task first, and would hand out the same piece again. False: nothing is claimed now. */
 static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
-    if (suits(job, claim))
-        return true;
-    uint64_t times = given_away(job, claim);
-    weft_lease instead;
-    bool more = weft_claim(job->queue, &instead, 1, 0) == 1;
-    give_away(job, claim);
-    if (more && suits(job, &instead)) {
-        *claim = instead;
-        return true;
+    bool found = suits(job, claim);
+    if (!found) {
+        weft_lease instead;
+        bool more = weft_claim(job->queue, &instead, 1, 0) == 1;
+        give_away(job, claim);
+        found = more && suits(job, &instead);
+        if (found)
+            *claim = instead;
+        else if (more)
+            give_away(job, &instead);
     }
-    if (more)
-        give_away(job, &instead);
-    base_sleep_ns(WEFT_MS << (unsigned)(times < GIVE_AWAY_MAX ? times : GIVE_AWAY_MAX));
-    return false;
+    note_choice(job, found);
+    return found;
 }
 
 /* Whether a piece is valid. Tasks are in a pool that other nodes can write, so they must be checked. The ranges of files can be checked
@@ -271,7 +294,8 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
     if (!possible(job, &piece)) {
         kind = MAP_NO_INPUT;
         code = EPROTO;
-        base_fail(-EPROTO, "the task of a piece is invalid: another node has overwritten it");
+        base_fail(-EPROTO, "the description of a piece is invalid: another node has overwritten it; run the job again, with the same "
+                           "version of weft on all hosts");
     } else if (claim->attempt > given_away(job, claim) + DEATHS_MAX + job->options->retries) {
         kind = MAP_DEADLY;
     } else if (piece.place == MAP_IN_POOL && (in.memory = weft_ptr(job->w, piece.at, piece.length))) {
@@ -321,7 +345,21 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
 
 static int start_slot(struct map_job *job);
 
-/* Wait for a piece. Only one idle slot waits for the queue, since that wait polls. The others sleep until that slot stops waiting. */
+/* Wait until the node may claim again after pieces that do not suit it. */
+static void wait_to_look(struct map_job *job)
+{
+    for (;;) {
+        pthread_mutex_lock(&job->turn_lock);
+        int64_t left = atomic_load_explicit(&job->misses, memory_order_relaxed) ? job->look_ns - base_now_ns() : 0;
+        pthread_mutex_unlock(&job->turn_lock);
+        if (left <= 0 || queue_is_shut(job->queue) || atomic_load_explicit(&job->board->ending, memory_order_relaxed))
+            return;
+        base_sleep_ns(left < MISS_STEP ? left : MISS_STEP);
+    }
+}
+
+/* Claim a piece that suits this node, and wait for one. Only one idle slot waits for the queue, since that wait polls; the others sleep
+ * until that slot stops waiting. Returns 1, or -ETIMEDOUT, or another error. */
 static int wait_for_piece(struct map_job *job, weft_lease *claim)
 {
     pthread_mutex_lock(&job->turn_lock);
@@ -331,11 +369,32 @@ static int wait_for_piece(struct map_job *job, weft_lease *claim)
     job->asleep--;
     job->waits = true;
     pthread_mutex_unlock(&job->turn_lock);
+    wait_to_look(job);
     int n = weft_claim(job->queue, claim, 1, WEFT_SECOND);
+    if (n == 1 && !worker_choose(job, claim))
+        n = -ETIMEDOUT;
     pthread_mutex_lock(&job->turn_lock);
     job->waits = false;
     pthread_cond_signal(&job->turn);
     pthread_mutex_unlock(&job->turn_lock);
+    return n;
+}
+
+/* Claim a piece that suits this node, without waiting if there is one. `*start`: when the slot's work on it began. Returns like
+ * wait_for_piece(). */
+static int take_piece(struct map_job *job, weft_lease *claim, int64_t *start)
+{
+    *start = base_now_ns();
+    int n = -ETIMEDOUT;
+    if (atomic_load_explicit(&job->misses, memory_order_relaxed) == 0) {
+        n = weft_claim(job->queue, claim, 1, 0);
+        if (n == 1)
+            return worker_choose(job, claim) ? 1 : -ETIMEDOUT;
+    }
+    if (n == -ETIMEDOUT) {
+        n = wait_for_piece(job, claim);
+        *start = base_now_ns(); /* do not count the wait as busy time */
+    }
     return n;
 }
 
@@ -359,12 +418,8 @@ static void *slot_main(void *arg)
             base_sleep_ns(10 * WEFT_MS);
             continue;
         }
-        int64_t start = base_now_ns();
-        int n = weft_claim(job->queue, &claim, 1, 0);
-        if (n == -ETIMEDOUT) {
-            n = wait_for_piece(job, &claim);
-            start = base_now_ns(); /* do not count the wait as busy time */
-        }
+        int64_t start;
+        int n = take_piece(job, &claim, &start);
         if (n == -ETIMEDOUT)
             continue;
         if (n < 0) {
@@ -372,8 +427,6 @@ static void *slot_main(void *arg)
                 base_log(BASE_LOG_INFO, "weft map: slot %u: %s", slot->index, weft_error());
             break;
         }
-        if (!worker_choose(job, &claim))
-            continue;
         start_another(job);
         atomic_store_explicit(&slot->line->busy, 1, memory_order_relaxed);
         map_tally_tell(job);

@@ -364,8 +364,8 @@ static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t by
     if (!bytes)
         return base_fail(-EINVAL, "a buffer of 0 bytes was requested; the smallest has 1");
     if (align & (align - 1) || align > MEM_ALIGN_MAX)
-        return base_fail(-EINVAL, "alignment %llu: it must be a power of two of at most %llu", (unsigned long long)align,
-                         (unsigned long long)MEM_ALIGN_MAX);
+        return base_fail(-EINVAL, "a buffer with alignment %llu was requested: the alignment must be a power of two, at most %llu",
+                         (unsigned long long)align, (unsigned long long)MEM_ALIGN_MAX);
     if (bytes > MEM_SMALL_MAX || align > MEM_SMALL_MAX)
         return alloc_large(p, bytes, align, offset);
     /* Slabs start at extents, so all blocks of a class are aligned if the block size is a multiple of the alignment. The largest class, 32
@@ -415,8 +415,8 @@ static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
     if (e < p->heap || e >= p->extents)
         return base_fail(-EFAULT,
-                         "free of pool offset 0x%llx: the heap is from 0x%llx to 0x%llx; free only what "
-                         "weft_alloc() returned on this node",
+                         "cannot free pool offset 0x%llx: buffers are at offsets from 0x%llx to 0x%llx; free only what weft_alloc() "
+                         "returned on this node",
                          (unsigned long long)offset, (unsigned long long)p->heap << EXTENT_SHIFT, (unsigned long long)p->bytes);
     base_spin_lock(&p->lock);
     if (p->kind[e] == RUN_SLAB) {
@@ -438,11 +438,11 @@ static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
     base_spin_unlock(&p->lock);
     if (size)
         return base_fail(-EINVAL,
-                         "free of pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free the buffer by its start",
+                         "cannot free pool offset 0x%llx: it is inside the buffer of %llu bytes at 0x%llx; free the buffer by its start",
                          (unsigned long long)offset, (unsigned long long)size, (unsigned long long)start);
     return base_fail(-EALREADY,
-                     "free of pool offset 0x%llx: no buffer starts there, because it was freed already or was never "
-                     "allocated",
+                     "cannot free pool offset 0x%llx: no buffer starts there, because it was freed already or was never allocated; free "
+                     "each buffer once",
                      (unsigned long long)offset);
 }
 

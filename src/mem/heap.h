@@ -24,7 +24,7 @@
 #include "mem/mem.h"
 
 #define EXTENT_SHIFT 16u
-#define CLASSES      59u /* 16 32 48, 64 to 1024 by 64, then 8 to a doubling, to 32 KiB */
+#define CLASSES      59u /* sizes: 16, 32, 48; 64 to 1024 in steps of 64; then 8 sizes for each doubling, up to 32 KiB */
 #define GRAIN_MIN    4u  /* log2 of the smallest granule */
 #define GRAINS       8u  /* granules of 16 B to 2 KiB */
 #define SLAB_MAX     8u  /* the most extents of a slab */

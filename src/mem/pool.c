@@ -30,13 +30,13 @@ static int pool_check_size(uint64_t bytes, bool huge)
         return base_fail(-ENOMEM, "a pool of %s does not fit: this machine has %s available of %s; make it smaller (WEFT_POOL)", want,
                          base_format_bytes(available, have, sizeof have), base_format_bytes(base_memory_total(), whole, sizeof whole));
     if (bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EINVAL, "a pool of %s: an address reaches at most %s; make it smaller (WEFT_POOL)", want,
+        return base_fail(-EINVAL, "a pool of %s is too large: the largest that weft can address has %s; make it smaller (WEFT_POOL)", want,
                          base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
     uint64_t free_huge = base_memory_huge();
     if (huge && bytes > free_huge)
         return base_fail(-ENOMEM,
-                         "a pool of %s in huge pages needs %llu pages of 2 MiB: this machine has %llu free; reserve "
-                         "them (as root: sysctl vm.nr_hugepages=%llu) or open the pool without huge pages",
+                         "a pool of %s in huge pages needs %llu pages of 2 MiB: this machine has %llu free; reserve them (as root: sysctl "
+                         "vm.nr_hugepages=%llu) or unset WEFT_POOL_HUGE",
                          want, (unsigned long long)(bytes / HUGE_PAGE), (unsigned long long)(free_huge / HUGE_PAGE),
                          (unsigned long long)(bytes / HUGE_PAGE));
     return 0;
@@ -133,8 +133,8 @@ static int lock_pages(struct mem_pool *p)
     getrlimit(RLIMIT_MEMLOCK, &limit);
     char want[32], have[32];
     return base_fail(-error,
-                     "the pool: locking %s in memory: %s; RLIMIT_MEMLOCK is %s: raise it (ulimit -l, or memlock in "
-                     "/etc/security/limits.conf), or open the pool unlocked",
+                     "cannot lock the pool of %s in memory: %s; this process may lock %s: raise that limit (ulimit -l, or memlock in "
+                     "/etc/security/limits.conf), or unset WEFT_POOL_LOCK",
                      base_format_bytes(p->bytes, want, sizeof want), base_strerror(error),
                      limit.rlim_cur == RLIM_INFINITY ? "unlimited" : base_format_bytes(limit.rlim_cur, have, sizeof have));
 }
@@ -145,7 +145,7 @@ static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
     static _Atomic uint64_t next_id = 1;
     struct mem_pool *p = aligned_alloc(BASE_CACHE_LINE, base_round_up(sizeof *p, BASE_CACHE_LINE));
     if (!p) {
-        base_fail(-ENOMEM, "no memory for the allocator's records of the pool" BASE_MEMORY_HINT);
+        base_fail(-ENOMEM, "no memory to manage the buffers of the pool" BASE_MEMORY_HINT);
         return NULL;
     }
     memset(p, 0, sizeof *p);
@@ -167,7 +167,7 @@ static int pool_start(struct mem_pool *p)
             munmap(p->extent, p->extents * sizeof *p->extent);
         if (p->kind)
             munmap(p->kind, p->extents);
-        return base_fail(-ENOMEM, "no memory for the allocator's table of the pool's %llu extents" BASE_MEMORY_HINT,
+        return base_fail(-ENOMEM, "no memory to manage the %llu parts of 64 KiB of the pool" BASE_MEMORY_HINT,
                          (unsigned long long)p->extents);
     }
     slab_init(p);
@@ -218,7 +218,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     if (!p->base) {
         rc = base_fail(
             -errno,
-            "the pool: mapping its memory of %llu bytes: %s; a limit may be too low (ulimit -v), or make the pool smaller (WEFT_POOL)",
+            "cannot map the pool's memory of %llu bytes: %s; a limit may be too low (ulimit -v), or make the pool smaller (WEFT_POOL)",
             (unsigned long long)bytes, base_strerror(errno));
         goto fail_map;
     }

@@ -44,7 +44,7 @@ static int delist(struct weft_node *w)
         at = &(*at)->next_open;
     uint32_t waiting = *at ? atomic_load_explicit(&w->waiting, memory_order_relaxed) : 0;
     if (!*at)
-        rc = base_fail(-EINVAL, "weft_close(): this node is closed already");
+        rc = base_fail(-EINVAL, "weft_close(): this node is closed already; close each node once");
     else if (waiting)
         rc = base_fail(-EBUSY,
                        "weft_close(): %u thread%s of this node still wait%s in calls of weft: call weft_close() again when these calls "
@@ -175,7 +175,7 @@ int weft_close(weft_node *w)
     if (!w)
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_close() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_close() must not be called from a handler: call it in another thread");
     int rc = delist(w);
     if (rc)
         return rc;

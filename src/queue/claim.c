@@ -84,7 +84,8 @@ BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_lease *out, uint32_t ma
     bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
     uint32_t n = claim_now(q, out, max, deadline);
     if (BASE_UNLIKELY(n == 0 && shut))
-        return base_fail(-ESHUTDOWN, "queue '%s' was shut down, and no task is ready", q->name);
+        return base_fail(-ESHUTDOWN, "queue '%s' was shut down (weft_queue_shutdown()), and no task is ready: there will be no more tasks",
+                         q->name);
     return (int)n;
 }
 
@@ -274,7 +275,7 @@ static BASE_COLD int claim_refused(struct weft_queue *q, const struct queue_view
         return base_fail(-ESTALE,
                          "queue '%s': this node does not hold the claim any more: its lease has ended; renew it in time (weft_renew())",
                          q->name);
-    return base_context(rc, "queue '%s', a task in the shard of node %u: %s", q->name, v->node, otherwise);
+    return base_context(rc, "queue '%s': a task in the part of the queue at node %u (%s)", q->name, v->node, otherwise);
 }
 
 int weft_renew(weft_queue *q, weft_lease *claim)
@@ -289,7 +290,7 @@ int weft_renew(weft_queue *q, weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "it is unknown whether the lease was renewed; the claim is unchanged: renew it again");
+        return claim_refused(q, v, rc, "it is not known whether its lease was renewed: renew it again");
     claim->private_[CLAIM_STATE] = now; /* set last: a call that fails leaves the caller's claim as it was */
     return 0;
 }
@@ -305,7 +306,7 @@ int weft_release(weft_queue *q, const weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "the claim is released as soon as that node answers");
+        return claim_refused(q, v, rc, "its claim is released when that node answers");
     queue_wake(q, v);
     return 0;
 }

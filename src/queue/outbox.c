@@ -82,7 +82,9 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
 {
     struct queue_unsent *u = malloc(sizeof *u + len);
     if (!u) {
-        base_log(BASE_LOG_ERROR, "queue '%s': no memory to keep a message to node %u about %u tasks: these tasks stay outstanding there",
+        base_log(BASE_LOG_ERROR,
+                 "queue '%s': no memory for a message to node %u about %u of its tasks: that node will wait for these tasks for "
+                 "ever" BASE_MEMORY_HINT,
                  q->name, node, count);
         return;
     }

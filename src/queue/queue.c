@@ -25,7 +25,7 @@ static int make_watch(struct slot_watch *watch, uint32_t slots)
     watch->since = calloc(slots, sizeof *watch->since);
     return watch->word && watch->since
                ? 0
-               : base_fail(-ENOMEM, "no memory to watch the leases of a shard with %u slots" BASE_MEMORY_HINT, slots);
+               : base_fail(-ENOMEM, "no memory to watch the leases of a queue with %u slots" BASE_MEMORY_HINT, slots);
 }
 
 static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
@@ -37,7 +37,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
     q->own = queue_view_make(q, w->rank, q->incarnation, at, slots, false);
     if (!q->own || !q->own->shard.mem) {
         weft_free(w, at);
-        return base_fail(-ENOMEM, "queue '%s': no memory for its shard" BASE_MEMORY_HINT, q->name);
+        return base_fail(-ENOMEM, "queue '%s': no memory for this node's part of it" BASE_MEMORY_HINT, q->name);
     }
     fab_use(w, FAB_USE_TASKS, (int64_t)slot_shard_bytes(slots));
     slot_format(&q->own->shard);
@@ -87,7 +87,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     q->none = calloc(w->room, sizeof *q->none);
     rc = q->views && q->serving && q->none
              ? 0
-             : base_fail(-ENOMEM, "queue '%s': no memory for the tables of %u nodes" BASE_MEMORY_HINT, name, w->room);
+             : base_fail(-ENOMEM, "queue '%s': no memory to keep track of %u nodes" BASE_MEMORY_HINT, name, w->room);
     if (rc == 0)
         rc = table_init(&q->table);
     if (rc == 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * queue: the room's own header. No room above needs it; tests use queue_set_force() and queue_set_lease().
+ * queue: the room's own header. Rooms above use only queue_is_shut(); tests use queue_set_force() and queue_set_lease().
  *
  * Each file calls only those before it:
  *
@@ -272,6 +272,12 @@ static inline bool queue_elsewhere(const struct weft_queue *q)
 static inline bool queue_closed(const struct weft_queue *q)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&q->closed, memory_order_relaxed));
+}
+
+/* Whether weft_queue_shutdown() has reached this node. */
+static inline bool queue_is_shut(const struct weft_queue *q)
+{
+    return atomic_load_explicit(&q->shut, memory_order_relaxed);
 }
 
 /* For tests only: call it after all views exist and before the queue is used. */

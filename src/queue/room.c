@@ -81,7 +81,9 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     uint64_t bytes = slot_shard_bytes(slots), offset = weft_gaddr_offset(m->shard);
     if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE || slots > SLOT_COUNT_MAX ||
         offset < FAB_NULL_BYTES || offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
-        base_log(BASE_LOG_WARN, "queue '%s': node %u announced an invalid shard: the message is ignored", q->name, from);
+        base_log(BASE_LOG_WARN,
+                 "queue '%s': node %u announced an invalid part of the queue, which is ignored; run the same version of weft on all hosts",
+                 q->name, from);
         return;
     }
     struct queue_view *old = atomic_load_explicit(&q->views[from], memory_order_acquire);
@@ -96,8 +98,8 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
         if (!atomic_load_explicit(&old->gone, memory_order_relaxed)) { /* warn only once */
             base_log(BASE_LOG_WARN,
-                     "queue '%s': node %u has opened the queue again more than %u times, the most that this node can follow; this node can "
-                     "no longer reach the tasks of that node: close the queue on this node and open it again",
+                     "queue '%s': node %u has closed the queue and opened it again more than %u times, so this node can no longer reach "
+                     "the tasks of that node: close the queue on this node and open it again",
                      q->name, from, QUEUE_VIEWS_MAX - 1);
             queue_home_gone(q, old);
         }
@@ -145,7 +147,10 @@ static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, con
     memcpy(m, payload, payload_len);
     for (uint32_t i = 0; i < count; i++) {
         if (m[i].slot >= q->own->shard.slots || (m[i].then != SLOT_FREE && m[i].then != SLOT_READY)) {
-            base_log(BASE_LOG_WARN, "queue '%s': node %u asked about an invalid slot: the message is ignored", q->name, from);
+            base_log(
+                BASE_LOG_WARN,
+                "queue '%s': node %u asked about a task that cannot exist, which is ignored; run the same version of weft on all hosts",
+                q->name, from);
             continue;
         }
         ready = slot_settle(&q->own->shard, m[i].slot, m[i].from, m[i].to, (enum slot_status)m[i].then) || ready;
@@ -164,8 +169,8 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
     m.to = ask->incarnation;
     if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
         base_log(BASE_LOG_WARN,
-                 "queue '%.*s' is not open here, but this cannot be told to node %u, whose weft_drain() waits for that answer and asks "
-                 "again: %s",
+                 "weft_drain() of queue '%.*s' on node %u waits longer, because this node cannot answer that it has not opened the queue: "
+                 "%s; that node asks again",
                  (int)QUEUE_NAME_BYTES, m.name, to, base_error());
 }
 

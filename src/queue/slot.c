@@ -263,6 +263,37 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
     return (int)placed;
 }
 
+#define LOOK_SLOTS 16u
+
+/* State words that a claimer has read ahead of a shard that is reached through the fabric. Each read takes a round trip, and a run of slots
+ * that are not ready may be long where tasks were released or submitted again. */
+struct look {
+    uint64_t from; /* position of the first slot that was read */
+    uint32_t count, next;
+    uint64_t words[LOOK_SLOTS * SLOT_WORDS];
+};
+
+/* The state of the slot at a position below `tail`. A word that has changed since it was read does no harm: the swap from it fails, and a
+ * slot that has become ready meanwhile is one that the claimer passed (rule 1). */
+static int look_at(const struct slot_shard *s, struct look *l, uint64_t position, uint64_t tail, uint64_t *word)
+{
+    if (BASE_LIKELY(s->mem != NULL))
+        return load(s, slot_base(s, position), word);
+    if (position - l->from >= l->count) {
+        uint64_t left = s->slots - (position & (s->slots - 1)); /* to the end of the ring */
+        left = left < tail - position ? left : tail - position;
+        uint32_t n = l->next < left ? l->next : (uint32_t)left;
+        int rc = s->remote->load(s->arg, slot_base(s, position), l->words, (n - 1) * SLOT_WORDS + 1);
+        if (rc)
+            return rc;
+        l->from = position;
+        l->count = n;
+        l->next = 4 * l->next < LOOK_SLOTS ? 4 * l->next : LOOK_SLOTS;
+    }
+    *word = l->words[(position - l->from) * SLOT_WORDS];
+    return 0;
+}
+
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half)
 {
     uint64_t head, tail;
@@ -275,11 +306,15 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
     if (half && max > (lag + 1) / 2)
         max = (lag + 1) / 2;
     uint64_t p = tail - lag;
+    struct look look;
+    look.count = 0; /* `words` is not set: that would cost more than the rest of a claim here */
+    look.from = 0;
+    look.next = 1; /* most often the first one is ready */
     for (; p != tail && got < max; p++) {
         uint32_t base = slot_base(s, p);
         struct slot_claim *c = &out[got];
         uint64_t word;
-        if ((rc = load(s, base, &word)) < 0) /* (S) */
+        if ((rc = look_at(s, &look, p, tail, &word)) < 0) /* (S) */
             break;
         if (slot_status(word) != SLOT_READY)
             continue;

@@ -247,8 +247,11 @@ BASE_INLINE int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
     bool none = n == 0 && t->submitted == t->completed;
     atomic_store_explicit(&q->reapable, t->complete.count, memory_order_relaxed);
     base_spin_unlock(&t->lock);
-    return BASE_UNLIKELY(none) ? base_fail(-ENOENT, "queue '%s': this node waits for no task: it has reaped all that it submitted", q->name)
-                               : (int)n;
+    return BASE_UNLIKELY(none)
+               ? base_fail(-ENOENT,
+                           "queue '%s': this node waits for no task, because it has reaped all that it submitted: submit tasks first",
+                           q->name)
+               : (int)n;
 }
 
 static BASE_COLD int reap_later(struct weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)

@@ -314,7 +314,7 @@ static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_pa
         s->epoch = weft_epoch(w);
         take_stock(w, s);
     }
-    return base_fail(-ECONNRESET, "barrier: a node is gone; the next barrier is among the remaining nodes");
+    return base_fail(-ECONNRESET, "this barrier has failed, because a node is gone; the next barrier is among the remaining nodes");
 }
 
 /* Begin a new barrier with the nodes that are alive. */
@@ -327,7 +327,8 @@ static int barrier_enter(struct weft_node *w, struct sync *s)
         take_stock(w, s);
         /* Each death makes one barrier of every survivor fail, before it enters a barrier with the smaller set. */
         if (s->dead != dead)
-            return base_fail(-ECONNRESET, "barrier: a node has died; the next barrier is among the remaining nodes");
+            return base_fail(-ECONNRESET,
+                             "this barrier has failed, because a node has died; the next barrier is among the remaining nodes");
     }
     s->generation++;
     s->entered = true;
@@ -359,14 +360,15 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
 {
     struct sync *s = w->sync;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "a barrier must not be entered from a handler");
+        return base_fail(-EDEADLK, "weft_barrier() and weft_exchange() must not be called from a handler: call them in another thread");
     if (w->rank >= w->founders)
         return base_fail(-EOPNOTSUPP,
                          "node %u joined a running cluster: barriers and exchanges are for the nodes that started together (0 to %u); use "
                          "counters or messages",
                          w->rank, w->founders - 1);
     if (pthread_mutex_trylock(&s->barrier_lock))
-        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: only one thread at a time may be");
+        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange, and only one thread at a time may be: let "
+                                 "one thread make these calls");
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);

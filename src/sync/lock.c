@@ -221,8 +221,8 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
     /* The call that waited has just timed out: release the lock. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
         base_log(BASE_LOG_WARN,
-                 "lock %#llx: other nodes may wait for it for ever: it was granted to a call that had timed out, and there is no memory to "
-                 "release it" BASE_MEMORY_HINT,
+                 "lock %#llx: other nodes may wait for it for ever: it was granted after the call for it had timed out, and there is no "
+                 "memory for the message that releases it" BASE_MEMORY_HINT,
                  (unsigned long long)m->word);
 }
 
@@ -267,7 +267,7 @@ static void say_holder(const struct fab_patience *p, weft_gaddr word)
     if (rc == 0 && lock_owned(w, value))
         snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
     else
-        snprintf(whom, sizeof whom, "its home, node %u, which is alive, to hand it over", home);
+        snprintf(whom, sizeof whom, "node %u, in whose pool it is and which is alive, to hand it over", home);
     fab_patience_say(p, what, whom);
 }
 
@@ -309,7 +309,7 @@ static int wait_for_answer(struct lock_claim *c, struct fab_patience *p)
 
 static int timed_out(weft_gaddr word)
 {
-    return base_fail(-ETIMEDOUT, "lock %#llx: another claim held it until the deadline; try again or allow more time",
+    return base_fail(-ETIMEDOUT, "lock %#llx: another thread or node held it until the deadline; try again, or allow more time",
                      (unsigned long long)word);
 }
 
@@ -348,18 +348,19 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
         return 0;
     if (refused && many)
         return base_fail(-ENOBUFS,
-                         "lock %#llx: %u requests of this node wait for locks of node %u already, which keeps no more: "
+                         "lock %#llx: %u requests of this node already wait for locks in the pool of node %u, the most that it accepts: "
                          "let fewer threads wait at the same time",
                          (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)
-        return base_fail(-ENOMEM, "lock %#llx: its home, node %u, has no memory for one more waiter; end other programs on its host",
+        return base_fail(-ENOMEM,
+                         "lock %#llx: node %u, in whose pool it is, has no memory for one more waiter; end other programs on its host",
                          (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
         (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* if this fails, a grant that arrives later is released */
         return timed_out(word);
     }
     return rc ? rc
-              : base_fail(-ECONNRESET, "lock %#llx: its home, node %u, is gone; use a lock in the pool of a node that is alive",
+              : base_fail(-ECONNRESET, "lock %#llx: node %u, in whose pool it is, is gone; use a lock in the pool of a node that is alive",
                           (unsigned long long)word, home);
 }
 
@@ -435,8 +436,8 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         lock_leave(s, c); /* the swap may have happened, or may still happen */
         if (rc == -EINPROGRESS)
             return base_fail(-ETIMEDOUT,
-                             "lock %#llx: its home, node %u, did not answer before the deadline (is its process stopped?); if it "
-                             "grants the lock to this call later, that is undone",
+                             "lock %#llx: node %u, in whose pool it is, did not answer before the deadline (is its process stopped?); if "
+                             "it grants the lock later, weft releases the lock again",
                              (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
             return rc;
@@ -450,7 +451,7 @@ int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited
     bool from_dead = false;
     int rc;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_lock() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_lock() must not be called from a handler: call it in another thread");
     if (fab_at_once(w, word)) {
         rc = lock_here(w, s, word, timeout_ns, &from_dead);
     } else {
@@ -528,7 +529,7 @@ int weft_unlock(weft_node *w, weft_gaddr word)
 {
     struct sync *s = w->sync;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_unlock() must not be called from a handler: the lock is still held");
+        return base_fail(-EDEADLK, "weft_unlock() must not be called from a handler: the lock is still held; release it in another thread");
     base_spin_lock(&s->lock_lock);
     struct lock_claim *c = take_held(s, word);
     base_spin_unlock(&s->lock_lock);

@@ -97,7 +97,7 @@ int weft_counter_wait(weft_node *w, weft_gaddr word, uint64_t value, int64_t tim
     if (weft_gaddr_node(word) == w->rank)
         return weft_wait_until(w, word, WEFT_GE, value, NULL, timeout_ns);
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_counter_wait() must not be called from a handler");
+        return base_fail(-EDEADLK, "weft_counter_wait() must not be called from a handler: call it in another thread");
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_ANY, timeout_ns);
     int64_t look = base_deadline(SYNC_LOOK_NS);

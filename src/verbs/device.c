@@ -124,7 +124,7 @@ static int judge_port(struct verbs_device *d)
                             "Recovery, then a restart), or one end is Thunderbolt 4",
                             d->port, state_text(d->port_attr.state));
     return device_judge(d, -ENETDOWN, "port %u is %s%s%s", d->port, state_text(d->port_attr.state),
-                        d->interface[0] ? ": is there a cable, and is this interface up: " : "", d->interface);
+                        d->interface[0] ? "; check the cable, and that the interface is up: " : "", d->interface);
 }
 
 bool verbs_port_up(struct verbs_device *d)
@@ -142,7 +142,7 @@ static int device_look(struct verbs_device *d, int transport, int wanted_gid)
     verbs_traits_from(&d->traits, transport, &d->attr, &d->port_attr, d->lib->reg_dmabuf_mr != NULL);
     d->gbits = gbits_of(&d->port_attr);
     if ((rc = read_gids(d)))
-        return device_judge(d, rc, "no memory for its GID table");
+        return device_judge(d, rc, "no memory for its table of addresses (GIDs)" BASE_MEMORY_HINT);
     if (!d->traits.rc && !d->traits.uc)
         return device_judge(d, -EOPNOTSUPP, "it has neither reliable nor unreliable connections (RC, UC)");
     if ((rc = judge_port(d)))
@@ -231,7 +231,9 @@ int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid)
             *count = 0;
             return 0;
         }
-        return base_fail(code, "%s cannot list devices: errno %d (%s)", lib->path, raw, base_strerror(code));
+        return base_fail(code,
+                         "%s cannot list the RDMA devices: errno %d (%s); check that the kernel's RDMA modules are loaded, and `dmesg`",
+                         lib->path, raw, base_strerror(code));
     }
     rc = verbs_devices_of(lib, list, given, out, count, wanted_gid);
     lib->free_device_list(list);
@@ -355,8 +357,8 @@ int verbs_device_use(struct verbs_device *d)
     rc = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
     if (d->traits.link == VERBS_THUNDERBOLT)
         return base_fail(rc,
-                         "%s: no protection domain is left: errno %d (%s). The device has %u, and a process that was killed, or failed "
-                         "half way, keeps one until the host restarts: restart the host",
+                         "%s: no protection domain is left: errno %d (%s). The device has %u, and a process that was killed keeps one "
+                         "until the host restarts: restart the host",
                          d->name, raw, base_strerror(rc), d->traits.pds);
     return base_fail(rc, "%s: cannot allocate a protection domain: errno %d (%s); other programs may use all that the device has", d->name,
                      raw, base_strerror(rc));

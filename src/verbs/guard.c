@@ -54,13 +54,16 @@ static int greet(struct verbs_guard *g, const char *command)
     if (hello.magic == EEXIST)
         return -EEXIST;
     if (hello.magic == EUSERS)
-        return base_fail(-EUSERS, "the guard serves as many programs as it can: end one of them");
+        return base_fail(-EUSERS, "the guard of RDMA devices already serves as many programs as it can: end one of them");
     if (hello.magic != GUARD_MAGIC)
         return base_fail(-ENOENT, "the guard did not start: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft",
                          command, hello.magic < 4096 ? base_strerror((int)hello.magic) : "this is another program");
     rc = base_receive_fds(g->fd, &hello.call_bytes, sizeof hello - sizeof hello.magic, NULL, 0, base_deadline(GUARD_PATIENCE));
     if (rc)
-        rc = base_fail(-EPROTO, "the guard's greeting did not arrive completely: WEFT_GUARD is '%s': %s", command, base_strerror(rc));
+        rc = base_fail(
+            -EPROTO,
+            "the guard's greeting did not arrive completely: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft",
+            command, base_strerror(rc));
     else if (fds[0] < 0 || fds[1] < 0 || hello.call_bytes != sizeof(struct guard_call) ||
              hello.answer_bytes != sizeof(struct guard_answer) || hello.completion_bytes != sizeof(struct guard_completion))
         rc = base_fail(-EPROTO,
@@ -89,7 +92,11 @@ static int list_devices(struct verbs_guard *g)
     for (uint32_t i = 0; i < GUARD_CONTEXTS; i++) {
         int rc = guard_ask(g, &(struct guard_call){.verb = GUARD_LIST, .object = i}, &a, NULL, false);
         if (rc)
-            return rc == ENOSYS || rc == ENOENT ? 0 : base_fail(-rc, "the guard cannot list devices: %s", base_strerror(rc));
+            return rc == ENOSYS || rc == ENOENT ? 0
+                                                : base_fail(-rc,
+                                                            "the guard of RDMA devices cannot list the devices: %s; check that the "
+                                                            "kernel's RDMA modules are loaded, and `dmesg`",
+                                                            base_strerror(rc));
         if (i >= a.a)
             return 0;
         struct guard_device *d = &g->devices[i];

@@ -25,20 +25,20 @@
 
 #define PROGRAMS_MAX 64u
 
-struct house { /* a guard of several programs */
+struct shared_guard { /* a guard of several programs */
     struct guard_shared shared;
     const char *path;
     int listener, wake[2]; /* wake: a pipe into which a byte is written when a program has ended */
 };
-struct guest {
+struct program {
     struct guard g;
-    struct house *house;
+    struct shared_guard *owner;
 };
 
-static void *serve_guest(void *arg)
+static void *serve_program(void *arg)
 {
-    struct guest *one = arg;
-    struct house *h = one->house;
+    struct program *one = arg;
+    struct shared_guard *h = one->owner;
     guard_serve_program(&h->shared, &one->g);
     guard_shared_leave(&h->shared, &one->g);
     free(one);
@@ -46,7 +46,7 @@ static void *serve_guest(void *arg)
     return NULL;
 }
 
-static uint32_t programs(struct house *h)
+static uint32_t programs(struct shared_guard *h)
 {
     pthread_mutex_lock(&h->shared.lock);
     uint32_t count = h->shared.count;
@@ -55,9 +55,9 @@ static uint32_t programs(struct house *h)
 }
 
 /* Start to serve the program that is connected at `fd`. */
-static void admit(struct house *h, int fd)
+static void add_program(struct shared_guard *h, int fd)
 {
-    struct guest *one = calloc(1, sizeof *one);
+    struct program *one = calloc(1, sizeof *one);
     pthread_t thread;
     unsigned uid;
     int pid, rc = one ? 0 : -ENOMEM;
@@ -67,9 +67,9 @@ static void admit(struct house *h, int fd)
         rc = -EUSERS;
     if (!rc) {
         one->g.fd = fd;
-        one->house = h;
+        one->owner = h;
         guard_shared_enter(&h->shared, &one->g);
-        if ((rc = base_thread(&thread, serve_guest, one)))
+        if ((rc = base_thread(&thread, serve_program, one)))
             guard_shared_leave(&h->shared, &one->g);
         else
             pthread_detach(thread);
@@ -83,7 +83,7 @@ static void admit(struct house *h, int fd)
 }
 
 /* Make this process the guard at this path. -EEXIST: another process is the guard there. */
-static int open_house(struct house *h)
+static int open_shared_guard(struct shared_guard *h)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     char beside[sizeof at.sun_path + 8];
@@ -117,7 +117,7 @@ static int open_house(struct house *h)
     return 0;
 }
 
-static void keep_house(struct house *h)
+static void run_shared_guard(struct shared_guard *h)
 {
     for (char bytes[64]; programs(h);) {
         struct pollfd p[2] = {{.fd = h->listener, .events = POLLIN}, {.fd = h->wake[0], .events = POLLIN}};
@@ -129,7 +129,7 @@ static void keep_house(struct house *h)
         if (fd >= 0) {
             fcntl(fd, F_SETFD, FD_CLOEXEC);
             fcntl(fd, F_SETFL, 0); /* on macOS the new socket has the listener's flags */
-            admit(h, fd);
+            add_program(h, fd);
         } else if (p[0].revents && (errno == EMFILE || errno == ENFILE)) {
             base_sleep_ns(10 * WEFT_MS);
         }
@@ -140,7 +140,7 @@ static void keep_house(struct house *h)
 int verbs_guard_serve(const char *socket)
 {
     static const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGTTOU, SIGTTIN, SIGPIPE, SIGUSR1, SIGUSR2};
-    static struct house h = {.listener = -1, .wake = {-1, -1}};
+    static struct shared_guard h = {.listener = -1, .wake = {-1, -1}};
     static struct guard alone = {.fd = GUARD_FD};
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
         signal(ignored[i], SIG_IGN); /* these signals ask the program to end; the guard ends after the program */
@@ -153,7 +153,7 @@ int verbs_guard_serve(const char *socket)
     h.path = socket;
     int rc = verbs_load(&h.shared.lib);
     if (!rc && socket)
-        rc = open_house(&h);
+        rc = open_shared_guard(&h);
     if (rc) {
         const int32_t error = -rc;
         (void)!write(GUARD_FD, &error, sizeof error);
@@ -163,7 +163,7 @@ int verbs_guard_serve(const char *socket)
         guard_shared_enter(&h.shared, &alone);
         return guard_serve_program(&h.shared, &alone);
     }
-    admit(&h, GUARD_FD);
-    keep_house(&h);
+    add_program(&h, GUARD_FD);
+    run_shared_guard(&h);
     return 0;
 }

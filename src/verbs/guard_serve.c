@@ -65,7 +65,9 @@ static void guard_give_back(struct guard *g)
             n += one && order[k] != CONTEXT;
             domains += one && order[k] == DOMAIN;
             if (err)
-                base_log(BASE_LOG_WARN, "an object of an RDMA device, which an ended program has left, cannot be freed: %s",
+                base_log(BASE_LOG_WARN,
+                         "an object of an RDMA device, which an ended program has left, cannot be freed: %s; if the device has none left, "
+                         "restart the host",
                          base_strerror(err));
         }
     if (n)
@@ -125,7 +127,10 @@ static void guard_run(struct guard *g)
                 return;
         }
         if (g->broken) {
-            base_log(BASE_LOG_WARN, "the program sent an invalid request: %s; its RDMA devices are freed", g->broken);
+            base_log(BASE_LOG_WARN,
+                     "a program sent the guard an invalid request: %s; what it uses of the RDMA devices is freed. Run the same version of "
+                     "weft for the program and for WEFT_GUARD",
+                     g->broken);
             return;
         }
         if (g->now - looked > LOOK) {

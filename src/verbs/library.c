@@ -74,7 +74,7 @@ static int library_fill(struct verbs_library *to, void *handle)
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
         if (!found && !symbols[i].optional)
-            return base_fail(-ENOENT, "%s has no %s: it is not a verbs library, or it is too old", to->path, symbols[i].name);
+            return base_fail(-ENOENT, "%s has no %s, so it is not a verbs library, or is too old: " WHO_HAS_IT, to->path, symbols[i].name);
         memcpy((char *)to + symbols[i].at, &found, sizeof found);
     }
     return 0;

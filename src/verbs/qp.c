@@ -88,8 +88,9 @@ static int to_init(struct verbs_qp *q, enum ibv_qp_type type)
     int rc = d->lib->modify_qp(q->qp, &attr, mask);
     if (rc) {
         rc = verbs_code(rc, qp_thunderbolt(d), &raw);
-        return base_fail(rc, "%s port %u: queue pair 0x%06x does not reach INIT: errno %d (%s)", d->name, d->port, q->qp->qp_num, raw,
-                         base_strerror(rc));
+        return base_fail(
+            rc, "%s port %u: queue pair 0x%06x cannot be initialised (state INIT): errno %d (%s); `weft doctor` examines the device",
+            d->name, d->port, q->qp->qp_num, raw, base_strerror(rc));
     }
     return 0;
 }
@@ -132,10 +133,10 @@ int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct v
     uint32_t psn;
     memset(out, 0, sizeof *out);
     if (!d->pd)
-        return base_fail(-EINVAL, "cannot create a queue pair on %s, which has no protection domain: call verbs_device_use() first",
-                         d->name);
+        return base_fail(-EINVAL, "cannot create a queue pair on %s: the device was not prepared for use" BASE_BUG_HINT, d->name);
     if ((options->type == IBV_QPT_RC && !d->traits.rc) || (options->type == IBV_QPT_UC && !d->traits.uc))
-        return base_fail(-EOPNOTSUPP, "%s has no %s queue pairs", d->name, type_text(options->type));
+        return base_fail(-EOPNOTSUPP, "device %s has no %s queue pairs; use another device (WEFT_DEVICE)", d->name,
+                         type_text(options->type));
     if (d->chosen.gid.index > UINT8_MAX)
         return base_fail(-ERANGE, "%s: GID index %u is too large for a queue pair: set one up to 255 (WEFT_GID_INDEX)", d->name,
                          d->chosen.gid.index);
@@ -262,7 +263,9 @@ int verbs_qp_connect(struct verbs_qp *q, const struct verbs_address *peer)
 {
     bool reliable = q->qp->qp_type == IBV_QPT_RC;
     if (!verbs_address_valid(peer))
-        return base_fail(-EINVAL, "%s: the peer sent an invalid address of its queue pair", q->here.device);
+        return base_fail(-EINVAL,
+                         "%s: the other node sent an invalid address of its queue pair; run the same version of weft on both hosts",
+                         q->here.device);
     int rc = to_rtr(q, peer, reliable);
     return rc ? rc : to_rts(q, peer, reliable);
 }
@@ -284,8 +287,8 @@ void verbs_qp_destroy(struct verbs_qp *q)
     int rc = q->device->lib->destroy_qp(q->qp);
     if (rc) {
         int code = verbs_code(rc, qp_thunderbolt(q->device), &raw);
-        base_log(BASE_LOG_WARN, "%s: queue pair 0x%06x cannot be destroyed: errno %d (%s)", q->device->name, q->here.qpn, raw,
-                 base_strerror(code));
+        base_log(BASE_LOG_WARN, "%s: queue pair 0x%06x cannot be freed: errno %d (%s); if the device has none left, end this program",
+                 q->device->name, q->here.qpn, raw, base_strerror(code));
     }
     q->qp = NULL;
 }

@@ -46,7 +46,7 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
     } else if (code == -ENOMEM) {
         meaning = ". The device has no region left, or the host no memory: end other programs";
     }
-    return base_fail(code, "%s: region %u of %u, %s, is refused: errno %d (%s)%s", d->name, index + 1, count, size, raw,
+    return base_fail(code, "device %s refuses memory region %u of %u (%s): errno %d (%s)%s", d->name, index + 1, count, size, raw,
                      base_strerror(code), meaning);
 }
 
@@ -89,9 +89,9 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
     char size[32], piece[32];
     memset(out, 0, sizeof *out);
     if (!d->pd)
-        return base_fail(-EINVAL, "cannot register memory with %s, which has no protection domain: call verbs_device_use() first", d->name);
+        return base_fail(-EINVAL, "cannot register memory with %s: the device was not prepared for use" BASE_BUG_HINT, d->name);
     if (bytes == 0)
-        return base_fail(-EINVAL, "%s: cannot register memory of 0 bytes", d->name);
+        return base_fail(-EINVAL, "%s: cannot register memory of 0 bytes: pass at least 1 byte", d->name);
     if (budget == 0)
         budget = d->traits.regions;
     uint64_t needed = (bytes - 1) / r.segment_bytes + 1;
@@ -127,15 +127,18 @@ int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int
 {
     memset(out, 0, sizeof *out);
     if (!d->lib->reg_dmabuf_mr)
-        return base_fail(-EOPNOTSUPP, "%s has no ibv_reg_dmabuf_mr: a dmabuf cannot be registered (rdma-core has it from version 34 on)",
+        return base_fail(-EOPNOTSUPP, "%s has no ibv_reg_dmabuf_mr, so it cannot register a dmabuf: install rdma-core 34 or newer",
                          d->lib->path);
     if (!d->traits.dmabuf)
-        return base_fail(-EOPNOTSUPP, "device %s cannot register dmabufs", d->name);
+        return base_fail(-EOPNOTSUPP,
+                         "device %s cannot register dmabufs, which are file descriptors of GPU memory: use another device (WEFT_DEVICE)",
+                         d->name);
     if (fd < 0)
         return base_fail(-EBADF, "%s: cannot register a dmabuf: its file descriptor is not valid", d->name);
     if (offset % PAGE != (uintptr_t)base % PAGE)
-        return base_fail(-EINVAL, "%s: the dmabuf's offset %llu and the address %p for it must be at the same place in their pages",
-                         d->name, (unsigned long long)offset, base);
+        return base_fail(
+            -EINVAL, "%s: cannot register a dmabuf: its offset %llu and the address %p must have the same remainder modulo the page size",
+            d->name, (unsigned long long)offset, base);
     return register_all(out, d, &(struct source){.fd = fd, .offset = offset}, base, bytes, budget);
 }
 
@@ -146,7 +149,8 @@ void verbs_unregister(struct verbs_regions *r)
         int rc = r->device->lib->dereg_mr(r->mr[--r->count]);
         if (rc) {
             int code = verbs_code(rc, r->device->traits.link == VERBS_THUNDERBOLT, &raw);
-            base_log(BASE_LOG_WARN, "%s: a region cannot be deregistered: errno %d (%s)", r->device->name, raw, base_strerror(code));
+            base_log(BASE_LOG_WARN, "%s: a memory region cannot be freed: errno %d (%s); if the device has none left, end this program",
+                     r->device->name, raw, base_strerror(code));
         }
     }
     free(r->mr);

@@ -11,17 +11,17 @@ int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t dept
     int raw;
     *out = NULL;
     if (!d->pd)
-        return base_fail(
-            -EINVAL, "cannot create a shared receive queue on %s, which has no protection domain: call verbs_device_use() first", d->name);
+        return base_fail(-EINVAL, "cannot create a shared receive queue on %s: the device was not prepared for use" BASE_BUG_HINT, d->name);
     if (!d->traits.srq || !d->lib->create_srq || !d->lib->destroy_srq)
-        return base_fail(-EOPNOTSUPP, "%s has no shared receive queues", d->name);
+        return base_fail(-EOPNOTSUPP, "device %s has no shared receive queues: use another device (WEFT_DEVICE)", d->name);
     errno = 0;
     *out = d->lib->create_srq(d->pd, &init);
     if (*out)
         return 0;
     int code = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
-    return base_fail(code, "%s: cannot create a shared receive queue of %u requests: errno %d (%s)", d->name, init.attr.max_wr, raw,
-                     base_strerror(code));
+    return base_fail(
+        code, "%s: cannot create a shared receive queue of %u requests: errno %d (%s); other programs may use all that the device has",
+        d->name, init.attr.max_wr, raw, base_strerror(code));
 }
 
 void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq)
@@ -29,7 +29,9 @@ void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq)
     int raw, rc = srq ? d->lib->destroy_srq(srq) : 0;
     if (rc) {
         int code = verbs_code(rc, d->traits.link == VERBS_THUNDERBOLT, &raw);
-        base_log(BASE_LOG_WARN, "%s: the shared receive queue cannot be destroyed: errno %d (%s)", d->name, raw, base_strerror(code));
+        base_log(BASE_LOG_WARN,
+                 "%s: the shared receive queue cannot be freed: errno %d (%s); if the device has none left, end this program", d->name, raw,
+                 base_strerror(code));
     }
 }
 

@@ -123,7 +123,8 @@ class Words(unittest.TestCase):
                          [("en2", "169.254.10.1"), ("en3", "169.254.12.1")])
 
     def test_what_is_not_understood_is_said(self):
-        """Which file, where and why; and never that nothing was found."""
+        """A file that cannot be parsed: the finding names the file, the place and the reason, and the doctor does not say that it found
+        nothing."""
         for name, text, why in (
                 ("devices.json", "[{", r"devices\.json: not JSON: line 1, column 2: .+"),
                 ("devices.json", "", r"devices\.json: not JSON: .*"),

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * Messages of other nodes about services. The first byte chooses:
- *   even: the rest is a record that starts a program, and its data: it is refused, or read, and then all strings are within the data; and
- * it is the head of a datagram; odd:  the rest is a sequence of messages to a server of names and sockets: header length (1), payload
- * it is the head of a datagram;
+ *   even: the rest is first read as a record that starts a program, and its data: it is refused, or it is accepted and all strings are
+ *         within the data. Then the same bytes are read as the head of a datagram.
  *   odd:  the rest is a sequence of messages to a server of names, sockets and files: header length (1), payload length (2), header,
- * payload. They may be refused or executed, and must not harm the process.
+ *         payload. They may be refused or executed, and must not harm the process.
  */
 #include <ftw.h>
 #include <stdint.h>

@@ -18,7 +18,7 @@
 #include "weft/device.h"
 #include "weft/gpu.h"
 
-/* The first check of a kernel that failed. */
+/* Where the first failed check of a kernel was. */
 struct report {
     int line, rc;
 };

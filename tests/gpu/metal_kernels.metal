@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Every call of weft/device.metal.h, as a program for Metal has them. Compiled with metal_stand_in/ for its types, and once more to run on
- * a processor (tests/multi/test_gpu_metal.c). Each returns in `result` the line that was wrong, or 0.
+ * a processor (tests/multi/test_gpu_metal.c). Each kernel stores in `result` the line of the check that failed, or 0.
  */
 #include <weft/device.metal.h>
 
@@ -56,7 +56,7 @@ kernel void metal_start(const device weft_device *given, device metal_argument *
     keep(a, 3, op);
     MUST(weft_device_put_signal(&d, a->there + 32, a->mine, 8, a->there + 40, 5, &op) == 0);
     keep(a, 4, op);
-    /* What would have to wait. */
+    /* Calls that would have to wait return an error. */
     MUST(weft_device_flush(&d, (uint32_t)node) == -WEFT_DEVICE_ENOTSUP &&
          weft_device_fetch_add(&d, a->counter, 1, &old) == -WEFT_DEVICE_ENOTSUP);
     MUST(weft_device_swap(&d, a->counter, 1, &old) == -WEFT_DEVICE_ENOTSUP && weft_device_nothing(&d, true) == -WEFT_DEVICE_ENOTSUP);
@@ -69,7 +69,7 @@ kernel void metal_start(const device weft_device *given, device metal_argument *
     a->result = 0;
 }
 
-/* The next kernel sees how they ended, and brings the words back. */
+/* The next kernel checks how the operations ended, and copies the words back. */
 kernel void metal_look(const device weft_device *given, device metal_argument *all, uint block)
 {
     device metal_argument *a = all + block;
@@ -118,7 +118,7 @@ kernel void metal_read(const device weft_device *given, device metal_argument *a
     a->result = 0;
 }
 
-/* More than there is room for: those that find none say so, at once. */
+/* Starts more requests than there is room for: those that find no room fail at once. */
 kernel void metal_flood(const device weft_device *given, device metal_argument *all, uint block)
 {
     device metal_argument *a = all + block;
@@ -135,7 +135,7 @@ kernel void metal_flood(const device weft_device *given, device metal_argument *
     a->result = 0;
 }
 
-/* One that fails and has no op; one that nobody looks at. */
+/* A request that fails and has no op, and a request whose op nobody reads. */
 kernel void metal_wrong(const device weft_device *given, device metal_argument *all, uint block)
 {
     device metal_argument *a = all + block;

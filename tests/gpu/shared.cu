@@ -35,7 +35,7 @@ __global__ void load(const weft_device *d, uint64_t there, uint64_t seed, struct
         KERNEL_CHECK(p[i] == i * 0x9e3779b97f4a7c15ull + seed);
 }
 
-/* Stores bytes, then signals in the same arena; the owner's kernel waits for the signal. */
+/* Stores bytes and then a signal in the same arena; the owner's kernel waits for the signal. */
 __global__ void tell(const weft_device *d, uint64_t there, struct report *bad)
 {
     uint64_t *p = (uint64_t *)weft_device_ptr(d, there, 4096);

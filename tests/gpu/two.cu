@@ -7,7 +7,7 @@
 #define BYTES (8u << 20)
 #define WORDS (BYTES / 8)
 
-/* Stores or, where the kernel has no pointer, puts from its own arena. */
+/* Stores by a pointer; if the kernel has no pointer to that memory, puts from its own arena. */
 __global__ void write(const weft_device *d, uint64_t there, uint64_t own, uint64_t seed, int *reached, struct report *bad)
 {
     uint64_t *p = (uint64_t *)weft_device_ptr(d, there, BYTES), *near = (uint64_t *)weft_device_ptr(d, own, BYTES);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A program that puts bytes into the memory of the next node and checks what the previous node has put, for a number of rounds, or without
- * an argument until it is ended. The bytes differ in each round, and for each MARK_OF_PROGRAM. Node 0 prints its process ID and a line when
+ * A program that puts bytes into the memory of the next node and checks what the previous node has put. The argument is the number of
+ * rounds; without it, the program runs until it is ended. The bytes depend on the round and on the environment variable MARK_OF_PROGRAM, so
+ * that two programs put different bytes. Node 0 prints its process ID and a line when
  * the first round was right, so that a test can kill it then, and another line at the end. Exit status 0: all bytes were right; 3:
  * weft_open() failed; 1: anything else.
  */
@@ -11,7 +12,7 @@
 #include <unistd.h>
 #include <weft.h>
 
-#define BYTES 300001u /* large enough for the lanes of bulk data, and with a rest */
+#define BYTES 300001u /* large enough for the lanes of bulk data, and not a multiple of their sizes */
 
 static uint8_t mark;
 

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""Helpers of the commands' tests: a clean environment, which processes are alive, and waiting for a condition."""
+"""Helpers for tests of commands: a clean environment, which processes are alive, and waiting for a condition."""
 import os
 import signal
 import time
 
 
+def slowness():
+    """How many times as long something may take here as on a fast and idle machine: tests/speed says how fast this machine was at the start, and
+    its load how many others share it now. tests/suite itself runs three tests more than there are processors."""
+    crowd = os.getloadavg()[0] / ((os.cpu_count() or 1) + 3)
+    return max(1.0, float(os.environ.get("TEST_SLOWNESS", "1"))) * min(max(crowd, 1.0), 5.0)
+
+
 def patience(seconds):
-    """How long to wait for something that takes far less than `seconds` on a fast and idle machine. tests/speed says how fast this one is."""
-    return seconds * max(1.0, float(os.environ.get("TEST_SLOWNESS", "1")))
+    """How long to wait for something that takes far less than `seconds` on a fast and idle machine."""
+    return seconds * slowness()
 
 
 def clean_env(**more):

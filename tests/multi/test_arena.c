@@ -203,7 +203,7 @@ static void node_words(weft_node *w, void *arg)
     int rounds = *(int *)arg;
     mine_open(&m, w);
     uint32_t n = weft_size(w), me = weft_rank(w);
-    weft_gaddr words = m.area[1] - (uint64_t)AREA * me; /* the first node's area */
+    weft_gaddr words = m.area[1] - (uint64_t)AREA * me; /* the area that belongs to node 0 */
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     for (int i = 0; i < rounds; i++) {
         weft_gaddr word = on_node(words, (uint32_t)i % n);
@@ -412,7 +412,7 @@ static void node_late(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     uint64_t got = 1;
     OK(weft_get_blocking(w, &got, at, 8));
-    CHECK(got == 0); /* it is another arena */
+    CHECK(got == 0); /* the bytes of the new arena, not of the old one */
     is_there(w, at, me + 5);
     is_there(w, weft_gaddr_make(0, 2, 5 << 20) + 8 * me, me + 6);
     if (me)
@@ -463,8 +463,8 @@ static void node_wrong(weft_node *w, void *arg)
     CHECK(weft_get(w, &value, weft_gaddr_make(weft_rank(w), 1, 8 << 20), 8, NULL) == -EFAULT);
     CHECK(weft_fetch_add(w, weft_gaddr_make(weft_rank(w), 1, (1 << 16) + 4), 1, NULL, NULL) == -EINVAL);
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
-    CHECK(weft_put(w, weft_gaddr_make(next, 9, 1 << 16), &value, 8, &op) == -EFAULT && strstr(weft_error(), "has no space 9"));
-    CHECK(weft_put(w, weft_gaddr_make(next, 1, 1 << 24), &value, 8, NULL) == -EFAULT && strstr(weft_error(), "outside space 1"));
+    CHECK(weft_put(w, weft_gaddr_make(next, 9, 1 << 16), &value, 8, &op) == -EFAULT && strstr(weft_error(), "has no arena in space 9"));
+    CHECK(weft_put(w, weft_gaddr_make(next, 1, 1 << 24), &value, 8, NULL) == -EFAULT && strstr(weft_error(), "outside the arena in space 1"));
     CHECK(weft_fetch_add(w, weft_gaddr_make(next, 1, 8), 1, NULL, NULL) == -EFAULT);
     OK(weft_flush(w, next, WEFT_TIMEOUT_DEFAULT));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -593,7 +593,8 @@ static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
         for (uint32_t kind = ASK_WRITE; kind <= ASK_ATOMIC; kind++) {
             struct arena_message truth = {.kind = kind,
                                           .space = 1,
-                                          /* the device of the node does both, at the same time perhaps: not in the same memory */
+                                          /* The node's device executes both kinds, perhaps at the same time, so they use different
+                                           * memory. */
                                           .offset = kind == ASK_PUSH ? 1 << 19 : 1 << 16,
                                           .length = kind < ASK_PULL      ? 100
                                                     : kind == ASK_ATOMIC ? 8
@@ -629,7 +630,7 @@ static void node_offset(weft_node *w, void *arg)
                 .id = 256, .kind = ASK_ATOMIC, .space = SPACE, .offset = weft_gaddr_offset(at) + (1ull << high), .length = 8, .a = 1};
             OK(fab_send(w, 0, ARENA_HANDLER_ASK, &m, sizeof m, NULL, 0, NULL));
         }
-        OK(weft_fetch_add_blocking(w, at, 0, &got)); /* its owner does it after the others, which have come before it */
+        OK(weft_fetch_add_blocking(w, at, 0, &got)); /* the owner executes it after the operations that arrived before it */
         CHECK(got == 7);
     }
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));

@@ -134,7 +134,7 @@ class Trees(Cast):
             self.same(node)
 
     def test_checksum_of_some(self):
-        """--checksum, and one host lacks the files: what is sent to it is compared at the others."""
+        """With --checksum, one host lacks the files: the data sent to it is compared with the files of the other hosts."""
         self.file("src/a", b"right" * 500_000)
         with open(self.file("src/holes", b"1"), "r+b") as f:
             f.truncate(3_000_000)
@@ -146,7 +146,7 @@ class Trees(Cast):
             self.same(node)
 
     def test_mode(self):
-        """Owners are not copied, so a program that runs as its owner must not become one that runs as the user of the copy."""
+        """Owners are not copied. So the set-user-ID bit is not copied either: it would apply to another user."""
         path = self.file("src/program", b"1")
         os.chmod(path, 0o6755)
         os.chmod(self.src, 0o2755)
@@ -188,7 +188,7 @@ class Trees(Cast):
         self.assertEqual(sorted(os.listdir(self.at(1, "src"))), ["a", "c.o", "skip"])
 
     def test_delete_while_another_writes(self):
-        """--delete removes what an ended cast has left unfinished, and not what one writes now."""
+        """--delete removes unfinished files of casts that have ended, but not those of a cast that is running."""
         self.file("src/a", b"a")
         part = self.file("d1/src/.weft-cast-0123456789abcdef.part", b"half")
         with open(part, "rb") as f:
@@ -199,7 +199,7 @@ class Trees(Cast):
         self.same(1)
 
     def test_mode_of_dest(self):
-        """DEST that is made for SRC/ is as private as SRC; a DEST that is there keeps its mode."""
+        """If a cast of SRC/ makes DEST, DEST is as private as SRC; if DEST exists already, it keeps its mode."""
         self.file("src/a", b"a")
         self.file("src/b", b"b")
         os.chmod(self.src, 0o700)
@@ -212,7 +212,8 @@ class Trees(Cast):
         os.chmod(self.src, 0o700)
 
     def test_only_file_in_folder(self):
-        """SRC/ with one file, or one source of several that is there: DEST is a folder all the same, and nothing beside it is deleted."""
+        """SRC/ has only one file, or only one of several sources exists: DEST is a folder nevertheless, and nothing beside it is
+        deleted."""
         self.file("one/file", b"1")
         self.file("d1/precious", b"2")
         self.cast("--delete", os.path.join(self.here, "one") + "/", "1:" + self.at(1, "model"))
@@ -226,7 +227,8 @@ class Trees(Cast):
         self.assertEqual(os.listdir(self.at(1, "two")), ["file"])
 
     def test_bwlimit(self):
-        """At most so much a second: a bound from below, which no slow machine breaks."""
+        """At most so many bytes are sent a second. The test checks only that the cast takes long enough, which holds on slow machines,
+        too."""
         path = self.file("a", b"x" * 3_000_000)
         begin = time.monotonic()
         self.cast("--bwlimit", "2M", path, "all:" + self.dest)
@@ -280,7 +282,7 @@ class Chain(Cast):
 
 class Slow(Cast):
     def test_receiver(self):
-        """A receiver that stands still holds the others and the source, which reads on only as far as the rings of all nodes reach."""
+        """A receiver is stopped: the other nodes wait for it. The source reads on only until the rings of all nodes are full."""
         rings = 4 * 8 * (17 << 16)  # bytes: CAST_SLOTS blocks of CAST_BLOCK bytes at each of four nodes
         size = 100_000_000
         self.file("src/big", random.Random(6).randbytes(size))
@@ -315,8 +317,8 @@ class Slow(Cast):
 class Refused(Cast):
     def test_wrong_words(self):
         for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
-                            (["--to", "1", "a", "2:b"], "give the hosts once"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
-                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "only the launcher")):
+                            (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
+                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
         one = self.file("one", b"1")
         self.assertIn("no host or node 'elsewhere'", self.cast(one, "elsewhere:/x", code=1).stderr)
@@ -361,7 +363,7 @@ class Refused(Cast):
         self.same(1)
 
     def part_of(self, name):
-        """The name beside it that a file has while it is written: seen when a cast is ended in the middle."""
+        """The name of the temporary file of a file, which is left when a cast is ended in the middle."""
         path = self.file("probe/" + name, b"x" * 4_000_000)
         p = subprocess.Popen([WEFT, "cast", "--bwlimit", "1M", path, "1:" + self.dest + "/probe/"], env=self.env, stderr=subprocess.DEVNULL)
         until("it is being written", lambda: os.path.isdir(self.at(1, "probe")) and os.listdir(self.at(1, "probe")))
@@ -446,8 +448,8 @@ class Refused(Cast):
 
 
 class Killed(Cast):
-    """Any node may be killed at any moment, and the command, too: never a wrong file under its name, and the same command again completes
-    it."""
+    """Any node, or the command, is killed at any moment: no file with wrong bytes gets its name, and the same command, given again,
+    completes the copy."""
 
     def arrived(self, node):
         """Bytes of the files that are there now."""
@@ -487,7 +489,7 @@ class Killed(Cast):
         self.file("src/big", rng.randbytes(12_000_000))
 
     def nothing_wrong(self):
-        """What has a name is right."""
+        """Checks that all files with their own names are right."""
         right = tree(self.src)[0]
         for node in (1, 2, 3):
             if not os.path.isdir(self.at(node, "src")):
@@ -497,12 +499,12 @@ class Killed(Cast):
                     self.assertEqual(what[-2:], right[name][-2:], (node, name))
 
     def test_receiver(self):
-        """The chain closes around one that dies; the others complete in the same run."""
+        """A receiver dies: the chain leaves it out, and the other hosts get all files by the same command."""
         self.fill()
         for rank in (1, 2, 3):
             code, said = self.run_and_kill(rank, 0.1, "--bwlimit", "12M", least=3_000_000)
             self.assertEqual(code, 1, said)
-            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the others go on without it")
+            self.assertRegex(said, rf"weft cast: \S+:{rank} is gone; the other hosts still get the files")
             self.assertIn("2 of 3 hosts have all", said)
             self.nothing_wrong()
             for node in {1, 2, 3} - {rank}:
@@ -575,7 +577,7 @@ class Killed(Cast):
         finally:
             ended.set()
             thread.join()
-        self.assertIn("src/big: has changed while it was read: not sent", p.stderr)
+        self.assertIn("src/big: was changed while it was read: not sent", p.stderr)
         self.assertFalse(os.path.exists(self.at(1, "src", "big")))
         self.cast(self.src, "all:" + self.dest)
         for node in (1, 2, 3):

@@ -21,7 +21,7 @@
 #define GUARD    4096u
 #define UNTAKEN  ((NODES - 1) * CAST_SLOTS) /* as many blocks fit into the rings of the other nodes */
 #define GUARDED  0xa5
-#define HELD_FOR 50 /* looks, one a millisecond, whether a held node goes on */
+#define HELD_FOR 50 /* how often to check, once a millisecond, that a node which must wait does not go on */
 
 /* Replacements for the functions of talk.c that chain.c calls. */
 void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns)
@@ -70,7 +70,7 @@ static void block_write(struct cast *c, uint64_t number)
     cast_block_seal(b);
 }
 
-/* Another block in its slot, or a part of one, is seen here. */
+/* Detects another block in the slot, or a part of one. */
 static void block_check(struct cast *c, uint64_t number)
 {
     const struct cast_block *b = cast_slot(c, number);
@@ -113,9 +113,9 @@ static void feed(struct cast *c, struct seen *seen)
     }
     atomic_store(&seen->put[0], (uint32_t)r.put);
     wait_for(&seen->over, 1);
-    while (credits(c) < BLOCKS) /* the last ones are on their way */
+    while (credits(c) < BLOCKS) /* the last credits are on their way */
         usleep(1000);
-    CHECK(credits(c) == BLOCKS && arrived(c) == BLOCKS); /* its own slots are counted, too */
+    CHECK(credits(c) == BLOCKS && arrived(c) == BLOCKS); /* the node counts credits for its own slots, too */
     cast_relay_stop(&r);
 }
 

@@ -72,7 +72,8 @@ class Follow(Cast):
             self.assertFalse(os.path.exists(self.at(node, "model")), node)
 
     def test_renamed(self):
-        """A slow writer, and then the file gets its name: each part arrives before the next one is written; nothing has the name before."""
+        """A slow writer writes the file, which then gets its name: each part arrives before the next one is written, and no file has the
+        name before that."""
         self.grow()
         p = self.begin("--follow=" + LONG, self.path)
         for _ in range(5):
@@ -107,7 +108,8 @@ class Follow(Cast):
         self.right()
 
     def test_writer_killed(self):
-        """A writer that was killed: no name, and a sentence; after it has gone on, the same command sends the rest."""
+        """The writer is killed: the file gets no name, and the command prints why. When another writer has continued, the same command
+        sends the rest."""
         self.grow()
         got, said = self.end(self.begin("--follow=1", self.path), 1)
         self.assertIn("model.part has not grown for 1 s and has not got its name: not sent; give the same command again", said)
@@ -122,12 +124,12 @@ class Follow(Cast):
         self.right()
 
     def test_truncated_and_overwritten(self):
-        """What is not written at the end only cannot be followed."""
+        """A file that is changed elsewhere than at its end cannot be followed."""
         self.grow()
         p = self.begin("--follow=" + LONG, self.path)
         self.all_arrived()
         os.truncate(self.path + ".part", 100)
-        self.assertIn("model: was cut off while it was followed: not sent", self.end(p, 1)[1])
+        self.assertIn("model: became shorter while it was followed: not sent", self.end(p, 1)[1])
         self.no_name()
         self.grow()
         with open(self.path + ".part", "rb") as f:
@@ -137,7 +139,7 @@ class Follow(Cast):
         with open(self.path + ".part", "r+b") as f:
             f.write(b"other")
         os.rename(self.path + ".part", self.path)
-        self.assertIn("model: was written elsewhere than at its end while it was followed: not sent", self.end(p, 1)[1])
+        self.assertIn("model: was changed before its end while it was followed", self.end(p, 1)[1])
         self.no_name()
         with open(self.path, "rb") as f:
             self.content = f.read()
@@ -153,7 +155,7 @@ class Follow(Cast):
         self.no_name()
 
     def test_renamed_elsewhere(self):
-        """Only the bare name means that all is there."""
+        """The file is complete only if it gets the name without the suffix."""
         self.grow()
         p = self.begin("--follow=" + LONG, self.path)
         self.all_arrived()
@@ -173,11 +175,11 @@ class Follow(Cast):
         self.right()
 
     def test_old_file(self):
-        """A file with the bare name is there already: the one that was given is followed."""
+        """A file with the name without the suffix exists already: the file that was given is followed nevertheless."""
         self.grow_beside(b"old", ".part")
 
     def test_empty_file(self):
-        """An empty file keeps the name for the one that grows."""
+        """An empty file with the final name exists beside the file that grows, as some browsers make it."""
         self.grow_beside(b"", "")
 
     def test_interrupted_and_receiver_killed(self):
@@ -199,7 +201,7 @@ class Follow(Cast):
         until("the rest has arrived", lambda: all(self.arrived(node) == len(self.content) for node in (1, 3)))
         os.rename(self.path + ".part", self.path)
         got, said = self.end(p, 1)
-        self.assertRegex(said, r":2 is gone; the others go on without it")
+        self.assertRegex(said, r":2 is gone; the other hosts still get the files")
         self.assertEqual([h["complete"] for h in got["hosts"]], [True, False, True])
         # What had arrived is used; what was on its way when the receiver died is perhaps sent again.
         self.assertIn(got["sent_bytes"], (2 * STEP, 3 * STEP))
@@ -236,7 +238,7 @@ class Follow(Cast):
     def test_refused(self):
         self.grow("model")
         for words, said in ((["--follow=0", self.path], "--follow '0'"), (["--follow=x", self.path], "--follow 'x'"),
-                            (["--follow", self.path, self.path], "--follow takes one SRC"), (["--follow", self.here + "/"], "--follow takes one SRC")):
+                            (["--follow", self.path, self.path], "--follow takes exactly one SRC"), (["--follow", self.here + "/"], "--follow takes exactly one SRC")):
             self.assertIn(said, self.cast(*words, "1:/x", code=2).stderr, words)
         self.assertIn("is not a regular file", self.cast("--follow", self.here, "1:/x", code=1).stderr)
         self.assertIn("neither under this name nor with .part", self.cast("--follow", self.path + "l", "1:/x", code=1).stderr)

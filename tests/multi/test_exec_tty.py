@@ -112,7 +112,8 @@ class Tty(Base):
         super().tearDownClass()
 
     def test_terminal_of_the_program(self):
-        """All three descriptors are one terminal, which is the session's; its size and kind; the exit status."""
+        """The program's three descriptors are one terminal, its session's; size and type of the terminal are right; the exit status
+        arrives."""
         t = self.terminal("sh", "-c", "for i in 0 1 2; do test -t $i || echo $i is none; done; stty size </dev/tty; echo $TERM; "
                                       "ps -o pgid=,sid=,tpgid= -p $$ | tr -s ' '; exit 7")
         self.assertTrue(t.read(rb"^31 97\r\nxterm\r\n *(\d+) \1 \1\r\n"))
@@ -138,7 +139,7 @@ class Tty(Base):
         self.ended(t, 128 + signal.SIGINT)
 
     def test_shell(self):
-        """A shell with job control: its prompt, an echo, Ctrl-C and Ctrl-Z for its programs and not for it, fg, Ctrl-D."""
+        """A shell with job control: its prompt, an echo, Ctrl-C and Ctrl-Z, which reach its programs and not the shell, fg, Ctrl-D."""
         t = self.terminal("bash", "--norc", "--noprofile", "-i")
         t.read(rb"\$ ")
         self.assertTrue(t.raw())
@@ -171,7 +172,8 @@ class Tty(Base):
         self.ended(t, 0)
 
     def test_bytes(self):
-        """What a program writes arrives unchanged and all of it, and so do 100,000 keys, which it reads slower than they come."""
+        """All that a program writes arrives unchanged, and so do 100,000 keys, although the program reads them slower than they are
+        typed."""
         t = self.terminal("sh", "-c", "stty raw -echo; echo go; head -c 100000 | sha256sum; head -c 1000000 /dev/zero | tr '\\0' x; echo end")
         t.read(rb"go\n")
         keys = bytes(i % 256 for i in range(100000))
@@ -278,11 +280,12 @@ class Tty(Base):
         t.read(rb"there is no program 'no-such-program'.*\r\n")
         self.ended(t, 127)
         for more in (["--detach"], ["--tag"], ["--json"], ["--stdin", "/dev/null"]):
-            self.assertIn("excludes", self.exec("--tty", *more, "--", "true", code=2).stderr)
+            self.assertIn("cannot be used with", self.exec("--tty", *more, "--", "true", code=2).stderr)
 
 
 class Lost(Base):
-    """The node that runs the program is gone, or the one that the command talks to: a sentence on a line of its own."""
+    """The node that runs the program dies, or the node to which the command is connected: the command prints a message on a line of its
+    own."""
 
     def lost(self, node, sentence):
         self.up()
@@ -297,7 +300,7 @@ class Lost(Base):
         self.lost(1, rb"weft exec: [^\r\n]*node 1[^\r\n]*\r\n")
 
     def test_control_node(self):
-        self.lost(0, rb"weft exec: the control node of the cluster has ended[^\r\n]*\r\n")
+        self.lost(0, rb"weft exec: the node of the cluster on this host has ended[^\r\n]*\r\n")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ static void test_two_threads(void **state)
     assert_int_equal(nodes_failed_with(NODES, two_threads, shared_words(4096), SPINNING), 0);
 }
 
-/* --- a node closes its side connection, which shows the other nodes that it is alive, and goes on sending --- */
+/* --- a node closes its side connection, by which the other nodes see that it is alive, and goes on sending --- */
 
 static void sends_on(weft_node *w, void *arg)
 {

@@ -54,7 +54,7 @@ static void basics(weft_node *w, void *arg)
     CHECK(n == 0);
     OK(weft_file_read(f, all, 2 * 4096, PIECE - 4096, &n, DEFAULT_TIME));
     CHECK(n == 2 * 4096 && right(all, 1, PIECE - 4096, n));
-    for (unsigned i = 0; i < 50; i++) { /* here and there */
+    for (unsigned i = 0; i < 50; i++) { /* at random offsets */
         uint64_t seed = i, at = random_next(&seed) % bytes, len = random_next(&seed) % (2 * PIECE);
         OK(weft_file_read(f, all, len, at, &n, DEFAULT_TIME));
         CHECK(n == (len < bytes - at ? len : bytes - at) && right(all, 1, at, n));
@@ -70,7 +70,7 @@ static void basics(weft_node *w, void *arg)
     CHECK(stat(in_folder("big"), &st) == 0);
     OK(weft_file_stat(f, &info, sizeof info, DEFAULT_TIME));
     CHECK(info.bytes == bytes && info.inode == st.st_ino && info.modified_ns / WEFT_SECOND == st.st_mtime && info.generation);
-    OK(weft_file_close(f)); /* with a piece that is mapped */
+    OK(weft_file_close(f)); /* while a piece is mapped */
     OK(weft_file_close(NULL));
     /* An empty file, and a small one. */
     OK(weft_file_open(w, 0, in_folder("empty"), 0, &f, DEFAULT_TIME));
@@ -128,7 +128,7 @@ static void errors(weft_node *w, void *arg)
     longest[WEFT_FILE_PATH_MAX] = '\0';
     must_fail(w, longest, 0, -ENAMETOOLONG, "too long");
     CHECK(weft_file_open(w, 7, "x", 0, &f, DEFAULT_TIME) == -EFAULT && !f);
-    CHECK(weft_file_list(w, 0, &one, sizeof one, &next, DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "no open or cached files"));
+    CHECK(weft_file_list(w, 0, &one, sizeof one, &next, DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "has no file open or cached"));
     CHECK(weft_file_unpin(w, 0, "x", DEFAULT_TIME) == -ENOENT && strstr(weft_error(), "has not pinned x"));
     OK(weft_file_open(w, 0, in_folder("small"), 0, &f, DEFAULT_TIME));
     CHECK(weft_file_write(f, "x", 1, 0, &n, DEFAULT_TIME) == -EBADF && n == 0);
@@ -263,7 +263,7 @@ static void change_reader(weft_node *w, struct change_board *b, enum change how)
         last = atomic_load(&b->over);
         for (uint64_t at = 0; !rc && at < CHANGED_BYTES; at += n) {
             rc = weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME);
-            CHECK((rc || n) && right(some, 10, at, n)); /* also what came before an error */
+            CHECK((rc || n) && right(some, 10, at, n)); /* bytes that were read before an error are right, too */
             atomic_fetch_add(&b->old_reads, rc == 0);
         }
     }
@@ -351,7 +351,7 @@ static void evictions(weft_node *w, void *arg)
             OK(weft_file_read(f, some, sizeof some, at, &n, DEFAULT_TIME));
             CHECK(n && right(some, 20, at, n));
         }
-        for (uint32_t i = 0; i < repeats(100); i++) { /* here and there, also mapped */
+        for (uint32_t i = 0; i < repeats(100); i++) { /* at random offsets, also mapped */
             uint64_t at = random_next(&seed) % (40 * PIECE);
             OK(weft_file_read(f, some, 5000, at, &n, DEFAULT_TIME));
             CHECK(right(some, 20, at, n));
@@ -466,7 +466,7 @@ static void pins(weft_node *w, void *arg)
         CHECK(right(v[0].at, 31, 0, PIECE) && right(v[2].at, 31, 2 * PIECE, PIECE));
     }
     CHECK(weft_file_pin(f, DEFAULT_TIME) == (stats(w, 0).transport[0] == 's' ? -ENOBUFS : 0));
-    OK(weft_file_close(large)); /* with what it has mapped */
+    OK(weft_file_close(large)); /* while pieces are mapped */
     OK(weft_file_pin(f, DEFAULT_TIME));
     OK(weft_file_close(f));
     /* A pin ends when the file changes, or when another one has its name. */
@@ -513,7 +513,7 @@ static void writes(weft_node *w, void *arg)
     OK(weft_file_open(w, 0, in_folder("written"), 0, &reader, DEFAULT_TIME));
     OK(weft_file_read(reader, back, sizeof back, 0, &n, DEFAULT_TIME));
     CHECK(n == sizeof some && memcmp(some, back, n) == 0);
-    /* Another reader's generation is over with the next write, and not this handle's. */
+    /* The next write ends the generation that other readers have, but not that of this handle. */
     fill(some, 41, PIECE, PIECE);
     OK(weft_file_write(f, some, PIECE, PIECE, NULL, DEFAULT_TIME));
     int rc = weft_file_stat(reader, NULL, 0, DEFAULT_TIME);
@@ -625,13 +625,13 @@ static void rooted(weft_node *w, void *arg)
                                    "/etc/passwd",        "absolute-link",       in_folder("secret"), in_folder("root/../secret"),
                                    in_folder("rootless")};
     for (unsigned i = 0; i < sizeof outside / sizeof outside[0]; i++)
-        must_fail(w, outside[i], 0, -EACCES, "outside of WEFT_FILE_ROOT");
-    must_fail(w, "../made", WEFT_FILE_WRITE | WEFT_FILE_CREATE, -EACCES, "outside of WEFT_FILE_ROOT");
+        must_fail(w, outside[i], 0, -EACCES, "only files below its WEFT_FILE_ROOT");
+    must_fail(w, "../made", WEFT_FILE_WRITE | WEFT_FILE_CREATE, -EACCES, "only files below its WEFT_FILE_ROOT");
     must_fail(w, ".", 0, -EISDIR, "this is a folder");
     must_fail(w, in_folder("root"), 0, -EISDIR, "this is a folder");
     must_fail(w, "none", 0, -ENOENT, "No such file");
     CHECK(access(in_folder("made"), F_OK) != 0);
-    /* While a folder becomes a link out of the root and back. */
+    /* Opens files while a folder is replaced by a link that leads out of the root, and back. */
     struct swapper s = {false};
     pthread_t thread;
     uint32_t opened = 0, refused = 0;

@@ -23,7 +23,7 @@
 /* --- a large file, read by four nodes at the same time --- */
 
 #define READERS 4u
-#define STRIDE  (8 * PIECE) /* the readers wait for each other so often, because the cache is smaller than the file */
+#define STRIDE  (8 * PIECE) /* the readers wait for each other after this many bytes, because the cache is smaller than the file */
 static const char *const LARGE[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
 
 struct mark {
@@ -366,7 +366,7 @@ static void notices_lost(weft_node *w, void *arg)
         OK(weft_file_read(f[i], some, sizeof some, 0, &n, DEFAULT_TIME));
     }
     stop_asleep((pid_t)atomic_load(&words[1]));
-    for (uint32_t i = 0; i < words[2]; i++) /* by turns: two notices of the same file would become one */
+    for (uint32_t i = 0; i < words[2]; i++) /* by turns, because the system would combine two notices of the same file */
         CHECK(pwrite(fd[i % 2], "x", 1, 0) == 1);
     CHECK(pwrite(fd[2], "x", 1, 0) == 1);
     CHECK(kill((pid_t)atomic_load(&words[1]), SIGCONT) == 0);
@@ -403,7 +403,7 @@ static void test_notices_lost(void **state)
 
 /* --- mapping ahead --- */
 
-/* Two threads' worth of patterns on one handle: in order, backwards, and jumping; what was mapped ahead is given back. */
+/* Maps pieces in order, backwards and in leaps through one handle; pieces that were mapped ahead and not used are given back. */
 static void mapped_ahead(weft_node *w, void *arg)
 {
     (void)arg;
@@ -510,7 +510,7 @@ static void offers(weft_node *w, void *arg)
         const char *const refused[] = {in_folder("two"), "/etc/passwd", in_folder("../one"), in_folder("./one")};
         for (unsigned i = 0; i < sizeof refused / sizeof refused[0]; i++) {
             CHECK(weft_file_open(w, 0, refused[i], 0, &f, DEFAULT_TIME) == -EPERM && !f);
-            CHECK(strstr(weft_error(), "is not offered by its program, and WEFT_FILE_ROOT is -"));
+            CHECK(strstr(weft_error(), "does not offer this file (weft_file_offer()), and WEFT_FILE_ROOT of that node is -"));
         }
         CHECK(weft_file_open(w, 0, in_folder("one"), WEFT_FILE_WRITE, &f, DEFAULT_TIME) == -EPERM); /* only to read */
         CHECK(weft_file_open(w, 0, in_folder("later"), 0, &f, DEFAULT_TIME) == -ENOENT);

@@ -78,7 +78,7 @@ class Files(unittest.TestCase):
         os.symlink("/etc/passwd", os.path.join(self.root, "link"))
         os.mkdir(os.path.join(self.root, "folder"))
         for path in ("/etc/passwd", "link", "../x", "folder/../../root/x"):
-            self.assertIn(f"{path} at node 1 is outside of WEFT_FILE_ROOT, {self.root}", self.weft("cat", f"1:{path}", code=1))
+            self.assertIn(f"{path}: node 1 serves only files below its WEFT_FILE_ROOT, which is {self.root}", self.weft("cat", f"1:{path}", code=1))
         self.assertIn("nothing at node 1: No such file", self.weft("cat", "1:nothing", code=1))
         self.assertIn("this is a folder", self.weft("cat", "1:folder", code=1))
         self.assertIn("there is no host or node 'nowhere'", self.weft("cat", "nowhere:x", code=1))
@@ -109,7 +109,7 @@ class Files(unittest.TestCase):
         self.assertIsNone(self.file(1, "pinned"))
 
     def test_memory(self):
-        """What holds how much of the pools."""
+        """How much of each node's pool is used for what."""
         self.make("seen", b"x" * (3 * MIB))
         self.weft("cat", "0:seen")
         def use():
@@ -145,7 +145,7 @@ class Files(unittest.TestCase):
         self.assertEqual((self.node(1)["given_bytes"], self.node(1)["passed_bytes"]), (0, 0))  # both nodes are on one host
 
     def test_reader_goes(self):
-        """A command that is killed, and one whose reader has ended."""
+        """A command is killed; another one writes to a pipe whose reader has ended."""
         self.make("long", random.Random(5).randbytes(12 * MIB))
         for end in ("kill", "close"):
             with subprocess.Popen([WEFT, "cat", "1:long"], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:

@@ -304,7 +304,7 @@ static void node_wrong(weft_node *w, void *arg)
     CHECK(strstr(weft_error(), "there is no GPU abacus; there are:") && strstr(weft_error(), "host"));
     bool cuda = weft_gpu_look(0, &info, sizeof info) == 0 && !strncmp(info.name, "cuda", 4);
     CHECK(weft_gpu_open(w, &(weft_gpu_config){.bytes = sizeof(weft_gpu_config), .name = "cuda:99"}, &none) == -ENODEV && !none);
-    CHECK(strstr(weft_error(), cuda ? "there are:" : "there is no GPU cuda:99: ") && strstr(weft_error(), cuda ? "cuda:0" : "CUDA"));
+    CHECK(strstr(weft_error(), cuda ? "there are:" : "GPU cuda:99 cannot be used: ") && strstr(weft_error(), cuda ? "cuda:0" : "CUDA"));
     CHECK(weft_gpu_open(w, &(weft_gpu_config){.bytes = sizeof(weft_gpu_config), .slots = 3}, &none) == -EINVAL);
     CHECK(weft_gpu_open(w, &(weft_gpu_config){.bytes = sizeof(weft_gpu_config), .rings = 100000}, &none) == -EINVAL);
     CHECK(weft_gpu_open(w, &(weft_gpu_config){0}, &none) == -EINVAL);

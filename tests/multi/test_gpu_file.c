@@ -51,7 +51,7 @@ static bool none_failed(const struct job *job)
     return true;
 }
 
-/* Records: every second one is in the arena. */
+/* Makes the records; every second one is in the arena. */
 static void new_job(weft_node *w, weft_gpu *g, uint32_t space, const char *path, struct job *job)
 {
     for (uint32_t b = 0; b < BLOCKS; b++)
@@ -74,7 +74,7 @@ static void open_kernel(const weft_device *d, void *arg)
     MUST(rc == 0 && job->file.bytes == BYTES && job->file.inode);
 }
 
-/* A file from its beginning to its end, in parts that no piece is a multiple of; and what cannot be read. */
+/* Reads a file from its beginning to its end, in parts of which no piece is a multiple; and tries to read what cannot be read. */
 static void read_kernel(const weft_device *d, void *arg)
 {
     struct job *job = arg;
@@ -92,7 +92,7 @@ static void read_kernel(const weft_device *d, void *arg)
     MUST(rc == 0 && n == 0);
     rc = weft_device_file_read(d, job->record[0], &job->file, (uint64_t)9 << 48, 1, 0, &n);
     MUST(rc == -WEFT_DEVICE_EFAULT && n == 0);
-    rc = weft_device_file_read(d, job->record[0], &job->file, (uint64_t)d->rank << 48 | 8, 1, 0, &n); /* the null page */
+    rc = weft_device_file_read(d, job->record[0], &job->file, (uint64_t)d->rank << 48 | 8, 1, 0, &n); /* an address in the null page */
     MUST(rc == -WEFT_DEVICE_EFAULT && n == 0);
     rc = weft_device_file_write(d, job->record[0], &job->file, job->to[0], 1, 0, &n);
     MUST(rc == -WEFT_DEVICE_EBADF && n == 0);

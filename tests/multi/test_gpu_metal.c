@@ -154,7 +154,7 @@ static void node_wrong(weft_node *w, void *arg)
     run(g, &l, metal_wrong, -EFAULT);
     run(g, &l, metal_wrong, -EFAULT); /* and the failure is reported once for each turn */
     OK(weft_queue_open(w, "metal", NULL, &q));
-    CHECK(weft_gpu_worker_open(g, q, NULL, &k) == -ENOTSUP && strstr(weft_error(), "take turns"));
+    CHECK(weft_gpu_worker_open(g, q, NULL, &k) == -ENOTSUP && strstr(weft_error(), "waits while a kernel runs"));
     CHECK(weft_gpu_run_text(g, "kernel", "k", 1, 1, NULL, 0) == -ENOTSUP);
     CHECK(weft_gpu_open(w, &(weft_gpu_config){.bytes = sizeof(weft_gpu_config), .turns = 2}, &g) == -EINVAL);
 }

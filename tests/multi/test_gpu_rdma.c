@@ -266,8 +266,8 @@ static void test_broken(void **state)
     moves((struct plan){.way = "staged", .why = REFUSES, .broken = true}, (const char *const[]){"WEFT_LOG=error", NULL});
 }
 
-/* The device has moved data of the arena, and refuses later, while this node's own puts and gets are under way: they are done all the same,
-   and a signal still comes after its data. */
+/* The device has moved data of the arena, and then refuses to, while this node's own puts and gets are under way: these still complete, and
+ * a signal still arrives after its data. */
 static void node_refused_later(weft_node *w, void *arg)
 {
     const struct plan *p = arg;
@@ -358,7 +358,7 @@ static void node_second(weft_node *w, void *arg)
 static void test_second(void **state)
 {
     (void)state;
-    struct plan p = {.way = "rdma", .why = "by its node's RDMA device, but not space 2: "};
+    struct plan p = {.way = "rdma", .why = "by its node's RDMA device, except space 2: "};
     int failed = nodes_failed_with(2, node_second, &p, NULL);
     softverbs("fault clear");
     assert_int_equal(failed, 0);
@@ -367,7 +367,7 @@ static void test_second(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    moves((struct plan){.way = "staged", .why = "takes, no dmabuf"}, NULL);
+    moves((struct plan){.way = "staged", .why = "gives no dmabuf, or its device takes none"}, NULL);
 }
 
 static void test_few(void **state)

@@ -94,9 +94,9 @@ static void node_own(weft_node *w, void *arg)
     (void)arg;
     weft_gpu *g[3] = {open_gpu(w, 0)};
     weft_gaddr at[3] = {open_arena(g[0], 1)};
-    g[1] = open_gpu(w, 1); /* finds the arena that is there */
+    g[1] = open_gpu(w, 1); /* finds the arena that exists already */
     g[2] = open_gpu(w, 2);
-    at[1] = open_arena(g[1], 2); /* shown to those that are open */
+    at[1] = open_arena(g[1], 2); /* becomes known to the GPUs that are open */
     at[2] = open_arena(g[2], 3);
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 3; k++) {

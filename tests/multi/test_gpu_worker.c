@@ -283,8 +283,8 @@ static void at_once(weft_node *w, void *record, weft_gpu_call *call, void *arg)
 struct vandal {
     struct farm f;
     uint32_t queue;
-    /* what it may overwrite: each by one thread of the node, or they would race there; one half for each end of a copy. Requests to queues
-       have another thread */
+    /* What the kernel may overwrite. Only one thread of the node uses each of these, because two would race; a copy uses one half for each
+     * end. Another thread executes requests to queues. */
     weft_gaddr area, desk, arena, arena_desk;
 };
 #define AREA 65536u
@@ -520,7 +520,7 @@ static void node_services(weft_node *w, void *arg)
     OK(weft_gpu_run(g, ask_arena, 1, &record));
     OK(weft_gpu_close(g));
     CHECK(never.call);
-    never.record[1] = 1; /* the copy is there as long as the node */
+    never.record[1] = 1; /* the copy exists until the node is closed */
     OK(weft_gpu_answer(never.call, 0, 0));
 }
 

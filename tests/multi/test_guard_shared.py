@@ -130,7 +130,8 @@ class Shared(Standing):
         self.hold(0)
 
     def test_budget(self):
-        """The ten queue pairs are for five: a sixth user is refused, and told who has them. When one has ended, the next can start."""
+        """The device's ten queue pairs suffice for five programs: a sixth is refused, and its error names the programs that use them. When
+        one of these has ended, the next can start."""
         programs = [Program(self).begun() for _ in range(4)]
         self.hold(4)
         p = Program(self, "3").p

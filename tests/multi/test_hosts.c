@@ -126,7 +126,8 @@ static void test_ipv6(void **state)
 
 enum { KILLED, STOPPED, SLOW_HANDLER };
 
-/* WEFT_LIVENESS. A process whose host answers may be silent for five times as long, as busy machines make it be. */
+/* WEFT_LIVENESS. A process whose host answers may be silent for five times as long, because a busy machine may give it no processor
+ * time. */
 static const char *const silence[] = {[KILLED] = "60s", [STOPPED] = "1s", [SLOW_HANDLER] = "1s"};
 
 /* Shared by the nodes. */

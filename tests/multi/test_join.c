@@ -165,10 +165,10 @@ static int table_never(int rank, void *arg)
     _Atomic uint32_t *cut = arg;
     table_until = rank == 0 ? INT64_MAX : 0;
     int rc = attempt((uint32_t)rank, 4, (rank == 0 ? 4 : 300) * WEFT_SECOND, NULL);
-    if (rank && strstr(weft_error(), "failed while node 0 sent the table of nodes"))
+    if (rank && strstr(weft_error(), "failed while node 0 sent the addresses of all nodes"))
         ++*cut;
     else
-        CHECK((rc == -ETIMEDOUT || rc == -ECONNRESET) && strstr(weft_error(), "does not read the table of nodes"));
+        CHECK((rc == -ETIMEDOUT || rc == -ECONNRESET) && strstr(weft_error(), "does not receive the addresses of all nodes"));
     return 0;
 }
 

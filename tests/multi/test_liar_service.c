@@ -82,7 +82,7 @@ static void say(const void *record, size_t bytes, const char *what, void *arg)
     int rc = s->about_payload ? fab_send(s->w, s->node, GATEWAY_HANDLER, &s->header, sizeof s->header, record, bytes, NULL)
                               : fab_send(s->w, s->node, GATEWAY_HANDLER, record, bytes, s->payload, s->len, NULL);
     CHECK(rc == 0);
-    if (s->t->lies % 64 == 0) /* pause, so that the server gets no more messages at a time than it keeps */
+    if (s->t->lies % 64 == 0) /* pause, so that no more messages wait at the server than it keeps */
         OK(weft_flush(s->w, s->node, WEFT_TIMEOUT_DEFAULT));
 }
 

@@ -432,6 +432,17 @@ class Map(unittest.TestCase):
         self.check(Map.bytes, "--nodes", "1", Map.text, "--", "sh", "-c", f"mkdir {once} 2>/dev/null && exit 1; cat")
         os.rmdir(once)
 
+    def test_a_node_where_everything_fails(self):
+        """All pieces fail at once on node 0, whose many slots could hold them all, and node 1 is slow: each piece fails once at most."""
+        lock, seen = self.path("lock", b""), self.path("seen", b"")
+        err = self.check(Map.bytes, "--json", "--nodes", "2", "--slots", "16", "--block", str(len(Map.bytes) // 40), "--retries", "1", Map.text, "--",
+                         "sh", "-c", f"echo {{node}} >>{seen}; [ {{node}} = 1 ] && flock {lock} sleep 0.04 && cat")
+        stats, ran = json.loads(err), read(seen).split()
+        self.assertEqual((stats["failed"], ran.count(b"0"), ran.count(b"1")), (0, stats["retried"], stats["pieces"]))
+        self.assertGreater(stats["retried"], 0)
+        os.unlink(lock)
+        os.unlink(seen)
+
     def test_signals_and_time(self):
         some = self.path("some", b"a\nb\n")
         code, out, err = run("--retries", "0", some, "--", "sh", "-c", "kill -SEGV $$")
@@ -478,7 +489,7 @@ class Map(unittest.TestCase):
         got, out, err = run("--block", "1", some, "--", vanishing)
         self.assertEqual((got, out), (127, b""), err)
         self.assertEqual(err.count("weft map:"), 1, err)
-        self.assertIn("its interpreter '/no/such/interpreter' (its first line) does not exist", err)
+        self.assertIn("its interpreter '/no/such/interpreter', which its first line names, does not exist", err)
         windows = self.path("windows", b"#!/bin/sh\r\necho\r\n")
         os.chmod(windows, 0o755)
         got, out, err = run(some, "--", windows)
@@ -585,10 +596,10 @@ class Map(unittest.TestCase):
             args = ("--block", "500K", "--retries", "0", Map.text, "--", *command)
             code, out, err = run("--output", keep, *args)
             self.assertEqual((code, out, read(keep)), (1, b"", b"before"), err)
-            self.assertRegex(err, rf"weft map: {keep} was not changed: \d+ of \d+ pieces failed")
+            self.assertRegex(err, rf"weft map: the output {keep} was not changed, because \d+ of \d+ pieces failed")
             code, _, err = run("--output", new, *args)
             self.assertEqual((code, os.path.exists(new)), (1, False), err)
-            self.assertIn(f"{new} was not created: ", err)
+            self.assertIn(f"{new} was not created, because ", err)
 
     @of_bytes
     def test_closed_standard_files(self):

@@ -196,7 +196,8 @@ int __real_weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t time
 int __wrap_weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
 int __wrap_weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
 {
-    if (q->w->rank != 0 || atomic_load(&q->shut) || !weft_alive(q->w, 1))
+    /* Node 0 leaves the pieces to node 1. Once that has lied, node 0 takes pieces, too: those that have failed on node 1 wait for it. */
+    if (q->w->rank != 0 || atomic_load(&q->shut) || !weft_alive(q->w, 1) || atomic_load(told))
         return __real_weft_claim(q, out, max, timeout_ns);
     if (timeout_ns)
         usleep(5000);

@@ -116,14 +116,15 @@ class Names(unittest.TestCase):
         self.meet(f"meet:{PORT}")
 
     def test_port_taken(self):
-        """Also where only one of the name's addresses is taken: nodes would reach the other program there."""
+        """Another program has the port, perhaps only at one of the name's addresses: node 0 must fail, because nodes would reach the other
+        program there."""
         self.names(SIX, FOUR)
         for coord, addresses in ((FOUR, [FOUR]), ("meet", [FOUR]), ("meet", [SIX])):
             with Taken(0, *addresses):
                 (_, zero, status), (_, one, other) = self.nodes(f"{coord}:{PORT}", 2)
             self.assertNotEqual(status, 0)
             self.assertNotEqual(other, 0)
-            self.assertIn(f"listen at '{coord}:{PORT}': Address already in use (another program listens there: choose another port)", zero)
+            self.assertIn(f"listen at '{coord}:{PORT}': Address already in use; another program listens there: choose another port", zero)
             self.assertIn("node 0", one)
 
     def test_provider_port_taken(self):

@@ -18,7 +18,7 @@
 #include "gateway/net_handle.h"
 #include "net_test.h"
 
-/* Names that a name server would have to know, in place of libc's function. again.test: the name server does not answer. holes.test:
+/* Replaces libc's getaddrinfo() for names that a name server would have to know. again.test: the name server does not answer. holes.test:
  * three addresses. slow.test: waits until `slow_ends`. one.example, and alias.example and short, which stand for secret.test: one
  * address. */
 static _Atomic uint32_t *slow_ends, *slow_begun;
@@ -88,7 +88,7 @@ static void old_system(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
-/* The name server does not answer: that error is one of opening, not "nothing is there now", and nothing waits for more. */
+/* The name server does not answer: opening fails with that error. It is not mistaken for "no bytes now", so nothing goes on waiting. */
 static void no_answer(weft_node *w, void *arg)
 {
     (void)arg;
@@ -191,7 +191,7 @@ static void greedy(weft_node *w, void *arg)
             OK(weft_net_connect_start(w, 0, SPEC(.host = "slow.test", .port = 80, .receive_ring = 4096, .send_ring = 4096), &s[i], &op[i]));
         for (int64_t deadline = now_ns() + patience_ns(20); g->begun < 6;)
             CHECK(usleep(1000) == 0 && now_ns() < deadline);
-        must_fail(w, SPEC(.host = "slow.test", .port = 80), -EAGAIN, "resolves at most 1024 names at a time");
+        must_fail(w, SPEC(.host = "slow.test", .port = 80), -EAGAIN, "resolves at most 1024 names at the same time");
         g->full = 1;
         wait_for(&g->ends, 1);
         for (unsigned i = 0; i < ASKS; i++) {

@@ -259,7 +259,7 @@ class Case(unittest.TestCase):
 
 
 class Out(Case):
-    """From where no network is to the world."""
+    """Programs on a host without network reach servers of the world."""
 
     def test_it_has_no_network(self):
         """Else the other tests would prove nothing."""
@@ -298,7 +298,8 @@ class Out(Case):
 
     @needs("curl", "nginx")
     def test_name_that_changes(self):
-        """The address that is connected to is the one that was checked: a name is asked for once, so it cannot be another one between."""
+        """The gateway connects to exactly the address that it has checked: it resolves a name only once, so a later answer with another
+        address has no effect."""
         self.www()
         self.nginx("world", 80, "www")
         self.nginx("gate", 80, "www")
@@ -439,7 +440,7 @@ class Out(Case):
 
 
 class In(Case):
-    """From the world to servers of the bare host."""
+    """Programs of the world reach servers of the host without network."""
 
     @needs("curl", "nginx")
     def test_nginx(self):
@@ -474,7 +475,7 @@ class In(Case):
             self.assertGreater(got["end"]["sum_received"]["bytes"], 20 << 20)  # the rest may be on its way when iperf3 stops counting
 
     def test_from_the_gate(self):
-        """Asked for at the gateway: its port leads to the bare host."""
+        """`weft publish` is started at the gateway: the gateway's port leads to the host without network."""
         class Page(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 self.send_response(200)

@@ -37,7 +37,7 @@ struct plan {
     _Atomic uint32_t *phase;
 };
 
-/* Node 0 puts, gets and adds in rounds, one after the other. Half-way node 1's interface goes down for a while. */
+/* Node 0 puts, gets and adds in rounds, one after the other. In the middle, node 1's interface goes down for a while. */
 static void go_on(weft_node *w, void *arg)
 {
     struct plan *p = arg;
@@ -145,7 +145,7 @@ static bool runs(uint32_t pid)
     return found;
 }
 
-/* Node 1 waits for a word, after operations of all kinds have completed. Meanwhile none of its threads runs, but now and then. */
+/* Node 1 waits for a word, after operations of all kinds have completed. Meanwhile its threads run only now and then. */
 static void blocked(weft_node *w, void *arg)
 {
     enum { LOOKS = 100 };

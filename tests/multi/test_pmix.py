@@ -161,7 +161,7 @@ class Pmix(unittest.TestCase):
         self.assertIn("node 1 of 3 is missing", err)
 
     def test_one_dies(self):
-        """A node dies: the others go on if the launcher does not end them."""
+        """A node dies: the other nodes go on if the launcher does not end them."""
         code, out, err = self.run_mpi(3, PEER, "2", "kill", options=["--enable-recovery"])
         for k in range(2):
             self.assertIn(f"node {k}: node 2 is dead", out, err)

@@ -66,12 +66,12 @@ class Providers(unittest.TestCase):
         self.check([BOTH, BOTH, RXM], pairs, "kill")
 
     def test_order(self):
-        """The list of the node with the lower number has the say."""
+        """The order in the list of the node with the lower number decides."""
         self.check([f"{RXM},{NET}", BOTH], [{1: RXM}, {0: RXM}])
         self.check([BOTH, f"{RXM},{NET}"], [{1: NET}, {0: NET}])
 
     def test_absent(self):
-        """A provider that the host does not have is no choice; nor is one that cannot be opened."""
+        """A provider that the host does not have, or that cannot be opened, is not chosen."""
         self.check([f"psm9,{RXM}", BOTH], [{1: RXM}, {0: RXM}])
         with subprocess.Popen(["nsenter", f"--net={HOSTS[0]}", "--", sys.executable, "-c",
                                f"import socket, sys; s = socket.create_server(('{COORD}', 7655)); print(flush=True); sys.stdin.read()"],
@@ -79,7 +79,7 @@ class Providers(unittest.TestCase):
             taken.stdout.readline()
             (_, err, _), _ = self.check([BOTH, BOTH], [{1: RXM}, {0: RXM}], FI_NET_PORT_LOW_RANGE="7655", FI_NET_PORT_HIGH_RANGE="7655")
             taken.stdin.close()
-        self.assertRegex(err, r"info: net of libfabric: .*; weft uses another provider")
+        self.assertRegex(err, r"info: provider net of libfabric: .*; weft uses another provider")
 
     def test_none(self):
         found = self.nodes([NET, RXM], seconds=5)

@@ -47,7 +47,7 @@ def can_unshare():
 
 
 def exactly(s, count):
-    """As many bytes from a socket; fewer if it ends before."""
+    """Reads this many bytes from a socket; fewer if its stream ends before."""
     got = bytearray()
     while len(got) < count and (data := s.recv(min(count - len(got), 1 << 20))):
         got += data
@@ -128,6 +128,11 @@ class Echo(threading.Thread):
                     key.fileobj.close()
 
 
+def reset(s):
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+
+
 class Proxy(unittest.TestCase):
     maxDiff = None
 
@@ -146,6 +151,8 @@ class Proxy(unittest.TestCase):
         cls.port = cls.server.server_address[1]
         cls.url = f"http://127.0.0.1:{cls.port}"
         cls.echo = Echo()
+        cls.listener = socket.create_server(("127.0.0.1", 0))  # of a server that a test plays itself
+        cls.addClassCleanup(cls.listener.close)
         cls.env = clean_env(XDG_RUNTIME_DIR=cls.tmp.name, HOME=cls.tmp.name, WEFT_LIVENESS="30s", WEFT_POOL="256M", no_proxy="")
         for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
             cls.env.pop(name, None)
@@ -158,7 +165,8 @@ class Proxy(unittest.TestCase):
     @classmethod
     def up(cls):
         subprocess.run([WEFT, "up", *CLUSTER, "--deny", "deny.invalid", "--allow", f"127.0.0.1:{cls.port}", "--allow",
-                        f"127.0.0.1:{cls.echo.port}"], env=cls.env, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL, capture_output=True)
+                        f"127.0.0.1:{cls.echo.port}", "--allow", f"127.0.0.1:{cls.listener.getsockname()[1]}"],
+                       env=cls.env, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL, capture_output=True)
 
     @classmethod
     def down(cls):
@@ -180,7 +188,7 @@ class Proxy(unittest.TestCase):
             return f.read()
 
     def proxy(self, *args):
-        """A proxy that stays, and its address."""
+        """Starts a proxy that stays. Returns its process and its address."""
         p = subprocess.Popen([WEFT, "proxy", "--listen", "127.0.0.1:0", *args], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True)
         def end():
@@ -198,7 +206,7 @@ class Proxy(unittest.TestCase):
         return next(n["pid"] for n in json.loads(p.stdout)["nodes"] if n["place"] == node)
 
     def talk(self, address, *pieces):
-        """What the proxy answers to these bytes, until it closes the connection or waits."""
+        """Sends these bytes to the proxy. Returns what it answers until it closes the connection, or waits for more."""
         with socket.create_connection(address, timeout=LIMIT) as s:
             for piece in pieces:
                 s.sendall(piece)
@@ -214,6 +222,21 @@ class Proxy(unittest.TestCase):
         self.assertEqual(exactly(s, 2), b"\x05\0")
         self.assertEqual(exactly(s, 10)[:2], b"\x05\0")
         return s
+
+
+    def resets(self, connect):
+        """A reset of one end is a reset at the other one, in both directions."""
+        for first in (0, 1):
+            ends = [connect()]
+            ends.append(self.listener.accept()[0])
+            for i in (0, 1):  # the connection is open from end to end
+                ends[i].sendall(b"x" * 1000)
+                self.assertEqual(exactly(ends[1 - i], 1000), b"x" * 1000)
+            reset(ends[first])
+            ends[1 - first].settimeout(LIMIT)
+            with self.assertRaises(ConnectionResetError):
+                self.assertEqual(ends[1 - first].recv(1), b"something")
+            ends[1 - first].close()
 
 
 class Programs(Proxy):
@@ -359,8 +382,13 @@ class Talk(Proxy):
             s.shutdown(socket.SHUT_WR)
             self.assertEqual(exactly(s, 100_003), b"x" * 100_000 + b"end")
 
+    def test_reset(self):
+        _, at = self.proxy()
+        self.resets(lambda: self.socks(at, self.listener.getsockname()[1]))
+
     def test_one_request(self):
-        """Plain HTTP: a server gets the client's one request, not what comes behind it: that may be for another server, with a password."""
+        """Plain HTTP: a server gets only the first request of the client. What follows on the connection may be for another server, and
+        contain a password."""
         _, at = self.proxy()
         second = b"GET http://other.invalid/ HTTP/1.1\r\nProxy-Authorization: Basic c2VjcmV0\r\nCookie: secret\r\n\r\n"
         for head, body, right in ((b"GET", b"", b""), (b"POST", b"Content-Length: 5\r\n\r\nhello", b"hello"),
@@ -466,7 +494,7 @@ class Talk(Proxy):
         until("the denied one is logged", lambda: f"port {denied.getsockname()[1]} (127.0.0.2:" in self.log())
         denied.setblocking(False)
         self.assertRaises(BlockingIOError, denied.recv, 10)
-        # Who has no association is not served; with one of its own, yes, and each gets its own answers.
+        # A client without an association is not served; with one it is, and each client gets its own answers.
         other = self.udp()
         other.sendto(four + b"other", to)
         client.sendto(four + b"again", to)
@@ -514,7 +542,7 @@ class Talk(Proxy):
 
 class Publish(Proxy):
     def publish(self, *args):
-        """A published port that stays, and where it listens."""
+        """Publishes a port that stays. Returns the process, and where the port listens."""
         p = subprocess.Popen([WEFT, "publish", *args], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              text=True)
         def end():
@@ -544,7 +572,7 @@ class Publish(Proxy):
         return True
 
     def test_ways(self):
-        """To this node and to the other one, at the other one and at this one; several at once, and what the status says of them."""
+        """Ports at either node that lead to either node; several at once, and what `weft status` shows about them."""
         echo = self.echo.port
         ways = [(("--to", f":{echo}", "127.0.0.1:0"), 1, 0), (("--to", f"1:{echo}", "0"), 0, 1), (("--via", "1", "--to", f"1:{echo}", "0"), 1, 1),
                 (("--via", "0", "--to", f"0:{echo}", "[::1]:0"), 0, 0)]
@@ -564,6 +592,10 @@ class Publish(Proxy):
                     return (f["up_bytes"], f["down_bytes"]) == (500_005, 500_008)
                 until("all bytes are counted", moved)
         self.assertRegex(self.weft("status"), rf"(?m)^publish +127.0.0.1:{every[0][0][1]} +1 +0:{echo} +no ")
+
+    def test_reset(self):
+        _, at = self.publish("--to", f":{self.listener.getsockname()[1]}", "127.0.0.1:0")
+        self.resets(lambda: socket.create_connection(at, timeout=LIMIT))
 
     def test_unix(self):
         path = os.path.join(self.tmp.name, "server")
@@ -653,7 +685,7 @@ class Publish(Proxy):
 class Many(Proxy):
     @unittest.skipUnless("WEFT_TEST_MANY" in os.environ, "the suite `long` has it")
     def test_many(self):
-        """As many connections at once as WEFT_TEST_MANY says, to a server that is a process of its own. How much they take."""
+        """WEFT_TEST_MANY connections at once, to a server in a process of its own. Prints how much memory and time they take."""
         count = int(os.environ["WEFT_TEST_MANY"])
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if files < count + 200:
@@ -695,7 +727,7 @@ class Many(Proxy):
 
 class Files(unittest.TestCase):
     def test_limit_of_open_files(self):
-        """The nodes raise theirs; the programs that they start have the one from before."""
+        """The nodes raise their own limit of open files; the programs that they start have the original limit."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY and hard < 600:
             self.skipTest("a limit this low")

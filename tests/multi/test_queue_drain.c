@@ -20,7 +20,7 @@ struct course {
     _Atomic uint32_t run_parent, parent_ran, open_anew, opened;
 };
 
-/* Node 0's. */
+/* used in node 0 only */
 static struct course *course;
 static weft_queue *queue;
 static struct slot_remote overtaken;

@@ -630,7 +630,7 @@ static void lies(weft_node *w, void *arg)
         while (weft_alive(w, 1) && now_ns() < end)
             usleep(1000);
         CHECK(weft_put_blocking(w, on_node(all, 1), &v, sizeof v) == -ECONNRESET &&
-              strstr(weft_error(), "it sent an invalid call for a rail"));
+              strstr(weft_error(), "it sent an invalid message about a further device"));
         atomic_store(&stage->done, 1);
     }
     wait_for(&stage->done, 1);

@@ -255,7 +255,7 @@ class ExitCodes(Base):
             f.write("#!/no/such/interpreter\n")
         code, _, err = run("-n", "2", path)
         self.assertEqual(code, 127)
-        self.assertIn("its interpreter '/no/such/interpreter' (its first line) does not exist", err)
+        self.assertIn("its interpreter '/no/such/interpreter', which its first line names, does not exist", err)
 
     def test_too_few_open_files(self):
         """The launcher fails for lack of a resource: its exit status and message do not blame the program."""
@@ -454,7 +454,7 @@ class Ending(Base):
         p.send_signal(signal.SIGTERM)
         _, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 143)
-        self.assertIn("nodes 0 and 1 did not end within 5s: killed", err)
+        self.assertIn("nodes 0 and 1 did not end within 5 s of SIGTERM, and was killed", err)
         self.gone(pids)
 
     def test_ctrl_c_on_a_terminal(self):
@@ -481,7 +481,7 @@ class Ending(Base):
         pids = self.pids(3)
         _, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 124)
-        self.assertEqual(err, "weft run: timed out after 5s: nodes 0 and 2 were still running\n")
+        self.assertEqual(err, "weft run: timed out after 5 s (--timeout): nodes 0 and 2 were still running\n")
         self.gone(pids)
 
     def test_grandchildren_end_with_their_node(self):

@@ -48,7 +48,7 @@ def marked():
 
 
 def interruptible():
-    """In a shell's background SIGINT is ignored, and so it would be here."""
+    """A shell starts background jobs with SIGINT ignored; the programs of these tests must not inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -114,7 +114,7 @@ class Standing(unittest.TestCase):
         return ([{"node": None, "state": "unknown"}] + [n for n in self.status()["nodes"] if n["place"] == place])[-1]
 
     def node_beside(self):
-        """A node that is not the control node."""
+        """Returns a node that is not the control node."""
         got = self.status()
         return [n for n in got["nodes"] if n["node"] != got["control_node"]][0]
 
@@ -131,7 +131,7 @@ class Standing(unittest.TestCase):
         return pid
 
     def sleepers(self, word):
-        """Processes with this word among their arguments, but for those of weft."""
+        """Processes with this word among their arguments, except processes of weft."""
         found = []
         for pid in marked():
             try:
@@ -173,7 +173,7 @@ class UpAndDown(Standing):
             self.assertIn("cluster 'default' is not up: start it with `weft up`", p.stderr)
 
     def test_odd_host_name(self):
-        """A host's name is any bytes for the system: the status is JSON nevertheless."""
+        """A host's name may be any bytes: the status is valid JSON nevertheless."""
         if os.getuid() != 0 or not shutil.which("unshare"):
             self.skipTest("needs root and unshare")
         script = "import os,socket,sys\nsocket.sethostname(b'h\\xff\\xe9 ')\nos.execv(sys.argv[1], sys.argv[1:])\n"
@@ -199,13 +199,13 @@ class UpAndDown(Standing):
                             (["exec"], "the command is missing"), (["exec", "--env", "=x", "--", "true"], "NAME=VALUE"),
                             (["exec", "--timeout", "0", "--", "true"], "--timeout"), (["kill"], "expected one job"),
                             (["kill", "x"], "number of a job"), (["kill", "-s", "NONE", "1"], "--signal"), (["logs", "x"], "number of a job"),
-                            (["exec", "-d", "-t", "--", "true"], "excludes"), (["status", "x"], "unexpected")):
+                            (["exec", "-d", "-t", "--", "true"], "cannot be used with"), (["status", "x"], "unexpected")):
             self.assertIn(said, self.weft(*words, code=2).stderr, words)
         for name in ("", "../x", "a/b", "-x", ".x", "x" * 33):
             self.assertIn("cannot be the name of a cluster", self.weft("up", "-n", "1", "--cluster=" + name, code=1).stderr)
 
     def test_cannot_start(self):
-        """The reason is printed by the command, not only in the log; and nothing stays."""
+        """The command itself prints the reason, not only the log; and no process or file is left."""
         p = self.weft("up", "-n", "2", code=None, env={**self.env, "WEFT_POOL": "none"})
         self.assertNotEqual(p.returncode, 0)
         self.assertIn("WEFT_POOL", p.stderr)
@@ -217,7 +217,7 @@ class UpAndDown(Standing):
         self.assertIn("unset WEFT_JOIN", p.stderr)
 
     def test_folder_of_others(self):
-        """Without a folder for this user alone there is no cluster; XDG_RUNTIME_DIR of another user is not used."""
+        """A cluster is not started without a folder that only this user can enter; XDG_RUNTIME_DIR of another user is not used."""
         with tempfile.TemporaryDirectory(prefix="weft-up-") as tmp:
             os.mkdir(os.path.join(tmp, "weft"), 0o777)
             os.chmod(os.path.join(tmp, "weft"), 0o777)
@@ -305,7 +305,7 @@ class Exec(Standing):
         os.rmdir(mark)
 
     def test_quiet_for_long(self):
-        """Longer than a control node may be silent: it gives signs of life."""
+        """A job runs for longer than a control node may be silent: the control node sends signs of life meanwhile."""
         job = self.exec("-d", "--on", "0", "--", "sleep", "22").stdout.strip()
         waits = [self.start("exec", "--on", "1", *form, "--", "sh", "-c", "sleep 22; echo end") for form in ((), ("--json",))]
         waits.append(self.start("logs", "--follow", job))
@@ -336,7 +336,7 @@ class Exec(Standing):
         self.assertGreaterEqual(len(self.exec("--on", host, "--", "echo", "x").stdout.split()), 1)
 
     def test_every_byte(self):
-        """Arguments are what they were, and so is a megabyte of environment."""
+        """Arguments with all bytes, and an environment of a megabyte, arrive unchanged."""
         odd = [bytes(range(1, 256)), b"", b"two words", b"-x", b"$HOME `id` \\ \"'", b"\xff\xfe"]
         p = subprocess.run([WEFT, "exec", "--on", "1", "--", "printf", r"%s\0", *odd], env=self.env, capture_output=True, check=True,
                            timeout=LIMIT)
@@ -348,7 +348,7 @@ class Exec(Standing):
             self.assertIn(change + "\n", p.stdout)
 
     def test_binary(self):
-        """A hundred megabytes are what they were: out, and in and out."""
+        """A hundred megabytes arrive unchanged, as output, and as input and output."""
         path = os.path.join(self.tmp.name, "big")
         block = os.urandom(1 << 20)
         with open(path, "wb") as f:
@@ -388,7 +388,7 @@ class Exec(Standing):
         until("its processes have ended", lambda: not self.sleepers("600"))
 
     def test_killed(self):
-        """Nothing is left of what was asked for when the command is killed, also of what ignores signals."""
+        """When the command is killed, all that it has started is killed, too, even programs that ignore signals."""
         p = self.start("exec", "--", "sh", "-c", "trap '' TERM INT HUP; sleep 601 & wait; sleep 601")
         until("all run", lambda: len(self.sleepers("601")) == 3)
         p.kill()
@@ -397,7 +397,7 @@ class Exec(Standing):
         until("the job is gone", lambda: all(j["detached"] for j in json.loads(self.weft("ps", "--json").stdout)))
 
     def test_interrupted(self):
-        """Ctrl-C reaches all; twice: also those that ignore it."""
+        """The first Ctrl-C reaches all programs; the second one ends also those that ignore it."""
         p = self.start("exec", "--", "sh", "-c", "sleep 602")
         until("all run", lambda: len(self.sleepers("602")) == 3)
         p.send_signal(signal.SIGINT)
@@ -415,7 +415,8 @@ class Exec(Standing):
         until("its processes have ended", lambda: not self.sleepers("603"))
 
     def test_forks_and_outlives(self):
-        """The command ends with its program; what that left in its group is killed, what left the group does not hold it up."""
+        """The command ends with its program. Processes that the program leaves in its group are killed; processes that have left the group
+        do not delay the command."""
         self.exec("--on", "1", "--", "sh", "-c", "sleep 604 & exit 0")
         until("its processes have ended", lambda: not self.sleepers("604"))
         p = self.exec("--on", "1", "--", "sh", "-c", "setsid sleep 605 & sleep 0.2; echo done")
@@ -424,7 +425,7 @@ class Exec(Standing):
             os.kill(pid, signal.SIGKILL)
 
     def test_nobody_reads(self):
-        """| head -1: the command ends, and with it what it runs."""
+        """The reader of the output ends (| head -1): the command ends, and with it what it runs."""
         p = self.start("exec", "--on", "0", "--", "sh", "-c", "while echo line of 606; do :; done")
         p.stdout.readline()
         p.stdout.close()
@@ -463,7 +464,7 @@ class Exec(Standing):
         self.assertIn("no-such-program", self.exec("-d", "--", "no-such-program", code=127).stderr)
 
     def test_stubborn(self):
-        """One that ignores SIGTERM is killed after 5 seconds."""
+        """A program that ignores SIGTERM is killed after 5 seconds."""
         job = self.exec("-d", "--on", "1", "--", "sh", "-c", "trap '' TERM; sleep 608; sleep 608").stdout.strip()
         until("it runs", lambda: self.sleepers("608"))
         self.weft("kill", "-s", "USR2", "--", job)
@@ -476,7 +477,7 @@ class Exec(Standing):
         self.assertGreater(time.monotonic() - began, 4)
 
     def test_kept_output(self):
-        """Of much output the newest megabyte is kept."""
+        """If a detached job prints much, the newest megabyte is kept."""
         job = self.exec("-d", "--on", "1", "--", "sh", "-c", "head -c 5000000 /dev/zero; echo end").stdout.strip()
         until("it has ended", lambda: [j for j in json.loads(self.weft("ps", "--json").stdout) if j["job"] == int(job)][0]["state"] == "ended")
         out = self.weft("logs", job).stdout
@@ -501,7 +502,7 @@ class Exec(Standing):
         until("all is given back", lambda: used()[0] <= before[0] + (1 << 20) and used()[1] <= before[1] + 4)
 
     def test_wrong_bytes(self):
-        """What is no request gets a sentence, or nothing; and the cluster goes on."""
+        """Bytes that are no request get an error text, or no answer; and the cluster goes on."""
         head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 1, 0, 0)
         for payload in (b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("<IIII", 1, 1 << 31, 0, 0), struct.pack("<IIII", 1, 3, 0, 0) + b"abc",
                         struct.pack("<IIII", 1, len(head), 0, 0) + head, struct.pack("<IIII", 1, len(head) + 2, 0, 0) + head + b"\0\0",
@@ -526,7 +527,7 @@ class Exec(Standing):
             s.settimeout(LIMIT)
             s.connect(self.path("control"))
             s.sendall(struct.pack("<IIII", 1, len(head + strings), 0, 0) + head + strings)
-            self.assertIn(b"a detached job has no input", s.recv(4096, socket.MSG_WAITALL))
+            self.assertIn(b"it gives input to a detached job", s.recv(4096, socket.MSG_WAITALL))
         # Nonsense behind a request ends what was asked for.
         strings = b"\0" + b"sleep\0" + b"610\0"
         head = b"weftctl1" + struct.pack("<IIqIIIIII", 4, 0, 0, 0, 0, 0, 2, 0, 0)
@@ -539,7 +540,8 @@ class Exec(Standing):
         self.exec("--", "true")
 
     def test_another_user(self):
-        """Neither the folder nor the socket lets another user in; and if the folder did, the control node would not."""
+        """Another user can neither enter the folder nor connect to the socket; and even with access to the folder, the control node refuses
+        that user."""
         if os.getuid() != 0 or not shutil.which("setpriv"):
             self.skipTest("needs root and setpriv")
         other = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
@@ -554,7 +556,7 @@ class Exec(Standing):
             os.chmod(self.path(), 0o755)
             os.chmod(self.path("control"), 0o666)
             p = subprocess.run(word, capture_output=True, text=True, timeout=LIMIT, check=False, cwd=self.path())
-            self.assertIn("this control socket is for user 0 only", p.stdout)
+            self.assertIn("this cluster belongs to user 0", p.stdout)
             self.assertFalse(os.path.exists(self.path("touched")))
             self.assertIn("mode 0700", self.weft("status", code=1).stderr)
         finally:
@@ -590,11 +592,11 @@ class Exec(Standing):
         run.kill()
         run.communicate()
         until("its processes have ended", lambda: not self.sleepers("614"))
-        self.assertIn("excludes --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
+        self.assertIn("cannot be used with --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
         self.assertIn("cluster 'none' is not up", self.weft("run", "--cluster", "none", "true", code=1).stderr)
 
     def metrics_address(self):
-        """Where it serves HTTP: what was asked for was any port. libfabric listens as well."""
+        """Finds the port where the node serves HTTP, because the test asked for any free port. libfabric listens at other ports."""
         def serves(address):
             try:
                 with urllib.request.urlopen(f"http://{address}/metrics", timeout=LIMIT):
@@ -637,7 +639,8 @@ class Exec(Standing):
 
 class Log(Standing):
     def test_it_is_kept_and_bounded(self):
-        """What the launcher says of a node is in the log, also after the end; a full log begins anew, and the old one is kept."""
+        """The launcher's messages about nodes are in the log, also after the end of the cluster; when the log is full, a new one begins,
+        and the old one is kept."""
         self.up()
         follow = self.start("logs", "--follow")
         nodes = self.status()["nodes"]
@@ -659,7 +662,7 @@ class Log(Standing):
         self.assertIn("no-such", self.weft("logs", "--cluster", "no-such", code=1).stderr)
 
     def test_a_full_disk(self):
-        """What cannot be written to the log is lost; what comes when it can be written again is not."""
+        """Lines that cannot be written to the log are lost; later lines, when it can be written again, are not."""
         self.weft("up", *CLUSTER, preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
         self.addCleanup(self.down)
         nodes = self.status()["nodes"]

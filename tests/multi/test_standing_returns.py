@@ -37,17 +37,17 @@ class Killed(Standing):
         until("the job has ended", lambda: re.search(rf"(?m)^ *{job} +{victim['node']} +\d+ +node gone", self.weft("ps").stdout))
 
     def test_it_is_stopped(self):
-        """A control node that does not answer is told of, and `weft down` ends the nodes of this host all the same."""
+        """If the control node does not answer, commands say so, and `weft down` ends the nodes of this host nevertheless."""
         self.up()
         nodes = [n["pid"] for n in self.status()["nodes"]]
         job = self.exec("-d", "--", "sleep", "618").stdout.strip()
         waits = [self.start("exec", "--", "sleep", "619"), self.start("logs", "--follow", job)]
         until("it runs", lambda: len(self.sleepers("619")) == 3)
         processes.stop(self.control_pid())
-        self.assertIn("the control node of this host does not answer", self.weft("status", code=1).stderr)
+        self.assertIn("the node of the cluster that serves this host does not answer", self.weft("status", code=1).stderr)
         for p, status in zip(waits, (255, 1)):
             _, err = p.communicate(timeout=LIMIT)
-            self.assertEqual((p.returncode, err.count(b"the control node of this host does not answer")), (status, 1), err)
+            self.assertEqual((p.returncode, err.count(b"the node of the cluster that serves this host does not answer")), (status, 1), err)
         with contextlib.ExitStack() as held:  # the queue of connections is full: connecting would wait for ever
             for _ in range(1000):
                 one = held.enter_context(socket.socket(socket.AF_UNIX))
@@ -59,12 +59,12 @@ class Killed(Standing):
             else:
                 self.fail("the queue of connections is never full")
             err = self.weft("down", code=1).stderr
-        self.assertIn("the control node of this host does not answer", err)
+        self.assertIn("the node of the cluster that serves this host does not answer", err)
         until("all have ended", lambda: not [pid for pid in nodes if processes.alive(pid)])
         self.assertIn("is not up", self.weft("status", code=1).stderr)
 
     def test_silent_nodes(self):
-        """Nodes that do not answer are shown as such, and the status comes all the same."""
+        """Nodes that do not answer are shown as silent, and the status is printed nevertheless."""
         self.up()
         got = self.status()
         others = [n for n in got["nodes"] if n["node"] != got["control_node"]]
@@ -78,7 +78,7 @@ class Killed(Standing):
         until("they answer again", lambda: {n["state"] for n in self.status()["nodes"]} == {"up"})
 
     def test_the_control_node(self):
-        """Its jobs end with it; the others go on, and one of them is the control node from then on."""
+        """The control node is killed: its jobs end with it. The other nodes go on, and one of them becomes the control node."""
         self.up()
         p = self.start("exec", "--", "sh", "-c", "trap '' TERM; sleep 612; sleep 612")
         job = self.exec("-d", "--", "sleep", "613").stdout.strip()
@@ -100,7 +100,7 @@ class Killed(Standing):
         self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 3)
 
     def test_the_launcher(self):
-        """The nodes of its host end, with all that they ran; then the cluster can be started again."""
+        """A launcher is killed: the nodes of its host end, with all that they ran; then the cluster can be started again."""
         self.up()
         p = self.start("exec", "--", "sh", "-c", "trap '' TERM; sleep 612; sleep 612")
         self.exec("-d", "--", "sleep", "613")
@@ -145,7 +145,7 @@ class Map:
 
 
 class Kills(Standing):
-    """What kills a node, and waits until another one is at its place."""
+    """Kills nodes, and waits until another node is at the same place."""
 
     def kill(self, place):
         """Kill the node at a place; until another one is there. Returns its number."""
@@ -190,7 +190,7 @@ class Returns(Kills):
         self.assertEqual(sorted(p.stdout.splitlines()), [f"[{k}] {k} of 3" for k in range(3)])
 
     def test_the_control_node_leaves(self):
-        """Ended by a signal, it leaves in order; it comes back, and the cluster goes on."""
+        """The control node is ended by a signal: it leaves the cluster, another node is started in its place, and the cluster goes on."""
         self.up()
         before = self.control()
         os.kill(before["pid"], signal.SIGTERM)
@@ -207,7 +207,7 @@ class Returns(Kills):
         self.assertEqual(self.status()["numbers"], 5)
 
     def test_it_dies_again_and_again(self):
-        """Each time it is started later, since each start uses up a number."""
+        """A node dies again and again: each time weft waits longer before it starts it again, because each start uses up a number."""
         self.up()
         lives, began = [], time.monotonic()
         for _ in range(4):
@@ -252,7 +252,8 @@ class Returns(Kills):
         self.weft("down")
 
     def test_all_at_once(self):
-        """Nobody is left whom they could join: `weft down` ends the launcher, which still tries."""
+        """All nodes are killed at once, so there is no cluster that new nodes could join: `weft down` ends the launcher, which still tries
+        to start them."""
         self.up()
         for pid in [self.at(place)["pid"] for place in (0, 1, 2)]:
             os.kill(pid, signal.SIGKILL)
@@ -265,7 +266,7 @@ class Maps(Kills):
     """Not on emulated hosts, where a map's first node would be started by a standing node, and end with it."""
 
     def test_with_a_map(self):
-        """Every node in turn, each while a `weft map` runs on all of them: its bytes are right."""
+        """Each node in turn is killed while a `weft map` runs on all of them: the output of the map is right."""
         self.up()
         kills = int(os.environ.get("WEFT_TEST_KILLS", "3"))
         path = os.path.join(self.tmp.name, "lines")

@@ -330,7 +330,8 @@ static void lock_refused(weft_node *w, void *arg)
         struct lock_message refusal = {.word = word, .ticket = 1, .verb = LOCK_REFUSE};
         OK(fab_send(w, 1, SYNC_HANDLER_LOCK, &refusal, sizeof refusal, NULL, 0, NULL));
     } else {
-        CHECK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL) == -ENOMEM && strstr(weft_error(), "its home, node 0, has no memory"));
+        CHECK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL) == -ENOMEM &&
+              strstr(weft_error(), "node 0, in whose pool it is, has no memory"));
     }
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0)

@@ -60,7 +60,7 @@ class Topo(unittest.TestCase):
     def test_nothing_reaches(self):
         """The error has the reasons of all transports that were tried."""
         err = topo("-n", "2", code=1, WEFT_TRANSPORT="rdma", WEFT_VERBS_LIBRARY="/nonexistent", WEFT_JOIN_TIMEOUT="20s")
-        self.assertIn("no transport of this host reaches it", err)
+        self.assertIn("this host cannot reach node", err)
         self.assertEqual({line.count("cannot be loaded") for line in err.splitlines()} - {0}, {1}, err)
 
     def test_forms(self):
@@ -86,7 +86,8 @@ class Topo(unittest.TestCase):
         self.assertEqual([(l["transport"], l["state"], l["devices"]) for l in got["links"]], [("rc", "up", "sv0")] * 2)
 
     def test_over_a_network(self):
-        """libfabric's provider and the peer's address; no RDMA device for a matrix; and where there are devices, that they are not used."""
+        """The output names libfabric's provider and the peer's address. There is no matrix without RDMA devices. If there are devices, the
+        output says that they are not used."""
         got = json.loads(topo("-n", "2", "--time", "1ms", "--json", WEFT_TRANSPORT="ofi"))
         self.assertEqual([(l["transport"], l["state"]) for l in got["links"]], [("ofi", "up")] * 2)
         for l in got["links"]:
@@ -261,7 +262,7 @@ class Topo(unittest.TestCase):
                            (["-n", "2", "--json", "--svg"], "exclude each other"),
                            (["-n", "2", "--matrix", "--json"], "exclude each other"), (["-n", "2", "--time", "0"], "from 1ms to 1m"),
                            (["-n", "2", "now"], "unexpected argument 'now'"), (["--softverbs", "star:3"], "expected switch:N"),
-                           (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "only the launcher")):
+                           (["--softverbs", "switch:1"], "1 node"), (["--as-node"], "is for weft's own use")):
             self.assertIn(says, topo(*args, code=2))
 
 

@@ -55,7 +55,7 @@ void sim_draw(struct config *c, uint64_t seed)
     f->lose_lane = rate(w), f->twice = rate(w), f->spoil = rate(w), f->spoil_lane = rate(w);
     f->reorder = rate(w), f->withhold = rate(w) / 4, f->refuse = rate(w);
     f->stop = sim_below(w, 3) ? 0 : 50, f->hang = sim_below(w, 2) ? 0 : sim_below(w, 2) ? 1000 : 10000;
-    /* Both would repair links that are stuck for ever because of a bug, so they are rare. */
+    /* These two faults would repair links that a bug has stopped for ever, so they are rare. */
     if (f->lose == 60000 && c->one_sided)
         c->handle_most = 500 * MS, f->stop = 0;
     f->restart = sim_below(w, 5) || f->lose == 60000 ? 0 : 2000, f->pull = sim_below(w, 3) ? 0 : 5000;

@@ -167,8 +167,8 @@ static void test_out_of_place(void **state)
 {
     (void)state;
     give(CAST_DATA, 0, 0, PIECE);          /* a folder */
-    give(CAST_DATA, 2, 0, PIECE);          /* no entry */
-    give(CAST_DATA, UINT32_MAX, 0, PIECE); /* nor this */
+    give(CAST_DATA, 2, 0, PIECE);          /* no entry of the list */
+    give(CAST_DATA, UINT32_MAX, 0, PIECE); /* no entry of the list, either */
     give(CAST_DATA, 1, PIECE, PIECE);      /* a piece that does not start where a piece starts */
     give(CAST_FILE_END, 1, 0, 0);
     give(CAST_HOLE, 1, 0, SIZE + 1); /* larger than the file */

@@ -52,7 +52,7 @@ static void test_end(void **state)
     struct forward_loop l;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     assert_int_equal(forward_loop_open(&l, NULL, pair[0], NULL, NULL), 0);
-    close(pair[0]); /* the loop has a copy */
+    close(pair[0]); /* the loop has a copy of this descriptor */
     forward_wake(l.changed.wake_fd);
     gateway_watches_wait(l.watches, 5 * WEFT_SECOND);
     assert_false(l.over);

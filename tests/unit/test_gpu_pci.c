@@ -286,7 +286,7 @@ static void test_processors(void **state)
     GPU("pci0000:16/0000:16:01.0/0000:18:00.0", "local_cpulist=");
     assert_false(gpu_pci_processors(root, "0000:18:00.0", set));
     assert_false(gpu_pci_processors(root, "0000:19:00.0", set));
-    /* A thread stays on the processors that it may use, and only if there are any. */
+    /* A thread is bound to the given processors only if it may use some of them, and then only to those. */
     uint64_t all[BASE_CPU_WORDS], now[BASE_CPU_WORDS], none[BASE_CPU_WORDS] = {0};
     base_cpu_set(all);
     base_cpu_stay(none);

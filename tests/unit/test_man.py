@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The manual agrees with the headers and with the command.
+"""The manual agrees with the headers and with the command, and its examples compile.
 
-Usage: test_man.py PATH-OF-WEFT SOURCE-ROOT
+Usage: CC=COMPILER test_man.py PATH-OF-WEFT SOURCE-ROOT
 """
 import glob
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 WEFT, ROOT = (os.path.abspath(a) for a in sys.argv[1:3])
@@ -69,6 +71,34 @@ class Functions(unittest.TestCase):
             many = re.search(r"^\.Fo " + name + r"\n(.*?)\.Fc$", lines, re.M | re.S)
             got = re.findall(r'"([^"]*)"', many[1] if many else one[1]) or one[1].split()
             self.assertEqual(got, wanted, f"{name} in {page}")
+
+
+class Examples(unittest.TestCase):
+    """The programs on a page, and the functions under EXAMPLES, which need the usual headers."""
+    HEADERS = "".join(f"#include <{h}.h>\n" for h in ("errno", "inttypes", "stdio", "stdlib", "string", "weft"))
+
+    def blocks(self, page):
+        section = ""
+        for line, block in re.findall(r"^\.S[hs] ([^\n]*)$|^\.Bd -literal\n(.*?)^\.Ed$", read(MAN, page), re.M | re.S):
+            if line:
+                section = line
+            elif "#include" in block or section == "EXAMPLES":
+                yield block.replace("\\e", "\\").replace("\\&", "")
+
+    def test_they_compile(self):
+        pages = sorted(os.path.basename(p) for p in glob.glob(os.path.join(MAN, "*.3")) + [os.path.join(MAN, "weft.7")])
+        with tempfile.TemporaryDirectory() as folder:
+            source = os.path.join(folder, "example.c")
+            for page in pages:
+                blocks = list(self.blocks(page))
+                self.assertTrue(blocks, f"{page} has no example")
+                for block in blocks:
+                    with open(source, "w", encoding="utf-8") as f:
+                        f.write(("" if "#include" in block else self.HEADERS) + block)
+                    p = subprocess.run([*shlex.split(os.environ["CC"]), "-std=c17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+                                        "-Wno-unused-function", "-I", os.path.join(ROOT, "include"), source],
+                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60)
+                    self.assertEqual(p.returncode, 0, f"{page}:\n{block}\n{p.stdout}")
 
 
 class Command(unittest.TestCase):

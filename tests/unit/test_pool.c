@@ -148,11 +148,11 @@ static void wrong_frees(void **state)
         put_back(p, one);
         put_back(p, two);
     }
-    assert_refused(p, 0, -EFAULT, "the heap is from");
-    assert_refused(p, HEAP - 16, -EFAULT, "the heap is from");
-    assert_refused(p, mem_bytes(p), -EFAULT, "the heap is from");
-    assert_refused(p, UINT64_MAX, -EFAULT, "the heap is from");
-    assert_refused(p, UINT64_MAX - 15, -EFAULT, "the heap is from");
+    assert_refused(p, 0, -EFAULT, "buffers are at offsets from");
+    assert_refused(p, HEAP - 16, -EFAULT, "buffers are at offsets from");
+    assert_refused(p, mem_bytes(p), -EFAULT, "buffers are at offsets from");
+    assert_refused(p, UINT64_MAX, -EFAULT, "buffers are at offsets from");
+    assert_refused(p, UINT64_MAX - 15, -EFAULT, "buffers are at offsets from");
     assert_refused(p, HEAP, -EALREADY, "never");
     assert_refused(p, mem_bytes(p) - 16, -EALREADY, "never");
     assert_empty(p);

@@ -123,6 +123,67 @@ static void test_batch_over_slots_in_use(void **state)
     drop(&s);
 }
 
+/* A shard that is reached through a fabric: each call is a round trip. */
+struct far {
+    struct slot_shard home;
+    uint32_t trips;
+};
+
+static int far_load(void *arg, uint32_t word, uint64_t *out, uint32_t count)
+{
+    struct far *f = arg;
+    f->trips++;
+    if (word + count > SLOT_HEADER_WORDS + f->home.slots * SLOT_WORDS)
+        return -EFAULT;
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = atomic_load(&f->home.mem[word + i]);
+    return 0;
+}
+
+static int far_swap(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old)
+{
+    struct far *f = arg;
+    f->trips++;
+    *old = expected;
+    atomic_compare_exchange_strong(&f->home.mem[word], old, desired);
+    return 0;
+}
+
+/* A task that is ready behind a long run of claimed ones, at the end of the ring and at its start: few round trips lead to it. */
+static void test_few_round_trips(void **state)
+{
+    (void)state;
+    enum { SLOTS = 128, USED = 100 };
+    struct far f = {.home = make(SLOTS)};
+    const struct slot_remote access = {.load = far_load, .swap = far_swap};
+    const struct slot_shard there = {.slots = SLOTS, .remote = &access, .arg = &f};
+    static struct slot_claim c[USED];
+    uint64_t done;
+    for (uint32_t round = 0; round < 2; round++) {
+        for (uint64_t i = 0; i < USED; i++)
+            assert_int_equal(submit(&f.home, 0, i), 1);
+        assert_int_equal(slot_claim(&f.home, 1, NODES, c, USED, false), USED);
+        for (uint32_t i = 0; i < USED; i += USED - 1) /* makes the first and the last ready again, so claimers begin at the first */
+            assert_int_equal(slot_release(&f.home, c[i].slot, c[i].word), 0);
+        for (uint32_t i = 0; i < USED; i += USED - 1) {
+            struct slot_claim far;
+            f.trips = 0;
+            assert_int_equal(slot_claim(&there, 2, NODES, &far, 1, true), 1);
+            assert_int_equal(far.id, i);
+            for (uint32_t k = 0; k < SLOT_TASK_WORDS; k++)
+                assert_int_equal(far.task[k], i * 100 + k);
+            assert_in_range(f.trips, 1, 16);
+            c[i].word = far.word;
+        }
+        assert_int_equal(slot_claim(&there, 2, NODES, &(struct slot_claim){0}, 1, true), 0);
+        for (uint32_t i = 0; i < USED; i++) {
+            assert_int_equal(slot_complete(&f.home, c[i].slot, c[i].word, &done), 0);
+            assert_int_equal(slot_free(&f.home, c[i].slot, done), 0);
+        }
+    }
+    drop(&f.home);
+}
+
 static void test_stale_owner(void **state)
 {
     (void)state;
@@ -420,9 +481,10 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_task_s_way),      cmocka_unit_test(test_full_and_positions), cmocka_unit_test(test_batch_over_slots_in_use),
-        cmocka_unit_test(test_stale_owner),       cmocka_unit_test(test_looks_far_apart),    cmocka_unit_test(test_nodes_gone),
-        cmocka_unit_test(test_ready_behind_head), cmocka_unit_test(test_nonsense),           cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_a_task_s_way),    cmocka_unit_test(test_full_and_positions), cmocka_unit_test(test_batch_over_slots_in_use),
+        cmocka_unit_test(test_few_round_trips), cmocka_unit_test(test_stale_owner),        cmocka_unit_test(test_looks_far_apart),
+        cmocka_unit_test(test_nodes_gone),      cmocka_unit_test(test_ready_behind_head),  cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * gateway_turn_close() returns only when nobody can call run() any more: not while the turn is in the list of a message's turns, and not
- * while it runs. What is closed is freed next, so a close that does not wait would be a use of freed memory, but only now and then.
+ * while it runs. The caller frees the turn right after the close. A close that does not wait would let freed memory be used, but only in a
+ * few runs; so this test checks the waiting itself.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,7 +35,8 @@ static void set(bool listed, uint32_t runs)
     base_spin_unlock(&g.lock);
 }
 
-/* A close that does not wait is over by then, nearly always; one that waits is not, however slow the machine is. */
+/* Checks that the close has not returned after this time. A close that does not wait would nearly always have returned by then; one that
+ * waits has not, however slow the machine is. */
 static void still_waits(void)
 {
     while (!atomic_load(&closing))
@@ -52,7 +54,7 @@ static void test_close(void **state)
     still_waits();
     set(false, 1);
     still_waits();
-    set(true, 1); /* the run has led to another one */
+    set(true, 1); /* the run asks for another run */
     still_waits();
     set(true, 0);
     still_waits();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The turn of a thread that waits for descriptors: another one takes it only while that thread sleeps, and what it does meanwhile counts: a
- * descriptor that it no longer watches is not reported any more.
+ * While a thread that waits for descriptors sleeps, and only then, another thread may do its work. What that thread changes counts: a
+ * descriptor that it removes is not reported any more.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +47,7 @@ static void test_turn(void **state)
     while (!gateway_watches_try(all)) /* until the other thread sleeps */
         sched_yield();
     assert_false(gateway_watches_try(all));
-    assert_int_equal(write(one[1], "x", 1), 1); /* the thread wakes up, and waits for its turn */
+    assert_int_equal(write(one[1], "x", 1), 1); /* the thread wakes up, and waits until the other thread is done */
     usleep(20000);
     assert_int_equal(readied, 0);
     gateway_unwatch(all, &gone);
@@ -57,7 +57,7 @@ static void test_turn(void **state)
     pthread_join(thread, NULL);
     assert_int_equal(readied, 1);
     assert_int_equal(wrong, 0);
-    assert_false(gateway_watches_try(all)); /* the thread has its turn again */
+    assert_false(gateway_watches_try(all)); /* the first thread works again */
     gateway_unwatch(all, &stays);
     gateway_watches_close(all);
     close(one[1]);
@@ -72,6 +72,6 @@ int main(void)
 #else
 int main(void)
 {
-    return 77; /* no other thread takes turns there */
+    return 77; /* on this system no other thread does the work */
 }
 #endif

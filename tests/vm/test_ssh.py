@@ -220,9 +220,11 @@ def on_machines(test, options, config, names, short, long):
             with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
                 file.write(text)
         script = BOTH.format(folder=folder, sshd=SSHD)
+        slowness = processes.slowness()
         # No paths of programs among the arguments: the test looks for processes that have them.
         status = subprocess.run([sys.executable, run, "--machines", "2", *options, "--timeout",
-                                 str(long if LONG else short), "--see", folder, "--env", "WEFT_TEST_LONG", "--env", f"PEER={peer}",
+                                 str(int((long if LONG else short) * slowness)), "--see", folder, "--env", "WEFT_TEST_LONG",
+                                 "--env", f"TEST_SLOWNESS={slowness:.2f}", "--env", f"PEER={peer}",
                                  "--env", f"COMMAND={weft}", "--env", f"FOLDER={folder}", "--",
                                  "sh", "-c", script, "sh", os.path.abspath(test), "--inside", *sys.argv[4:]],
                                 stdin=subprocess.DEVNULL, check=False).returncode

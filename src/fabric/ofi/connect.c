@@ -18,7 +18,7 @@ static int connect_exchange(uint32_t node, int fd, const void *mine, size_t mine
     int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, mine_len, true, deadline);
     if (!err)
         err = fab_side_transfer(fd, theirs, their_len, false, deadline);
-    return err ? base_fail(err, "exchange of endpoints with node %u: %s", node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "node %u did not send its network address (ofi): %s", node, base_strerror(err)) : 0;
 }
 
 /* --- the provider --- */
@@ -69,7 +69,8 @@ int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline)
     if (rc)
         return rc;
     if (!ofi_offer_valid(&theirs))
-        return base_fail(-EPROTO, "node %u does not speak this version of the ofi transport: run the same version of weft on both", node);
+        return base_fail(-EPROTO, "node %u does not speak this version of the ofi transport; run the same version of weft on both hosts",
+                         node);
     bool lower = w->rank < node;
     int at = ofi_common(lower ? &mine : &theirs, lower ? &theirs : &mine);
     if (at < 0)
@@ -114,13 +115,13 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
     uint32_t node = l->r.link->node;
     if (!ofi_hello_valid(h, node, o->w->founders, o->w->heap_offset))
         return base_fail(-EPROTO,
-                         "node %u uses another transport, or another version of weft: set the same WEFT_TRANSPORT, and run the same "
-                         "version, on all nodes",
+                         "node %u uses another transport, or another version of weft: set the same WEFT_TRANSPORT on all nodes, and run "
+                         "the same version of weft on all hosts",
                          node);
     if (strcmp(h->provider, o->info->fabric_attr->prov_name) != 0)
-        return base_fail(-EPROTO,
-                         "node %u uses %.47s of libfabric, although both nodes had agreed on %s: run the same version of weft on both",
-                         node, h->provider, o->info->fabric_attr->prov_name);
+        return base_fail(
+            -EPROTO, "node %u uses %.47s of libfabric, although both nodes had agreed on %s; run the same version of weft on both hosts",
+            node, h->provider, o->info->fabric_attr->prov_name);
     if (h->format != o->info->addr_format || h->address_bytes != o->address_bytes)
         return base_fail(-EINVAL,
                          "node %u and this node have addresses of different families (IPv4 and IPv6) for %s: set WEFT_OFI_INTERFACE on "
@@ -176,8 +177,10 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     bool inserted = fi_av_insert(o->av, theirs.address, 1, &l->peer, 0, NULL) == 1;
     base_spin_unlock(&o->calls);
     if (!inserted)
-        return base_fail(-EHOSTUNREACH, "link to node %u: %s does not accept its address, %s", link->node, o->info->fabric_attr->prov_name,
-                         l->name);
+        return base_fail(-EHOSTUNREACH,
+                         "link to node %u: %s of libfabric does not accept the node's address, %s; set WEFT_OFI_INTERFACE to an interface "
+                         "that reaches it",
+                         link->node, o->info->fabric_attr->prov_name, l->name);
     base_spin_lock(&o->receiving);
     err = ofi_link_ready(l, mine.session + theirs.session);
     base_spin_unlock(&o->receiving);
@@ -186,12 +189,11 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     if (!err)
         err = connect_exchange(l->r.link->node, side_fd, &ready, 1, &answer, 1, deadline);
     if (!err && answer != 'r')
-        err = base_fail(
-            -EPROTO,
-            "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses: do all nodes run the "
-            "same version of weft?",
-            link->node, (unsigned)(unsigned char)answer);
+        err = base_fail(-EPROTO,
+                        "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses; run the same "
+                        "version of weft on all hosts",
+                        link->node, (unsigned)(unsigned char)answer);
     if (!err)
-        base_log(BASE_LOG_DEBUG, "node %u is at %s of %s", link->node, l->name, mine.provider);
+        base_log(BASE_LOG_DEBUG, "node %u has the address %s (provider %s)", link->node, l->name, mine.provider);
     return err;
 }

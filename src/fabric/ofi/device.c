@@ -18,8 +18,8 @@ static const char *device_remedy(const char *provider, int error)
     if (error == EINVAL && strcmp(provider, VERBS_RXM) == 0)
         return " (a device with few entries in a completion queue needs FI_UNIVERSE_SIZE, the number of nodes)";
     if (error == EADDRINUSE || error == EADDRNOTAVAIL)
-        return " (no port is free; libfabric's settings FI_NET_PORT_LOW_RANGE and FI_NET_PORT_HIGH_RANGE, or FI_TCP_... for tcp, bound the "
-               "ports)";
+        return " (no port is free; libfabric's settings FI_NET_PORT_LOW_RANGE and FI_NET_PORT_HIGH_RANGE, or FI_TCP_... for tcp, set the "
+               "range of ports)";
     return "";
 }
 
@@ -27,7 +27,7 @@ static int device_failed(const struct ofi *o, int rc, const char *what)
 {
     const char *provider = o->info->fabric_attr->prov_name;
     rc = rc < 0 ? -rc : rc;
-    return base_fail(-rc, "%s of libfabric: %s fails: %s%s", provider, what, o->lib->strerror(rc), device_remedy(provider, rc));
+    return base_fail(-rc, "provider %s of libfabric: %s failed: %s%s", provider, what, o->lib->strerror(rc), device_remedy(provider, rc));
 }
 
 /* --- memory regions --- */

@@ -46,7 +46,7 @@ static int library_fill(struct ofi_library *to, void *handle)
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
         if (!found)
-            return base_fail(-ENOENT, "%s has no %s: it is not libfabric", to->path, symbols[i].name);
+            return base_fail(-ENOENT, "%s has no %s, so it is not libfabric: " WHO_HAS_IT, to->path, symbols[i].name);
         memcpy((char *)to + symbols[i].at, &found, sizeof found);
     }
     uint32_t v = to->version();

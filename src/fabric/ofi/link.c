@@ -55,8 +55,8 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-/* Also sets the timer, so that the frame is tried again: when the provider has finished connecting to the peer, it reports no
- * completion. */
+/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. But a provider that was only busy connecting
+ * to the peer reports none afterwards, so the timer is set, too. */
 static bool link_no_room(struct ofi_link *l)
 {
     int64_t at = base_recent_ns() + OFI_RETRY;
@@ -111,7 +111,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
         return true;
     }
     if (rc != -FI_EAGAIN)
-        ofi_refused_locked(l, (int)rc, "a send to it is refused", base_now_ns());
+        ofi_refused_locked(l, (int)rc, "the provider refuses a send to it", base_now_ns());
     return link_no_room(l);
 }
 
@@ -120,7 +120,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     struct ofi_link *l = ctx;
     struct ofi *o = l->ofi;
     ssize_t rc = -FI_EAGAIN;
-    if (l->moves == OFI_MOVES)
+    if (l->moves == OFI_MOVES || (l->moves && l->moving + len > OFI_MOVES_BYTES))
         return false; /* when a move ends, the link is pumped again */
     if (link_pauses(l))
         return link_no_room(l);
@@ -133,6 +133,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     struct ofi_request *q = o->ep ? ofi_request_take_locked(o, get ? OFI_GET : OFI_PUT, l->r.link->node) : NULL;
     if (q) {
         q->cookie = cookie;
+        q->bytes = (uint32_t)len;
         m.addr = l->peer;
         m.context = &q->context;
         rc = get ? fi_readmsg(o->ep, &m, FI_COMPLETION) : fi_writemsg(o->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE);
@@ -140,15 +141,17 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
             ofi_request_free_locked(o, q);
     }
     base_spin_unlock(&o->calls);
-    l->moves += rc == 0;
-    if (rc == 0)
+    if (rc == 0) {
+        l->moves++;
+        l->moving += (uint32_t)len;
         return true;
+    }
     if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
         base_log(BASE_LOG_INFO, "%s refuses RMA (%s): large puts and gets are sent in frames", o->info->fabric_attr->prov_name,
                  o->lib->strerror((int)-rc));
         l->r.endpoint.move_least = UINT64_MAX;
     } else if (rc != -FI_EAGAIN) {
-        ofi_refused_locked(l, (int)rc, "an RMA request to it is refused", base_now_ns());
+        ofi_refused_locked(l, (int)rc, "the provider refuses a read or write of its memory (RMA)", base_now_ns());
     }
     return link_no_room(l);
 }

@@ -36,14 +36,15 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
-#define OFI_MOVES         4u         /* RMA requests under way to a peer; few, because frames wait behind them */
-#define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
-#define OFI_MOVE_LEAST    8192u      /* bytes from which RMA is used; fewer are faster in frames */
-#define OFI_SEGMENT_SHIFT 30u        /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u       /* bytes of a provider's address */
-#define OFI_RETRY         (WEFT_MS)  /* the pause before a frame that found no room is tried again, while nobody polls */
+#define OFI_RECEIVES      128u                  /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS      256u                  /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
+#define OFI_MOVE_BYTES    (1u << 20)            /* bytes of one RMA request */
+#define OFI_MOVES         32u                   /* RMA requests under way to a peer ... */
+#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* ... and their bytes: few, because frames wait behind them */
+#define OFI_MOVE_LEAST    8192u                 /* bytes from which RMA is used; fewer are faster in frames */
+#define OFI_SEGMENT_SHIFT 30u                   /* a memory region has at most 1 GiB */
+#define OFI_ADDRESS       256u                  /* bytes of a provider's address */
+#define OFI_RETRY         (WEFT_MS)             /* the pause before a frame that found no room is tried again, while nobody polls */
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 
@@ -54,9 +55,10 @@ struct ofi_request {
     enum ofi_request_kind kind;
     uint32_t slot; /* OFI_RECEIVE: index of the buffer; OFI_FRAME: index of the link's frame */
     uint16_t node;
-    bool busy;     /* under way at the provider */
-    bool given_up; /* the request's link has ended: the completion is ignored */
-    void *cookie;  /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
+    bool busy;      /* under way at the provider */
+    bool given_up;  /* the request's link has ended: the completion is ignored */
+    uint32_t bytes; /* OFI_PUT, OFI_GET: of the move */
+    void *cookie;   /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
 struct ofi_regions {
@@ -67,12 +69,13 @@ struct ofi_regions {
 struct ofi_link {
     struct records_link r; /* first: fab_link's `impl` points to it */
     struct ofi *ofi;
-    bool touched;   /* the link had an event since records were last sent on it; under ofi->receiving */
-    fi_addr_t peer; /* under ofi->calls */
-    uint32_t moves; /* RMA requests under way; under the link's lock, with the next fields */
-    uint64_t moved; /* RMA requests that have succeeded */
-    uint64_t base;  /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
-    uint32_t shift; /* the peer's segments have 2^shift bytes */
+    bool touched;    /* the link had an event since records were last sent on it; under ofi->receiving */
+    fi_addr_t peer;  /* under ofi->calls */
+    uint32_t moves;  /* RMA requests under way; under the link's lock, with the next fields */
+    uint32_t moving; /* bytes of them */
+    uint64_t moved;  /* RMA requests that have succeeded */
+    uint64_t base;   /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
+    uint32_t shift;  /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
     uint64_t *keys;         /* the keys of the peer's segments */
     uint8_t *frames;        /* frames to send from, if one of the two nodes joined later; NULL: the link uses a part of ofi->memory */

@@ -41,7 +41,7 @@ static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t byt
     if (rc == 0)
         fab_heard(l->r.link);
     else if (rc != -EBADMSG)
-        records_break(&l->r, "%s", l->r.endpoint.broken);
+        records_break(&l->r, "%s; run the same version of weft on all hosts", l->r.endpoint.broken);
     return answered;
 }
 
@@ -55,11 +55,12 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
         tb_endpoint_left(&l->r.endpoint, q->slot);
     } else if (!l->r.closed) {
         l->moves--;
+        l->moving -= q->bytes;
         l->moved += error == 0;
         tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
     }
     if (!l->r.closed && error) {
-        ofi_refused_locked(l, error, q->kind == OFI_FRAME ? "a send to it failed" : "an RMA request to it failed", now);
+        ofi_refused_locked(l, error, q->kind == OFI_FRAME ? "a send to it failed" : "a read or write of its memory (RMA) failed", now);
         tb_stream_again(&l->r.endpoint.stream);
     }
     base_spin_unlock(&l->r.lock);

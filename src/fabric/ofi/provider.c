@@ -132,7 +132,7 @@ static int interface_address(const char *name, char *out, size_t room)
                     "WEFT_OFI_INTERFACE: '%s' is neither an interface with an address nor an address of this host; `ip address` lists them",
                     name)
         : getnameinfo(best->ifa_addr, len, out, (socklen_t)room, NULL, 0, NI_NUMERICHOST)
-            ? base_fail(-EINVAL, "the address of interface %s cannot be printed", name)
+            ? base_fail(-EINVAL, "the address of interface %s cannot be read; name another interface in WEFT_OFI_INTERFACE", name)
             : 0;
     freeifaddrs(all);
     return rc;
@@ -255,7 +255,8 @@ int ofi_list(const struct ofi_library *lib, struct ofi_listed list[OFI_LISTED_MA
     memset(list, 0, OFI_LISTED_MAX * sizeof *list);
     int rc = provider_ask(lib, "", NULL, &all);
     if (rc)
-        return base_fail(-ENODEV, "libfabric (%s) has no provider that weft could use: %s", lib->path, lib->strerror(-rc));
+        return base_fail(-ENODEV, "libfabric (%s) has no provider that weft could use: %s; set WEFT_OFI_LIBRARY to another libfabric",
+                         lib->path, lib->strerror(-rc));
     for (struct fi_info *i = all; i && n + 1 < OFI_LISTED_MAX; i = i->next) {
         struct ofi_listed e = {.traits = ofi_traits_of(i)};
         bool seen = false;

@@ -178,8 +178,9 @@ static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending
         if (!left)
             return;
     }
-    base_log(BASE_LOG_INFO, "node %u is gone, but %s has not completed requests to it: this node takes a new endpoint", l->r.link->node,
-             o->info->fabric_attr->prov_name);
+    base_log(BASE_LOG_INFO,
+             "node %u is gone, but the libfabric provider %s has not completed this node's requests to it: this node opens a new endpoint",
+             l->r.link->node, o->info->fabric_attr->prov_name);
     ofi_renew(o);
 }
 
@@ -210,6 +211,7 @@ static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
     for (uint32_t i = 0; i < e.count; i++)
         tb_endpoint_moved(&l->r.endpoint, e.cookies[i], -ECONNRESET);
     l->moves = 0;
+    l->moving = 0;
     if (end)
         tb_endpoint_end(&l->r.endpoint, -ECONNRESET);
     atomic_store_explicit(&l->r.due, INT64_MAX, memory_order_relaxed);

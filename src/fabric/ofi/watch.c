@@ -54,7 +54,8 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     struct ofi *o = l->ofi;
     fi_addr_t peer = FI_ADDR_NOTAVAIL;
     if (m->address_bytes != o->address_bytes) {
-        records_break(&l->r, "it sent a new address of another address family");
+        records_break(
+            &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
         return;
     }
     base_spin_lock(&l->r.lock);
@@ -70,7 +71,10 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     l->touched = true;
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
     if (!inserted)
-        records_break(&l->r, "%s does not accept its new address", o->info->fabric_attr->prov_name);
+        records_break(&l->r,
+                      "it opened a new endpoint, and provider %s of libfabric on this node does not accept its address: set "
+                      "WEFT_OFI_PROVIDER to another provider, on all nodes",
+                      o->info->fabric_attr->prov_name);
 }
 
 void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len)
@@ -82,7 +86,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
         return;
     struct ofi *o = l->ofi;
     if (!ofi_side_valid(bytes, len)) {
-        records_break(&l->r, "it sent an invalid message about its endpoint");
+        records_break(&l->r, "it sent an invalid message about its endpoint; run the same version of weft on all hosts");
         return;
     }
     memcpy(&m, bytes, sizeof m);
@@ -108,6 +112,7 @@ static void watch_take_back(struct ofi *o)
                 tb_endpoint_left(&l->r.endpoint, q->slot);
             } else if (!l->r.closed) {
                 l->moves--;
+                l->moving -= q->bytes;
                 tb_endpoint_moved(&l->r.endpoint, q->cookie, -EAGAIN);
             }
             base_spin_unlock(&l->r.lock);
@@ -133,8 +138,10 @@ void ofi_renew(struct ofi *o)
         ofi_queue_renew(o); /* drops the old endpoint's completions; libfabric 1.17 also keeps a reference to that endpoint in the queue */
     rc = rc ? rc : ofi_endpoint_open(o);
     base_spin_unlock(&o->calls);
-    base_log(BASE_LOG_WARN, "%s: a new endpoint, at %s%s%s", o->info->fabric_attr->prov_name, rc ? "no address: " : o->name,
-             rc ? base_error() : "", "");
+    base_log(BASE_LOG_WARN,
+             "provider %s of libfabric: this node replaces its endpoint, because requests to a node that is gone do not end; the new one "
+             "is at %s%s%s",
+             o->info->fabric_attr->prov_name, rc ? "no address: " : o->name, rc ? base_error() : "", "");
     for (uint32_t i = 0; i < o->w->size; i++) {
         struct ofi_link *l = ofi_link_of(o, i);
         if (!l)

@@ -13,7 +13,7 @@ static BASE_COLD void failed_locked(struct rc_link *l, struct rc_slot *s, enum i
     bool own = rc_own_fault(status);
     const char *text = l->rc->device->lib->wc_status_str(status);
     if (own && (s->kind == RC_SLOT_FRAME || s->kind == RC_SLOT_TELL || s->kind == RC_SLOT_FLUSH))
-        rc_break(l, "it is not accepting frames: %s (%d)", text, (int)status);
+        rc_break(l, "this node's device cannot send messages to it: %s (%d)", text, (int)status);
     s->refused = s->refused || own;
     rc_lose_locked(l, status == IBV_WC_WR_FLUSH_ERR ? "its queue pair has stopped: %s (%d)" : "a request to it failed: %s (%d)", text,
                    (int)status);

@@ -145,7 +145,8 @@ void rc_leave(struct rc_link *l)
     rc_take_all(rc);
     if (!ended) { /* some receives may be lost: add as many new ones as can be lost */
         err = rc_receives_add(rc);
-        base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO, "device %s does not report the end of a queue pair: receives may be lost%s%s",
+        base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
+                 "device %s does not report when a broken queue pair is done: each break of a link may cost some receive buffers%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
     }
 }
@@ -199,7 +200,8 @@ static void connect_failed(struct rc_link *l, const char *why)
     if (limit == 0) {
         rc_break(l, "%s", why);
     } else if (now - l->since_ns >= limit) {
-        rc_break(l, "%s; reconnecting failed for %.1f s (WEFT_RECONNECT)", why, (double)limit / 1e9);
+        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check its host and the network between", why,
+                 (double)limit / 1e9);
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
         l->tries++;
@@ -220,8 +222,8 @@ static void lost(struct rc_link *l, const char *why)
         l->tries = 0;
     }
     if (l->w->options.reconnect_ns && l->tries == 0)
-        base_log(BASE_LOG_WARN, "the link to node %u (pid %d on %s) broke: %s; it is being built anew (WEFT_RECONNECT)", l->link->node,
-                 l->link->pid, l->link->host, why);
+        base_log(BASE_LOG_WARN, "the link to node %u (pid %d on %s) broke: %s; weft connects again (for at most WEFT_RECONNECT)",
+                 l->link->node, l->link->pid, l->link->host, why);
     connect_failed(l, why);
 }
 
@@ -263,7 +265,10 @@ static void connect_up(struct rc_link *l)
     }
     base_spin_unlock(&l->lock);
     if (!sane || err) {
-        rc_break(l, "%s", err ? base_error() : "its call has an invalid count of received frames");
+        rc_break(
+            l, "%s",
+            err ? base_error()
+                : "it sent an invalid number of received messages while it connected again; run the same version of weft on all hosts");
         return;
     }
     l->state = RC_UP;
@@ -362,7 +367,7 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     if (len == sizeof m)
         memcpy(&m, bytes, sizeof m);
     if (len != sizeof m || !call_ok(&m, len)) {
-        rc_break(l, "it sent an invalid call for a queue pair");
+        rc_break(l, "it sent an invalid message about a queue pair; run the same version of weft on all hosts");
         return;
     }
     if (!l->closed)

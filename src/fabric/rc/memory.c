@@ -27,10 +27,10 @@ int rc_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struc
 {
     struct rc *rc = w->rc;
     if (!rc->pool.count)
-        return base_fail(-ENODEV, "the rc transport uses no device yet");
+        return base_fail(-ENODEV, "this node uses no RDMA device yet");
     struct rc_memory *m = calloc(1, sizeof *m);
     if (!m)
-        return base_fail(-ENOMEM, "no memory for the record of a dmabuf" BASE_MEMORY_HINT);
+        return base_fail(-ENOMEM, "no memory to register a dmabuf" BASE_MEMORY_HINT);
     m->memory.transport = rc->transport;
     pthread_mutex_lock(&rc->memory_lock);
     uint32_t left = regions_left(rc);

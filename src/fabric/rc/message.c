@@ -146,7 +146,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     if (BASE_UNLIKELY(l->closed || wc->status != IBV_WC_SUCCESS)) {
         const char *text = rc->device->lib->wc_status_str(wc->status);
         if (wc->status == IBV_WC_LOC_LEN_ERR)
-            rc_break(l, "it sent a frame that is too long: %s (%d)", text, (int)wc->status);
+            rc_break(l, "it sent a message that is too long: %s (%d); run the same version of weft on all hosts", text, (int)wc->status);
         base_spin_lock(&l->lock);
         if (wc->status != IBV_WC_SUCCESS)
             rc_lose_locked(l, "a receive from it failed: %s (%d)", text, (int)wc->status);
@@ -157,7 +157,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     fab_heard(l->link);
     rc_receive_hold(l, frame);
     if (!rc_message_take(l, frame, at, wc->byte_len)) {
-        rc_break(l, "it sent an invalid frame");
+        rc_break(l, "it sent an invalid message; run the same version of weft on all hosts");
         rc_receive_give(l, frame);
     } else if (kind != RC_MESSAGE) {
         rc_receive_give(l, frame);

@@ -61,10 +61,9 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
         return d->traits.cqe < 2 * RC_TRACK_DEPTH
                    ? base_fail(-ENOSPC, "its completion queues have at most %u entries, and one peer needs %u", d->traits.cqe,
                                2 * RC_TRACK_DEPTH)
-                   : base_fail(
-                         -ENOSPC,
-                         "its %u queue pairs are all taken: each rail before this one on the same device uses one for each of %u peers",
-                         d->traits.qps, rc_peers_expected(w));
+                   : base_fail(-ENOSPC,
+                               "no queue pair is left: the device has %u, and each port that is used before needs %u (one for each node)",
+                               d->traits.qps, rc_peers_expected(w));
     int err = verbs_device_use(d);
     if (err)
         return err;
@@ -87,12 +86,12 @@ static void rails_add(struct rc *rc, struct verbs_device *d)
     r->device = d;
     int err = rails_make(rc, r);
     if (err) {
-        base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", d->name, base_error());
+        base_log(BASE_LOG_WARN, "device %s is not used: %s; WEFT_RAILS chooses the devices", d->name, base_error());
         rails_unmake(r);
         return;
     }
     rc->rails->count++;
-    base_log(BASE_LOG_INFO, "rc also over device %s, port %u, GID %s", d->name, d->port, d->chosen.why);
+    base_log(BASE_LOG_INFO, "the transport rc also uses device %s, port %u, GID %s", d->name, d->port, d->chosen.why);
 }
 
 int rc_rails_open(struct rc *rc)
@@ -111,7 +110,7 @@ int rc_rails_open(struct rc *rc)
     for (uint32_t i = 1; named && i < most; i++) {
         int err = verbs_device_open(&found[n], w->options.rail_names[i], w->options.gid_index);
         if (err)
-            base_log(BASE_LOG_WARN, "device %s is left out: %s; see WEFT_RAILS", w->options.rail_names[i], base_error());
+            base_log(BASE_LOG_WARN, "device %s is not used: %s; WEFT_RAILS chooses the devices", w->options.rail_names[i], base_error());
         n += !err;
     }
     for (uint32_t i = 0; i < n; i++)

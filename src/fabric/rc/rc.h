@@ -84,7 +84,7 @@ struct rc_frame {
     uint16_t id;  /* RC_MESSAGE: handler */
     uint16_t header_len, payload_len;
     uint32_t taken[RC_LANES]; /* acknowledgement: how many of the receiver's frames the sender has processed, modulo 2^32 */
-    uint32_t token;           /* index into the asks of the node that asked, or RC_NO_ASK */
+    uint32_t token;           /* index into the asks of the node that sent the request, or RC_NO_ASK */
     uint32_t from;            /* the sender's rank; the receiver compares it with the peer of the queue pair over which the frame arrived */
     uint64_t offset, a, b;    /* offset in the receiver's pool; operands (RC_ANSWER: `a` is the former value) */
 };
@@ -223,8 +223,8 @@ struct rc_link {
         uint32_t count;
     } answers;
     struct rc_ask asks[RC_ASKS];
-    /* Counts of asks. Answers come in order. Works behind a fence wait for fence_asks, which does not change until the next fence, so the
-       counts must not wrap. */
+    /* Counts of asks, the requests that the peer's processor answers, in order. A work behind a fence waits until `answered` has reached
+     * fence_asks, which does not change until the next fence, so the counts must not wrap. */
     uint64_t asked, answered, fence_asks;
     uint64_t last_change;  /* the position after the last write or frame: a flush must prove that requests up to here have arrived */
     uint64_t last_read;    /* the position after the last read */

@@ -62,7 +62,7 @@ static int post_batch(struct rc *rc)
     memmove(r->batch, r->batch + posted, (r->batched - posted) * sizeof *r->batch);
     r->batched -= posted;
     atomic_store_explicit(&r->given, atomic_load_explicit(&r->given, memory_order_relaxed) + posted, memory_order_relaxed);
-    return err ? base_fail(err, "%s: the shared receive queue accepts no receives: %s", rc->device->name, base_strerror(err)) : 0;
+    return err ? base_fail(err, "%s: the shared receive queue accepts no receive buffers: %s", rc->device->name, base_strerror(err)) : 0;
 }
 
 static int give_shared(struct rc *rc, uint32_t frame)
@@ -84,7 +84,7 @@ static int add_chunk(struct rc *rc)
     uint32_t n = atomic_load_explicit(&r->count, memory_order_relaxed);
     uint64_t bytes = base_round_up((uint64_t)RC_RECEIVES * RC_FRAME_BYTES, BASE_PAGE);
     if (n == r->room)
-        return base_fail(-ENOSPC, "rc: no more receive frames can be added: all %u chunks of them are in use", n);
+        return base_fail(-ENOSPC, "rc: all %u blocks of buffers for messages from other nodes are in use: use fewer nodes", n);
     struct rc_chunk *c = &r->chunks[n];
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
@@ -134,7 +134,7 @@ void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
     }
     base_spin_unlock(&r->lock);
     if (err)
-        base_log(BASE_LOG_WARN, "no more receives for frames: %s", base_error());
+        base_log(BASE_LOG_WARN, "this node gets no more receive buffers, so messages may wait longer: %s", base_error());
 }
 
 /* --- receives of one queue pair --- */
@@ -144,7 +144,7 @@ static int post_own_locked(struct rc_link *l, uint32_t frame)
     struct ibv_sge sge = element(l->rc, frame);
     struct ibv_recv_wr *bad, wr = {.wr_id = rc_wr_receive(frame), .sg_list = &sge, .num_sge = 1};
     int err = ibv_post_recv(l->qp.qp, &wr, &bad);
-    return err ? base_fail(-err, "its queue pair accepts no receives: %s", base_strerror(err)) : 0;
+    return err ? base_fail(-err, "its queue pair accepts no receive buffers: %s", base_strerror(err)) : 0;
 }
 
 /* The bits of the frames in use stay when a queue pair is replaced. The new queue pair gets the other frames at once, and the frames in use

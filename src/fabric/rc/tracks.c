@@ -71,8 +71,7 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
             base_log(BASE_LOG_WARN, "device %s has room for queue pairs to only %u nodes: it is not used to reach the others",
                      r->device->name, r->tracks_max);
         r->full_said = true;
-        return base_fail(-ENOSPC, "%s: the device has no room for one more queue pair, and is not used to reach this node",
-                         r->device->name);
+        return base_fail(-ENOSPC, "%s: the device has no queue pair left", r->device->name);
     }
     struct verbs_qp_options options = {
         .type = IBV_QPT_RC, .send_cq = r->cq, .recv_cq = r->cq, .send_depth = 2 * RC_TRACK_DEPTH, .recv_depth = 1, .sge = 1};
@@ -140,8 +139,8 @@ static void later(struct rc_link *l, struct rc_track *t, const char *why)
     t->tries++;
     if (!t->was_up && t->tries >= choices && !t->said) {
         t->said = true;
-        base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; see WEFT_RAILS", rc_rail_of(l, t)->device->name,
-                 l->link->node, l->link->pid, l->link->host, why);
+        base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; WEFT_RAILS chooses the devices",
+                 rc_rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
     }
     base_log(BASE_LOG_DEBUG, "device %s to node %u: attempt %u: %s", rc_rail_of(l, t)->device->name, l->link->node, t->tries, why);
 }
@@ -312,7 +311,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
     base_spin_unlock(&l->lock);
     if (err)
-        base_fail(err, "requests of the former queue pair have not been posted again yet");
+        base_fail(err, "not all requests of the previous queue pair have been posted to another one yet");
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
         err = base_fail(-EBUSY, "one of the two rails is in use by another track");
     if (!err)
@@ -376,7 +375,7 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
     else if (sane)
         sane = m.kind >= RAIL_ACCEPT && m.kind <= RAIL_OVER && (!leads(l) || m.track < l->rc->rails->count);
     if (!sane || (addressed && !verbs_address_valid(&m.address))) {
-        rc_break(l, "it sent an invalid call for a rail");
+        rc_break(l, "it sent an invalid message about a further device (WEFT_RAILS); run the same version of weft on all hosts");
         return true;
     }
     for (char *c = m.text; *c; c++)

@@ -85,7 +85,7 @@ static int look_for_device(struct weft_node *w)
     if (!err)
         err = rc_rails_open(rc);
     if (!err)
-        base_log(BASE_LOG_INFO, "rc over device %s, port %u, GID %s, %u regions", d->name, d->port, d->chosen.why,
+        base_log(BASE_LOG_INFO, "the transport rc uses device %s, port %u, GID %s, %u regions", d->name, d->port, d->chosen.why,
                  rc->pool.count + rc->private.count);
     return err;
 }
@@ -168,12 +168,11 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     if (!err)
         err = fab_side_transfer(side_fd, theirs, sizeof *theirs, false, deadline);
     if (err)
-        return base_fail(err, "exchanging the addresses and memory keys of the pools with node %u failed: %s", l->link->node,
-                         base_strerror(err));
+        return base_fail(err, "node %u did not send the address and the memory keys of its pool: %s", l->link->node, base_strerror(err));
     if (!hello_ok(l, theirs))
         return base_fail(-EPROTO,
-                         "node %u: its pool is not what this version of weft expects (or it uses another transport: "
-                         "WEFT_TRANSPORT must be the same on all nodes)",
+                         "node %u describes its pool in a way that this version of weft does not know: run the same version of weft on all "
+                         "hosts, and set the same WEFT_TRANSPORT on all nodes",
                          l->link->node);
     l->peer_keys_count = theirs->segments;
     l->peer_keys = calloc(theirs->segments, sizeof *l->peer_keys);
@@ -185,7 +184,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     err = fab_side_transfer(side_fd, l->peer_keys, theirs->segments * sizeof *l->peer_keys, false, deadline);
     if (!err)
         err = rc_rails_hear(l, theirs->rails, side_fd, deadline);
-    return err ? base_fail(err, "keys of node %u: %s", l->link->node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "node %u did not send the memory keys of its pool: %s", l->link->node, base_strerror(err)) : 0;
 }
 
 static int rc_connect(struct weft_node *w, struct fab_link *link, int side_fd, int64_t deadline)

@@ -137,7 +137,7 @@ static int record_answer(struct tb_endpoint *e, const struct tb_words *m)
 {
     struct tb_ask *ask = record_asked(e, m->token, false);
     if (!ask)
-        return record_nonsense(e, "an answer to nothing");
+        return record_nonsense(e, "an answer that nobody asked for");
     struct tb_ask was = *ask;
     tb_endpoint_free_ask(e, ask);
     if (was.old)
@@ -183,7 +183,7 @@ static int record_message(struct tb_endpoint *e, const uint8_t *at, uint32_t byt
         return record_nonsense(e, "an invalid message");
     e->messages_received++;
     if (!e->env.message(e->env.ctx, r.detail, at + TB_MESSAGE_HEAD, lengths[0], at + TB_MESSAGE_HEAD + tb_padded(lengths[0]), lengths[1]))
-        return record_nonsense(e, "a message for which there is no memory");
+        return record_nonsense(e, "a message, and this node has no memory for it");
     return 0;
 }
 
@@ -191,7 +191,7 @@ static int record_words(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes
 {
     struct tb_words m;
     if (bytes != sizeof m)
-        return record_nonsense(e, "a record of a wrong length");
+        return record_nonsense(e, "a frame with a part of a wrong length");
     memcpy(&m, at, sizeof m);
     switch (m.r.kind) {
     case TB_GET: return record_get(e, &m);
@@ -200,8 +200,8 @@ static int record_words(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes
     case TB_SIGNAL: return tb_endpoint_signal(e, m.offset, m.a);
     default:
         if (m.r.kind < TB_OPEN || m.r.kind > TB_LANE)
-            return record_nonsense(e, "a record of an unknown kind");
-        return tb_bulk_record(&e->bulk, &m, e->now) ? record_nonsense(e, "an invalid record about a transfer") : 0;
+            return record_nonsense(e, "a frame with a part of an unknown kind");
+        return tb_bulk_record(&e->bulk, &m, e->now) ? record_nonsense(e, "a frame with an invalid part about a transfer") : 0;
     }
 }
 
@@ -213,10 +213,10 @@ int tb_endpoint_records(void *ctx, const uint8_t *payload, uint32_t bytes)
     while (rc == 0 && at < bytes) {
         struct tb_record r;
         if (bytes - at < sizeof r)
-            return record_nonsense(e, "half a record");
+            return record_nonsense(e, "a frame with an incomplete part");
         memcpy(&r, payload + at, sizeof r);
         if (r.length < sizeof r || r.length > bytes - at)
-            return record_nonsense(e, "a record longer than its frame");
+            return record_nonsense(e, "a frame with a part longer than the frame");
         switch (r.kind) {
         case TB_PUT: rc = record_put(e, payload + at, r.length); break;
         case TB_DATA: rc = record_data(e, payload + at, r.length); break;

@@ -66,7 +66,7 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     }
     bool closed = l->closed;
     base_spin_unlock(&l->lock);
-    return closed ? base_fail(-ECONNRESET, "node %u is gone", l->link->node) : operation_no_way(l);
+    return closed ? base_fail(-ECONNRESET, "node %u has left or died", l->link->node) : operation_no_way(l);
 }
 
 /* Not inlined: most operations only add to a frame, and need not save the registers that this function uses. */
@@ -173,6 +173,6 @@ void records_fence(struct weft_node *w, struct fab_link *link)
     (void)w;
     base_spin_lock(&l->lock);
     if (!l->closed && tb_endpoint_fence(&l->endpoint) != 0)
-        records_break(l, "no memory to queue a fence");
+        records_break(l, "no memory to queue a fence" BASE_MEMORY_HINT);
     base_spin_unlock(&l->lock);
 }

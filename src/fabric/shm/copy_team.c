@@ -138,7 +138,8 @@ static BASE_COLD void team_start(struct copy_team *t)
     while (t->started < t->helpers && base_thread(&t->threads[t->started], help, t) == 0)
         t->started++;
     if (t->started < t->helpers)
-        base_log(BASE_LOG_WARN, "only %u of %u threads that help with large copies could be started", t->started, t->helpers);
+        base_log(BASE_LOG_WARN, "only %u of %u threads that help with large copies could be started (WEFT_COPY_THREADS)" BASE_THREAD_HINT,
+                 t->started, t->helpers);
     t->helpers = t->started;
 }
 

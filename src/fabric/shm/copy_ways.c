@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The ways to copy: see copy_ways.h. Each aligns the destination, because the processor would have to read every partly written cache
- * line first. Those with non-temporal stores end with a fence, so that the data is visible before whatever is stored next.
+ * The ways to copy: see copy_ways.h. Each aligns the destination, so that it writes whole cache lines: before the processor writes a part
+ * of a line, it must read the line from memory. Those with non-temporal stores end with a fence, so that the data is visible before
+ * whatever is stored next.
  */
 #include "fabric/shm/copy_ways.h"
 

@@ -157,8 +157,10 @@ int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *h
         if (rc == -EPROTO) {
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
             fab_kick(w);
-            return base_fail(-ECONNRESET, "node %u has written an invalid message into its ring of shared memory: it counts as dead",
-                             l->node);
+            return base_fail(
+                -ECONNRESET,
+                "node %u has written an invalid message into the shared memory between it and this node, so it counts as dead from now on",
+                l->node);
         }
         rc = send_slow(w, s, id, header, header_len, payload, payload_len, op);
     } else {
@@ -273,5 +275,5 @@ const char *shm_broken(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
     struct shm_link *s = l->impl;
-    return s && atomic_load_explicit(&s->broken, memory_order_relaxed) ? "it corrupted a message ring" : NULL;
+    return s && atomic_load_explicit(&s->broken, memory_order_relaxed) ? "it wrote an invalid message into shared memory" : NULL;
 }

@@ -98,7 +98,7 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
     size_t want = control_size(rings_of(w, s->link->node));
     if (h->magic != CONTROL_MAGIC || h->rank != s->link->node || h->size != w->founders || h->control_bytes != want ||
         h->pool_bytes < w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EPROTO, "node %u passed shared memory of another layout: run the same version of weft on all nodes",
+        return base_fail(-EPROTO, "node %u passed shared memory of another layout; run the same version of weft on all hosts",
                          s->link->node);
     int rc = base_memory_fd_check(fds[0], h->pool_bytes);
     if (!rc)
@@ -113,7 +113,8 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
                          s->link->node, (unsigned long long)h->pool_bytes, base_strerror(errno));
     void *control = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
     if (control == MAP_FAILED) {
-        rc = base_fail(-errno, "shm: cannot map the message rings of node %u: %s" BASE_MEMORY_HINT, s->link->node, base_strerror(errno));
+        rc = base_fail(-errno, "shm: cannot map the memory for messages to node %u: %s" BASE_MEMORY_HINT, s->link->node,
+                       base_strerror(errno));
         munmap(pool, h->pool_bytes);
         return rc;
     }
@@ -138,12 +139,13 @@ static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
     theirs_fd = fds[0];
     if (!rc && (theirs_fd < 0 || theirs.magic != CONTROL_MAGIC || theirs.control_bytes != mine.control_bytes))
         rc = -EPROTO;
-    rc = rc ? base_fail(rc, "shm: cannot exchange message rings with node %u: %s", s->link->node, base_strerror(rc))
+    rc = rc ? base_fail(rc, "shm: cannot exchange the memory for messages with node %u: %s", s->link->node, base_strerror(rc))
             : base_memory_fd_check(theirs_fd, theirs.control_bytes);
     for (int i = 0; i < 2 && !rc; i++) {
         void *p = mmap(NULL, mine.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, i ? fd : theirs_fd, 0);
         if (p == MAP_FAILED)
-            rc = base_fail(-errno, "shm: cannot map a message ring of node %u: %s" BASE_MEMORY_HINT, s->link->node, base_strerror(errno));
+            rc = base_fail(-errno, "shm: cannot map the memory for messages from node %u: %s" BASE_MEMORY_HINT, s->link->node,
+                           base_strerror(errno));
         else
             s->late[i] = p;
     }
@@ -195,7 +197,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
         if (!rc && fds[1] < 0)
             rc = -EPROTO; /* both descriptors must have arrived */
         if (rc)
-            base_fail(rc, "exchange of shared memory with node %u: %s%s", l->node, base_strerror(rc),
+            base_fail(rc, "cannot exchange shared memory with node %u: %s%s", l->node, base_strerror(rc),
                       rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");
         else
             rc = map_peer(w, s, &theirs, fds);

@@ -132,7 +132,7 @@ int tb_cable_receive_owed(struct tb_cable *c)
     if (n == 0 || !tb_device_up(c->tb, c->device, LOOK_RECEIVE))
         return 0;
     int err = ibv_post_recv(c->control.qp, wr, &bad);
-    return err ? base_fail(-err, "%s: a receive cannot be posted on the queue pair to node %u: %s", c->device->d->name, c->node,
+    return err ? base_fail(-err, "%s: the queue pair to node %u accepts no receive buffers: %s", c->device->d->name, c->node,
                            base_strerror(err))
                : 0;
 }

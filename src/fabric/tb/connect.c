@@ -47,7 +47,7 @@ static int connect_exchange(struct tb_link *l, int fd, const void *mine, void *t
     int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, len, true, deadline);
     if (!err)
         err = fab_side_transfer(fd, theirs, len, false, deadline);
-    return err ? base_fail(err, "exchange of queue pairs with node %u: %s", l->r.link->node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "node %u did not send the addresses of its queue pairs: %s", l->r.link->node, base_strerror(err)) : 0;
 }
 
 static bool connect_offered(const struct tb_device *d)
@@ -97,14 +97,13 @@ static int check_hello(const struct tb_link *l, const struct hello *mine, const 
         h->pool_bytes < l->tb->w->heap_offset || h->pool_bytes > WEFT_MAX_POOL_BYTES || h->segment < BASE_PAGE ||
         (h->segment & (h->segment - 1)) || h->check > TB_CHECK_FRAMES || h->told > TOLD_DOWN || !memchr(h->towards, 0, sizeof h->towards))
         return base_fail(-EPROTO,
-                         "node %u does not speak this version of the tb transport (or it uses another: WEFT_TRANSPORT must be "
-                         "the same on all nodes)",
+                         "node %u uses another transport, or another version of weft: set the same WEFT_TRANSPORT on all nodes, and run "
+                         "the same version of weft on all hosts",
                          node);
     if (h->lanes != mine->lanes || memcmp(h->lane, mine->lane, sizeof h->lane) != 0 || h->check != mine->check)
-        return base_fail(-EINVAL,
-                         "node %u has other lanes or checks than this one: WEFT_TB_LANES and WEFT_TB_CHECK must be the same on all "
-                         "nodes",
-                         node);
+        return base_fail(
+            -EINVAL, "node %u and this node have different settings: set the same WEFT_TB_LANES and the same WEFT_TB_CHECK on all nodes",
+            node);
     return 0;
 }
 
@@ -137,12 +136,13 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
 {
     int err = theirs->count == count
                   ? 0
-                  : base_fail(-EPROTO, "the other node made %u queue pairs, and this node %u: WEFT_TB_LANES must be the same on all nodes",
+                  : base_fail(-EPROTO, "the other node made %u queue pairs, and this node %u: set the same WEFT_TB_LANES on all nodes",
                               theirs->count, count);
     for (uint32_t i = 0; i < count && !err; i++)
-        err = verbs_address_valid(&theirs->address[i])
-                  ? verbs_qp_connect(&qps[i], &theirs->address[i])
-                  : base_fail(-EPROTO, "the other node sent an invalid address of its queue pair: do both run the same version of weft?");
+        err =
+            verbs_address_valid(&theirs->address[i])
+                ? verbs_qp_connect(&qps[i], &theirs->address[i])
+                : base_fail(-EPROTO, "the other node sent an invalid address of its queue pair; run the same version of weft on all hosts");
     return err;
 }
 
@@ -206,8 +206,9 @@ static int by_likeness(const void *a, const void *b)
     return x->low != y->low ? (x->low > y->low) - (x->low < y->low) : (x->high > y->high) - (x->high < y->high);
 }
 
-#define REMEDY \
-    "correct \"rdma\" in the hostfile (the row of a node has its device towards each other), or leave it out, and cables are found"
+#define REMEDY                                                                                                                          \
+    "correct \"rdma\" in the hostfile (the list of a node names its device towards each other node), or leave \"rdma\" out: then weft " \
+    "finds the cables itself"
 
 /* Whether this port may be an end of the cable. A hostfile that names another port forbids it. */
 static bool connect_meant(const struct hello *h, uint32_t i)
@@ -311,7 +312,8 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (l->cable_count == 0)
         snprintf(l->no_cable, sizeof l->no_cable, "%s", why);
     if (l->cable_count == 0)
-        base_log(BASE_LOG_INFO, "no cable leads to node %u%s%s; a route through other nodes may", link->node, why[0] ? ": " : "", why);
+        base_log(BASE_LOG_INFO, "no cable leads to node %u%s%s; perhaps a route through other nodes does", link->node, why[0] ? ": " : "",
+                 why);
     uint64_t segment = theirs.segment < tb->segment ? theirs.segment : tb->segment;
     link->pool_bytes = theirs.pool_bytes;
     base_spin_lock(&tb->receiving);
@@ -324,10 +326,9 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (!err)
         err = connect_exchange(l, side_fd, &ready, &answer, 1, deadline);
     if (!err && answer != 'r')
-        err = base_fail(
-            -EPROTO,
-            "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses: do all nodes run the "
-            "same version of weft?",
-            link->node, (unsigned)(unsigned char)answer);
+        err = base_fail(-EPROTO,
+                        "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses; run the same "
+                        "version of weft on all hosts",
+                        link->node, (unsigned)(unsigned char)answer);
     return err;
 }

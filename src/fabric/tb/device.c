@@ -71,7 +71,7 @@ static int device_take(struct tb *tb, struct tb_device *dev)
     if (!err && dev->pool.segment_bytes < tb->segment)
         tb->segment = dev->pool.segment_bytes;
     if (!err)
-        base_log(BASE_LOG_INFO, "tb over device %s, port %u, GID %s, %u regions", d->name, d->port, d->chosen.why,
+        base_log(BASE_LOG_INFO, "the transport tb uses device %s, port %u, GID %s, %u regions", d->name, d->port, d->chosen.why,
                  dev->pool.count + dev->private.count);
     return err;
 }
@@ -113,7 +113,7 @@ int tb_devices_find(struct tb *tb, bool *thunderbolt)
         }
     }
     if (n == 0)
-        return base_fail(-ENODEV, "no device for the tb transport%s", why);
+        return base_fail(-ENODEV, "no device of this host can be used by the transport tb%s; `weft doctor` examines the devices", why);
     tb->cable_max = tb->w->founders - 1 + (n < TB_DEVICES ? n : TB_DEVICES);
     tb->cables = calloc(tb->cable_max, sizeof(struct tb_cable *));
     if (!tb->cables)
@@ -181,11 +181,14 @@ void tb_devices_again(struct tb *tb)
         *dev = (struct tb_device){.d = d};
         int err = device_take(tb, dev);
         if (!err && tb->segment < segment) {
-            err = base_fail(-ENOSPC, "device %s: its regions are smaller than the regions of the other devices", d->name);
+            err = base_fail(-ENOSPC,
+                            "device %s: its memory regions are smaller than those of the devices that are used already; a node that starts "
+                            "now can use it",
+                            d->name);
             tb->segment = segment; /* the segment size that the links have agreed on */
         }
         if (err) {
-            base_log(BASE_LOG_WARN, "a port has come up that cannot be used: %s", base_error());
+            base_log(BASE_LOG_WARN, "a Thunderbolt port has come up, but weft cannot use it: %s", base_error());
             device_give(dev);
             d->traits.uc = false; /* this device failed: it is not tried again */
             continue;

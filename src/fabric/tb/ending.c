@@ -75,8 +75,9 @@ static void ending_give_back(struct tb *tb)
         mine = !l || ending_take_lock(&l->r.lock);
     }
     if (!mine) {
-        base_log(BASE_LOG_WARN, "a thread is busy with the Thunderbolt devices and does not end: what this process uses of them is not "
-                                "freed; restart the host when a device has no protection domain left, and set WEFT_GUARD");
+        base_log(BASE_LOG_WARN,
+                 "a call of the Thunderbolt driver does not return, so what this process uses of the Thunderbolt devices is not freed: "
+                 "restart the host when a device has no protection domain left; WEFT_GUARD avoids this in later runs");
         return;
     }
     for (uint32_t i = 0; i < tb->cable_count; i++)

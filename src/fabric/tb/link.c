@@ -14,7 +14,7 @@ struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link)
     l->tb = tb;
     l->r.w = tb->w;
     l->r.link = link;
-    l->r.no_way = "its cables are unplugged, or their ports down; retry when one is back";
+    l->r.no_way = "its cables are unplugged, or their ports are down; try again when one is back";
     l->r.earliest = &tb->due;
     atomic_init(&l->r.due, INT64_MAX);
     stash_init(&l->r.stash, link->node);

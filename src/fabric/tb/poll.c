@@ -44,7 +44,7 @@ static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint
     if (rc == 0)
         fab_heard(l->r.link);
     else if (rc != -EBADMSG)
-        records_break(&l->r, "%s", l->r.endpoint.broken);
+        records_break(&l->r, "%s; run the same version of weft on all hosts", l->r.endpoint.broken);
     return false;
 }
 

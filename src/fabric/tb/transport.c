@@ -87,11 +87,12 @@ static int tb_settle(struct weft_node *w, int64_t deadline)
         struct tb_link *l = tb_link_of(tb, i);
         while (l && fab_alive(w, i) && !atomic_load_explicit(&l->led, memory_order_relaxed)) {
             if (atomic_load_explicit(&l->r.cut, memory_order_relaxed))
-                return base_fail(-EHOSTUNREACH, "node %u: no cable was found that leads to it, and no route through other nodes%s%s", i,
+                return base_fail(-EHOSTUNREACH,
+                                 "no cable leads to node %u, and no route through other nodes%s%s; run `weft doctor` on both hosts", i,
                                  l->no_cable[0] ? ": " : "", l->no_cable);
             if (base_now_ns() > deadline)
-                return base_fail(-ETIMEDOUT, "node %u: some nodes have not reported their cables in time; if slow, raise WEFT_JOIN_TIMEOUT",
-                                 i);
+                return base_fail(-ETIMEDOUT,
+                                 "node %u: some nodes have not reported their cables in time; to wait longer, raise WEFT_JOIN_TIMEOUT", i);
             base_sleep_ns(WEFT_MS);
         }
     }

@@ -90,7 +90,8 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
 
 static void watch_lost(struct tb *tb, struct tb_cable *c, const char *why)
 {
-    base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone: %s", c->device->d->name, c->node, why);
+    base_log(BASE_LOG_WARN, "the cable on %s to node %u has failed: %s; weft uses it again when it is back", c->device->d->name, c->node,
+             why);
     tb_watch_abandon(tb, c);
     c->say_down = true;
     c->again_at = 0;
@@ -218,7 +219,7 @@ static void watch_answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, i
                 watch_fail(c, now);
             return;
         }
-        base_log(BASE_LOG_INFO, "the cable to node %u is not on %s: %s", c->node, d->d->name, base_error());
+        base_log(BASE_LOG_INFO, "the cable to node %u cannot use %s: %s", c->node, d->d->name, base_error());
         tb_cable_down(c);
     }
     tb_watch_abandon(tb, c);
@@ -294,7 +295,8 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
             return;
         if (c->ready || c->building) {
             if (c->ready) {
-                base_log(BASE_LOG_WARN, "the cable on %s to node %u is gone: that node reports it", c->device->d->name, c->node);
+                base_log(BASE_LOG_WARN, "the cable on %s to node %u has failed, as that node reports; weft uses it again when it is back",
+                         c->device->d->name, c->node);
                 c->patience = AGAIN;
                 c->next = (uint32_t)(c->device - tb->devices);
             }
