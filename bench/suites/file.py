@@ -6,23 +6,29 @@ import shutil
 import subprocess
 import time
 
-from rig import Missing, Ours, Row, end, nodes, run, scaled, start, values
-from suites import ssh
+from rig import Missing, Ours, Row, end, free_port, nodes, run, scaled, start, together, values
+from suites import ofi, ssh
 
 NAME = "file"
 TITLE = "files of a node, cached for others"
 
 MIB = 1 << 20
 MOUNT_S = 20
+TOPO_BLOCK = 1 << 20
+LINK_BITS = 10**9  # of each host's link, in the rows with several hosts
 # group: (test, nodes, bytes, iterations, warm-up). After the warm-up all pieces are in huge pages.
-TESTS = {"read": ("read", 2, 64 * MIB, 60, 150), "map": ("map", 2, 64 * MIB, 60, 150), "cold": ("cold", 5, 256 * MIB, 1, 0)}
+TESTS = {"read": ("read", 2, 64 * MIB, 60, 150), "map": ("map", 2, 64 * MIB, 60, 150), "cold": ("cold", 5, 256 * MIB, 1, 0),
+         "far": ("read", 2, 64 * MIB, 20, 2), "hosts": ("cold", 5, 128 * MIB, 1, 0)}
 
 
 def rows(context):
     return [Row("read", "read a cached file of another node of the host", "GB/s", "higher", 1, ["pread"]),
             Row("map", "map it and sum its words", "GB/s", "higher", 1, ["mmap"]),
             Row("cold", "four nodes read 256 MiB that nobody has cached, beside one node", "ms", "lower", 1.2, ["one node"]),
-            Row("mounted", "four nodes read 256 MiB that nobody has cached, beside four programs below a mount", "ms", "lower", 1, ["sshfs"])]
+            Row("mounted", "four nodes read 256 MiB that nobody has cached, beside four programs below a mount", "ms", "lower", 1, ["sshfs"]),
+            Row("far", "read a cached file of another host (namespaces)", "GB/s", "higher", 0.9, ["topo"]),
+            Row("hosts", "four hosts read 128 MiB that nobody has cached, links of 1 Gb/s, beside one host", "ms", "lower", 1.2, ["one host"]),
+            Row("sent", "of it: what the gateway's host sends, in files", "copies", "lower")]
 
 
 def groups(context):
@@ -41,8 +47,107 @@ class Weft(Ours):
         return values(nodes(count or nodes_count, [self.program, word], env=env), lambda line: group)
 
     def measure(self, group, scale):
+        if group in ("far", "hosts"):
+            return {}
         got = self.test(group, scale)
         return {**got, "mounted": got["cold"]} if group == "cold" else got
+
+
+class Star(ofi.Hosts):
+    """Network namespaces, each with one link to a switch, which is a namespace as well."""
+    def __init__(self, count, bits=None):
+        super().__init__(bits)
+        self.addresses = tuple(f"10.79.0.{i + 1}" for i in range(count))
+
+    def open(self):
+        if self.held:
+            return
+        keep = ["--mount", "--net", "--", "sh", "-ec", "mount -t sysfs sysfs /sys; echo here; exec cat"]
+        try:
+            for i in range(len(self.addresses) + 1):
+                inside = ["nsenter", "-t", str(self.held[0].pid), *self.user, "--"] if self.user and i else []
+                self.hold([*inside, "unshare", *(["--map-root-user"] if self.user and not i else []), *keep])
+            switch = len(self.addresses)
+            self.ip(switch, "link", "add", "switch", "type", "bridge")
+            self.ip(switch, "link", "set", "switch", "up")
+            for i, address in enumerate(self.addresses):
+                self.ip(switch, "link", "add", f"port{i}", "type", "veth", "peer", "name", "bench0", "netns", str(self.held[i].pid))
+                self.ip(switch, "link", "set", f"port{i}", "master", "switch", "up")
+                self.ip(i, "addr", "add", f"{address}/24", "dev", "bench0")
+                self.ip(i, "link", "set", "bench0", "up")
+                self.ip(i, "link", "set", "lo", "up")
+                self.shape(i, "bench0")
+                self.shape(switch, f"port{i}")
+        except (OSError, subprocess.CalledProcessError) as why:
+            self.close()
+            raise Missing(f"no network namespaces can be made here ({why})") from why
+
+    def shape(self, host, device):
+        if self.bits:
+            subprocess.run(self.on(host, ["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{self.bits}bit", "burst", "256k",
+                                          "latency", "20ms"]), check=True)
+
+
+class Far(Weft):
+    """The nodes on hosts of their own, over TCP."""
+    slow, fast = Star(5, LINK_BITS), Star(2)  # one of each for all sides
+    def finish(self):
+        self.slow.close()
+        self.fast.close()
+
+    def spread(self, group, count, argv):
+        hosts = self.fast if group == "far" else self.slow
+        hosts.open()
+        env = {"WEFT_TRANSPORT": "ofi", "WEFT_SIZE": str(count), "WEFT_COORD": f"{hosts.addresses[0]}:{free_port()}", "BENCH_FILE": str(os.getpid())}
+        before = hosts.sent(0)
+        out = together([start(hosts.on(rank, argv), self.context.core(rank) if group == "far" else None, {**env, "WEFT_RANK": str(rank)})
+                        for rank in range(count)], 240)
+        return "".join(out), hosts.sent(0) - before
+
+    def measure(self, group, scale):
+        if group not in ("far", "hosts"):
+            return {}
+        name, count, size, iterations, warmup = TESTS[group]
+        out, sent = self.spread(group, count, [self.program, f"{name}:{size}:{scaled(iterations, scale, 1)}:{warmup}"])
+        return {**values(out, lambda line: group), **({"sent": sent / size} if group == "hosts" else {})}
+
+
+class OneHost(Far):
+    peer = "one host"
+
+    def measure(self, group, scale):
+        if group != "hosts":
+            return {}
+        name, _, size, iterations, warmup = TESTS[group]
+        out, sent = self.spread(group, 2, [self.program, f"{name}:{size}:1:{warmup}"])
+        return {**values(out, lambda line: group), "sent": sent / size}
+
+
+class Puts(Far):
+    """Puts of the size and the number under way that weft topo uses, in a pool of the same hosts."""
+    peer = "topo"
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.puts = context.program("bench_fabric")
+
+    def measure(self, group, scale):
+        if group != "far":
+            return {}
+        out, _ = self.spread(group, 2, [self.puts, f"put_bw:{TOPO_BLOCK}:{scaled(4000, scale, 10)}:100"])
+        return values(out, lambda line: group)
+
+
+class Gets(Far):
+    """The same bytes by one blocking get after the other."""
+    peer = "weft_get, far"
+    limit = True
+
+    def measure(self, group, scale):
+        if group != "far":
+            return {}
+        out, _ = self.spread(group, 2, [self.program, f"get:{TESTS[group][2]}:{scaled(TESTS[group][3], scale, 1)}:2"])
+        return values(out, lambda line: group)
 
 
 class System(Weft):
@@ -106,4 +211,4 @@ class Get(Weft):
 
 
 def sides(context):
-    return [Weft(context), System(context, "pread", "read"), System(context, "mmap", "map"), OneNode(context), Sshfs(context), Get(context)]
+    return [Weft(context), Far(context), OneHost(context), Puts(context), Gets(context), System(context, "pread", "read"), System(context, "mmap", "map"), OneNode(context), Sshfs(context), Get(context)]

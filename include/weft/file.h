@@ -4,6 +4,12 @@
  * read in a cache in its pool. Nodes on its host read that memory; other nodes get the bytes over the network. So a file is read from the
  * disk once, however many nodes read it.
  *
+ * Other hosts. A node that reads a file of another host in order gets the next pieces before the program asks for them. It keeps copies of
+ * pieces in its pool, at most an eighth of it, until it has had no such file open for some seconds. If several nodes of other hosts have a
+ * file open, the gateway sends each piece about once; the other nodes get it from a node that has a copy. They check such bytes by a hash,
+ * and get them from the gateway if that node is gone, does not answer for 5 s, or no longer has the copy. A node waits at most 1 s for a
+ * copy that another node is getting.
+ *
  * Cache. Files are cached in pieces of WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool, by
  * default a quarter. When it is full, the pieces that were not used for the longest time are dropped. A piece that a node is reading stays
  * for at most 5 s, and a mapped piece stays until it is unmapped. At most half of the cache can be mapped or pinned. A gateway has at most
@@ -90,7 +96,8 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
 /* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error. If a
- * program reads a file from start to end, or more than one piece at once, weft reads the next 4 pieces ahead.
+ * program reads a file from start to end, or more than one piece at once, weft reads the next 4 pieces ahead; if the file is on another
+ * host, the next 8.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
@@ -109,7 +116,7 @@ WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t 
 typedef struct weft_file_view {
     const void *at;
     size_t bytes;
-    weft_gaddr addr; /* where the bytes are in the gateway's pool */
+    weft_gaddr addr; /* where the bytes are: in the pool of the gateway, or on another host in this node's */
     uint64_t own[2]; /* used by weft */
 } weft_file_view;
 
@@ -178,6 +185,8 @@ typedef struct weft_file_cache {
     uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk, and their bytes */
     uint64_t dropped;                    /* pieces that were dropped to make room */
     uint64_t open_files, readers;        /* files that are open or cached; handles that nodes have open */
+    uint64_t given_bytes;                /* sizes of pieces that nodes of other hosts were told to get from this cache */
+    uint64_t passed_bytes;               /* sizes of pieces that they were told to get from each other */
 } weft_file_cache;
 
 /* Fills `*out` with the counts of the gateway's cache. `bytes` is sizeof *out; fields that this version of the library does not know are

@@ -135,10 +135,11 @@ static json_t *files_of(weft_node *w, uint32_t node, const char *host)
     uint64_t next = 0;
     if (weft_file_cache_stat(w, node, &c, sizeof c, 2 * WEFT_SECOND))
         return NULL;
-    json_t *o = json_pack("{sI ss so so so so so so so so so}", "node", (json_int_t)node, "host", host, "limit_bytes",
+    json_t *o = json_pack("{sI ss so so so so so so so so so so so}", "node", (json_int_t)node, "host", host, "limit_bytes",
                           number(c.limit_bytes), "cached_bytes", number(c.cached_bytes), "mapped_bytes", number(c.mapped_bytes),
                           "pinned_bytes", number(c.pinned_bytes), "hits", number(c.hits), "disk_reads", number(c.disk_reads), "disk_bytes",
-                          number(c.disk_bytes), "dropped", number(c.dropped), "readers", number(c.readers));
+                          number(c.disk_bytes), "dropped", number(c.dropped), "readers", number(c.readers), "given_bytes",
+                          number(c.given_bytes), "passed_bytes", number(c.passed_bytes));
     json_t *list = json_array();
     for (uint32_t i = 0; i < FILES_MAX && !weft_file_list(w, node, &one, sizeof one, &next, 2 * WEFT_SECOND); i++) {
         json_array_append_new(list,

@@ -223,6 +223,14 @@ bool gateway_ask_cancel(struct gateway *g, const weft_op *op)
 
 /* --- the answer --- */
 
+static bool answer_is_valid(const struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
+{
+    const struct gateway_service *const *s = g->services;
+    while (*s && (*s)->number != a->service)
+        s++;
+    return r->status || !*s || !(*s)->valid || (*s)->valid(a->kind, r);
+}
+
 void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len)
 {
     struct gateway_result r = {.status = m->status > 0 ? -EPROTO : m->status, .answered = true, .payload = payload, .len = len};
@@ -232,6 +240,10 @@ void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway
     if (a && a->node != from)
         a = NULL;
     bool late = a && a->told;
+    if (a && !answer_is_valid(g, a, &r)) {
+        r.status = -EPROTO;
+        r.len = 0;
+    }
     if (a) {
         ask_tell(g, a, &r);
         gateway_table_remove(&g->asks, a->id);
@@ -345,6 +357,9 @@ int gateway_ask_status(struct gateway *g, const weft_request *r, int status, con
         return base_fail(
             status, "service '%s' of node %u: no answer before the deadline, so the request is cancelled; try again, or allow more time",
             name, r->node);
+    if (status == -EPROTO)
+        return base_fail(status, "service '%s': node %u has sent an invalid answer; run the same version of weft on all hosts", name,
+                         r->node);
     return base_fail(status, "service '%s' of node %u has failed: %s", name, r->node, base_strerror(status));
 }
 

@@ -62,7 +62,7 @@ static int open_make(struct files *all, struct file_job *job, uint32_t node, str
     struct file_open *o = all->opens.used < FILE_OPEN_MAX ? calloc(1, sizeof *o) : NULL;
     if (!o)
         return all->opens.used < FILE_OPEN_MAX ? -ENOMEM : -EMFILE;
-    *o = (struct file_open){.node = node, .fd = -1};
+    *o = (struct file_open){.node = node, .host = job->host, .fd = -1};
     if (job->flags & WEFT_FILE_WRITE && (o->fd = fcntl(job->fd, F_DUPFD_CLOEXEC, 0)) < 0) {
         int rc = -errno;
         free(o);
@@ -74,7 +74,7 @@ static int open_make(struct files *all, struct file_job *job, uint32_t node, str
         file_watch(all, o->body);
     o->id = o->body ? gateway_table_add(&all->opens, o) : 0;
     if (o->body)
-        o->body->opens++;
+        file_body_opened(o->body, o);
     if (!o->id) {
         if (o->body) {
             file_open_free(all, o);
@@ -147,6 +147,7 @@ static void begin_open(struct files *all, struct gateway_call *c)
     }
     job->call = c;
     job->flags = flags;
+    job->host = c->record.arg[0];
     file_job_start(all, job);
 }
 
@@ -213,7 +214,9 @@ static void answer_cache(const struct files *all, struct gateway_call *c)
                                  .disk_bytes = all->read_bytes,
                                  .dropped = all->dropped,
                                  .open_files = all->bodies,
-                                 .readers = all->opens.used};
+                                 .readers = all->opens.used,
+                                 .given_bytes = all->given_bytes,
+                                 .passed_bytes = all->passed_bytes};
     gateway_answer(c, 0, NULL, 0, &out, sizeof out);
 }
 
@@ -271,6 +274,8 @@ static void file_begin(void *state, struct gateway_call *c)
     case FILE_CACHE: answer_cache(all, c); return;
     case FILE_UNPIN: begin_unpin(all, c); return;
     case FILE_RETURN: begin_return(all, c); return;
+    case FILE_HOLD: file_begin_hold(all, c); return;
+    case FILE_DROP: file_begin_drop(all, c); return;
     default:
         if (o && o->node == c->node)
             begin_handle(all, o, c);
@@ -298,6 +303,7 @@ static void file_gone(void *state, uint32_t node)
     for (struct file_open *o; (o = gateway_table_next(&all->opens, &at));)
         if (o->node == node)
             open_close(all, o);
+    file_holder_gone(all, NULL, node);
     (void)file_lease_again(all);
 }
 
@@ -308,7 +314,8 @@ static int64_t file_tick(void *state, int64_t now)
     int64_t next = file_leases_over(all);
     if (file_lease_again(all) && next > WAIT_LOOK_NS)
         next = WAIT_LOOK_NS;
-    return next;
+    int64_t delayed = file_lease_delayed(all);
+    return delayed < next ? delayed : next;
 }
 
 static void file_close(void *state)
@@ -341,4 +348,5 @@ const struct gateway_service gateway_file = {
     .submit = gateway_file_submit,
     .told = gateway_file_told,
     .late = gateway_file_late,
+    .valid = gateway_file_valid,
 };

@@ -5,20 +5,24 @@
  *
  *   file_path.c     opens a path, below WEFT_FILE_ROOT if that is set, or a file that the program offers
  *   file_disk.c     the blocking work: opens, reads, checks, writes and syncs files
+ *   file_holder.c   which nodes of other hosts have copies of a piece
  *   file_cache.c    the cache: generations of files, pieces, and leases of pieces
  *   file_job.c      jobs for the threads, and the answers that end them
  *   file_watch.c    notices of the system (inotify) that a file has changed
  *   file_lease.c    requests for pieces
  *   file_write.c    requests to write and to sync
  *   file.c          all other requests
+ *   file_keep.c     asker: copies of pieces in its pool
  *   file_handle.c   asker: handles, and calls that need one request
+ *   file_slot.c     asker: the pieces that a handle has asked for
  *   file_read.c, file_map.c, file_record_read.c, file_record.c   asker: reads, maps, and requests by record;
  *                   file_async.c: calls that do not wait
  *
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the
  * disk into the pool once, however many askers want it. Each asker gets the address of the piece and a lease. The asker copies the bytes,
  * with a get or from shared memory, and then checks that the lease has not ended: after the end, the gateway may use the memory for another
- * piece. A piece that an asker maps has a lease without an end.
+ * piece. A piece that an asker maps has a lease without an end. If nodes of several other hosts have a file open, an asker keeps its copy
+ * for a while, and the gateway names the copy to the next asker instead of its own piece (file_holder.c).
  *
  * A struct file_body, or body, is one generation of a file: device, inode, size and modification time. These four are compared before and
  * after each read from the disk. If one has changed, the body is stale: the gateway drops its pieces, and all requests for it end with
@@ -27,18 +31,22 @@
 #ifndef WEFT_GATEWAY_FILE_H
 #define WEFT_GATEWAY_FILE_H
 
+#include <xxhash.h>
+
 #include "gateway/gateway.h"
 #include "weft/file.h"
 
-#define FILE_THREADS    4u
-#define FILE_OPEN_MAX   4096u
-#define FILE_LEASE_NS   (5 * WEFT_SECOND)
-#define FILE_COPY_NS    (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
-#define FILE_CHECK_NS   WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_LEASES_MAX 4096u           /* leases of one handle */
-#define FILE_HOT        4u              /* a piece that was found in the cache this often gets huge pages */
-#define FILE_CACHE_MIN  (UINT64_C(4) << 20)
-#define FILE_CHARGE_MIN (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
+#define FILE_THREADS     4u
+#define FILE_OPEN_MAX    4096u
+#define FILE_LEASE_NS    (5 * WEFT_SECOND)
+#define FILE_COPY_NS     (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
+#define FILE_CHECK_NS    WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
+#define FILE_PATIENCE_NS WEFT_SECOND     /* a request for a piece waits this long for a copy that another asker is getting */
+#define FILE_HOLDERS_MAX 32u             /* copies of a piece that the gateway remembers */
+#define FILE_LEASES_MAX  4096u           /* leases of one handle */
+#define FILE_HOT         4u              /* a piece that was found in the cache this often gets huge pages */
+#define FILE_CACHE_MIN   (UINT64_C(4) << 20)
+#define FILE_CHARGE_MIN  (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
 
 /* How many pieces a file has, and how many bytes one of them has. */
 static inline uint64_t file_pieces(uint64_t file_bytes)
@@ -49,6 +57,13 @@ static inline uint32_t file_piece_bytes(uint64_t file_bytes, uint64_t index)
 {
     uint64_t left = file_bytes - index * WEFT_FILE_PIECE;
     return left < WEFT_FILE_PIECE ? (uint32_t)left : WEFT_FILE_PIECE;
+}
+
+/* The hash of a piece, never 0. */
+static inline uint64_t file_hash(const void *bytes, size_t len)
+{
+    uint64_t hash = XXH3_64bits(bytes, len);
+    return hash ? hash : 1;
 }
 
 /* --- file_path.c --- */
@@ -84,12 +99,15 @@ struct file_job {
     const struct file_root *root;
     int fd, result;
     uint32_t flags;
+    uint64_t host; /* OPEN: the asker's */
     bool outside;
     struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the one that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
     struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory, and its offset there; NULL: no pool */
     uint64_t place;
     uint64_t offset, bytes; /* the range to read or write; after WRITE, `bytes` is how many were written */
+    bool hashes;            /* READ: also make the hash */
+    uint64_t hash;
     char path[WEFT_FILE_PATH_MAX + 1];
 };
 struct file_job *file_job_new(struct files *all, enum file_task task, void (*done)(struct gateway_work *work));
@@ -97,6 +115,13 @@ void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
 
 /* --- file_cache.c --- */
+struct file_holder {
+    struct file_holder *next;
+    uint32_t node;
+    uint64_t host; /* as in struct file_open */
+    weft_gaddr at;
+    uint32_t given; /* how often the gateway has named this copy */
+};
 struct file_piece {
     struct file_piece *hashed, *older, *newer, *of_body, **of_body_at;
     struct file_body *body;
@@ -106,6 +131,14 @@ struct file_piece {
     uint32_t leases, hits;
     bool ready, idle;             /* ready: the bytes are there; idle: in the list of pieces that may be dropped */
     struct gateway_call *waiting; /* requests that wait until it is ready */
+    /* For nodes of other hosts: */
+    uint64_t hash; /* 0: not made yet */
+    struct file_holder *holders;
+    uint32_t given, under_way;       /* how often the gateway itself has given it; how many askers are getting a copy that they will keep */
+    struct gateway_call *delayed;    /* requests that wait for such a copy */
+    int64_t delayed_until;           /* for no longer than this */
+    struct file_piece *next_delayed; /* the list of pieces with such requests */
+    bool moved;                      /* a holder has come or gone: look at these requests again */
 };
 struct file_body {
     struct file_body *hashed;
@@ -114,6 +147,8 @@ struct file_body {
     char *path;
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
+    uint32_t far; /* handles of nodes of other hosts */
+    bool several; /* there are several, or have been, and one is left */
     bool stale, pinned;
     bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */
@@ -125,15 +160,18 @@ struct file_open { /* an asker's handle */
     uint64_t id;
     uint32_t node;
     uint32_t leases, jobs;
-    int fd;      /* opened for writing; -1: the handle is only for reading */
-    bool closed; /* the asker has closed it or is gone; it is freed when its jobs have ended */
+    uint64_t host; /* the same for all nodes of a host; 0: the gateway's host, or not known */
+    int fd;        /* opened for writing; -1: the handle is only for reading */
+    bool closed;   /* the asker has closed it or is gone; it is freed when its jobs have ended */
     struct file_body *body;
 };
 struct file_lease {
     uint64_t id;
     struct file_open *open;
     struct file_piece *piece;
-    int64_t end; /* INT64_MAX: the piece is mapped, so the lease has no end */
+    int64_t end;   /* INT64_MAX: the piece is mapped, so the lease has no end */
+    bool keeps;    /* the asker will keep its copy; counted in piece->under_way */
+    uint32_t from; /* the node whose copy was named */
 };
 #define FILE_BUCKETS 4096u
 struct files {
@@ -141,7 +179,7 @@ struct files {
     struct gateway_works *works;
     struct gateway_table opens, leases;
     struct file_root root;
-    uint64_t limit, cached, leased, mapped, pinned, generations, bodies, hits, reads, read_bytes, dropped;
+    uint64_t limit, cached, leased, mapped, pinned, generations, bodies, hits, reads, read_bytes, dropped, given_bytes, passed_bytes;
     struct file_body *body[FILE_BUCKETS];
     struct file_piece *piece[FILE_BUCKETS];
     struct file_piece *oldest, *newest;                     /* the list of idle pieces */
@@ -151,7 +189,21 @@ struct files {
     bool enlarging;                               /* a job asks for huge pages */
     int64_t over;                                 /* the earliest end of all leases, or before that */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
+    struct file_piece *delayed;                   /* pieces with requests that wait for a copy at another node */
 };
+
+/* --- file_holder.c --- */
+/* Who gives the piece to a node of `host`: a holder, or NULL: the gateway itself. False: nobody yet, because a copy that is under way will
+ * be given soon. */
+bool file_holder_choose(const struct file_piece *p, uint64_t host, struct file_holder **out);
+void file_holder_add(struct file_piece *p, uint32_t node, uint64_t host, weft_gaddr at); /* replaces an earlier copy of this node */
+bool file_holder_drop(struct file_piece *p, uint32_t node);                              /* false: it has no copy */
+void file_holders_free(struct file_piece *p);
+
+/* --- file_cache.c --- */
+/* A handle begins and ends to use a body. */
+void file_body_opened(struct file_body *b, const struct file_open *o);
+void file_body_closed(struct files *all, struct file_body *b, const struct file_open *o);
 /* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. NULL: no memory. */
 struct file_body *file_body_get(struct files *all, const struct file_identity *is, const char *path, int fd);
 void file_body_stale(struct files *all, struct file_body *b);
@@ -162,14 +214,16 @@ bool file_body_pin(struct files *all, struct file_body *b, bool pin); /* false: 
 uint32_t file_body_unpin(struct files *all, const char *path, const struct file_identity *but);
 /* Returns the body with the lowest generation that is at least `from`. NULL: none. */
 struct file_body *file_body_next(struct files *all, uint64_t from);
-struct file_piece *file_piece_find(struct files *all, const struct file_body *b, uint64_t index);
+struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index);
+/* The node has no copies of the pieces of this body any more (NULL: of no piece). */
+void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
 /* Makes a piece with memory in the pool. -EAGAIN: no room in the cache now; -ENOMEM. Sets no error text. */
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
 void file_piece_drop(struct files *all, struct file_piece *p); /* frees a piece; no lease and no request may be left */
 void file_piece_rest(struct files *all, struct file_piece *p); /* makes a piece idle if it has no leases */
 /* Makes a lease. -ENOBUFS: more than half of the cache would be mapped or pinned, or the handle has too many leases; -ENOMEM. Sets no error
  * text. */
-int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, uint64_t *id);
+int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out);
 void file_lease_end(struct files *all, struct file_lease *l);
 void file_leases_of(struct files *all, const struct file_open *o); /* ends all leases of a handle */
 /* Ends the leases whose time is over. Returns after how many ns the next one ends; INT64_MAX: there is none. */
@@ -180,7 +234,7 @@ void file_cache_free(struct files *all);
 /* Makes a job about an open file. NULL: no memory; then the call was answered. */
 struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
                              void (*done)(struct gateway_work *work));
-/* Starts a job. If no thread can be started for it, done() is called at once with the error as result. */
+/* Starts a job. done() is called later, also if no thread can be started for it; then the error is the job's result. */
 void file_job_start(struct files *all, struct file_job *job);
 void file_open_free(struct files *all, struct file_open *o);
 /* done() calls this last: releases the body and the handle that the job uses, and frees the job */
@@ -202,6 +256,10 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
 /* Tries the requests that wait for room in the cache again. Call it after leases have ended. Returns whether some still wait. */
 bool file_lease_again(struct files *all);
 bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the request does not wait for a piece */
+/* Looks again at requests that wait for copies at other nodes. Returns after how many ns to call it again at the latest. */
+int64_t file_lease_delayed(struct files *all);
+void file_begin_hold(struct files *all, struct gateway_call *c);
+void file_begin_drop(struct files *all, struct gateway_call *c);
 
 /* --- file_write.c --- */
 void file_begin_write(struct files *all, struct file_open *o, struct gateway_call *c);
@@ -213,10 +271,13 @@ void file_post_close(struct gateway *g, uint32_t node, uint64_t there);  /* clos
 
 /* --- requests of the asker. "handle" means that the request names an open file --- */
 enum file_kind {
-    /* Opens. data: the path; flags: WEFT_FILE_.... Answer: word 0: the handle; payload: weft_file_info */
+    /* Opens. data: the path; flags: WEFT_FILE_...; arg[0]: as `host` of struct file_open. Answer: word 0: the handle; payload:
+     * weft_file_info */
     FILE_OPEN = 1,
-    /* Asks for a piece: handle; arg[0]: the number of the piece; arg[1] to arg[6]: leases to end first, 0: none; flags: FILE_MAPS,
-     * FILE_AHEAD. Answer: word 0: address of the piece; word 1: its length; word 2: the lease */
+    /* Asks for a piece: handle; arg[0]: the number of the piece; arg[1] to arg[10]: leases to end first, 0: none; flags: FILE_MAPS and
+     * others, below. Answer: word 0: address of the piece, or with FILE_KEEPS of a copy at another node; word 1: its length; word 2: the
+     * lease; with FILE_KEEPS also word 3: the hash of the piece; word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5:
+     * the piece's generation */
     FILE_LEASE,
     FILE_RETURN, /* ends the lease arg[0] */
     FILE_STAT,   /* handle; compares the file with the disk. Answer: as OPEN */
@@ -228,16 +289,20 @@ enum file_kind {
     /* arg[0]: 0, or word 0 of the previous answer. Answer: word 0: 0 if this file is the last one; payload: weft_file_cached */
     FILE_LIST,
     FILE_CACHE, /* Answer: payload: weft_file_cache */
+    FILE_HOLD,  /* ends the lease arg[0]; arg[1]: the address of a copy of its piece in the asker's pool */
+    FILE_DROP,  /* the asker no longer has the copy of piece arg[1] of generation arg[0] */
 };
 #define FILE_MAPS    0x1u /* LEASE: the lease has no end */
 #define FILE_AHEAD   0x2u /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
+#define FILE_KEEPS   0x4u /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
+#define FILE_HERE    0x8u /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
 #define FILE_ENDS_AT 1u   /* index in arg[] of the first lease to end */
-#define FILE_ENDS    6u
+#define FILE_ENDS    10u
 
-/* LEASE: whether the answer names a piece of `bytes` bytes in the pool of the gateway `node`. */
-static inline bool file_lease_fits(const struct gateway_result *r, uint32_t node, uint32_t bytes)
+/* LEASE: whether the answer names a piece of `bytes` bytes in the pool of the gateway `node`, or with a hash (`keeps`) in any pool. */
+static inline bool file_lease_fits(const struct gateway_result *r, uint32_t node, uint32_t bytes, bool keeps)
 {
-    return weft_gaddr_node(r->word[0]) == node && weft_gaddr_space(r->word[0]) == 0 && r->word[1] == bytes;
+    return (keeps ? r->word[3] != 0 : weft_gaddr_node(r->word[0]) == node) && weft_gaddr_space(r->word[0]) == 0 && r->word[1] == bytes;
 }
 
 #endif

@@ -2,7 +2,7 @@
  *
  * The calls of weft/file.h that do not wait (weft_file_read_start() and others). A thread of this node makes the call that waits, and then
  * completes the op. Only one such call of a handle may be under way. So the queue never has more calls than there are handles and files
- * that are being opened. Threads are started when they are needed.
+ * that are being opened.
  */
 #include "gateway/file_handle.h"
 
@@ -13,7 +13,8 @@
 
 enum async_kind { ASYNC_OPEN, ASYNC_READ, ASYNC_WRITE, ASYNC_SYNC };
 struct async_call {
-    struct async_call *next;
+    struct gateway_work work;
+    weft_node *w;
     enum async_kind kind;
     weft_file *f;
     weft_file **out;
@@ -21,17 +22,13 @@ struct async_call {
     size_t len, *done;
     uint64_t offset;
     uint32_t node, flags;
+    int status;
     weft_op *op;
     char path[]; /* for ASYNC_OPEN: the path of the file */
 };
 struct file_async {
-    weft_node *w;
     pthread_mutex_t lock;
-    pthread_cond_t some;
-    struct async_call *first, **last;
-    pthread_t thread[ASYNC_THREADS];
-    unsigned threads, idle, queued;
-    bool stop;
+    struct gateway_works *works; /* NULL: this node is being closed */
 };
 
 static int async_make(struct async_call *c, weft_node *w)
@@ -55,27 +52,27 @@ static void async_over(weft_node *w, struct async_call *c, int status)
     fab_wake_here(w);
 }
 
-static void *async_run(void *arg)
+static struct async_call *call_of(struct gateway_work *work)
 {
-    struct file_async *all = arg;
-    pthread_mutex_lock(&all->lock);
-    for (;;) {
-        all->idle++;
-        while (!all->first && !all->stop)
-            pthread_cond_wait(&all->some, &all->lock);
-        all->idle--;
-        struct async_call *c = all->first;
-        if (all->stop || !c)
-            break;
-        if (!(all->first = c->next))
-            all->last = &all->first;
-        all->queued--;
-        pthread_mutex_unlock(&all->lock);
-        async_over(all->w, c, async_make(c, all->w));
-        pthread_mutex_lock(&all->lock);
-    }
-    pthread_mutex_unlock(&all->lock);
-    return NULL;
+    return (struct async_call *)(void *)work;
+}
+
+static void async_run(struct gateway_work *work)
+{
+    struct async_call *c = call_of(work);
+    c->status = async_make(c, c->w);
+}
+
+static void async_done(struct gateway_work *work)
+{
+    struct async_call *c = call_of(work);
+    async_over(c->w, c, c->status);
+}
+
+static void async_drop(struct gateway_work *work)
+{
+    struct async_call *c = call_of(work);
+    async_over(c->w, c, -ECONNRESET);
 }
 
 int file_async_open(struct gateway *g)
@@ -83,11 +80,9 @@ int file_async_open(struct gateway *g)
     struct file_async *all = g->file_async = calloc(1, sizeof *all);
     if (!all)
         return base_fail(-ENOMEM, "no memory for calls that use files" BASE_MEMORY_HINT);
-    all->w = g->w;
-    all->last = &all->first;
     pthread_mutex_init(&all->lock, NULL);
-    pthread_cond_init(&all->some, NULL);
-    return 0;
+    int rc = gateway_works_open(&all->works, NULL, &(struct gateway_works_how){.threads = ASYNC_THREADS, .drop = async_drop});
+    return rc ? base_fail(rc, "no memory for calls that use files" BASE_MEMORY_HINT) : 0;
 }
 
 void file_async_end(struct gateway *g)
@@ -96,24 +91,19 @@ void file_async_end(struct gateway *g)
     if (!all)
         return;
     pthread_mutex_lock(&all->lock);
-    all->stop = true;
-    pthread_cond_broadcast(&all->some);
+    struct gateway_works *works = all->works;
+    all->works = NULL;
     pthread_mutex_unlock(&all->lock);
-    for (unsigned i = 0; i < all->threads; i++)
-        pthread_join(all->thread[i], NULL);
-    all->threads = 0;
-    for (struct async_call *c; (c = all->first);) {
-        all->first = c->next;
-        async_over(all->w, c, -ECONNRESET);
-    }
+    gateway_works_close(works);
 }
 
 void file_async_free(struct gateway *g)
 {
     if (!g->file_async)
         return;
+    if (g->file_async->works)
+        file_async_end(g);
     pthread_mutex_destroy(&g->file_async->lock);
-    pthread_cond_destroy(&g->file_async->some);
     free(g->file_async);
     g->file_async = NULL;
 }
@@ -122,24 +112,19 @@ void file_async_free(struct gateway *g)
 static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
 {
     struct file_async *all = g->file_async;
+    weft_file *f = c->f;
+    c->work = (struct gateway_work){.run = async_run, .done = async_done};
+    c->w = g->w;
     c->op = op;
+    fab_pending(op, c->node); /* first: a thread may complete it as soon as the call is queued */
     pthread_mutex_lock(&all->lock);
-    if (all->queued >= all->idle && all->threads < ASYNC_THREADS && !all->stop &&
-        base_thread(&all->thread[all->threads], async_run, all) == 0)
-        all->threads++;
-    int rc = all->stop ? -ECONNRESET : all->threads ? 0 : -EAGAIN;
-    if (!rc) {
-        fab_pending(op, c->node); /* first: a thread may complete it as soon as the call is queued */
-        *all->last = c;
-        all->last = &c->next;
-        all->queued++;
-        pthread_cond_signal(&all->some);
-    }
+    int rc = !all->works ? -ECONNRESET : gateway_work(all->works, &c->work) ? -EAGAIN : 0;
     pthread_mutex_unlock(&all->lock);
     if (!rc)
         return 0;
-    if (c->f)
-        file_unuse(c->f, true);
+    fab_complete(op, rc);
+    if (f)
+        file_unuse(f, true);
     free(c);
     return base_fail(rc, rc == -EAGAIN ? "no thread can be started for a call that uses a file" BASE_THREAD_HINT
                                        : "this node is being closed, so it starts no more calls that use files");

@@ -22,9 +22,9 @@ static struct file_body **body_bucket(struct files *all, const struct file_ident
     return &all->body[(is->inode ^ is->device * UINT64_C(0x9e3779b1)) % FILE_BUCKETS];
 }
 
-static struct file_piece **piece_bucket(struct files *all, const struct file_body *b, uint64_t index)
+static struct file_piece **piece_bucket(struct files *all, uint64_t generation, uint64_t index)
 {
-    return &all->piece[(b->generation * UINT64_C(0x9e3779b1) ^ index) % FILE_BUCKETS];
+    return &all->piece[(generation * UINT64_C(0x9e3779b1) ^ index) % FILE_BUCKETS];
 }
 
 static void idle_remove(struct files *all, struct file_piece *p)
@@ -107,6 +107,23 @@ void file_body_leave(struct files *all, struct file_body *b)
     free(b);
 }
 
+void file_body_opened(struct file_body *b, const struct file_open *o)
+{
+    b->opens++;
+    if (!o->host)
+        return;
+    b->several = b->several || b->far;
+    b->far++;
+}
+
+void file_body_closed(struct files *all, struct file_body *b, const struct file_open *o)
+{
+    b->opens--;
+    if (o->host && --b->far == 0)
+        b->several = false;
+    file_body_leave(all, b);
+}
+
 bool file_body_pin(struct files *all, struct file_body *b, bool pin)
 {
     if (pin == b->pinned)
@@ -160,6 +177,7 @@ void file_body_stale(struct files *all, struct file_body *b)
     file_body_pin(all, b, false);
     for (struct file_piece *p = b->pieces, *next; p; p = next) {
         next = p->of_body;
+        p->moved = true;
         if (p->idle)
             file_piece_drop(all, p);
     }
@@ -179,18 +197,26 @@ struct file_body *file_body_next(struct files *all, uint64_t from)
 
 /* --- pieces --- */
 
-struct file_piece *file_piece_find(struct files *all, const struct file_body *b, uint64_t index)
+struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index)
 {
-    struct file_piece *p = *piece_bucket(all, b, index);
-    while (p && (p->body != b || p->index != index))
+    struct file_piece *p = *piece_bucket(all, generation, index);
+    while (p && (p->body->generation != generation || p->index != index))
         p = p->hashed;
     return p;
+}
+
+void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node)
+{
+    for (uint32_t i = 0; i < FILE_BUCKETS; i++)
+        for (struct file_piece *p = all->piece[i]; p; p = p->hashed)
+            if ((!b || p->body == b) && file_holder_drop(p, node))
+                p->moved = true;
 }
 
 void file_piece_drop(struct files *all, struct file_piece *p)
 {
     struct file_body *b = p->body;
-    struct file_piece **at = piece_bucket(all, b, p->index);
+    struct file_piece **at = piece_bucket(all, b->generation, p->index);
     while (*at != p)
         at = &(*at)->hashed;
     *at = p->hashed;
@@ -202,6 +228,7 @@ void file_piece_drop(struct files *all, struct file_piece *p)
     b->cached -= p->bytes;
     fab_use(node_of(all), FAB_USE_FILES, -(int64_t)p->bytes);
     (void)weft_free(node_of(all), p->at);
+    file_holders_free(p);
     free(p);
     file_body_leave(all, b);
 }
@@ -219,7 +246,7 @@ static bool drop_oldest(struct files *all)
 
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out)
 {
-    struct file_piece *p = calloc(1, sizeof *p), **bucket = piece_bucket(all, b, index);
+    struct file_piece *p = calloc(1, sizeof *p), **bucket = piece_bucket(all, b->generation, index);
     if (!p)
         return -ENOMEM;
     *p = (struct file_piece){.body = b, .index = index, .bytes = file_piece_bytes(b->is.bytes, index)};
@@ -250,7 +277,7 @@ int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struc
 
 void file_piece_rest(struct files *all, struct file_piece *p)
 {
-    if (!p->ready || p->leases || p->idle)
+    if (!p->ready || p->leases || p->idle || p->delayed)
         return;
     if (p->body->stale)
         file_piece_drop(all, p);
@@ -260,7 +287,7 @@ void file_piece_rest(struct files *all, struct file_piece *p)
 
 /* --- leases --- */
 
-int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, uint64_t *id)
+int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out)
 {
     if (o->leases >= FILE_LEASES_MAX || (map && all->mapped + all->pinned + charge(p) > all->limit / 2))
         return -ENOBUFS;
@@ -269,7 +296,7 @@ int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p,
         return -ENOMEM;
     *l = (struct file_lease){.open = o, .piece = p, .end = map ? INT64_MAX : base_deadline(FILE_LEASE_NS)};
     all->over = l->end < all->over ? l->end : all->over;
-    *id = l->id = gateway_table_add(&all->leases, l);
+    l->id = gateway_table_add(&all->leases, l);
     if (!l->id) {
         free(l);
         return -ENOMEM;
@@ -278,6 +305,7 @@ int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p,
     all->leased += p->leases++ == 0 ? charge(p) : 0;
     o->leases++;
     all->mapped += map ? charge(p) : 0;
+    *out = l;
     return 0;
 }
 
@@ -285,6 +313,10 @@ void file_lease_end(struct files *all, struct file_lease *l)
 {
     gateway_table_remove(&all->leases, l->id);
     all->leased -= --l->piece->leases == 0 ? charge(l->piece) : 0;
+    if (l->keeps) {
+        l->piece->under_way--;
+        l->piece->moved = true;
+    }
     l->open->leases--;
     all->mapped -= l->end == INT64_MAX ? charge(l->piece) : 0;
     file_piece_rest(all, l->piece);
@@ -326,6 +358,7 @@ void file_cache_free(struct files *all)
             all->piece[i] = p->hashed;
             fab_use(node_of(all), FAB_USE_FILES, -(int64_t)p->bytes);
             (void)weft_free(node_of(all), p->at);
+            file_holders_free(p);
             free(p);
         }
         for (struct file_body *b; (b = all->body[i]);) {

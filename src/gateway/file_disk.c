@@ -99,6 +99,8 @@ static int job_read(struct file_job *job)
         else if (errno != EINTR)
             rc = -errno;
     }
+    if (!rc && job->hashes)
+        job->hash = file_hash(job->memory, job->bytes);
     return rc ? rc : check(job);
 }
 

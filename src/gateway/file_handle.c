@@ -39,17 +39,29 @@ void file_unuse(weft_file *f, bool alone)
         atomic_store_explicit(&f->busy, false, memory_order_release);
 }
 
+void file_info_set(weft_file *f, const weft_file_info *info)
+{
+    f->info = *info;
+    atomic_store_explicit(&f->size, info->bytes, memory_order_relaxed);
+}
+
 int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct gateway_result *out, int64_t timeout_ns)
 {
     weft_file_info new;
     size_t len = sizeof new;
     struct gateway_question q = {.record = r, .data = data};
     int rc = gateway_ask_wait(f->g, &q, timeout_ns, out, info ? &new : NULL, info ? &len : NULL);
-    if (!rc && info && len != sizeof new)
-        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
     if (!rc && info)
-        f->info = new;
+        file_info_set(f, &new);
     return rc;
+}
+
+void file_slot_free(weft_file *f, struct file_slot *s)
+{
+    if (s->kept)
+        file_keep_leave(f->g, s->kept);
+    s->kept = NULL;
+    atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
 }
 
 void file_slots_leave(weft_file *f)
@@ -57,7 +69,7 @@ void file_slots_leave(weft_file *f)
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         if (atomic_load_explicit(&f->slot[i].state, memory_order_acquire) == SLOT_ASKED)
             (void)gateway_ask_leave(f->g, f->slot[i].ask, 0); /* after this no answer is written to the slot */
-        atomic_store_explicit(&f->slot[i].state, SLOT_FREE, memory_order_relaxed);
+        file_slot_free(f, &f->slot[i]);
     }
 }
 
@@ -185,22 +197,26 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     f->g = gateway_in(w);
     f->node = node;
     f->flags = flags;
-    f->last = f->mapped = UINT64_MAX;
+    f->last = f->mapped = f->ends = UINT64_MAX;
+    f->far = !weft_ptr(w, weft_gaddr_make(node, 0, w->heap_offset), 1);
     pthread_mutex_init(&f->maps, NULL);
     weft_request r = file_request(f, FILE_OPEN);
     struct gateway_result result;
+    weft_file_info now;
     r.flags = flags;
     r.data_bytes = strlen(path);
-    size_t info = sizeof f->info;
+    r.arg[0] = f->far ? file_hash(w->host_id, sizeof w->host_id) : 0;
+    size_t info = sizeof now;
     struct gateway_question q = {.record = &r, .data = path, .late = opened_late};
-    rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &f->info, &info);
-    if (!rc && info != sizeof f->info)
-        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", path, node);
+    rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &now, &info);
     if (rc) {
         file_free(f);
         return rc;
     }
     f->there = result.word[0];
+    file_info_set(f, &now);
+    if (f->far)
+        file_keeps_opened(f->g);
     handle_list(f->g, f);
     *out = f;
     return 0;
@@ -208,8 +224,7 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
 
 void file_copy_free(weft_file *f, struct file_copy *c)
 {
-    fab_use(f->g->w, FAB_USE_FILES, -(int64_t)c->bytes);
-    weft_free(f->g->w, c->at);
+    file_keep_leave(f->g, c->kept);
     free(c);
 }
 
@@ -234,13 +249,15 @@ int weft_file_close(weft_file *f)
     handle_unlist(f->g, f);
     copies_free(f);
     file_post_close(f->g, f->node, f->there);
+    if (f->far)
+        file_keeps_closed(f->g);
     file_free(f);
     return 0;
 }
 
 uint64_t weft_file_size(const weft_file *f)
 {
-    return f->info.bytes;
+    return file_size(f);
 }
 
 uint32_t weft_file_node(const weft_file *f)
@@ -362,9 +379,6 @@ static int cache_ask(weft_node *w, uint32_t node, weft_request *r, const void *d
     r->node = node;
     struct gateway_question q = {.record = r, .data = data};
     int rc = gateway_ask_wait(gateway_in(w), &q, timeout_ns, &result, payload, &len);
-    if (!rc && len != bytes)
-        rc = base_fail(-EPROTO, "node %u has sent an invalid answer about its cache of files; run the same version of weft on all hosts",
-                       node);
     *word = rc ? 0 : result.word[0];
     return rc;
 }

@@ -9,42 +9,69 @@
 
 #include "gateway/file.h"
 
-#define FILE_AHEAD_PIECES 4u
-#define FILE_SLOTS        (FILE_AHEAD_PIECES + 2u)
+#define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
+#define FILE_AHEAD_FAR    8u /* the same for a file of another host, from where pieces take longer */
+#define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
+#define FILE_KEPT_PART    8u /* copies take at most this part of the pool */
 _Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
 enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
 #define FILE_MAP_AHEAD 2u
 #define FILE_MAP_SLOTS (FILE_MAP_AHEAD + 2u)
 #define FILE_TEXT      512u
 
-enum slot_state { SLOT_FREE, SLOT_ASKED, SLOT_READY, SLOT_FAILED };
+enum slot_state {
+    SLOT_FREE,
+    SLOT_ASKED,
+    SLOT_READY, /* there is a lease */
+    SLOT_FAILED,
+    SLOT_GETS, /* a copy for this node's pool is under way */
+    SLOT_HELD  /* the copy is there, and is right */
+};
+/* A copy of a piece in this node's pool, for a file of another host. Other nodes may get it from here, and check what they have got. */
+struct file_kept {
+    struct file_kept *next;     /* under the lock; the one that was taken first comes first */
+    uint32_t node;              /* the gateway */
+    uint64_t generation, index; /* set when the gateway is told */
+    weft_gaddr at;
+    uint32_t room; /* bytes there; only memory for whole pieces is used again */
+    uint32_t uses; /* under the lock: how many slots and views use it */
+    bool told;     /* the gateway knows of it */
+    weft_op op;    /* the get that fills it */
+};
 struct file_slot {
     _Atomic int state; /* enum slot_state; the answer writes it after all other members */
     int error;
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed; /* a map slot: a thread waits for it */
+    bool claimed;              /* a map slot: a thread waits for it */
+    bool keeps, tell, lost;    /* asked with FILE_KEEPS; the gateway wants to know when the copy is there; asked with FILE_HERE */
+    uint64_t hash, generation; /* of the piece, with `keeps` */
+    struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
     int64_t until;
     char text[FILE_TEXT];
 };
-struct file_copy { /* a copy of a mapped piece, in this node's pool */
+struct file_copy { /* a copy of a mapped piece */
     struct file_copy *next;
-    weft_gaddr at;
-    uint32_t bytes;
+    struct file_kept *kept;
 };
 struct weft_file {
     struct gateway *g;
     struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
-    uint64_t there; /* the handle's number at the gateway */
-    weft_file_info info;
+    uint64_t there;          /* the handle's number at the gateway */
+    weft_file_info info;     /* for calls that are alone */
+    _Atomic uint64_t size;   /* info.bytes, for all others */
     _Atomic bool changed[2]; /* [FILE_CHANGED_READ], [FILE_CHANGED_MAP]: the file has changed, so reads, or maps, no longer use what was
                                 requested before */
     _Atomic bool busy;
     _Atomic uint32_t users; /* how many threads are in calls with this handle */
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
+    bool far;               /* the gateway is on another host */
+    bool full;              /* a get found no room: no further ones are begun in this call */
+    uint64_t ends;          /* where the last read has ended */
+    uint64_t wanted;        /* the piece for which the thread waits */
     char *path;
     struct file_slot slot[FILE_SLOTS];
     struct file_copy *copies;                  /* copies for views of files on another host; under gateway.lock */
@@ -53,12 +80,28 @@ struct weft_file {
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };
 
+/* --- file_keep.c --- */
+/* Takes memory for a copy of a piece of a file of `node`: new memory, or that of the copy that was taken first and that nobody uses.
+ * `bytes`: for a view, so the limit does not count; 0: not for a view. NULL: there is none. */
+struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
+/* The copy is right. Tells the gateway, and ends the lease. */
+void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
+void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
+/* A handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
+void file_keeps_opened(struct gateway *g);
+void file_keeps_closed(struct gateway *g);
+
 /* --- file_handle.c --- */
 /* Sends a request about the file and waits for the answer. `info`: the answer contains a weft_file_info. */
 int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct gateway_result *out, int64_t timeout_ns);
 weft_request file_request(const weft_file *f, enum file_kind kind);
 /* Begin and end a call. `alone`: only one thread may be in such a call. -EBUSY, -EDEADLK. */
 int file_use(weft_file *f, bool alone);
+void file_info_set(weft_file *f, const weft_file_info *info);
+static inline uint64_t file_size(const weft_file *f)
+{
+    return atomic_load_explicit(&f->size, memory_order_relaxed);
+}
 int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);
 static inline int file_slot_state(const struct file_slot *s)
@@ -69,6 +112,7 @@ void file_map_slot_free(struct file_slot *s);
 void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
 bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
 void file_copy_free(weft_file *f, struct file_copy *c);
+void file_slot_free(weft_file *f, struct file_slot *s);
 void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
 
 int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags);
@@ -77,11 +121,19 @@ int file_write_check(const weft_file *f);
 int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline);
 int file_sync(weft_file *f, int64_t timeout_ns);
 
-/* --- file_read.c --- */
-/* between file_use() and file_unuse() */
-int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline);
+/* --- file_slot.c --- */
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
+/* Gets a slot with a lease of the piece, or with a copy of it; waits until it is there. `keeps`: a copy is wanted, if there is room. */
+int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out);
+/* Asks for the pieces after `index` in advance, if this read goes on beyond the piece (`more`) or the previous read was of the piece
+ * before. */
+void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps);
+void file_slots_expire(weft_file *f); /* the file has changed */
+
+/* --- file_read.c --- */
+/* between file_use() and file_unuse() */
+int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline);
 
 #endif

@@ -37,7 +37,7 @@ void file_job_start(struct files *all, struct file_job *job)
     if (!rc)
         return;
     job->result = rc;
-    job->work.done(&job->work);
+    gateway_work_skip(all->works, &job->work); /* done() starts other jobs, so it is not called here */
 }
 
 struct gateway_call *file_job_call(struct file_job *job)
@@ -64,8 +64,7 @@ void file_job_over(struct file_job *job)
 
 void file_open_free(struct files *all, struct file_open *o)
 {
-    o->body->opens--;
-    file_body_leave(all, o->body);
+    file_body_closed(all, o->body, o);
     if (o->fd >= 0)
         close(o->fd);
     free(o);

@@ -18,16 +18,56 @@ static bool has_piece(const struct file_body *b, uint64_t index)
     return index < file_pieces(b->is.bytes);
 }
 
-/* Answers a request for a piece that is in the cache. */
+/* The request waits until another node has a copy of the piece. */
+static void lease_delay(struct files *all, struct gateway_call *c, struct file_piece *p)
+{
+    if (!p->delayed) {
+        p->delayed_until = base_deadline(FILE_PATIENCE_NS);
+        p->next_delayed = all->delayed;
+        all->delayed = p;
+    }
+    c->next = p->delayed;
+    p->delayed = c;
+}
+
+static uint64_t hash_of(const struct files *all, struct file_piece *p)
+{
+    if (!p->hash) /* it was read for nodes of this host */
+        p->hash = file_hash(weft_ptr(gateway_of(all->server)->w, p->at, p->bytes), p->bytes);
+    return p->hash;
+}
+
+/* Answers a node of another host, which can use a copy at any node. */
+static void lease_answer_far(struct files *all, struct gateway_call *c, struct file_piece *p, struct file_lease *l,
+                             struct file_holder *from)
+{
+    l->keeps = p->body->several;
+    l->from = from ? from->node : gateway_of(all->server)->w->rank;
+    p->under_way += l->keeps;
+    (*(from ? &from->given : &p->given))++;
+    *(from ? &all->passed_bytes : &all->given_bytes) += p->bytes;
+    gateway_answer(c, 0, (const uint64_t[6]){from ? from->at : p->at, p->bytes, l->id, hash_of(all, p), l->keeps, p->body->generation}, 6,
+                   NULL, 0);
+}
+
+/* Answers a request for a piece that is in the cache, or lets it wait for a copy at another node. */
 static void lease_answer(struct files *all, struct gateway_call *c, struct file_piece *p)
 {
-    uint64_t id;
+    struct file_lease *l;
+    struct file_holder *from = NULL;
     struct file_open *o = open_of(all, c);
-    int rc = o ? file_lease_new(all, o, p, c->record.flags & FILE_MAPS, &id) : -EBADF;
+    bool far = o && o->host && c->record.flags & FILE_KEEPS;
+    if (far && p->body->several && !(c->record.flags & FILE_HERE) && !file_holder_choose(p, o->host, &from)) {
+        lease_delay(all, c, p);
+        return;
+    }
+    int rc = o ? file_lease_new(all, o, p, c->record.flags & FILE_MAPS, &l) : -EBADF;
     if (rc)
         file_answer_failed(c, rc, p->body->path);
+    else if (far)
+        lease_answer_far(all, c, p, l, from);
     else
-        gateway_answer(c, 0, (const uint64_t[3]){p->at, p->bytes, id}, 3, NULL, 0);
+        gateway_answer(c, 0, (const uint64_t[3]){p->at, p->bytes, l->id}, 3, NULL, 0);
 }
 
 static void read_done(struct gateway_work *work)
@@ -43,6 +83,7 @@ static void read_done(struct gateway_work *work)
     rc = b->stale ? -ESTALE : rc;
     p->waiting = NULL;
     p->ready = true;
+    p->hash = job->hash;
     for (struct gateway_call *next; c; c = next) {
         next = c->next;
         if (rc)
@@ -113,6 +154,7 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
     job->place = weft_gaddr_offset(p->at);
     job->offset = p->index * WEFT_FILE_PIECE;
     job->bytes = p->bytes;
+    job->hashes = b->far != 0;
     c->next = NULL;
     p->waiting = c;
     file_job_start(all, job);
@@ -125,7 +167,7 @@ static int lease_try(struct files *all, struct gateway_call *c)
     struct file_open *o = open_of(all, c);
     /* a write may have come while the request waited */
     int rc = !o ? -EBADF : o->body->stale || !has_piece(o->body, c->record.arg[0]) ? -ESTALE : 0;
-    struct file_piece *p = rc ? NULL : file_piece_find(all, o->body, c->record.arg[0]);
+    struct file_piece *p = rc ? NULL : file_piece_find(all, o->body->generation, c->record.arg[0]);
     if (p) {
         all->hits++;
         o->body->hits++;
@@ -154,8 +196,11 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
     const weft_request *r = &c->record;
     for (unsigned i = 0; i < FILE_ENDS; i++) {
         struct file_lease *l = gateway_table_find(&all->leases, r->arg[FILE_ENDS_AT + i]);
-        if (l && l->open == o)
-            file_lease_end(all, l);
+        if (!l || l->open != o)
+            continue;
+        if (r->flags & FILE_HERE && l->piece->index == r->arg[0] && l->from != gateway_of(all->server)->w->rank)
+            file_holder_gone(all, l->piece->body, l->from); /* its copies are probably all gone, or it does not answer */
+        file_lease_end(all, l);
     }
     if (!has_piece(o->body, r->arg[0])) {
         base_fail(-EINVAL, "%.300s at node %u ends before its MiB number %llu (counted from 0): read within the file's size", o->body->path,
@@ -178,8 +223,84 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
     (void)file_lease_again(all);
 }
 
+/* --- copies at other nodes --- */
+
+/* A lease of this node. NULL: there is none with this number, or its handle is closed. */
+static struct file_lease *lease_of(const struct files *all, const struct gateway_call *c)
+{
+    struct file_lease *l = gateway_table_find(&all->leases, c->record.arg[0]);
+    return l && l->open->node == c->node ? l : NULL;
+}
+
+void file_begin_hold(struct files *all, struct gateway_call *c)
+{
+    struct file_lease *l = lease_of(all, c);
+    weft_gaddr at = c->record.arg[1];
+    if (l && l->keeps && weft_gaddr_node(at) == c->node && weft_gaddr_space(at) == 0) {
+        l->piece->moved = true;
+        file_holder_add(l->piece, c->node, l->open->host, at);
+    }
+    if (l)
+        file_lease_end(all, l);
+    gateway_answer(c, 0, NULL, 0, NULL, 0);
+    (void)file_lease_again(all);
+}
+
+void file_begin_drop(struct files *all, struct gateway_call *c)
+{
+    struct file_piece *p = file_piece_find(all, c->record.arg[0], c->record.arg[1]);
+    if (p && file_holder_drop(p, c->node))
+        p->moved = true;
+    gateway_answer(c, 0, NULL, 0, NULL, 0);
+}
+
+/* The askers that are getting the piece are slow: nobody waits for them any more. */
+static void lose_patience(struct files *all, const struct file_piece *p)
+{
+    uint32_t at = 0;
+    for (struct file_lease *l; p->under_way && (l = gateway_table_next(&all->leases, &at));)
+        if (l->piece == p && l->keeps) {
+            l->keeps = false;
+            l->piece->under_way--;
+        }
+}
+
+int64_t file_lease_delayed(struct files *all)
+{
+    int64_t now = base_now_ns(), next = INT64_MAX;
+    struct file_piece *list = all->delayed;
+    all->delayed = NULL;
+    for (struct file_piece *p; (p = list);) {
+        list = p->next_delayed;
+        struct gateway_call *c = p->delayed;
+        bool late = now >= p->delayed_until;
+        if (!c || late || p->moved) {
+            if (late)
+                lose_patience(all, p);
+            p->moved = false;
+            p->delayed = NULL;
+            for (struct gateway_call *n; c; c = n) { /* a request that still has to wait is added to the lists again */
+                n = c->next;
+                if (p->body->stale)
+                    file_answer_failed(c, -ESTALE, p->body->path);
+                else
+                    lease_answer(all, c, p);
+            }
+            file_piece_rest(all, p);
+        } else {
+            p->next_delayed = all->delayed;
+            all->delayed = p;
+        }
+    }
+    for (struct file_piece *p = all->delayed; p; p = p->next_delayed)
+        next = p->delayed_until - now < next ? p->delayed_until - now : next;
+    return next;
+}
+
 bool file_lease_again(struct files *all)
 {
+    if (all->delayed)
+        (void)file_lease_delayed(all);
     for (struct gateway_call *c; (c = all->waiting);) {
         all->waiting = c->next;
         if (!all->waiting)
@@ -213,7 +334,8 @@ bool file_lease_cancel(struct files *all, struct gateway_call *c)
         all->waiting_last = &(*all->waiting_last)->next;
     for (uint32_t i = 0; i < FILE_BUCKETS && !found; i++)
         for (struct file_piece *p = all->piece[i]; p && !found; p = p->hashed)
-            found = take_from(&p->waiting, c);
+            found = take_from(&p->waiting, c) || take_from(&p->delayed, c);
+    (void)file_lease_delayed(all); /* now, because a piece without such requests may be dropped at any time */
     if (found)
         gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
     return found;

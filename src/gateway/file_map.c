@@ -2,47 +2,20 @@
  *
  * The asker's side of mapping. On the gateway's host, a view points into the gateway's pool. If pieces are mapped in sequence, the next
  * pieces are requested in advance, so that the caller need not wait for an answer each time. On another host, a piece is copied to this
- * node's pool.
+ * node's pool (file_keep.c), from the gateway or from another node that has a copy.
  */
 #include "gateway/file_handle.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#define MAP_AGAIN 1 /* not an error: the piece must be requested once more */
+
 /* The answer to a request to map that this node has cancelled: ends the lease. */
 static void mapped_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0)
         file_post_return(g, a->node, r->word[2]);
-}
-
-/* Copies the piece to this node's pool. -EAGAIN: the lease ended before the copy was complete. */
-static int map_copy(weft_file *f, weft_gaddr at, uint32_t bytes, int64_t until, weft_gaddr *out)
-{
-    weft_node *w = f->g->w;
-    struct file_copy *c = malloc(sizeof *c);
-    int rc = c ? weft_alloc(w, bytes, &c->at) : base_fail(-ENOMEM, "%s: no memory to map a part of the file" BASE_MEMORY_HINT, f->path);
-    if (rc) {
-        free(c);
-        return rc;
-    }
-    rc = weft_get_blocking(w, weft_ptr(w, c->at, bytes), at, bytes);
-    if (!rc && base_now_ns() >= until)
-        rc = -EAGAIN;
-    if (rc) {
-        if (rc != -ETIMEDOUT) /* after a time-out the get may still write to the memory, so it is never freed */
-            weft_free(w, c->at);
-        free(c);
-        return rc;
-    }
-    c->bytes = bytes;
-    fab_use(w, FAB_USE_FILES, bytes);
-    base_spin_lock(&f->g->lock);
-    c->next = f->copies;
-    f->copies = c;
-    base_spin_unlock(&f->g->lock);
-    *out = c->at;
-    return 0;
 }
 
 /* --- mapping ahead --- */
@@ -80,7 +53,7 @@ static struct file_slot *map_slot_for(weft_file *f, uint64_t index)
 /* Called after piece `index` was mapped: requests the next pieces in advance if the piece before was mapped last. */
 static void map_ahead(weft_file *f, uint64_t index)
 {
-    const uint64_t pieces = file_pieces(f->info.bytes);
+    const uint64_t size = file_size(f), pieces = file_pieces(size);
     pthread_mutex_lock(&f->maps);
     bool next = f->mapped != UINT64_MAX && f->mapped + 1 == index;
     f->mapped = index;
@@ -98,7 +71,8 @@ static void map_ahead(weft_file *f, uint64_t index)
         r.arg[0] = i;
         r.timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
         s->index = i;
-        s->bytes = file_piece_bytes(f->info.bytes, i);
+        s->keeps = false;
+        s->bytes = file_piece_bytes(size, i);
         atomic_store_explicit(&s->state, SLOT_ASKED, memory_order_relaxed);
         if (gateway_ask(f->g, &(struct gateway_question){.record = &r, .tell = file_slot_told, .late = mapped_late, .arg = s, .post = true},
                         &s->ask))
@@ -107,18 +81,19 @@ static void map_ahead(weft_file *f, uint64_t index)
     pthread_mutex_unlock(&f->maps);
 }
 
-/* Takes a piece that was requested in advance. -EAGAIN: it must be requested now. */
+/* Takes a piece that was requested in advance. MAP_AGAIN: it must be requested now. */
 static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *at, uint64_t *lease)
 {
     struct file_slot *s = map_claim(f, index);
     if (!s)
-        return -EAGAIN;
+        return MAP_AGAIN;
     int rc = fab_wait(f->g->w, file_slot_settled, s, deadline);
     pthread_mutex_lock(&f->maps);
     if (rc && !gateway_ask_leave(f->g, s->ask, 0))
         rc = 0; /* the answer has come in the meantime */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
-        rc = s->error == -ENOBUFS || s->error == -EAGAIN ? -EAGAIN : file_slot_error(f, s);
+        rc = s->error == -ENOBUFS || s->error == -EAGAIN || file_piece_bytes(file_size(f), index) != s->bytes ? MAP_AGAIN
+                                                                                                              : file_slot_error(f, s);
     *at = s->at;
     *lease = s->lease;
     file_map_slot_free(s);
@@ -129,83 +104,141 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
 
 /* --- mapping --- */
 
-/* Requests a piece, and waits for the answer. */
-static int map_ask(weft_file *f, uint64_t index, bool here, int64_t deadline, weft_gaddr *at, uint64_t *lease)
+/* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS or others. `ends`: a lease to end, or 0. MAP_AGAIN: the
+ * answer is of another generation. */
+static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags, uint64_t ends, int64_t deadline,
+                   struct gateway_result *result)
 {
-    struct gateway_result result;
+    const uint64_t size = file_size(f);
     weft_request r = file_request(f, FILE_LEASE);
-    r.flags = here ? FILE_MAPS : 0;
+    r.flags = flags;
     r.arg[0] = index;
+    r.arg[FILE_ENDS_AT] = ends;
     int rc;
     do {
         int64_t left = deadline - base_now_ns();
         struct gateway_question q = {.record = &r, .late = mapped_late, .post = true};
-        rc = gateway_ask_wait(f->g, &q, left > 0 ? left : 0, &result, NULL, NULL);
+        rc = gateway_ask_wait(f->g, &q, left > 0 ? left : 0, result, NULL, NULL);
     } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so give them back first */
-    *at = rc ? WEFT_NULL : result.word[0];
-    *lease = rc ? 0 : result.word[2];
-    if (!rc && !file_lease_fits(&result, f->node, file_piece_bytes(f->info.bytes, index))) {
-        file_post_return(f->g, f->node, *lease);
-        rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
-    }
-    return rc;
+    if (rc || file_lease_fits(result, f->node, bytes, flags & FILE_KEEPS && !(flags & FILE_HERE)))
+        return rc;
+    file_post_return(f->g, f->node, result->word[2]);
+    return file_size(f) != size || file_piece_bytes(size, index) != bytes
+               ? MAP_AGAIN /* another thread has written to the file */
+               : base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
 }
 
-/* `*again`: the lease ended before the copy was complete, so the piece must be requested once more. */
-static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t deadline, bool *again)
+/* On the gateway's host: the piece stays where it is. */
+static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view *out, int64_t deadline)
 {
-    weft_node *w = f->g->w;
-    uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE, lease;
-    uint32_t bytes = file_piece_bytes(f->info.bytes, index);
-    bool here = weft_ptr(w, weft_gaddr_make(f->node, 0, w->heap_offset), 1) != NULL;
-    int64_t until = base_deadline(FILE_LEASE_NS);
-    weft_gaddr at, copy = WEFT_NULL;
-    const uint8_t *p = NULL;
-    if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
-        (void)file_maps_leave(f);
-    int rc = here ? map_take(f, index, deadline, &at, &lease) : -EAGAIN;
-    if (rc == -EAGAIN)
-        rc = map_ask(f, index, here, deadline, &at, &lease);
+    struct gateway_result r;
+    weft_gaddr at;
+    uint64_t lease;
+    int rc = map_take(f, index, deadline, &at, &lease);
+    if (rc == MAP_AGAIN) {
+        if ((rc = map_ask(f, index, bytes, FILE_MAPS, 0, deadline, &r)))
+            return rc;
+        at = r.word[0];
+        lease = r.word[2];
+    }
     if (rc)
         return rc;
-    if (here) {
-        p = weft_ptr(w, at, bytes);
-        if (!p)
-            rc = base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
-        else
-            map_ahead(f, index);
-    } else {
-        int64_t before = fab_limit(deadline);
-        rc = map_copy(f, at, bytes, until, &copy);
-        fab_limit(before);
-        *again = rc == -EAGAIN;
-        p = rc ? NULL : weft_ptr(w, copy, bytes);
-    }
-    if (rc || !here)
+    *out = (weft_file_view){.at = weft_ptr(f->g->w, at, bytes), .bytes = bytes, .addr = at, .own = {lease}};
+    if (!out->at) {
         file_post_return(f->g, f->node, lease);
+        return base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
+    }
+    map_ahead(f, index);
+    return 0;
+}
+
+/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are not right, or their node does not answer; then `*lost` is the lease. */
+static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kept *k, uint64_t *lost, int64_t deadline)
+{
+    weft_node *w = f->g->w;
+    struct gateway_result r;
+    int64_t until = base_deadline(FILE_LEASE_NS);
+    int rc = map_ask(f, index, bytes, FILE_KEEPS | (*lost ? FILE_HERE : 0), *lost, deadline, &r);
+    if (rc)
+        return rc;
+    void *to = weft_ptr(w, k->at, bytes);
+    bool other = weft_gaddr_node(r.word[0]) != f->node;
+    int64_t end = other && until < deadline ? until : deadline, left = end - base_now_ns();
+    int64_t before = fab_limit(deadline);
+    rc = weft_get(w, to, r.word[0], bytes, &k->op);
+    fab_limit(before);
     if (!rc)
-        *out = (weft_file_view){.at = p + within, .bytes = bytes - within, .addr = at + within, .own = {here ? lease : 0, copy}};
-    return rc;
+        rc = weft_wait(w, &k->op, left > 0 ? left : 0);
+    bool right = !rc && ((!other && base_now_ns() < until) || file_hash(to, bytes) == r.word[3]);
+    if (right && r.word[4])
+        file_keep_tell(f, k, r.word[2], r.word[5], index);
+    else if (right || !other)
+        file_post_return(f->g, f->node, r.word[2]);
+    *lost = other ? r.word[2] : *lost;
+    return right ? 0 : other || !rc ? MAP_AGAIN : rc;
+}
+
+/* From another host: into this node's pool. */
+static int map_far(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view *out, int64_t deadline)
+{
+    struct gateway *g = f->g;
+    uint64_t lost = 0;
+    struct file_copy *c = malloc(sizeof *c);
+    int rc = c ? 0 : base_fail(-ENOMEM, "%s: no memory to map a part of the file" BASE_MEMORY_HINT, f->path);
+    if (rc)
+        return rc;
+    do {
+        c->kept = file_keep(g, f->node, bytes);
+        rc = c->kept ? map_get(f, index, bytes, c->kept, &lost, deadline) : -ENOMEM;
+        if (rc && c->kept)
+            file_keep_leave(g, c->kept);
+    } while (rc == MAP_AGAIN && base_now_ns() < deadline);
+    if (rc) {
+        free(c);
+        return rc;
+    }
+    base_spin_lock(&g->lock);
+    c->next = f->copies;
+    f->copies = c;
+    base_spin_unlock(&g->lock);
+    *out = (weft_file_view){.at = weft_ptr(g->w, c->kept->at, bytes), .bytes = bytes, .addr = c->kept->at, .own = {0, c->kept->at}};
+    return 0;
+}
+
+static int map_once(weft_file *f, uint64_t offset, weft_file_view *out, int64_t deadline)
+{
+    const uint64_t size = file_size(f);
+    if (offset >= size)
+        return base_fail(-EINVAL, "%s at node %u has only %llu bytes, so offset %llu cannot be mapped", f->path, f->node,
+                         (unsigned long long)size, (unsigned long long)offset);
+    uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE;
+    uint32_t bytes = file_piece_bytes(size, index);
+    int rc = f->far ? map_far(f, index, bytes, out, deadline) : map_here(f, index, bytes, out, deadline);
+    if (rc)
+        return rc;
+    out->at = (const uint8_t *)out->at + within;
+    out->bytes -= within;
+    out->addr += within;
+    return 0;
 }
 
 int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t timeout_ns)
 {
-    int64_t deadline = fab_timeout(f->g->w, timeout_ns);
-    bool again;
+    weft_node *w = f->g->w;
+    int64_t deadline = fab_timeout(w, timeout_ns);
     *out = (weft_file_view){.at = NULL};
     int rc = file_use(f, false);
     if (rc)
         return rc;
-    if (offset >= f->info.bytes)
-        rc = base_fail(-EINVAL, "%s at node %u has only %llu bytes, so offset %llu cannot be mapped", f->path, f->node,
-                       (unsigned long long)f->info.bytes, (unsigned long long)offset);
-    else
-        do {
-            again = false;
-            rc = map_once(f, offset, out, deadline, &again);
-        } while (again && base_now_ns() < deadline);
+    if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
+        (void)file_maps_leave(f);
+    do {
+        rc = map_once(f, offset, out, deadline);
+    } while (rc == MAP_AGAIN && base_now_ns() < deadline);
     file_unuse(f, false);
-    return rc;
+    return rc == MAP_AGAIN
+               ? base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node)
+               : rc;
 }
 
 void weft_file_unmap(weft_file *f, weft_file_view *view)
@@ -214,7 +247,7 @@ void weft_file_unmap(weft_file *f, weft_file_view *view)
         file_post_return(f->g, f->node, view->own[0]);
     base_spin_lock(&f->g->lock);
     struct file_copy **at = &f->copies, *c = NULL;
-    while (*at && (*at)->at != view->own[1])
+    while (*at && (*at)->kept->at != view->own[1])
         at = &(*at)->next;
     if (*at) {
         c = *at;

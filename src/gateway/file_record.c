@@ -38,8 +38,6 @@ static int take_info(struct file_record *f, weft_request *r, const struct gatewa
 {
     if (result->status)
         return result->status;
-    if (result->len != sizeof f->info)
-        return -EPROTO;
     memcpy(&f->info, result->payload, sizeof f->info);
     put_info(r, &f->info);
     return 0;
@@ -137,6 +135,18 @@ static int file_write(struct gateway *g, struct file_record *f, weft_request *r)
 
 /* --- opening, and requests that the gateway answers --- */
 
+bool gateway_file_valid(uint16_t kind, const struct gateway_result *r)
+{
+    switch (kind) {
+    case FILE_OPEN:
+    case FILE_STAT:
+    case FILE_WRITE: return r->len == sizeof(weft_file_info);
+    case FILE_LIST: return r->len == sizeof(weft_file_cached);
+    case FILE_CACHE: return r->len == sizeof(weft_file_cache);
+    default: return true;
+    }
+}
+
 static int file_open(struct gateway *g, weft_request *r, uint64_t *arg)
 {
     if (r->data_bytes > WEFT_FILE_PATH_MAX)
@@ -168,7 +178,7 @@ static void opened(struct gateway *g, struct file_record *f, weft_request *r, co
         return;
     }
     f->there = result->word[0];
-    f->broken = take_info(f, r, result);
+    (void)take_info(f, r, result);
     r->result[0] = f->object.id;
 }
 
@@ -179,8 +189,8 @@ void gateway_file_told(struct gateway *g, weft_request *r, uint64_t arg, const s
     (void)data;
     if (r->kind == FILE_OPEN)
         opened(g, f, r, result);
-    else if (r->kind == FILE_STAT && take_info(f, r, result) == -EPROTO)
-        f->broken = -EPROTO;
+    else if (r->kind == FILE_STAT)
+        (void)take_info(f, r, result);
     gateway_object_leave_locked(g, &f->object);
 }
 
@@ -195,10 +205,10 @@ void gateway_file_late(struct gateway *g, const struct gateway_ask *a, const str
 static int file_do(struct gateway *g, struct file_record *f, weft_request *r)
 {
     base_spin_lock(&g->lock);
-    int broken = f->there ? f->broken : -EBADF;
+    bool open = f->there;
     base_spin_unlock(&g->lock);
-    if (broken && r->kind != WEFT_FILE_CLOSE)
-        return broken;
+    if (!open && r->kind != WEFT_FILE_CLOSE)
+        return -EBADF;
     switch (r->kind) {
     case WEFT_FILE_READ_RANGE: return file_record_read(g, f, r);
     case WEFT_FILE_WRITE_RANGE: return file_write(g, f, r);

@@ -28,7 +28,6 @@ struct file_record {
     struct gateway_object object;
     uint32_t node;
     uint64_t there;  /* the file's number at the gateway; 0: not open */
-    int broken;      /* error of an invalid answer from the gateway; 0: none */
     uint64_t writes; /* increased when a write begins and ends: pieces that were requested before are of an old generation */
     weft_file_info info;
     struct file_record_slot slot[FILE_RECORD_SLOTS];

@@ -79,7 +79,7 @@ static unsigned slots_give_back(struct file_record *f, const struct file_record_
 static void slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     struct file_record_slot *s = a->arg;
-    int rc = r->status ? r->status : file_lease_fits(r, a->node, s->bytes) ? 0 : -EPROTO;
+    int rc = r->status ? r->status : file_lease_fits(r, a->node, s->bytes, false) ? 0 : -EPROTO;
     s->error = rc;
     s->at = rc ? WEFT_NULL : r->word[0];
     s->lease = rc ? 0 : r->word[2];

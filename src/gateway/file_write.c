@@ -20,10 +20,9 @@ static bool move_on(struct files *all, struct file_open *o, const struct file_id
     if (!new)
         return false;
     file_watch(all, new);
-    new->opens++;
+    file_body_opened(new, o);
     o->body = new;
-    old->opens--;
-    file_body_leave(all, old);
+    file_body_closed(all, old, o);
     return true;
 }
 

@@ -25,8 +25,9 @@
  *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
- *   file_path.c, file_disk.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service (file.h)
- *   file_handle.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
+ *   file_path.c, file_disk.c, file_holder.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service
+ *               (file.h)
+ *   file_keep.c, file_handle.c, file_slot.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
  *   record_object.c, record_copy.c, net_record.c, file_record_read.c, file_record.c   requests by record (record.h)
  *   services.c  the table of services
  *   record.c    takes records from programs and GPU kernels
@@ -141,7 +142,7 @@ struct gateway_work {
     uint32_t asker;                         /* the asker for which the job is done */
     bool left;                              /* nobody waits for it any more */
     void (*run)(struct gateway_work *job);  /* runs on one of the threads; may block */
-    void (*done)(struct gateway_work *job); /* runs afterwards, on the thread that waits for the watches */
+    void (*done)(struct gateway_work *job); /* runs afterwards; see gateway_works_open(). May free the job */
 };
 struct gateway_works;
 struct gateway_works_how {
@@ -152,9 +153,12 @@ struct gateway_works_how {
     /* frees a job whose done() will not be called, because it was left or the threads were closed. Runs on any thread */
     void (*drop)(struct gateway_work *job);
 };
+/* `watches`: whose thread calls done(); NULL: the thread that ran the job calls it. */
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
 /* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
+/* Does not run the job: only done() is called for it, later, as for others. */
+void gateway_work_skip(struct gateway_works *all, struct gateway_work *job);
 /* nobody waits for the job any more: drop() will be called for it. Call this on the thread that waits for the watches */
 void gateway_work_leave(struct gateway_works *all, struct gateway_work *job);
 void gateway_works_close(struct gateway_works *all);
@@ -364,6 +368,9 @@ struct gateway_service {
     int (*submit)(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
     void (*told)(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
     gateway_tell_fn late;
+    /* The asker's side, may be NULL: whether the server's answer to a request of this kind has a valid form. If not, the request ends with
+     * -EPROTO. Any thread, with gateway.lock held. */
+    bool (*valid)(uint16_t kind, const struct gateway_result *r);
 };
 #define GATEWAY_SERVICES_MAX 63u
 int gateway_server_open(struct gateway *g);
@@ -482,11 +489,16 @@ struct gateway {
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
     struct weft_file *files;         /* open handles of files; under the lock */
+    struct file_keeps *file_keeps;   /* copies of pieces of files, in this node's pool (file_keep.c) */
     struct file_async *file_async;   /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;
 };
 /* --- file_handle.c --- */
 void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
+
+/* --- file_keep.c --- */
+int file_keeps_open(struct gateway *g);
+void file_keeps_tick(struct gateway *g, int64_t now);
 
 /* --- file_async.c --- */
 int file_async_open(struct gateway *g);

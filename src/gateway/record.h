@@ -77,6 +77,7 @@ void gateway_copy(struct gateway *g, struct gateway_copy *c);
 int gateway_net_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 int gateway_file_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_file_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
+bool gateway_file_valid(uint16_t kind, const struct gateway_result *r);
 void gateway_file_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 
 #endif

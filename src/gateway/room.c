@@ -66,6 +66,7 @@ static int64_t on_tick(struct weft_node *w, int64_t now, void *arg)
     gateway_handles_tick(g);
     gateway_sockets_tick(g);
     gateway_objects_tick(g);
+    file_keeps_tick(g, now);
     if ((gateway_posts_flush(g) || g->unclosed) && next > WEFT_MS)
         next = WEFT_MS;
     return next < 0 ? 0 : next;
@@ -128,6 +129,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
         rc = gateway_copies_open(g);
     if (!rc)
         rc = file_async_open(g);
+    if (!rc)
+        rc = file_keeps_open(g);
     if (!rc)
         rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .close = on_close, .arg = g});
     if (rc) {

@@ -2,7 +2,8 @@
  *
  * Runs blocking work, such as reading a disk or asking a name server, on a few threads, so that the server thread does not wait. A thread
  * is started when all others are busy, and ends when the service closes. Closing need not wait for a thread that blocks, because the last
- * user of the shared state frees it.
+ * user of the shared state frees it. A job's end is reported on the thread that waits for the watches, or, for works without watches, on
+ * the thread that ran the job.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -55,25 +56,32 @@ static struct gateway_work *work_take(struct gateway_works *all)
     return NULL;
 }
 
+/* done() will be called for the job. */
+static void work_over(struct gateway_works *all, struct gateway_work *job)
+{
+    bool first = !all->done;
+    job->next = NULL;
+    *all->done_last = job;
+    all->done_last = &job->next;
+    if (first && all->wake >= 0) {
+        ssize_t n = write(all->wake, "", 1);
+        (void)n; /* a full pipe wakes its reader as well */
+    }
+}
+
 static void work_ended(struct gateway_works *all, struct gateway_work *job)
 {
     struct works_asker *a = asker_of(all, job);
-    bool first = !all->done;
     if (a) {
         a->runs--;
         a->queued--;
     }
     all->runs--;
     all->queued--;
-    job->next = NULL;
-    *all->done_last = job;
-    all->done_last = &job->next;
     if (all->waiting && all->idle)
         pthread_cond_signal(&all->some); /* a job whose asker had too many threads may run now */
-    if (first && all->wake >= 0) {
-        ssize_t n = write(all->wake, "", 1);
-        (void)n; /* a full pipe wakes its reader as well */
-    }
+    if (all->watches)
+        work_over(all, job);
 }
 
 static void drop_all(const struct gateway_works *all, struct gateway_work *job)
@@ -119,6 +127,11 @@ static void *works_run(void *arg)
             job->run(job);
         pthread_mutex_lock(&all->lock);
         work_ended(all, job);
+        if (!all->watches) {
+            pthread_mutex_unlock(&all->lock);
+            job->done(job);
+            pthread_mutex_lock(&all->lock);
+        }
     }
     works_leave(all);
     return NULL;
@@ -150,7 +163,7 @@ int gateway_works_open(struct gateway_works **out, struct gateway_watches *watch
 {
     struct gateway_works *all = calloc(1, sizeof *all);
     struct works_asker *askers = calloc(how->askers ? how->askers : 1, sizeof *askers);
-    int fds[2], rc = all && askers ? base_pipe(fds, O_NONBLOCK) : -ENOMEM;
+    int fds[2] = {-1, -1}, rc = !all || !askers ? -ENOMEM : watches ? base_pipe(fds, O_NONBLOCK) : 0;
     if (rc) {
         free(all);
         free(askers);
@@ -165,7 +178,7 @@ int gateway_works_open(struct gateway_works **out, struct gateway_watches *watch
                                   .users = 1,
                                   .wake = fds[1]};
     all->how.threads = how->threads < THREADS_MAX ? how->threads : THREADS_MAX;
-    rc = gateway_watch(watches, &all->watch, fds[0], GATEWAY_READABLE);
+    rc = watches ? gateway_watch(watches, &all->watch, fds[0], GATEWAY_READABLE) : 0;
     if (rc) {
         close(fds[0]);
         close(fds[1]);
@@ -214,6 +227,14 @@ int gateway_work(struct gateway_works *all, struct gateway_work *job)
     return rc;
 }
 
+void gateway_work_skip(struct gateway_works *all, struct gateway_work *job)
+{
+    pthread_mutex_lock(&all->lock);
+    job->left = false;
+    work_over(all, job);
+    pthread_mutex_unlock(&all->lock);
+}
+
 void gateway_work_leave(struct gateway_works *all, struct gateway_work *job)
 {
     pthread_mutex_lock(&all->lock);
@@ -225,10 +246,12 @@ void gateway_works_close(struct gateway_works *all)
 {
     if (!all)
         return;
-    gateway_unwatch(all->watches, &all->watch);
+    if (all->watches)
+        gateway_unwatch(all->watches, &all->watch);
     pthread_mutex_lock(&all->lock);
     all->closing = true;
-    close(all->wake);
+    if (all->wake >= 0)
+        close(all->wake);
     all->wake = -1;
     pthread_cond_broadcast(&all->some);
     pthread_mutex_unlock(&all->lock);

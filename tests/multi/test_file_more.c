@@ -458,16 +458,18 @@ static void read_ahead(weft_node *w, void *arg)
     char byte;
     size_t n;
     weft_file *f;
+    bool here = weft_ptr(w, weft_gaddr_make(0, 0, weft_gaddr_offset(symmetric_alloc(w, 8))), 8) != NULL;
+    const unsigned ahead = here ? FILE_AHEAD_PIECES : FILE_AHEAD_FAR;
     if (weft_rank(w) == 1) {
         OK(weft_file_open(w, 0, in_folder("big"), 0, &f, DEFAULT_TIME));
         OK(weft_file_read(f, &byte, 1, 0, &n, DEFAULT_TIME));
         CHECK(cache_of(w).disk_reads == 1);
         OK(weft_file_read(f, &byte, 1, PIECE, &n, DEFAULT_TIME));
         int64_t deadline = now_ns() + patience_ns(10);
-        while (cache_of(w).disk_reads != 2 + FILE_AHEAD_PIECES)
+        while (cache_of(w).disk_reads != 2 + ahead)
             CHECK(now_ns() < deadline);
-        OK(weft_file_read(f, &byte, 1, (FILE_AHEAD_PIECES + 5) * PIECE, &n, DEFAULT_TIME)); /* not the next one: nothing is read ahead */
-        CHECK(cache_of(w).disk_reads == 3 + FILE_AHEAD_PIECES);
+        OK(weft_file_read(f, &byte, 1, (ahead + 5) * PIECE, &n, DEFAULT_TIME)); /* not the next one: nothing is read ahead */
+        CHECK(cache_of(w).disk_reads == 3 + ahead);
         OK(weft_file_close(f));
     }
     OK(weft_barrier(w, DEFAULT_TIME));
@@ -476,7 +478,7 @@ static void read_ahead(weft_node *w, void *arg)
 static void test_read_ahead(void **state)
 {
     (void)state;
-    write_file(in_folder("big"), 1, (FILE_AHEAD_PIECES + 10) * PIECE, O_TRUNC);
+    write_file(in_folder("big"), 1, (FILE_AHEAD_FAR + 10) * PIECE, O_TRUNC);
     assert_int_equal(nodes_failed_with(2, read_ahead, NULL, USUAL), 0);
 }
 
@@ -529,13 +531,137 @@ static void test_offers(void **state)
         nodes_failed_with(2, offers, NULL, (const char *const[]){"WEFT_SERVE=file", "WEFT_FILE_ROOT=-", "WEFT_LOG=error", NULL}), 0);
 }
 
+/* --- a gateway whose answers have no valid form --- */
+
+struct forged {
+    size_t payload; /* bytes of each answer */
+};
+
+static void forge(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    static const uint8_t zeros[WEFT_PAYLOAD_MAX];
+    const struct forged *how = arg;
+    struct gateway_message m;
+    (void)payload, (void)payload_len;
+    CHECK(header_len == sizeof m);
+    memcpy(&m, header, sizeof m);
+    if (m.type != GATEWAY_REQUEST)
+        return;
+    m = (struct gateway_message){.type = GATEWAY_ANSWER, .to = m.word[0], .word = {7}};
+    OK(fab_send(w, from, GATEWAY_HANDLER, &m, sizeof m, zeros, how->payload, NULL));
+}
+
+/* A record that opens a file, or has opened one, must not count as done. */
+static void forged_record(weft_node *w)
+{
+    weft_gaddr at, text;
+    weft_op op;
+    OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &at));
+    OK(weft_alloc(w, 16, &text));
+    memcpy(weft_ptr(w, text, 16), "/file", 5);
+    weft_request *r = weft_ptr(w, at, WEFT_REQUEST_BYTES);
+    *r = (weft_request){
+        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = WEFT_FILE_OPEN, .id = 1, .data = text, .data_bytes = 5};
+    OK(weft_request_start(w, at, &op));
+    CHECK(weft_wait(w, &op, DEFAULT_TIME) == -EPROTO);
+    CHECK(r->answered == 1 && r->status == -EPROTO && r->result[0] == 0);
+    weft_free(w, text);
+    weft_free(w, at);
+}
+
+static void forged_answers(weft_node *w, void *arg)
+{
+    static struct forged how;
+    weft_file *f;
+    weft_file_cache c;
+    static weft_file_cached one;
+    uint64_t next = 0;
+    (void)arg;
+    OK(weft_barrier(w, DEFAULT_TIME));
+    for (size_t bytes = 0; bytes < 3; bytes++) {
+        how.payload = bytes == 0 ? 0 : bytes == 1 ? sizeof(weft_file_info) - 8 : sizeof(weft_file_info) + 8;
+        if (weft_rank(w) == 0)
+            OK(fab_handle(w, GATEWAY_HANDLER, forge, &how));
+        OK(weft_barrier(w, DEFAULT_TIME));
+        if (weft_rank(w) == 1) {
+            CHECK(weft_file_open(w, 0, "/file", 0, &f, DEFAULT_TIME) == -EPROTO && !f);
+            CHECK(strstr(weft_error(), "node 0 has sent an invalid answer"));
+            CHECK(weft_file_cache_stat(w, 0, &c, sizeof c, DEFAULT_TIME) == -EPROTO);
+            CHECK(weft_file_list(w, 0, &one, sizeof one, &next, DEFAULT_TIME) == -EPROTO);
+            forged_record(w);
+        }
+        OK(weft_barrier(w, DEFAULT_TIME));
+    }
+}
+
+static void test_forged_answers(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, forged_answers, NULL, USUAL), 0);
+}
+
+/* --- a thread maps the end of a file while another one writes there --- */
+
+struct growing {
+    weft_file *f;
+    _Atomic bool stop;
+    uint32_t maps;
+};
+
+static void *map_the_end(void *arg)
+{
+    struct growing *g = arg;
+    while (!atomic_load(&g->stop)) {
+        weft_file_view v;
+        uint64_t size = weft_file_size(g->f);
+        int rc = weft_file_map(g->f, size - 1, &v, DEFAULT_TIME);
+        if (rc == -ESTALE)
+            continue; /* it was written to meanwhile */
+        OK(rc);
+        CHECK(v.bytes >= 1 && *(const uint8_t *)v.at == byte_of(1, size - 1));
+        weft_file_unmap(g->f, &v);
+        g->maps++;
+    }
+    return NULL;
+}
+
+static void grows(weft_node *w, void *arg)
+{
+    (void)arg;
+    static uint8_t some[5000];
+    struct growing g = {.maps = 0};
+    pthread_t thread;
+    size_t put;
+    if (weft_rank(w) == 1) {
+        OK(weft_file_open(w, 0, in_folder("big"), WEFT_FILE_WRITE, &g.f, DEFAULT_TIME));
+        CHECK(pthread_create(&thread, NULL, map_the_end, &g) == 0);
+        for (uint32_t i = 0; i < repeats(200); i++) {
+            uint64_t size = weft_file_size(g.f);
+            fill(some, 1, size, sizeof some);
+            OK(weft_file_write(g.f, some, sizeof some, size, &put, DEFAULT_TIME));
+            CHECK(put == sizeof some && weft_file_size(g.f) == size + sizeof some);
+        }
+        atomic_store(&g.stop, true);
+        CHECK(pthread_join(thread, NULL) == 0);
+        OK(weft_file_close(g.f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_grows(void **state)
+{
+    (void)state;
+    write_file(in_folder("big"), 1, 3 * PIECE - 100000, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, grows, NULL, USUAL), 0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
-        TEST(test_large),        TEST(test_started),      TEST(test_started_busy), TEST(test_noticed_by_the_system),
-        TEST(test_notices_lost), TEST(test_mapped_ahead), TEST(test_read_ahead),   TEST(test_offers)};
+        TEST(test_large),        TEST(test_started),    TEST(test_started_busy), TEST(test_noticed_by_the_system), TEST(test_notices_lost),
+        TEST(test_mapped_ahead), TEST(test_read_ahead), TEST(test_offers),       TEST(test_forged_answers),        TEST(test_grows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

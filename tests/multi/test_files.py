@@ -142,6 +142,7 @@ class Files(unittest.TestCase):
             t.join()
         self.assertEqual(out, [data] * len(out))
         self.assertEqual(self.file(1, "shared")["disk_reads"], 7)
+        self.assertEqual((self.node(1)["given_bytes"], self.node(1)["passed_bytes"]), (0, 0))  # both nodes are on one host
 
     def test_reader_goes(self):
         """A command is killed; another one writes to a pipe whose reader has ended."""

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The asker's copies of pieces of files of other hosts, in its pool: what its handles have read ahead, and what they have read lately, for
+ * other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; the memory of the oldest one is used again. They are freed
+ * when this node has had no such file open for some seconds: readers that are a little behind still get the last pieces.
+ */
+#include "gateway/file_handle.h"
+
+#include <stdlib.h>
+
+#define KEPT_NS (5 * WEFT_SECOND)
+
+struct file_keeps { /* under gateway.lock */
+    struct file_kept *first;
+    uint64_t bytes;
+    uint32_t files;     /* open handles of files of other hosts */
+    int64_t idle_since; /* when the last one was closed */
+};
+
+static bool kept_free(struct gateway *g, const struct file_kept *k)
+{
+    return !k->uses && weft_test(g->w, (weft_op *)(uintptr_t)&k->op) != -EINPROGRESS; /* a get that nobody waits for may still write */
+}
+
+/* Takes the oldest one that nobody uses, and that has room for a whole piece, out of the list. With the lock held. */
+static struct file_kept *kept_take(struct gateway *g)
+{
+    for (struct file_kept **at = &g->file_keeps->first, *k; (k = *at); at = &k->next)
+        if (k->room == WEFT_FILE_PIECE && kept_free(g, k)) {
+            *at = k->next;
+            return k;
+        }
+    return NULL;
+}
+
+/* Tells the gateway that the copy is gone. Without the lock. */
+static void kept_drop(struct gateway *g, struct file_kept *k)
+{
+    const weft_request r = {.version = WEFT_REQUEST_VERSION,
+                            .service = WEFT_SERVICE_FILE,
+                            .kind = FILE_DROP,
+                            .node = k->node,
+                            .arg = {k->generation, k->index}};
+    if (k->told && fab_alive(g->w, k->node))
+        gateway_ask_ignore(g, &r);
+    k->told = false;
+}
+
+static struct file_kept *kept_new(struct gateway *g, uint32_t bytes)
+{
+    struct file_kept *k = calloc(1, sizeof *k);
+    int rc = k ? weft_alloc(g->w, bytes, &k->at) : base_fail(-ENOMEM, "no memory for a copy of a part of a file" BASE_MEMORY_HINT);
+    if (rc) {
+        free(k);
+        return NULL;
+    }
+    fab_use(g->w, FAB_USE_FILES, bytes);
+    k->room = bytes;
+    return k;
+}
+
+/* Frees a copy that is not in the list any more. Without the lock. */
+static void kept_end(struct gateway *g, struct file_kept *k)
+{
+    kept_drop(g, k);
+    fab_use(g->w, FAB_USE_FILES, -(int64_t)k->room);
+    weft_free(g->w, k->at);
+    free(k);
+}
+
+static uint64_t keeps_limit(const struct gateway *g)
+{
+    return g->w->pool_bytes / FILE_KEPT_PART;
+}
+
+struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
+{
+    struct file_keeps *all = g->file_keeps;
+    struct file_kept *k = NULL;
+    const uint32_t size = bytes ? bytes : WEFT_FILE_PIECE;
+    base_spin_lock(&g->lock);
+    bool fresh = all->bytes + size <= keeps_limit(g);
+    if (!fresh && size == WEFT_FILE_PIECE)
+        k = kept_take(g);
+    fresh = !k && (fresh || bytes);
+    all->bytes += fresh ? size : 0;
+    base_spin_unlock(&g->lock);
+    if (k)
+        kept_drop(g, k);
+    else if (fresh)
+        k = kept_new(g, size);
+    base_spin_lock(&g->lock);
+    if (k) {
+        struct file_kept **at = &all->first;
+        while (*at)
+            at = &(*at)->next;
+        *k = (struct file_kept){.node = node, .at = k->at, .room = k->room, .uses = 1};
+        *at = k;
+    } else if (fresh) {
+        all->bytes -= size;
+    }
+    base_spin_unlock(&g->lock);
+    return k;
+}
+
+void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index)
+{
+    const weft_request r = {
+        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = FILE_HOLD, .node = f->node, .arg = {lease, k->at}};
+    k->generation = generation;
+    k->index = index;
+    k->told = true;
+    gateway_ask_ignore(f->g, &r);
+}
+
+void file_keep_leave(struct gateway *g, struct file_kept *k)
+{
+    struct file_keeps *all = g->file_keeps;
+    base_spin_lock(&g->lock);
+    k->uses--;
+    bool ends = kept_free(g, k) && (k->room < WEFT_FILE_PIECE || all->bytes > keeps_limit(g));
+    if (ends) {
+        struct file_kept **at = &all->first;
+        while (*at != k)
+            at = &(*at)->next;
+        *at = k->next;
+        all->bytes -= k->room;
+    }
+    base_spin_unlock(&g->lock);
+    if (ends)
+        kept_end(g, k);
+}
+
+void file_keeps_opened(struct gateway *g)
+{
+    base_spin_lock(&g->lock);
+    g->file_keeps->files++;
+    base_spin_unlock(&g->lock);
+}
+
+void file_keeps_closed(struct gateway *g)
+{
+    base_spin_lock(&g->lock);
+    g->file_keeps->idle_since = base_now_ns();
+    g->file_keeps->files--;
+    base_spin_unlock(&g->lock);
+}
+
+/* Takes all that can be freed out of the list. With the lock held. */
+static struct file_kept *keeps_take(struct gateway *g)
+{
+    struct file_keeps *all = g->file_keeps;
+    struct file_kept *list = NULL;
+    for (struct file_kept **at = &all->first, *k; (k = *at);) {
+        if (!kept_free(g, k)) {
+            at = &k->next; /* a get that nobody waits for may still write there */
+            continue;
+        }
+        *at = k->next;
+        all->bytes -= k->room;
+        k->next = list;
+        list = k;
+    }
+    return list;
+}
+
+void file_keeps_tick(struct gateway *g, int64_t now)
+{
+    struct file_keeps *all = g->file_keeps;
+    base_spin_lock(&g->lock);
+    bool idle = all->first && !all->files && now - all->idle_since >= KEPT_NS;
+    struct file_kept *list = idle ? keeps_take(g) : NULL;
+    base_spin_unlock(&g->lock);
+    for (struct file_kept *k; (k = list);) {
+        list = k->next;
+        kept_end(g, k);
+    }
+}
+
+/* Operations under way could write to an op until now. The memory of the copies ends with the pool. */
+static void keeps_free(struct weft_node *w, void *arg)
+{
+    struct file_keeps *all = arg;
+    (void)w;
+    for (struct file_kept *k; (k = all->first);) {
+        all->first = k->next;
+        free(k);
+    }
+    free(all);
+}
+
+int file_keeps_open(struct gateway *g)
+{
+    g->file_keeps = calloc(1, sizeof *g->file_keeps);
+    int rc = g->file_keeps ? fab_hook(g->w, &(struct fab_hook){.free = keeps_free, .arg = g->file_keeps})
+                           : base_fail(-ENOMEM, "no memory for copies of parts of files" BASE_MEMORY_HINT);
+    if (rc)
+        free(g->file_keeps);
+    return rc;
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pieces that a handle has asked for. The asker requests a piece by its number; the answer is an address and a lease. If whole pieces
+ * of a file of another host are read in order, the handle gets them into this node's pool as soon as there is an answer, several at the
+ * same time, and before the program asks for them. Such a copy is right if it came from the gateway before the lease ended, or if it has
+ * the hash that the gateway has sent. If several hosts read the file, the address may be of a copy at another node; and the handle tells
+ * the gateway when it has a copy. If that node does not answer, or the bytes are not right, the handle asks for the gateway's own piece.
+ */
+#include "gateway/file_handle.h"
+
+#include <string.h>
+
+/* Writes the answer to the slot. Called with gateway.lock held. */
+void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
+{
+    (void)g;
+    struct file_slot *s = a->arg;
+    int rc = r->status ? r->status : file_lease_fits(r, a->node, s->bytes, s->keeps && !s->lost) && (!s->keeps || r->word[3]) ? 0 : -EPROTO;
+    s->error = rc;
+    size_t n = rc && r->len ? (r->len < FILE_TEXT - 1 ? r->len : FILE_TEXT - 1) : 0;
+    if (n)
+        memcpy(s->text, r->payload, n);
+    s->text[n] = '\0';
+    s->at = rc ? WEFT_NULL : r->word[0];
+    s->lease = rc ? 0 : r->word[2];
+    s->hash = rc ? 0 : r->word[3];
+    s->tell = !rc && r->word[4];
+    s->generation = rc ? 0 : r->word[5];
+    atomic_store_explicit(&s->state, rc ? SLOT_FAILED : SLOT_READY, memory_order_release); /* release: pairs with file_slot_state() */
+}
+
+bool file_slot_settled(void *arg)
+{
+    return file_slot_state(arg) != SLOT_ASKED;
+}
+
+int file_slot_error(const weft_file *f, const struct file_slot *s)
+{
+    const weft_request r = {.service = WEFT_SERVICE_FILE, .node = f->node};
+    return gateway_ask_status(f->g, &r, s->error, s->text);
+}
+
+static struct file_slot *slot_of(weft_file *f, uint64_t index)
+{
+    for (unsigned i = 0; i < FILE_SLOTS; i++)
+        if (file_slot_state(&f->slot[i]) != SLOT_FREE && f->slot[i].index == index)
+            return &f->slot[i];
+    return NULL;
+}
+
+static uint64_t ahead_of(const weft_file *f)
+{
+    return f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES;
+}
+
+static bool slot_is_current(const struct file_slot *s, int state)
+{
+    return state == SLOT_ASKED || state == SLOT_GETS || state == SLOT_HELD || (state == SLOT_READY && base_now_ns() < s->until);
+}
+
+/* --- requests --- */
+
+/* Frees the slots of all pieces except `from` and those that are read ahead after it. Adds their leases to request `r`, which ends them. */
+static struct file_slot *slot_take(weft_file *f, uint64_t from, weft_request *r)
+{
+    struct file_slot *free_one = NULL;
+    unsigned n = 0;
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        struct file_slot *s = &f->slot[i];
+        int state = file_slot_state(s);
+        if (s->index - from <= ahead_of(f) && slot_is_current(s, state))
+            continue;
+        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway still makes a lease, that expires */
+            s->lease = 0;
+        state = file_slot_state(s);
+        if ((state == SLOT_READY || state == SLOT_GETS || state == SLOT_HELD) && s->lease)
+            r->arg[FILE_ENDS_AT + n++] = s->lease;
+        file_slot_free(f, s);
+        free_one = s;
+    }
+    return free_one; /* never NULL: there are more slots than pieces that are kept */
+}
+
+static int slot_send(weft_file *f, struct file_slot *s, weft_request *r, bool post)
+{
+    r->arg[0] = s->index;
+    r->timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
+    s->keeps = r->flags & FILE_KEEPS;
+    s->lost = r->flags & FILE_HERE;
+    s->until = base_deadline(FILE_LEASE_NS) - FILE_COPY_NS;
+    atomic_store_explicit(&s->state, SLOT_ASKED, memory_order_relaxed);
+    int rc = gateway_ask(f->g, &(struct gateway_question){.record = r, .tell = file_slot_told, .arg = s, .post = post}, &s->ask);
+    if (rc)
+        file_slot_free(f, s);
+    return rc;
+}
+
+/* Asks for a piece. `post`: if the message finds no room, queue it instead of waiting. */
+static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags, bool post)
+{
+    weft_request r = file_request(f, FILE_LEASE);
+    struct file_slot *s = slot_take(f, from, &r);
+    r.flags = flags;
+    s->index = index;
+    s->bytes = file_piece_bytes(f->info.bytes, index);
+    return slot_send(f, s, &r, post);
+}
+
+void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps)
+{
+    uint64_t pieces = file_pieces(f->info.bytes), last = index + ahead_of(f);
+    bool next = f->last != index && (more || (f->last != UINT64_MAX && f->last + 1 == index));
+    f->last = index;
+    for (uint64_t i = index + 1; next && i <= last && i < pieces; i++)
+        if (!slot_of(f, i) && slot_ask(f, index, i, FILE_AHEAD | (keeps ? FILE_KEEPS : 0), true))
+            return; /* not an error: the piece is requested again when it is needed */
+}
+
+/* --- copies in this node's pool --- */
+
+/* Asks for the gateway's own piece: the copy that it has named is not right, or its node does not answer. */
+static int slot_ask_again(weft_file *f, struct file_slot *s)
+{
+    weft_request r = file_request(f, FILE_LEASE);
+    r.flags = FILE_HERE | FILE_KEEPS;
+    r.arg[FILE_ENDS_AT] = s->lease;
+    file_slot_free(f, s);
+    return slot_send(f, s, &r, true);
+}
+
+static bool slot_from_other(const weft_file *f, const struct file_slot *s)
+{
+    return weft_gaddr_node(s->at) != f->node;
+}
+
+/* Begins to get the piece. Without room in the pool, the slot stays as it is. */
+static int slot_begin(weft_file *f, struct file_slot *s)
+{
+    weft_node *w = f->g->w;
+    s->kept = file_keep(f->g, f->node, 0);
+    if (!s->kept && slot_from_other(f, s))
+        return slot_ask_again(f, s);
+    if (!s->kept) {
+        s->keeps = false;
+        return 0;
+    }
+    bool before = fab_nowait(s->index != f->wanted);
+    int rc = weft_get(w, weft_ptr(w, s->kept->at, s->bytes), s->at, s->bytes, &s->kept->op);
+    fab_nowait(before);
+    if (!rc) {
+        atomic_store_explicit(&s->state, SLOT_GETS, memory_order_relaxed);
+        return 0;
+    }
+    file_keep_leave(f->g, s->kept);
+    s->kept = NULL;
+    if (rc == -EAGAIN) {
+        f->full = true;
+        return 0;
+    }
+    return slot_from_other(f, s) ? slot_ask_again(f, s) : rc;
+}
+
+/* The copy is right. Tells the gateway, if other hosts read the file, too. */
+static void slot_hold(weft_file *f, struct file_slot *s)
+{
+    atomic_store_explicit(&s->state, SLOT_HELD, memory_order_relaxed);
+    if (!s->tell)
+        return;
+    file_keep_tell(f, s->kept, s->lease, s->generation, s->index);
+    s->lease = 0;
+}
+
+/* Looks whether the bytes have come. */
+static int slot_look(weft_file *f, struct file_slot *s)
+{
+    weft_node *w = f->g->w;
+    int rc = weft_test(w, &s->kept->op);
+    bool other = slot_from_other(f, s);
+    if (rc == -EINPROGRESS)
+        return other && base_now_ns() >= s->until ? slot_ask_again(f, s) : 0;
+    if (rc)
+        return other ? slot_ask_again(f, s) : rc;
+    bool known = !other && base_now_ns() < s->until + FILE_COPY_NS;
+    if (!known && file_hash(weft_ptr(w, s->kept->at, s->bytes), s->bytes) != s->hash)
+        return slot_ask_again(f, s);
+    slot_hold(f, s);
+    return 0;
+}
+
+/* Takes the next step for each piece. An error is of the piece for which the thread waits. */
+static int slots_move(weft_file *f)
+{
+    int wanted = 0;
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        struct file_slot *s = &f->slot[i];
+        int state = file_slot_state(s), rc = 0;
+        bool may = s->index == f->wanted || !f->full;
+        if (state == SLOT_READY && s->keeps && base_now_ns() >= s->until)
+            file_slot_free(f, s); /* the lease is ending */
+        else if (state == SLOT_READY && s->keeps && may)
+            rc = slot_begin(f, s);
+        else if (state == SLOT_GETS)
+            rc = slot_look(f, s);
+        if (rc && file_slot_state(s) != SLOT_ASKED)
+            file_slot_free(f, s);
+        if (rc && s->index == f->wanted)
+            wanted = rc;
+    }
+    return wanted;
+}
+
+/* Whether the wanted piece is there, or there is a step to take. */
+static bool slots_moved(void *arg)
+{
+    weft_file *f = arg;
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        struct file_slot *s = &f->slot[i];
+        int state = file_slot_state(s);
+        bool wanted = s->index == f->wanted;
+        if (wanted && state != SLOT_ASKED && state != SLOT_GETS)
+            return true;
+        if (state == SLOT_READY && s->keeps && !f->full)
+            return true;
+        if (state == SLOT_GETS && weft_test(f->g->w, &s->kept->op) != -EINPROGRESS)
+            return true;
+    }
+    return false;
+}
+
+/* --- waiting --- */
+
+int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out)
+{
+    f->wanted = index;
+    f->full = false;
+    for (;;) {
+        int rc = slots_move(f);
+        if (rc)
+            return rc;
+        struct file_slot *s = slot_of(f, index);
+        int state = s ? file_slot_state(s) : SLOT_FREE;
+        if (state == SLOT_HELD || (state == SLOT_READY && !s->keeps && base_now_ns() < s->until)) {
+            *out = s;
+            return 0;
+        }
+        if (state == SLOT_READY && s->keeps)
+            continue; /* the answer has come just now */
+        if (state == SLOT_FAILED && s->error != -EAGAIN) {
+            rc = file_slot_error(f, s);
+            file_slot_free(f, s);
+            return rc;
+        }
+        if (base_now_ns() >= deadline)
+            return base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node);
+        if (state == SLOT_ASKED || state == SLOT_GETS) {
+            int64_t until = state == SLOT_GETS && slot_from_other(f, s) && s->until < deadline ? s->until : deadline;
+            rc = fab_wait(f->g->w, slots_moved, f, until);
+            if (rc && rc != -ETIMEDOUT)
+                return rc;
+            continue;
+        }
+        int64_t before = fab_limit(deadline);
+        rc = slot_ask(f, index, index, keeps ? FILE_KEEPS : 0, false);
+        fab_limit(before);
+        if (rc)
+            return rc;
+    }
+}
+
+void file_slots_expire(weft_file *f)
+{
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        int state = file_slot_state(&f->slot[i]);
+        if (state == SLOT_GETS || state == SLOT_HELD)
+            file_slot_free(f, &f->slot[i]);
+        f->slot[i].until = INT64_MIN; /* given back with the next request, whose answer is -ESTALE */
+    }
+}
