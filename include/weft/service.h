@@ -17,7 +17,7 @@
  * Limits. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps 4 KiB for each, and for each asker 8
  * MiB of larger `data`. A server runs at most 1024 programs at a time; further ones wait. A program needs 64 KiB in the asker's pool for
  * each output, by default, and 64 KiB in the server's pool for its input. If one side of a stream is slow, the other one waits: no bytes
- * are lost. A server stores at most 65,536 names.
+ * are lost. A server stores at most 65,536 names; an asker may have three times as many as are left for others, or WEFT_NAMES.
  *
  * When the asker leaves or dies, the server drops its requests, kills its programs with their process groups, unless they are detached,
  * and removes its names. When the server leaves or dies, even by SIGKILL, operations that wait for it end with -ECONNRESET, and its
@@ -177,9 +177,9 @@ WEFT_API int weft_process_close(weft_process *p);
 
 /* Publishes a name. A node may publish its own names again, with other memory.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
- * name; -ENOSPC the table is full; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node;
- * -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is
- * queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * name; -ENOSPC this node has published its share of the names; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
+ * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a
+ * handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_publish(weft_node *w, uint32_t node, const char *name, weft_gaddr addr, uint64_t bytes, int64_t timeout_ns);
 
 /* Looks a name up, and fills `out`. weft_name_wait() waits until the name is published.

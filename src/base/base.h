@@ -72,6 +72,13 @@ void base_error_clear(void);
 /* strerror, thread-safe, for a negative or positive errno. */
 const char *base_strerror(int code);
 
+/* Overwrites a secret with zeros, also where the compiler sees that nobody reads them. */
+static inline void base_wipe(void *at, size_t bytes)
+{
+    __builtin_memset(at, 0, bytes);
+    __asm__ volatile("" : : "r"(at) : "memory");
+}
+
 /* --- numbers of errors (errno.c) ---
  * A status (0 or a negative errno) that goes to another node or to a kernel has Linux's numbers: base_status_out() and base_status_in()
  * change this system's numbers into these and back. Other values than negative ones are not changed; a number that the other side does not

@@ -38,7 +38,11 @@ int cli_status(int argc, char **argv);
 int cli_topo(int argc, char **argv);
 int cli_up(int argc, char **argv);
 
-/* --- messages: "weft SUB: what: why; remedy" on stderr (output.c) --- */
+/* If descriptor 0, 1 or 2 is closed, open /dev/null there, so that no file opened later gets this number. Open it in the wrong direction:
+ * its use then fails with EBADF, as the use of a closed descriptor does, so lost output is noticed. */
+void cli_hold_standard_files(void);
+
+/* --- messages: "weft SUB: what: why; remedy" on stderr (messages.c) --- */
 #define CLI_FAILED 1
 #define CLI_USAGE  2
 /* Print an error and return CLI_FAILED. */

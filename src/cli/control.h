@@ -18,7 +18,8 @@
  *   proxy or publish, detached: then DONE
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
- * As a sign of life, the node also sends TEXT without bytes every few seconds to a `weft logs`, and to a `weft exec` that is not detached.
+ * As a sign of life, the node also sends TEXT without bytes every few seconds to a `weft logs`, and to an exec, proxy or publish that is
+ * not detached.
  *
  * If a request fails, the node sends ERROR for node UINT32_MAX instead of DONE. When the command closes the socket, the node kills the
  * processes that the request has started, or ends its proxy or published port.

@@ -16,6 +16,7 @@
 
 #include "base/base.h"
 #include "base/process.h"
+#include "cli/hosts.h"
 
 extern char **environ;
 
@@ -136,8 +137,7 @@ static int find_command(char *out, size_t len)
 {
     static const char *const beside[] = {"softverbs", "../../softverbs/cli/softverbs"};
     char self[3072], path[3200];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    self[n > 0 ? n : 0] = '\0';
+    hosts_own_path(self, sizeof self);
     char *slash = strrchr(self, '/');
     for (size_t i = 0; slash && i < sizeof beside / sizeof *beside; i++) {
         snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self), self, beside[i]);

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,7 +15,6 @@
 #include "cli/standing.h"
 #include "cli/terminal.h"
 
-#define TAG_BYTES 80u
 #define LISTEN_MS 2000
 
 static const char help[] =
@@ -51,6 +49,7 @@ static const char help[] =
 struct exec_options {
     const char *cluster, *input;
     enum exec_form form;
+    exec_event *event;
     bool tty;
     char **changes, *hosts, **host_list;
     uint32_t change_count;
@@ -67,166 +66,6 @@ struct exec_run {
     int64_t silent_ns; /* for how long this command has waited for a frame since the last one; time in which it was stopped is left out */
     char *payload;
 };
-
-/* --- printing --- */
-
-int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
-{
-    *p = (struct exec_print){.sub = sub, .form = form, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}};
-    p->place = calloc(WEFT_MAX_NUMBERS, sizeof *p->place);
-    p->in = calloc(2 * (size_t)WEFT_MAX_NODES, sizeof *p->in);
-    p->hosts = calloc(WEFT_MAX_NODES, sizeof *p->hosts);
-    p->tags = calloc(WEFT_MAX_NODES, TAG_BYTES);
-    if (!p->place || !p->in || !p->hosts || !p->tags)
-        return base_fail(-ENOMEM, "no memory for the buffers of the output" BASE_MEMORY_HINT);
-    return 0;
-}
-
-/* The index of a node in `hosts` and `tags`; a node gets one at its first frame. WEFT_MAX_NODES: there are too many. */
-static uint32_t place_of(struct exec_print *p, uint32_t node)
-{
-    if (p->place[node])
-        return p->place[node] - 1u;
-    if (p->count == WEFT_MAX_NODES)
-        return WEFT_MAX_NODES;
-    uint32_t at = p->count++;
-    char *tag = p->tags + (size_t)at * TAG_BYTES;
-    p->place[node] = (uint16_t)(at + 1);
-    snprintf(tag, TAG_BYTES, "%u", node);
-    for (uint32_t i = 2 * at; i < 2 * at + 2; i++)
-        p->in[i] = (struct relay_in){.fd = -1, .node = node, .to = i % 2 ? &p->err : &p->out, .label = tag, .bare = p->form != EXEC_TAGGED};
-    return at;
-}
-
-static void exec_print_host(struct exec_print *p, uint32_t at, const char *host)
-{
-    bool shared = false;
-    snprintf(p->hosts[at], sizeof p->hosts[at], "%s", host);
-    for (uint32_t i = 0; i < p->count; i++) {
-        if (i == at || strcmp(p->hosts[i], p->hosts[at]) != 0)
-            continue;
-        snprintf(p->tags + (size_t)i * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[i], p->in[2 * i].node);
-        shared = true;
-    }
-    if (shared)
-        snprintf(p->tags + (size_t)at * TAG_BYTES, TAG_BYTES, "%s:%u", p->hosts[at], p->in[2 * at].node);
-    else
-        snprintf(p->tags + (size_t)at * TAG_BYTES, TAG_BYTES, "%s", p->hosts[at]);
-}
-
-static void print_json(struct exec_print *p, json_t *o)
-{
-    char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
-    if (text) {
-        relay_say(&p->out, text, strlen(text));
-        relay_say(&p->out, "\n", 1);
-    }
-    free(text);
-    json_decref(o);
-}
-
-/* Add bytes to a JSON object: as text if they are UTF-8, else as base64. */
-static void put_bytes(json_t *o, const char *bytes, size_t len)
-{
-    json_t *text = json_stringn(bytes, len);
-    if (text) {
-        json_object_set_new(o, "text", text);
-        return;
-    }
-    size_t room = sodium_base64_ENCODED_LEN(len, sodium_base64_VARIANT_ORIGINAL);
-    char *coded = malloc(room);
-    if (coded)
-        json_object_set_new(o, "base64",
-                            json_string(sodium_bin2base64(coded, room, (const unsigned char *)bytes, len, sodium_base64_VARIANT_ORIGINAL)));
-    free(coded);
-}
-
-static void print_event(struct exec_print *p, const struct control_frame *f, uint32_t at, const char *payload)
-{
-    static const char *const names[] = {
-        [CONTROL_STARTED] = "started", [CONTROL_OUT] = "output", [CONTROL_ENDED] = "ended", [CONTROL_ERROR] = "error"};
-    json_t *o = json_pack("{ss sI ss}", "event", names[f->type], "node", (json_int_t)f->node, "host", p->hosts[at]);
-    if (!o)
-        return;
-    if (f->type == CONTROL_OUT) {
-        json_object_set_new(o, "stream", json_string(f->number == 2 ? "stderr" : "stdout"));
-        put_bytes(o, payload, f->bytes);
-    } else if (f->type == CONTROL_ERROR) {
-        json_object_set_new(o, "error", json_string(payload));
-    } else {
-        json_object_set_new(o, f->type == CONTROL_STARTED ? "pid" : "status", json_integer(f->number));
-    }
-    print_json(p, o);
-}
-
-void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload)
-{
-    uint32_t at = f->node < WEFT_MAX_NUMBERS ? place_of(p, f->node) : WEFT_MAX_NODES;
-    if (at == WEFT_MAX_NODES)
-        return;
-    if (f->type == CONTROL_STARTED)
-        exec_print_host(p, at, payload);
-    if (p->form == EXEC_JSON) {
-        print_event(p, f, at, payload);
-    } else if (f->type == CONTROL_ERROR) {
-        char line[2048];
-        int n = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
-        relay_say(&p->err, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
-    } else if (f->type == CONTROL_OUT && p->form == EXEC_AS_IT_IS) {
-        relay_say(f->number == 2 ? &p->err : &p->out, payload, f->bytes);
-    } else if (f->type == CONTROL_OUT) {
-        relay_feed(&p->in[2 * at + (f->number == 2)], payload, f->bytes);
-    }
-}
-
-bool exec_print_full(const struct exec_print *p)
-{
-    return relay_waiting(&p->out) >= RELAY_QUEUE_MAX || relay_waiting(&p->err) >= RELAY_QUEUE_MAX;
-}
-
-void exec_print_write(struct exec_print *p)
-{
-    relay_write(&p->out);
-    relay_write(&p->err);
-}
-
-int exec_print_close(struct exec_print *p)
-{
-    int status = 0;
-    for (uint32_t i = 0; p->in && i < 2 * p->count; i++)
-        relay_close(&p->in[i]);
-    for (int i = 0; i < 2; i++) {
-        struct relay_out *o = i ? &p->err : &p->out;
-        while (relay_waiting(o)) {
-            struct pollfd f = {.fd = o->fd, .events = POLLOUT};
-            if (poll(&f, 1, -1) < 0 && errno == EINTR)
-                continue;
-            relay_write(o);
-        }
-        if (o->error && !status)
-            status =
-                o->error == EPIPE
-                    ? 128 + SIGPIPE
-                    : (cli_error(p->sub, "cannot write to standard %s: %s", i ? "error" : "output", base_strerror(o->error)), JOBS_FAILED);
-        relay_out_free(o);
-    }
-    free(p->place);
-    free(p->in);
-    free(p->hosts);
-    free(p->tags);
-    return status;
-}
-
-void exec_print_wait(struct exec_print *p)
-{
-    exec_print_write(p);
-    while (exec_print_full(p) && !p->out.broken && !p->err.broken) {
-        struct pollfd f[2] = {{.fd = relay_waiting(&p->out) ? p->out.fd : -1, .events = POLLOUT},
-                              {.fd = relay_waiting(&p->err) ? p->err.fd : -1, .events = POLLOUT}};
-        poll(f, 2, -1);
-        exec_print_write(p);
-    }
-}
 
 /* --- running --- */
 
@@ -445,11 +284,12 @@ static int exec_attached(struct exec_options *o)
     } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
         x.status = JOBS_FAILED;
     } else {
+        x.print.event = o->event;
         exec_loop(&x);
     }
     if (x.fd >= 0)
         close(x.fd);
-    if (x.print.in) {
+    if (x.print.place) {
         status = exec_print_close(&x.print);
         failed(&x, status);
     }
@@ -483,10 +323,7 @@ static int exec_take_option(int c, struct exec_options *o)
 {
     switch (c) {
     case 'C': o->cluster = optarg; return 0;
-    case 'O':
-        free(o->host_list); /* only the last --hosts counts */
-        o->hosts = optarg;
-        return exec_split_hosts(o);
+    case 'O': o->hosts = optarg; return 0;
     case 'E':
         if (optarg[0] == '=' || !optarg[0])
             return cli_usage("exec", "--env '%s': expected NAME=VALUE, or NAME", optarg);
@@ -530,6 +367,10 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
         return cli_usage("exec", "--detach cannot be used with --stdin, --tag or --json: leave these out");
     char term[256];
     int status = o->tty ? exec_set_terminal(o, term, sizeof term) : 0;
+    if (!status && o->form == EXEC_JSON)
+        status = exec_events(&o->event);
+    if (!status && o->hosts)
+        status = exec_split_hosts(o); /* not before exec_events(), because it changes the arguments */
     if (status)
         return status;
     o->r.arguments = (const char **)(uintptr_t)(argv + optind);

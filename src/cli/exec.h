@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Prints the output of a job, for `weft exec` (exec.c) and `weft logs` (jobs.c).
+ * Prints the output of a job (exec_print.c, exec_json.c), for `weft exec` (exec.c) and `weft logs` (jobs.c).
  */
 #ifndef WEFT_CLI_EXEC_H
 #define WEFT_CLI_EXEC_H
@@ -14,18 +14,26 @@ enum exec_form {
     EXEC_TAGGED,   /* "[HOST] " before each line */
     EXEC_JSON,     /* one JSON object a line for each event */
 };
+struct exec_print;
+/* Print one event; `host`: the host of the frame's node, "" while it is not known. */
+typedef void exec_event(struct exec_print *p, const struct control_frame *f, const char *host, const char *payload);
+/* `*out` becomes the function that prints events as JSON. Returns 0 or an exit status. The small command has no such function: there this
+ * replaces the process by the whole command (front.c), and returns only if that fails. */
+int exec_events(exec_event **out);
 struct exec_print {
     const char *sub;
     enum exec_form form;
+    exec_event *event; /* with EXEC_JSON: set it after exec_print_open() */
     struct relay_out out, err;
     /* One entry for each node that has sent a frame, in the order of their first frames. A job has at most WEFT_MAX_NODES nodes, with
      * numbers up to WEFT_MAX_NUMBERS. */
     uint16_t *place; /* [WEFT_MAX_NUMBERS]: index of a node's entry plus 1; 0: it has none */
     uint32_t count;
-    struct relay_in *in; /* [2 * WEFT_MAX_NODES] */
-    char (*hosts)[64];   /* "": not known yet */
-    /* [80] each: the host, with the node's number if several nodes have that host; the number alone while the host is not known */
-    char *tags;
+    struct exec_node {
+        struct relay_in in[2]; /* standard output, standard error */
+        char host[64];         /* "": not known yet */
+        char tag[80]; /* the host, with the node's number if several nodes have that host; the number alone while the host is not known */
+    } * *nodes;       /* [WEFT_MAX_NODES] */
 };
 int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form); /* 0, or a negative errno with base_error() */
 /* Handle a frame of the kind STARTED, OUT, ENDED or ERROR. */

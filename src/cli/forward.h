@@ -61,7 +61,8 @@ int publish_serve(struct forward *f);
  * with --keep, on a thread of its own. If the request has a signal, ends a forward that was kept. */
 void standing_forward(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
 json_t *forwards_list(struct jobs *jobs);
-void forwards_end(struct jobs *jobs); /* ends the kept forwards; call it after jobs_end(), after which no new ones begin */
+void forwards_alive(struct jobs *jobs); /* sends a sign of life to each command whose forward is served; never waits */
+void forwards_end(struct jobs *jobs);   /* ends the kept forwards; call it after jobs_end(), after which no new ones begin */
 
 /* --- forward_command.c --- */
 /* Reads [ADDRESS:]PORT, with an IPv6 address in brackets. Without an address, `host` becomes "". -EINVAL with base_fail(). */
@@ -70,8 +71,11 @@ int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *p
  * an error was printed. `address` becomes the address where a published port listens. */
 int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
                 uint32_t *node, char address[FORWARD_ADDRESS]);
-/* Prints why the forward has ended, although its command did not end it. */
-void forward_print_end(const char *sub, int control);
+/* Hears the control node, which sends signs of life: `readable` says what poll() said of `control`, `waited_ns` how long it waited;
+ * `*silent_ns` begins at 0. False: the forward has ended, although its command did not end it, or the control node does not answer. This
+ * was printed. */
+bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns);
+#define FORWARD_LISTEN_MS 1000 /* how long poll() may wait between two calls */
 /* Waits until the control node confirms that it keeps the forward. Returns the exit status. */
 int forward_kept(const char *sub, int control);
 int forward_stay(const char *sub, int control); /* waits for a signal or the end of the forward. Returns the exit status */

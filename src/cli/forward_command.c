@@ -67,40 +67,62 @@ int forward_ask(const char *sub, const char *cluster, struct control_request *r,
     return -1;
 }
 
-/* Reads the last answer, and prints an error. Returns the exit status. `wanted`: the answer DONE means success. */
-static int read_end(const char *sub, int control, bool wanted)
+/* Reads the last answer, and prints an error. Returns the exit status. */
+static int read_end(const char *sub, int control)
 {
     struct control_frame f = {0};
     char *payload = malloc(CONTROL_PIECE_MAX + 1);
     int status = CLI_FAILED, rc = payload ? standing_answer(control, &f, payload, base_deadline(CONTROL_SILENT_NS)) : -ENOMEM;
-    if (!rc && f.type == CONTROL_DONE && wanted)
+    if (!rc && f.type == CONTROL_DONE)
         status = 0;
-    else if (wanted || (!rc && f.type == CONTROL_ERROR))
-        answer_failed(sub, rc, &f, payload);
     else
-        cli_error(sub, "the cluster has ended, and its proxies and published ports with it: see `weft logs`");
+        answer_failed(sub, rc, &f, payload);
     free(payload);
     return status;
 }
 
-void forward_print_end(const char *sub, int control)
+/* Reads a frame that has begun to arrive. Returns whether it is a sign of life; otherwise it says why the forward has ended. */
+static bool read_alive(const char *sub, int control)
 {
-    read_end(sub, control, false);
+    struct control_frame f = {0};
+    char *payload = malloc(CONTROL_PIECE_MAX + 1);
+    int rc = payload ? standing_answer(control, &f, payload, base_deadline(CONTROL_SILENT_NS)) : -ENOMEM;
+    bool alive = !rc && f.type == CONTROL_TEXT;
+    if (!rc && f.type == CONTROL_ERROR)
+        answer_failed(sub, rc, &f, payload);
+    else if (!alive)
+        cli_error(sub, "%s",
+                  rc == -ETIMEDOUT ? CONTROL_SILENT
+                                   : "the cluster has ended, and its proxies and published ports with it: see `weft logs`");
+    free(payload);
+    return alive;
+}
+
+bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns)
+{
+    int64_t most = 2 * FORWARD_LISTEN_MS * WEFT_MS; /* if it was more, this command was stopped meanwhile, and perhaps the whole host */
+    *silent_ns = readable ? 0 : *silent_ns + (waited_ns < most ? waited_ns : most);
+    if (readable)
+        return read_alive(sub, control);
+    if (*silent_ns > CONTROL_SILENT_NS)
+        cli_error(sub, "%s", CONTROL_SILENT);
+    return *silent_ns <= CONTROL_SILENT_NS;
 }
 
 int forward_kept(const char *sub, int control)
 {
-    return read_end(sub, control, true);
+    return read_end(sub, control);
 }
 
 int forward_stay(const char *sub, int control)
 {
     struct pollfd p = {.fd = control, .events = POLLIN};
+    int64_t silent_ns = 0;
     while (!cli_stopped()) {
-        if (poll(&p, 1, 1000) > 0) {
-            forward_print_end(sub, control);
+        int64_t began = base_now_ns();
+        bool readable = poll(&p, 1, FORWARD_LISTEN_MS) > 0;
+        if (!forward_hears(sub, control, readable, base_now_ns() - began, &silent_ns))
             return CLI_FAILED;
-        }
     }
     return 0;
 }
@@ -110,7 +132,7 @@ int forward_end(const char *sub, const char *cluster, enum control_what what, co
     const char *words[] = {address, NULL};
     struct control_request r = {.head = {.what = (uint32_t)what, .signal = SIGTERM}, .arguments = words};
     int fd = standing_ask(sub, cluster, &r);
-    int status = fd < 0 ? CLI_FAILED : read_end(sub, fd, true);
+    int status = fd < 0 ? CLI_FAILED : read_end(sub, fd);
     if (fd >= 0)
         close(fd);
     return status;

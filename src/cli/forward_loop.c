@@ -126,21 +126,6 @@ void forward_notice(struct forward_loop *l, struct forward_changed *c)
         gateway_turn(&l->turn);
 }
 
-static bool has_changed(void *arg)
-{
-    struct forward_loop *l = arg;
-    base_spin_lock(&l->changed.lock);
-    bool changed = l->changed.first;
-    base_spin_unlock(&l->changed.lock);
-    return changed;
-}
-
-void forward_loop_wait(struct forward_loop *l, int64_t timeout_ns)
-{
-    if (timeout_ns <= 0 || !l->gateway || !gateway_linger(&l->linger, l->gateway->w, l->watches, &l->turn, has_changed, l))
-        (void)gateway_watches_wait(l->watches, timeout_ns);
-}
-
 int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg)
 {
     int wake[2];

@@ -37,7 +37,6 @@ struct forward_loop {
     struct gateway_watch control, wake;
     struct forward_list changed;
     struct gateway_turn turn;
-    struct gateway_linger linger;
     bool (*go_on)(void *arg); /* serves one connection that has changed. False: there is none */
     void *arg;
     bool brief; /* the progress thread calls go_on(): move little, and leave the rest to the thread of the loop */
@@ -49,8 +48,6 @@ int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*
 void forward_loop_close(struct forward_loop *l);
 /* A connection has changed, as weft reports: the thread of the loop serves it. If that thread sleeps, the progress thread does. */
 void forward_notice(struct forward_loop *l, struct forward_changed *c);
-/* Waits for descriptors, and for connections that have changed; may linger before (gateway_linger()). */
-void forward_loop_wait(struct forward_loop *l, int64_t timeout_ns);
 /* How much of `bytes` may move as one piece now, and how many pieces of one connection. */
 static inline size_t forward_piece(const struct forward_loop *l, size_t bytes)
 {

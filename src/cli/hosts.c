@@ -256,15 +256,6 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
     return status;
 }
 
-const char *hosts_own_path(char *buf, size_t len)
-{
-    ssize_t n = readlink("/proc/self/exe", buf, len - 1);
-    if (n <= 0)
-        n = snprintf(buf, len, "weft");
-    buf[n] = '\0';
-    return buf;
-}
-
 /* --- a standing cluster --- */
 
 /* Put the cluster's settings into this environment, for all nodes. Variables that are set already have precedence. */

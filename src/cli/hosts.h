@@ -41,7 +41,9 @@ struct cluster_hostfile;
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *file);
 /* The node of a launch that the first `len` bytes of a text name, by number or host; negative: none. */
 int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size_t len);
-/* Path of this command, at which other hosts are expected to have it, too. */
+/* --- self.c: where this program is --- */
+const char *hosts_program_path(char *buf, size_t len); /* the file of this process */
+/* Path of the command `weft`, at which other hosts are expected to have it, too: on Linux that of the small command (front.c). */
 const char *hosts_own_path(char *buf, size_t len);
 void hosts_free(struct hosts *h, uint32_t nodes);
 

@@ -2,9 +2,7 @@
  *
  * The command `weft`: calls the subcommand.
  */
-#include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/command.h"
 #include "weft/types.h"
@@ -114,18 +112,9 @@ static const struct command *cli_main_find(const char *word)
     return NULL;
 }
 
-/* If descriptor 0, 1 or 2 is closed, open /dev/null there, so that no file opened later gets this number. Open it in the wrong direction:
- * its use then fails with EBADF, as the use of a closed descriptor does, so lost output is noticed. */
-static void hold_standard_files(void)
-{
-    for (int fd = 0; fd < 3; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd)
-            _exit(CLI_FAILED);
-}
-
 int main(int argc, char **argv)
 {
-    hold_standard_files();
+    cli_hold_standard_files();
     if (argc < 2) {
         cli_main_print_help(stderr);
         return CLI_USAGE;

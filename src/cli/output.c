@@ -1,72 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by all subcommands: messages, the parsing of options, tables, JSON.
+ * Shared by all subcommands: tables, JSON.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/command.h"
-
-static void cli_output_say(const char *sub, const char *format, va_list args, const char *after)
-{
-    char line[2048];
-    vsnprintf(line, sizeof line, format, args);
-    fflush(stdout); /* keeps the order if both streams go to the same file or terminal */
-    fprintf(stderr, "weft%s%s: %s\n%s", sub[0] ? " " : "", sub, line, after);
-}
-
-int cli_error(const char *sub, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    cli_output_say(sub, format, args, "");
-    va_end(args);
-    return CLI_FAILED;
-}
-
-int cli_usage(const char *sub, const char *format, ...)
-{
-    char hint[96];
-    va_list args;
-    snprintf(hint, sizeof hint, "See `weft %s%s--help`.\n", sub, sub[0] ? " " : "");
-    va_start(args, format);
-    cli_output_say(sub, format, args, hint);
-    va_end(args);
-    return CLI_USAGE;
-}
-
-int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started)
-{
-    char all[64];
-    bool ends = shorts[0] == '+';
-    snprintf(all, sizeof all, "%s:%s", ends ? "+" : "", shorts + ends);
-    if (!*started) {
-#if defined(__GLIBC__)
-        optind = 0; /* resets glibc's state of an earlier scan */
-#else
-        optind = 1;
-#endif
-        opterr = 0;
-        *started = true;
-    }
-    int at = optind < 1 ? 1 : optind;
-    int c = getopt_long(argc, argv, all, longs, NULL);
-    /* Find the argument that was read, for error messages. It is the one before optind, except inside a group of letters such as -ab:
-     * getopt advances optind only after the last letter. */
-    int last = optind > at ? optind - 1 : at;
-    const char *word = last < argc ? argv[last] : "";
-    if (c == ':') {
-        cli_usage(sub, "option '%s' needs a value", word);
-        return '?';
-    }
-    if (c == '?') {
-        if (strncmp(word, "--", 2) == 0)
-            cli_usage(sub, "unknown option '%s'", word);
-        else
-            cli_usage(sub, "unknown option '-%c'", optopt);
-    }
-    return c;
-}
 
 struct cli_table {
     unsigned columns, rows, room;
@@ -205,13 +144,6 @@ void cli_table_free(struct cli_table *t)
         free_row(t->cells[r], t->columns);
     free(t->cells);
     free(t);
-}
-
-int cli_flush(const char *sub)
-{
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return 0;
-    return cli_error(sub, "cannot write to standard output: %s", base_strerror(errno));
 }
 
 int cli_json_print(const char *sub, json_t *value)

@@ -159,11 +159,12 @@ static int run_command(const struct proxy_options *o, int control)
     child = pid;
     int watch = base_watch_process(pid);
     struct pollfd p[2] = {{.fd = watch, .events = POLLIN}, {.fd = control, .events = POLLIN}};
+    int64_t silent_ns = 0;
     while (!base_process_ended(pid, NULL)) {
-        if (poll(p, 2, watch >= 0 ? 1000 : LOOK_MS) > 0 && p[1].revents) {
-            forward_print_end("proxy", control);
+        int64_t began = base_now_ns();
+        bool readable = poll(p, 2, watch >= 0 ? FORWARD_LISTEN_MS : LOOK_MS) > 0 && p[1].revents;
+        if (p[1].fd >= 0 && !forward_hears("proxy", control, readable, base_now_ns() - began, &silent_ns))
             p[1].fd = -1; /* the command goes on, but without a proxy */
-        }
     }
     child = 0;
     if (watch >= 0)

@@ -137,7 +137,6 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
-        gateway_linger_moved(&c->p->loop.linger, c, true, right);
         *wants = (size_t)n < most; /* there was no more */
         return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
     }
@@ -174,7 +173,6 @@ static bool move_down(struct client *c, bool *full, bool *broken)
     ssize_t n = send(c->watch.fd, at, forward_piece(&c->p->loop, bytes), MSG_NOSIGNAL);
     if (n > 0) {
         forward_count(&c->p->f->down_bytes, (uint64_t)n);
-        gateway_linger_moved(&c->p->loop.linger, c, false, (uint64_t)n);
         c->answered = true;
         return weft_net_taken(c->net, (size_t)n) == 0;
     }
@@ -512,7 +510,7 @@ static void proxy_loop(struct proxy *p)
             proxy_udp_tick(p->udp);
             look = base_after(now, LOOK_NS);
         }
-        forward_loop_wait(&p->loop, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
+        gateway_watches_wait(p->loop.watches, !idle ? 0 : p->paused ? PAUSE_NS : p->talking ? LOOK_NS : 30 * WEFT_SECOND);
         idle = look_at_ready(p);
         idle = proxy_udp_go_on(p->udp) && idle;
         if (p->paused) {

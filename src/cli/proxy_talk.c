@@ -374,7 +374,7 @@ static bool check_lines(const struct talk *t, const char *at, bool *right)
 
 static enum talk_next http_request(struct talk *t, const uint8_t *in, size_t bytes, size_t *taken, struct talk_reply *reply)
 {
-    static _Thread_local char head[TALK_MAX + 1];
+    char head[TALK_MAX + 1];
     size_t n = head_end(in, bytes), len;
     if (!n)
         return bytes < TALK_MAX ? TALK_MORE

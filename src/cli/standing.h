@@ -6,7 +6,7 @@
  *   standing_place.c   the cluster's folder on this host: control socket, lock, log
  *   standing_desk.c    the desk: what a node publishes about itself: host, devices, links, memory
  *   standing_told.c    what this node has learned about all nodes, also about nodes that are gone
- *   standing_task.c, standing_jobs.c   processes that `weft exec` has started
+ *   standing_say.c, standing_task.c, standing_attend.c, standing_jobs.c   processes that `weft exec` has started (standing_job.h)
  *   standing_members.c   addresses, secret and settings, which a node needs to join
  *   standing_forward.c   proxies and published ports (forward.h)
  *   standing_file.c    serves `weft cat`, `weft files` and `weft pin`
@@ -161,7 +161,7 @@ void standing_serve_end(struct standing_server *s);
 #define STANDING_INSTEAD (-1)
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 
-/* --- status.c: used by several commands --- */
+/* --- ask.c: used by several commands --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
 /* Read the next frame of the answer. `payload` must have CONTROL_PIECE_MAX + 1 bytes; a zero byte is appended. `deadline`: until when the

@@ -59,6 +59,21 @@ static void end_kept(struct forward *f)
     f->end = -1;
 }
 
+void forwards_alive(struct jobs *jobs)
+{
+    static const struct control_frame alive = {.type = CONTROL_TEXT, .node = UINT32_MAX};
+#if defined(MSG_NOSIGNAL)
+    const int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
+#else
+    const int flags = MSG_DONTWAIT;
+#endif
+    pthread_mutex_lock(&jobs->lock);
+    for (struct forward *f = jobs->forwards; f; f = f->next)
+        if (!f->kept)
+            (void)send(f->control, &alive, sizeof alive, flags); /* if its socket is full, the command has not read the last ones yet */
+    pthread_mutex_unlock(&jobs->lock);
+}
+
 void forwards_end(struct jobs *jobs)
 {
     pthread_mutex_lock(&jobs->lock);

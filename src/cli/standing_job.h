@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The jobs of a standing cluster: the interface between standing_jobs.c (the jobs), standing_task.c (the processes of a job, their output
- * and input) and standing_told.c (the nodes' hosts).
+ * The jobs of a standing cluster: the interface between standing_jobs.c (the jobs), standing_attend.c (the thread of a job),
+ * standing_task.c (the processes of a job, their output and input) and standing_say.c (what a job sends to its command).
  */
 #ifndef WEFT_CLI_STANDING_JOB_H
 #define WEFT_CLI_STANDING_JOB_H
@@ -18,13 +18,16 @@ struct piece { /* a piece of a job's kept output */
 };
 struct task {
     struct job *job;
-    uint32_t node, pid;
+    uint32_t node;
+    _Atomic uint32_t pid;
     weft_process *p;
     weft_op op;
+    bool starts, read[2]; /* starts: its process is being started; read: standard output, standard error was read to its end */
+    bool done;
+    _Atomic bool news;    /* there may be something new about its process */
     _Atomic int64_t over; /* when the end of its process was noticed; 0: it has not ended */
     _Atomic int status;   /* exit status in the form of a shell; -1: not ended */
     _Atomic bool lost;    /* it ended because its node is gone */
-    pthread_t main, errors;
 };
 struct job {
     struct jobs *all;
@@ -38,8 +41,19 @@ struct job {
     _Atomic int64_t kill_at; /* when to kill the processes that are still running; INT64_MAX: never */
     /* held while a thread other than the task's own sends a signal to its process, and while the handle of a process is closed */
     pthread_mutex_t handles;
-    pthread_mutex_t send; /* held while a frame is sent to the command, and while kept output is used */
-    int over[2];          /* a pipe into which a byte is written when all tasks have ended */
+    pthread_mutex_t send; /* held while `unsent` or kept output is used */
+    struct unsent {       /* frames for the command which its socket has not taken yet: bytes `first` to `last` of `bytes` */
+        char *bytes;
+        size_t first, last, room;
+    } unsent;
+    int news[2];        /* a pipe into which a byte is written to wake the job's thread */
+    _Atomic bool woken; /* there is a byte in it */
+    _Atomic bool eager; /* the thread wants to be woken also for news that are not urgent */
+    /* only for the job's thread: tasks that are being started; tasks that are not done; a buffer of CONTROL_PIECE_MAX bytes for a piece of
+     * output, or a frame of input */
+    uint32_t starting, unfinished;
+    uint32_t at; /* the task that is looked at next */
+    char *buf;
     struct piece *first, **last;
     _Atomic size_t kept;
     _Atomic uint64_t pieces, dropped; /* pieces of output so far; bytes of output that were discarded */
@@ -68,15 +82,32 @@ struct jobs {
     struct forward *forwards; /* forward.h */
 };
 
-/* --- standing_told.c --- */
+/* --- standing_say.c --- */
+/* Adds a frame to those for the command, if it is still connected. job_flush() sends them. */
+void job_put(struct job *j, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
+void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text); /* the same, and wakes the job */
+void job_output(struct job *j, uint32_t node, uint32_t which, const char *data, size_t bytes);         /* sends output, or keeps it */
+void job_flush(struct job *j); /* sends what the command's socket takes, without waiting */
+size_t job_unsent(struct job *j);
+void job_wake(struct job *j);
 
 /* --- standing_task.c --- */
-/* sends a message to the command, if it is still connected */
-void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text);
-void job_ended(struct job *j);                                 /* call it when a task of the job has ended */
+void task_notice(void *task, bool soon); /* for gateway_process_notice() */
+/* Does what can be done for a task without waiting: notices that its process has started or ended, passes on a piece of its output, but not
+ * before all tasks of the job have started, because the command needs the names of their hosts. Kills the process when that is due. True:
+ * there may be more to do at once. Without `buf`: only notices whether it has started. */
+bool task_step(struct task *t, char *buf);
+/* Tell the command why the process could not be started: `rc` and base_error(). */
+void task_not_started(struct task *t, int rc);
+void task_close(struct task *t);
 bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more than it was allowed to */
 void job_window(struct job *j, uint32_t window);               /* sets the size of the processes' terminal: rows | columns << 16 */
 void *job_feed(void *job);                                     /* a thread: passes the input on to the processes */
-void *task_main(void *task);                                   /* a thread: runs until the task has ended */
+
+/* --- standing_attend.c --- */
+void job_attend(struct job *j);     /* serves the job until all tasks are done */
+void job_wait_start(struct job *j); /* waits until all processes have started or could not be started, and tells the command */
+void job_drain(struct job *j);      /* waits until the command has taken everything */
+void job_signal(struct job *j, int number);
 
 #endif

@@ -13,6 +13,7 @@
 
 #include "cli/launch.h"
 #include "cli/standing_job.h"
+#include "gateway/gateway.h"
 
 int jobs_open(struct jobs **out, weft_node *w)
 {
@@ -33,19 +34,21 @@ int jobs_open(struct jobs **out, weft_node *w)
 static void job_free(struct job *j)
 {
     for (uint32_t i = 0; i < j->tasks; i++)
-        weft_process_close(j->task[i].p);
+        task_close(&j->task[i]);
     while (j->first) {
         struct piece *p = j->first;
         j->first = p->next;
         free(p);
     }
     for (int i = 0; i < 2; i++)
-        if (j->over[i] >= 0)
-            close(j->over[i]);
+        if (j->news[i] >= 0)
+            close(j->news[i]);
     pthread_mutex_destroy(&j->handles);
     pthread_mutex_destroy(&j->send);
     pthread_mutex_destroy(&j->feed);
     pthread_cond_destroy(&j->fed);
+    free(j->unsent.bytes);
+    free(j->buf);
     free(j->input);
     free(j->task);
     free(j);
@@ -182,21 +185,11 @@ static void describe_command(struct job *j, const struct control_request *r)
 }
 
 /* Settings that only concern the node itself: a program would use the node's files and join its cluster. */
-static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE", "WEFT_POOL",      "WEFT_NET_RULES",
-                                         "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE"};
+static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE", "WEFT_POOL",       "WEFT_NET_RULES",
+                                         "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE", "WEFT_NAMES"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
-/* Free the handle of a process. Under a lock, because a command may be sending the process a signal: the job is listed from its start
- * on. */
-static void task_close(struct task *t)
-{
-    pthread_mutex_lock(&t->job->handles);
-    weft_process_close(t->p);
-    t->p = NULL;
-    pthread_mutex_unlock(&t->job->handles);
-}
-
-/* Start all processes at once. If some cannot be started, the command gets an error for each, and they count as ended. */
+/* Start all processes, and do not wait for it. If some cannot be started, the command gets an error for each, and they count as ended. */
 static int start_tasks(struct job *j, const struct control_request *r)
 {
     weft_node *w = j->all->w;
@@ -222,31 +215,19 @@ static int start_tasks(struct job *j, const struct control_request *r)
         struct task *t = &j->task[i];
         weft_process *p = NULL;
         int rc = weft_spawn_start(w, t->node, &spec, &p, &t->op);
-        if (rc)
-            job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
+        if (rc) {
+            task_not_started(t, rc);
+            continue;
+        }
         pthread_mutex_lock(&j->handles);
-        t->p = rc ? NULL : p;
+        t->p = p;
         pthread_mutex_unlock(&j->handles);
+        t->starts = true;
+        j->starting++;
+        gateway_process_notice(p, task_notice, t);
+        t->news = true; /* it may have started before this */
     }
     free(changes);
-    for (uint32_t i = 0; i < j->tasks; i++) {
-        struct task *t = &j->task[i];
-        char host[64];
-        int rc = t->p ? weft_wait(w, &t->op, WEFT_TIMEOUT_DEFAULT) : -ECANCELED;
-        if (t->p && rc) {
-            rc = rc == -ETIMEDOUT ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
-            job_say(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
-            if (rc == -ETIMEDOUT)
-                weft_request_cancel(w, &t->op);
-            task_close(t);
-        }
-        t->pid = t->p ? weft_process_pid(t->p) : 0;
-        jobs_host(j->all, t->node, host, sizeof host);
-        if (t->p)
-            job_say(j, CONTROL_STARTED, t->node, t->pid, host);
-        else
-            t->status = rc == -ENOENT ? LAUNCH_NOT_FOUND : rc == -EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED;
-    }
     return 0;
 }
 
@@ -255,7 +236,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     struct job *j = *out = calloc(1, sizeof *j);
     if (!j)
         return base_fail(-ENOMEM, "no memory for a job" BASE_MEMORY_HINT);
-    *j = (struct job){.all = all, .fd = fd, .began = (int64_t)time(NULL), .kill_at = INT64_MAX, .over = {-1, -1}, .users = 1};
+    *j = (struct job){.all = all, .fd = fd, .began = (int64_t)time(NULL), .kill_at = INT64_MAX, .news = {-1, -1}, .users = 1};
     j->last = &j->first;
     pthread_mutex_init(&j->handles, NULL);
     pthread_mutex_init(&j->send, NULL);
@@ -263,10 +244,12 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     pthread_cond_init(&j->fed, NULL);
     describe_command(j, r);
     int rc = choose_nodes(j, r);
+    if (!rc && !(j->buf = malloc(CONTROL_PIECE_MAX)))
+        rc = base_fail(-ENOMEM, "no memory for the output of a job");
     if (!rc && r->head.flags & CONTROL_WITH_INPUT && !(j->input = malloc(CONTROL_INPUT_MAX)))
         rc = base_fail(-ENOMEM, "no memory for a job's input" BASE_MEMORY_HINT);
     if (!rc)
-        rc = base_pipe(j->over, O_NONBLOCK);
+        rc = base_pipe(j->news, O_NONBLOCK);
     if (rc)
         return rc;
     pthread_mutex_lock(&all->lock);
@@ -278,81 +261,11 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
         *last = j;
         j->listed = true;
         j->id = ++all->last_id;
-        j->left = j->tasks;
+        j->left = j->unfinished = j->tasks;
         all->running++;
     }
     pthread_mutex_unlock(&all->lock);
     return rc;
-}
-
-/* Start the threads of the tasks. A task whose thread cannot be started counts as ended. */
-static void start_threads(struct job *j)
-{
-    for (uint32_t i = 0; i < j->tasks; i++) {
-        struct task *t = &j->task[i];
-        if (t->p && base_thread(&t->main, task_main, t)) {
-            task_close(t);
-            t->status = JOBS_FAILED;
-            job_say(j, CONTROL_ERROR, t->node, EAGAIN,
-                    "the cluster's node on the host of this command cannot start a thread for the output of a process, so the process was "
-                    "ended: run fewer jobs at the same time");
-        }
-        if (!t->p)
-            job_ended(j);
-    }
-}
-
-/* --- the command's side --- */
-
-static void signal_tasks(struct job *j, int number)
-{
-    pthread_mutex_lock(&j->handles);
-    for (uint32_t i = 0; i < j->tasks; i++)
-        if (j->task[i].p && !j->task[i].over)
-            weft_process_signal(j->task[i].p, number, WEFT_SECOND);
-    pthread_mutex_unlock(&j->handles);
-}
-
-/* Handle a frame from the command. False: the connection has ended, or the frame is invalid. */
-static bool job_listen(struct job *j, char *payload)
-{
-    struct control_frame f;
-    int64_t deadline = base_deadline(5 * WEFT_SECOND); /* once a frame has begun, the rest follows at once */
-    if (control_read(j->fd, &f, sizeof f, deadline) || !control_frame_fits(&f, false) || control_read(j->fd, payload, f.bytes, deadline))
-        return false;
-    if (f.type == CONTROL_INPUT)
-        return job_input(j, payload, f.bytes);
-    if (f.type == CONTROL_WINDOW)
-        job_window(j, f.number);
-    else
-        signal_tasks(j, (int)f.number);
-    return true;
-}
-
-static void job_attend(struct job *j)
-{
-    char *payload = malloc(CONTROL_PIECE_MAX);
-    bool there = payload;
-    for (;;) {
-        struct pollfd p[2] = {{.fd = j->over[0], .events = POLLIN}, {.fd = there ? j->fd : -1, .events = POLLIN}};
-        if (poll(p, 2, -1) < 0)
-            continue;
-        if (p[0].revents)
-            break;
-        if (p[1].revents && !(there = job_listen(j, payload))) {
-            j->stop = true;
-            shutdown(j->fd, SHUT_RDWR); /* also ends a send in another thread */
-            signal_tasks(j, SIGKILL);
-        }
-    }
-    free(payload);
-}
-
-static void join_threads(struct job *j)
-{
-    for (uint32_t i = 0; i < j->tasks; i++)
-        if (j->task[i].p)
-            pthread_join(j->task[i].main, NULL);
 }
 
 static void stop_feed(struct job *j, pthread_t *feeder)
@@ -383,16 +296,18 @@ static void job_release(struct job *j)
     for (uint32_t i = 0; i < j->tasks; i++)
         task_close(&j->task[i]);
     for (int i = 0; i < 2; i++) {
-        close(j->over[i]);
-        j->over[i] = -1;
+        close(j->news[i]);
+        j->news[i] = -1;
     }
+    free(j->unsent.bytes);
+    free(j->buf);
+    j->unsent.bytes = j->buf = NULL;
 }
 
 static void *job_alone(void *arg) /* a thread: runs a detached job until it ends */
 {
     struct job *j = arg;
     job_attend(j);
-    join_threads(j);
     job_release(j);
     job_done(j);
     return NULL;
@@ -412,15 +327,15 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
     }
     bool detached = r->head.flags & CONTROL_DETACHED;
     if ((rc = start_tasks(j, r)))
-        job_say(j, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error());
+        job_put(j, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error(), strlen(base_error()));
     if (detached) {
+        job_wait_start(j);
         pthread_mutex_lock(&all->lock);
         pthread_mutex_lock(&j->send);
         j->detached = true;
         j->fd = -1;
         pthread_mutex_unlock(&j->send);
         pthread_mutex_unlock(&all->lock);
-        start_threads(j);
         uint32_t id = j->id;
         if (pthread_create(&alone, NULL, job_alone, j)) {
             j->stop = true;
@@ -432,7 +347,7 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
         control_send(fd, CONTROL_DONE, UINT32_MAX, id, NULL, 0);
         return;
     }
-    start_threads(j); /* before the input is started, because it closes the handles of tasks whose thread could not be started */
+    j->eager = r->head.flags & CONTROL_TERMINAL;
     if (j->input) {
         fed = base_thread(&feeder, job_feed, j) == 0;
         if (!fed)
@@ -443,8 +358,8 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
     job_attend(j);
     if (fed)
         stop_feed(j, &feeder);
-    join_threads(j);
-    job_say(j, CONTROL_DONE, UINT32_MAX, j->id, "");
+    job_put(j, CONTROL_DONE, UINT32_MAX, j->id, NULL, 0);
+    job_drain(j);
     job_done(j);
 }
 
@@ -472,7 +387,7 @@ void jobs_kill(struct jobs *all, int fd, const struct control_request *r)
     struct job *j = job_enter(all, r->head.job, fd);
     if (!j)
         return;
-    signal_tasks(j, r->head.signal ? (int)r->head.signal : SIGTERM);
+    job_signal(j, r->head.signal ? (int)r->head.signal : SIGTERM);
     if (!r->head.signal)
         j->kill_at = base_deadline(JOBS_GRACE_NS);
     control_send(fd, CONTROL_DONE, UINT32_MAX, j->id, NULL, 0);

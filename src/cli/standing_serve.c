@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The control socket's server: one thread accepts connections, and each command has a thread of its own. If it was asked for, there is also
- * a page for Prometheus over HTTP, for one reader at a time.
+ * The control socket's server. Its threads take turns: one waits for the next connection, and serves it itself, so that no thread has to be
+ * woken or made for it; before that it passes the turn on. If it was asked for, there is also a page for Prometheus over HTTP, for one
+ * reader at a time.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -16,6 +17,7 @@
 #include "cluster/cluster.h"
 
 #define COMMANDS_MAX  256u
+#define IDLE_MAX      2u                /* threads that stay when they have nothing to do: one waits for a connection, one for its turn */
 #define REQUEST_NS    (5 * WEFT_SECOND) /* how long a command may take to send its request, and Prometheus to read its page */
 #define HTTP_HEAD_MAX 8192u
 #define MEMBERS_MS    1000 /* time between two checks for new members */
@@ -29,21 +31,16 @@ struct standing_server {
     int wake[2];
     void (*on_down)(void *arg);
     void *arg;
-    pthread_t thread, metrics_thread, members_thread;
+    pthread_t metrics_thread, members_thread;
     bool keeps_members;
+    pthread_mutex_t turn; /* held by the thread that waits for the next connection */
     pthread_mutex_t lock;
     pthread_cond_t left;
-    unsigned commands;
-    int fds[COMMANDS_MAX]; /* the commands' sockets; -1: free */
-    int reader;            /* the socket of Prometheus; -1: none */
+    unsigned commands, idle; /* threads that serve a command; threads that do not */
+    int fds[COMMANDS_MAX];   /* the commands' sockets; -1: free */
+    int reader;              /* the socket of Prometheus; -1: none */
     bool ending;
 };
-struct command {
-    struct standing_server *s;
-    unsigned place;
-    int fd;
-};
-
 static void refuse(int fd, int rc, const char *text)
 {
     control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, text, strlen(text));
@@ -149,86 +146,114 @@ static int read_request(int fd, struct control_request *r, void **payload, size_
     return rc ? base_fail(rc, "the request did not arrive completely: give the command again") : control_parse(r, *payload, f.bytes);
 }
 
-static void *attend_command(void *arg)
+static void *serve_commands(void *arg);
+
+static void attend_command(struct standing_server *s, int fd)
 {
-    struct command *c = arg;
-    struct standing_server *s = c->s;
     struct control_request r = {.memory = NULL};
     void *payload = NULL;
     size_t bytes = 0;
-    int rc = read_request(c->fd, &r, &payload, &bytes);
+    int rc = read_request(fd, &r, &payload, &bytes);
     if (!rc)
-        answer(s, c->fd, &r);
+        answer(s, fd, &r);
     else if (rc != -ECONNRESET)
-        refuse(c->fd, rc, base_error());
+        refuse(fd, rc, base_error());
     if (rc && rc != -ECONNRESET)
-        discard(c->fd);
+        discard(fd);
     control_request_free(&r);
     if (payload)
         sodium_memzero(payload, bytes); /* a program's environment may have a secret */
     free(payload);
-    pthread_mutex_lock(&s->lock);
-    s->fds[c->place] = -1;
-    s->commands--;
-    close(c->fd);
-    pthread_cond_signal(&s->left);
-    pthread_mutex_unlock(&s->lock);
-    free(c);
-    return NULL;
 }
 
-static void take_command(struct standing_server *s, int fd)
+/* Begin to serve a connection. If no other thread is idle, make one that waits for the next connection. */
+static int command_begin(struct standing_server *s, int fd, unsigned *at)
 {
-    struct command *c = malloc(sizeof *c);
     pthread_t thread;
-    int rc = c ? 0 : -ENOMEM;
-    pthread_mutex_lock(&s->lock);
     unsigned place = 0;
+    pthread_mutex_lock(&s->lock);
     while (place < COMMANDS_MAX && s->fds[place] >= 0)
         place++;
-    rc = rc ? rc : s->ending ? -ESHUTDOWN : place == COMMANDS_MAX ? -EAGAIN : 0;
+    int rc = s->ending ? -ESHUTDOWN : place == COMMANDS_MAX ? -EAGAIN : 0;
+    if (!rc && s->idle == 1 && !(rc = base_thread(&thread, serve_commands, s))) {
+        pthread_detach(thread);
+        s->idle++;
+    } else if (rc == -EAGAIN && place < COMMANDS_MAX) {
+        rc = -ENOMEM; /* no thread */
+    }
     if (!rc) {
-        *c = (struct command){s, place, fd};
         s->fds[place] = fd;
         s->commands++;
-        if ((rc = base_thread(&thread, attend_command, c))) {
-            s->fds[place] = -1;
-            s->commands--;
-        } else {
-            pthread_detach(thread);
-        }
+        s->idle--;
     }
+    *at = place;
     pthread_mutex_unlock(&s->lock);
-    if (rc) {
-        refuse(fd, rc,
-               rc == -EAGAIN ? "the cluster's node on this host already serves 256 commands: try again when some have ended"
-                             : base_strerror(rc));
-        close(fd);
-        free(c);
-    }
+    return rc;
 }
 
-static void *accept_commands(void *arg)
+/* False: the thread ends, because enough are idle. */
+static bool command_end(struct standing_server *s, int fd, unsigned place)
 {
-    struct standing_server *s = arg;
+    pthread_mutex_lock(&s->lock);
+    bool stay = !s->ending && s->idle < IDLE_MAX;
+    s->fds[place] = -1;
+    s->commands--;
+    s->idle += stay;
+    close(fd);
+    pthread_cond_signal(&s->left);
+    pthread_mutex_unlock(&s->lock); /* unless it stays, standing_serve_end() may free `s` from here on */
+    return stay;
+}
+
+/* The next connection; -ESHUTDOWN: the server is ending. */
+static int next_connection(struct standing_server *s)
+{
     for (;;) {
         struct pollfd p[2] = {{.fd = s->listener, .events = POLLIN}, {.fd = s->wake[0], .events = POLLIN}};
         if (poll(p, 2, -1) < 0)
             continue;
         if (p[1].revents)
-            return NULL;
+            return -ESHUTDOWN;
         int fd = cluster_accept(s->listener);
-        if (fd < 0) {
-            if (fd == -EMFILE || fd == -ENFILE)
-                base_sleep_ns(10 * WEFT_MS);
-            continue;
-        }
+        if (fd >= 0)
+            return fd;
+        if (fd == -EMFILE || fd == -ENFILE)
+            base_sleep_ns(10 * WEFT_MS);
+    }
+}
+
+static void *serve_commands(void *arg)
+{
+    struct standing_server *s = arg;
+    unsigned place;
+    for (;;) {
+        pthread_mutex_lock(&s->turn);
+        int fd = next_connection(s), rc = fd < 0 ? fd : command_begin(s, fd, &place);
+        pthread_mutex_unlock(&s->turn);
+        if (fd < 0)
+            break;
         fcntl(fd, F_SETFL, 0); /* macOS passes on the listener's flags */
 #if defined(SO_NOSIGPIPE)
         setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
 #endif
-        take_command(s, fd);
+        if (rc) {
+            refuse(fd, rc,
+                   rc == -EAGAIN   ? "the cluster's node on this host already serves 256 commands: try again when some have ended"
+                   : rc == -ENOMEM ? "the cluster's node on this host cannot start a thread for one more command: try again when some have "
+                                     "ended" BASE_THREAD_HINT
+                                   : base_strerror(rc));
+            close(fd);
+            continue;
+        }
+        attend_command(s, fd);
+        if (!command_end(s, fd, place))
+            return NULL;
     }
+    pthread_mutex_lock(&s->lock);
+    s->idle--;
+    pthread_cond_signal(&s->left);
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
 }
 
 /* --- the page for Prometheus --- */
@@ -319,6 +344,7 @@ static void *keep_members(void *arg)
         if (base_now_ns() - told > CONTROL_ALIVE_NS) {
             told = base_now_ns();
             jobs_alive(s->jobs);
+            forwards_alive(s->jobs);
         }
         uint64_t epoch = weft_epoch(s->w);
         if (epoch != written && members_write(s->w, s->jobs, &s->place))
@@ -337,6 +363,7 @@ int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs
         return base_fail(-ENOMEM, "no memory to receive commands of this host" BASE_MEMORY_HINT);
     *s = (struct standing_server){
         .w = w, .jobs = jobs, .place = *p, .listener = -1, .metrics = -1, .wake = {-1, -1}, .on_down = on_down, .arg = arg, .reader = -1};
+    pthread_mutex_init(&s->turn, NULL);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->left, NULL);
     for (unsigned i = 0; i < COMMANDS_MAX; i++)
@@ -352,13 +379,27 @@ int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs
     }
     if (!rc && (s->listener = standing_listen(p)) < 0)
         rc = s->listener;
-    if (!rc && (rc = base_thread(&s->thread, accept_commands, s))) {
-        close(s->listener);
+    pthread_t thread;
+    s->idle = 1;
+    if (!rc && !(rc = base_thread(&thread, serve_commands, s))) {
+        pthread_detach(thread);
+    } else {
+        s->idle = 0;
+        if (s->listener >= 0)
+            close(s->listener);
         s->listener = -1;
     }
     if (!rc && !(rc = base_thread(&s->members_thread, keep_members, s)))
         s->keeps_members = true;
     return rc;
+}
+
+static void wait_left(struct standing_server *s, const unsigned *threads)
+{
+    pthread_mutex_lock(&s->lock);
+    while (*threads)
+        pthread_cond_wait(&s->left, &s->lock);
+    pthread_mutex_unlock(&s->lock);
 }
 
 void standing_serve_end(struct standing_server *s)
@@ -373,7 +414,7 @@ void standing_serve_end(struct standing_server *s)
     if (s->wake[1] >= 0)
         close(s->wake[1]); /* all threads notice that this pipe is closed */
     if (s->listener >= 0) {
-        pthread_join(s->thread, NULL);
+        wait_left(s, &s->idle);
         unlink(s->place.socket);
         close(s->listener);
     }
@@ -391,11 +432,11 @@ void standing_serve_end(struct standing_server *s)
     for (unsigned i = 0; i < COMMANDS_MAX; i++)
         if (s->fds[i] >= 0)
             shutdown(s->fds[i], SHUT_RDWR);
-    while (s->commands)
-        pthread_cond_wait(&s->left, &s->lock);
     pthread_mutex_unlock(&s->lock);
+    wait_left(s, &s->commands);
     if (s->wake[0] >= 0)
         close(s->wake[0]);
+    pthread_mutex_destroy(&s->turn);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->left);
     free(s);

@@ -125,10 +125,10 @@ static json_t *status_link(uint32_t from, const struct desk_link *l)
 
 json_t *standing_settings(void)
 {
-    static const char *const own[] = {"WEFT_RANK",        "WEFT_SIZE",         "WEFT_COORD",     "WEFT_HOSTFILE", "WEFT_SECRET",
-                                      "WEFT_CLUSTER",     "WEFT_SECRET_FILE",  "WEFT_SERVE",     "WEFT_SSH",      "WEFT_POOL",
-                                      "WEFT_GUARD",       "WEFT_GUARD_SOCKET", "WEFT_GROW",      "WEFT_JOIN",     "WEFT_NET_RULES",
-                                      "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",    "WEFT_FILE_CACHE"};
+    static const char *const own[] = {"WEFT_RANK",        "WEFT_SIZE",         "WEFT_COORD",      "WEFT_HOSTFILE", "WEFT_SECRET",
+                                      "WEFT_CLUSTER",     "WEFT_SECRET_FILE",  "WEFT_SERVE",      "WEFT_SSH",      "WEFT_POOL",
+                                      "WEFT_GUARD",       "WEFT_GUARD_SOCKET", "WEFT_GROW",       "WEFT_JOIN",     "WEFT_NET_RULES",
+                                      "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",    "WEFT_FILE_CACHE", "WEFT_NAMES"};
     json_t *o = json_object();
     for (char **e = environ; *e; e++) {
         char name[64];

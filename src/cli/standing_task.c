@@ -1,88 +1,95 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tasks of a job: the processes, their output and their input. Each task has a thread that reads its standard output and waits for its
- * end, and one that reads its standard error. They send what they read to the command. If the command does not read, the threads wait, and
- * so do the processes. The output of a detached job is kept instead.
+ * The tasks of a job: the processes, their output and their input. One thread, the job's, does everything for all of them but writing their
+ * input. It is woken when there is news about a process (gateway_process_notice()).
  *
- * A task has ended when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the
+ * A task is done when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the
  * output open. So the output is no longer read LATE_NS after the end of the task's process.
  */
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/launch.h"
 #include "cli/standing_job.h"
+#include "gateway/gateway.h"
 
-#define LOOK_NS (200 * WEFT_MS) /* how late a thread notices that its job is to end */
+#define LOOK_NS (200 * WEFT_MS) /* how late the thread of the input notices that its job is to end */
 #define LATE_NS WEFT_SECOND
 
-/* --- output --- */
+/* --- tasks --- */
 
-static void keep_output(struct job *j, uint32_t node, uint32_t which, const char *data, size_t bytes)
+void task_notice(void *task, bool soon)
 {
-    struct piece *p = malloc(sizeof *p + bytes);
-    if (!p) {
-        j->dropped += bytes;
-        return;
-    }
-    *p = (struct piece){.number = j->pieces++, .node = node, .which = which, .bytes = bytes};
-    memcpy(p->data, data, bytes);
-    *j->last = p;
-    j->last = &p->next;
-    j->kept += bytes + sizeof *p;
-    while (j->kept > JOBS_KEPT_MAX) {
-        struct piece *old = j->first;
-        j->first = old->next;
-        if (!j->first)
-            j->last = &j->first;
-        j->kept -= old->bytes + sizeof *old;
-        j->dropped += old->bytes;
-        free(old);
-    }
+    struct task *t = task;
+    atomic_store(&t->news, true);
+    if (soon || t->job->eager)
+        job_wake(t->job);
 }
 
-static void job_output(struct job *j, uint32_t node, uint32_t which, const char *data, size_t bytes)
+/* Free the handle of a process. Under a lock, because a command may be sending the process a signal: the job is listed from its start
+ * on. */
+void task_close(struct task *t)
 {
-    pthread_mutex_lock(&j->send);
-    if (j->detached)
-        keep_output(j, node, which, data, bytes);
-    else if (!j->stop && control_send(j->fd, CONTROL_OUT, node, which, data, bytes))
-        j->stop = true; /* the command is gone */
-    pthread_mutex_unlock(&j->send);
-    if (j->detached) {
-        pthread_mutex_lock(&j->all->lock);
-        pthread_cond_broadcast(&j->all->changed);
-        pthread_mutex_unlock(&j->all->lock);
-    }
+    pthread_mutex_lock(&t->job->handles);
+    if (t->p)
+        gateway_process_notice(t->p, NULL, NULL);
+    weft_process_close(t->p);
+    t->p = NULL;
+    pthread_mutex_unlock(&t->job->handles);
 }
 
-void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text)
+static void task_done(struct task *t, int status)
 {
-    pthread_mutex_lock(&j->send);
-    if (!j->detached && !j->stop && control_send(j->fd, type, node, number, text, strlen(text)))
-        j->stop = true;
-    pthread_mutex_unlock(&j->send);
-}
-
-/* Never waits: a command whose socket is full, or to which another thread sends, needs no sign of life. */
-void jobs_alive(struct jobs *all)
-{
+    struct jobs *all = t->job->all;
+    t->done = true;
+    t->job->unfinished--;
+    t->status = status;
     pthread_mutex_lock(&all->lock);
-    for (struct job *j = all->first; j; j = j->next) {
-        if (pthread_mutex_trylock(&j->send))
-            continue;
-        struct pollfd p = {.fd = j->fd, .events = POLLOUT};
-        if (!j->detached && !j->stop && poll(&p, 1, 0) == 1 && p.revents == POLLOUT)
-            control_send(j->fd, CONTROL_TEXT, UINT32_MAX, 0, NULL, 0);
-        pthread_mutex_unlock(&j->send);
-    }
+    t->job->left--;
+    pthread_cond_broadcast(&all->changed);
     pthread_mutex_unlock(&all->lock);
 }
 
-/* --- tasks --- */
+void task_not_started(struct task *t, int rc)
+{
+    job_put(t->job, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error(), strlen(base_error()));
+    task_done(t, rc == -ENOENT ? LAUNCH_NOT_FOUND : rc == -EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED);
+}
+
+/* Its process has started or could not be started. After the last one, all tasks are looked at: they have waited for it. */
+static void task_begun(struct task *t)
+{
+    struct job *j = t->job;
+    t->starts = false;
+    if (--j->starting == 0)
+        for (uint32_t i = 0; i < j->tasks; i++)
+            j->task[i].news = true;
+}
+
+/* False: its process has not started yet, or could not be started. */
+static bool task_started(struct task *t)
+{
+    struct jobs *all = t->job->all;
+    char host[64];
+    int rc = t->starts ? weft_test(all->w, &t->op) : 0;
+    if (rc == -EINPROGRESS)
+        return false;
+    if (rc) {
+        rc = rc == -ETIMEDOUT ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
+        task_not_started(t, rc);
+        task_begun(t);
+        task_close(t);
+        return false;
+    }
+    if (!t->starts)
+        return true;
+    task_begun(t);
+    t->pid = weft_process_pid(t->p);
+    jobs_host(all, t->node, host, sizeof host);
+    job_put(t->job, CONTROL_STARTED, t->node, t->pid, host, strlen(host));
+    return true;
+}
 
 /* Whether the process has ended. Kills it when that is due. */
 static bool task_over(struct task *t)
@@ -99,31 +106,19 @@ static bool task_over(struct task *t)
     return false;
 }
 
-static void task_read(struct task *t, uint32_t which)
+/* Passes on a piece of output. True: there may be more. */
+static bool task_read(struct task *t, unsigned which, char *buf)
 {
-    struct job *j = t->job;
-    char *buf = malloc(CONTROL_PIECE_MAX);
-    int64_t looked = 0;
-    for (int rc = buf ? 0 : -ENOMEM; rc == 0 || rc == -ETIMEDOUT;) {
-        size_t n = 0;
-        rc = weft_process_read(t->p, which, buf, CONTROL_PIECE_MAX, &n, LOOK_NS);
-        if (rc == 0 && n == 0)
-            break;
-        if (rc == 0)
-            job_output(j, t->node, which, buf, n);
-        if (rc == -ETIMEDOUT || base_recent_ns() - looked > LOOK_NS) {
-            looked = base_recent_ns();
-            if (task_over(t) && (j->stop || base_now_ns() - t->over > LATE_NS))
-                break;
-        }
-    }
-    free(buf);
-}
-
-static void *task_errors(void *arg)
-{
-    task_read(arg, 2);
-    return NULL;
+    size_t n = 0;
+    if (t->read[which])
+        return false;
+    int rc = weft_process_read(t->p, which + 1, buf, CONTROL_PIECE_MAX, &n, 0);
+    if (rc == -ETIMEDOUT)
+        return false;
+    t->read[which] = rc || n == 0;
+    if (n)
+        job_output(t->job, t->node, which + 1, buf, n);
+    return !t->read[which];
 }
 
 static int exit_status(const weft_exit *e)
@@ -131,40 +126,31 @@ static int exit_status(const weft_exit *e)
     return e->timed_out ? LAUNCH_TIMED_OUT : e->signal ? 128 + e->signal : e->status;
 }
 
-void job_ended(struct job *j)
+static void task_end(struct task *t)
 {
-    char byte = 0;
-    ssize_t n = 0;
-    pthread_mutex_lock(&j->all->lock);
-    if (--j->left == 0 && j->over[1] >= 0)
-        n = write(j->over[1], &byte, 1);
-    (void)n;
-    pthread_cond_broadcast(&j->all->changed);
-    pthread_mutex_unlock(&j->all->lock);
+    struct job *j = t->job;
+    weft_exit e;
+    int rc = weft_process_wait(t->p, &e, sizeof e, 0);
+    int status = rc ? JOBS_FAILED : exit_status(&e);
+    if (rc) {
+        t->lost = !weft_alive(j->all->w, t->node);
+        job_put(j, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error(), strlen(base_error()));
+    } else {
+        job_put(j, CONTROL_ENDED, t->node, (uint32_t)status, NULL, 0);
+    }
+    task_done(t, status);
 }
 
-void *task_main(void *arg)
+bool task_step(struct task *t, char *buf)
 {
-    struct task *t = arg;
-    weft_exit e;
-    bool errors = base_thread(&t->errors, task_errors, t) == 0;
-    task_read(t, 1);
-    int rc;
-    while ((rc = weft_process_wait(t->p, &e, sizeof e, LOOK_NS)) == -ETIMEDOUT)
-        task_over(t);
-    t->over = t->over ? t->over : base_now_ns();
-    if (errors)
-        pthread_join(t->errors, NULL);
-    if (rc) {
-        t->lost = !weft_alive(t->job->all->w, t->node);
-        t->status = JOBS_FAILED;
-        job_say(t->job, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error());
-    } else {
-        t->status = exit_status(&e);
-        job_say(t->job, CONTROL_ENDED, t->node, (uint32_t)t->status, "");
-    }
-    job_ended(t->job);
-    return NULL;
+    struct job *j = t->job;
+    if (t->done || !task_started(t) || j->starting || !buf)
+        return false;
+    bool more = task_read(t, 0, buf);
+    more = task_read(t, 1, buf) || more;
+    if (task_over(t) && ((t->read[0] && t->read[1]) || j->stop || base_now_ns() - t->over > LATE_NS))
+        task_end(t);
+    return more && !t->done;
 }
 
 /* --- input --- */

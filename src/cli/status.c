@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft status; and the functions by which all commands of a standing cluster send requests to the control socket.
+ * weft status.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -10,49 +10,6 @@
 
 #include "cli/command.h"
 #include "cli/standing.h"
-
-/* --- asking --- */
-
-int standing_ask(const char *sub, const char *cluster, struct control_request *r)
-{
-    struct standing_place p;
-    void *payload = NULL;
-    size_t bytes = 0;
-    int fd = standing_find(&p, cluster, false);
-    if (fd == -ENOENT)
-        fd = base_fail(-ENOENT, "cluster '%s' is not up: start it with `weft up`", p.name);
-    if (!fd)
-        fd = control_write(r, &payload, &bytes);
-    if (!fd)
-        fd = standing_connect(&p, true);
-    if (fd >= 0) {
-        int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
-        /* EPIPE and ECONNRESET: the control node has closed the connection; its answer, which can still be read, says why */
-        if (rc && rc != -EPIPE && rc != -ECONNRESET) {
-            close(fd);
-            fd = rc == -ETIMEDOUT ? base_fail(rc, "%s", CONTROL_SILENT)
-                                  : base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
-        }
-    }
-    if (payload)
-        sodium_memzero(payload, bytes); /* the environment of a program of weft exec may have a secret */
-    free(payload);
-    if (fd < 0)
-        cli_error(sub, "%s", base_error());
-    return fd;
-}
-
-int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline)
-{
-    int rc = control_read(fd, f, sizeof *f, deadline);
-    if (!rc && !control_frame_fits(f, true))
-        rc = -EPROTO;
-    if (!rc)
-        rc = control_read(fd, payload, f->bytes, base_deadline(CONTROL_SILENT_NS));
-    if (!rc)
-        payload[f->bytes] = '\0';
-    return rc;
-}
 
 /* An answer may have the cluster's secret, so no copy of it stays in memory. */
 static void forget_text(char *text, size_t len)

@@ -47,6 +47,7 @@ enum id {
     RECONNECT,
     SPIN,
     SERVE,
+    NAMES,
     NET_RULES,
     NET_SOCKETS,
     FILE_ROOT,

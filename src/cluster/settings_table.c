@@ -158,6 +158,8 @@ const struct setting settings_table[COUNT] = {
               .in_hostfile = true, .help = "how long a waiting thread keeps checking before it sleeps; 0: not at all"},
     [SERVE] = {INTO(serve), .name = "serve", .variable = "WEFT_SERVE", .fallback = "", .kind = PATH,
                .help = "what this node does for other nodes: process, name, net, file, with commas between; default: nothing"},
+    [NAMES] = {INTO(names), .name = "names", .variable = "WEFT_NAMES", .fallback = "0", .kind = NUMBER, .max = 65536, .in_hostfile = true,
+               .help = "name: how many names one node may publish at this node; 0: three times as many as are left for others"},
     [NET_RULES] = {INTO(net_rules), .name = "net_rules", .variable = "WEFT_NET_RULES", .fallback = "", .kind = PATH,
                    .help = "net: to which addresses this node connects for others: allow=WHAT,deny=WHAT,... (man weft-proxy)"},
     [NET_SOCKETS] = {INTO(net_sockets), .name = "net_sockets", .variable = "WEFT_NET_SOCKETS", .fallback = "0", .kind = NUMBER,

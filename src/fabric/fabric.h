@@ -304,7 +304,6 @@ struct weft_node {
        polled since, and the progress thread takes over. */
     _Atomic uint64_t rested;
     _Atomic bool stopping;
-    _Atomic uint32_t briefly;    /* threads of `pollers` that poll only for a moment, before they sleep elsewhere */
     _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */
     struct weft_node *next_open; /* node/open.c */
     int wake_fd[2];              /* a pipe that wakes the progress thread */
@@ -419,6 +418,9 @@ int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_ga
 /* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */
 bool fab_at_once(const struct weft_node *w, weft_gaddr where);
 struct fab_now;
+/* For weft/fabric.h a buffer that weft_get_blocking() and weft_put_blocking() copy has WEFT_BLOCKING_BYTES at most; in fact they copy this
+ * many: callers in the library may have larger ones on their stacks. */
+#define FAB_NOW_BYTES 2048u
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
 /* Waits for the swap. -EINPROGRESS: it is not complete; call again. Any other result is final and sets `*swap` to NULL: 0 and the former
    value; -ECONNRESET: the node is gone; other errors: the swap may have happened, or may still happen before the next atomic to that node.
@@ -471,9 +473,6 @@ int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadlin
 /* The same for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to others.
  */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* Around a thread's own loop of fab_service() and fab_messages(): meanwhile nobody wakes this node's progress thread for messages. */
-void fab_poll_begin(struct weft_node *w);
-void fab_poll_end(struct weft_node *w);
 /* Makes progress for a few times WEFT_SPIN, for a thread that sleeps elsewhere than in fab_wait() and expects something soon. Returns
    whether the condition holds. Message handlers may run in this call. */
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);

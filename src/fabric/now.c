@@ -13,7 +13,7 @@ struct fab_now {
     struct fab_now *next;
     weft_op op;
     uint64_t old;
-    uint8_t bytes[WEFT_BLOCKING_BYTES];
+    uint8_t bytes[FAB_NOW_BYTES];
 };
 
 static bool ended(const struct fab_now *n)

@@ -167,9 +167,7 @@ static void *progress_thread(void *arg)
         int timeout_ms = (int)((next + 999999) / 1000000);
         polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool polled = polls != polls_before && polls != atomic_load_explicit(&w->rested, memory_order_relaxed);
-        /* A thread that polls only briefly does not keep this one from its nap: its end would have to wake this thread each time. */
-        if (polled ||
-            atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) > atomic_load_explicit(&w->briefly, memory_order_relaxed)) {
+        if (polled || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             polls_before = polls;
             atomic_store_explicit(&w->lazy, true, memory_order_seq_cst);
             /* seq_cst: pairs with fab_wait(), at the place where it goes to sleep */

@@ -56,18 +56,6 @@ static bool copying(struct weft_node *w)
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && w->arenas->copying(w);
 }
 
-static void poll_leave(struct weft_node *w)
-{
-    if (atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst) == 1) {
-        /* Orders the decrement above before the loads of `napping` and of received messages; pairs with the senders' fences, and with the
-           progress thread's fence before it sleeps. A sender that still saw `pollers` woke nobody, so its message must be found by the last
-           look here. If the progress thread does not sleep yet, it looks itself after this. */
-        fab_fence_after_rmw();
-        if (BASE_UNLIKELY(atomic_load_explicit(&w->bell->napping, memory_order_relaxed)))
-            fab_last_look(w);
-    }
-}
-
 /* Spins and makes progress until nothing has moved for `quiet_ns`. `yields`: whom this thread waits for may need this processor. A yield is
  * cheaper than a sleep and a wake-up, if the answer comes soon. */
 static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, int64_t quiet_ns, bool yields)
@@ -109,7 +97,14 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
                 start = now;
         }
     }
-    poll_leave(w);
+    if (atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst) == 1) {
+        /* Orders the decrement above before the loads of `napping` and of received messages; pairs with the senders' fences, and with the
+           progress thread's fence before it sleeps. A sender that still saw `pollers` woke nobody, so its message must be found by the last
+           look here. If the progress thread does not sleep yet, it looks itself after this. */
+        fab_fence_after_rmw();
+        if (BASE_UNLIKELY(atomic_load_explicit(&w->bell->napping, memory_order_relaxed)))
+            fab_last_look(w);
+    }
     return done;
 }
 
@@ -122,18 +117,6 @@ static void rest(struct weft_node *w)
     atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
     if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
         fab_kick(w);
-}
-
-void fab_poll_begin(struct weft_node *w)
-{
-    atomic_fetch_add_explicit(&w->briefly, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
-}
-
-void fab_poll_end(struct weft_node *w)
-{
-    poll_leave(w);
-    atomic_fetch_sub_explicit(&w->briefly, 1, memory_order_relaxed);
 }
 
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg)

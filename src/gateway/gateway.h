@@ -9,7 +9,6 @@
  *   ready_epoll.c, ready_kqueue.c   which descriptors are ready, as the system tells it (ready.h)
  *   watch.c     waits for descriptors
  *   turn.c      lets the progress thread serve in place of a thread that sleeps
- *   linger.c    a thread that expects something at once looks for it before it sleeps
  *   work.c      runs blocking work on a few threads
  *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
  *   post.c      messages to other nodes, queued while there is no room to send them
@@ -91,7 +90,7 @@ int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int 
 void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *watch,
                           unsigned events);                                     /* 0: stop waiting for events, but keep the descriptor */
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
-int gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);      /* returns how many descriptors were ready */
+void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
 /* Lets this thread work in place of the thread that waits. That thread goes on sleeping, or waits until gateway_watches_leave(). False: it
  * is awake, or another thread works in its place. */
 bool gateway_watches_try(struct gateway_watches *all);
@@ -111,8 +110,6 @@ struct gateway_turn {
 /* The thread has something to do. Arranges that this thread calls run() after the message that it handles, or calls wake() now. With
  * gateway.lock held. */
 void gateway_turn(struct gateway_turn *t);
-/* The calling thread checks by itself for what `t` waits for. So what this thread handles does not need to wake it. NULL: no more. */
-void gateway_turn_self(const struct gateway_turn *t);
 /* When this returns, run() is not running, and earlier calls of gateway_turn() will not lead to it any more. Waits; must not be called from
  * a handler. */
 void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
@@ -123,21 +120,6 @@ struct gateway_turns {
 };
 void gateway_turns_begin(struct gateway_turns *t);
 void gateway_turns_end(struct gateway *g, struct gateway_turns *t);
-
-/* --- linger.c --- */
-struct gateway_linger {     /* of a thread that waits for watches, and for whoever takes its turn */
-    const void *who;        /* the connection that was moved last, for comparison only */
-    bool up, expects;       /* up: in which direction */
-    uint32_t misses, skips; /* misses: how often nothing came, lately; skips: how often not to linger */
-    uint32_t processors;    /* that this process may use; 0: not known yet */
-    int64_t pause_until;
-};
-/* A piece of a connection was moved. */
-void gateway_linger_moved(struct gateway_linger *l, const void *who, bool up, uint64_t bytes);
-/* Before a wait: looks for a moment, if that is worthwhile, whether come(arg), or a descriptor is ready, and calls its ready(). Handlers of
- * messages may run. Returns whether something came. */
-bool gateway_linger(struct gateway_linger *l, weft_node *w, struct gateway_watches *watches, struct gateway_turn *turn, fab_ready_fn come,
-                    void *arg);
 
 /* socket() and accept() for a connection that serves other nodes: nonblocking, and closed by exec. Return the descriptor or a negative
  * errno. If only few descriptors are left below the process's limit, they return -EMFILE: the last ones are reserved for the process
@@ -410,7 +392,6 @@ bool gateway_server_brief(
     const struct gateway_server *s); /* true on the progress thread: move little, and leave the rest to the server thread */
 /* tells the server thread to look for the next request for a moment before it sleeps */
 void gateway_server_linger(struct gateway_server *s);
-struct gateway_linger *gateway_server_lingering(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
@@ -449,6 +430,11 @@ void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, cons
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
+/* Installs a function that is called, with the lock held, when there may be something new about a process: it has started or could not be
+ * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false for news that
+ * leads to nothing until more comes. NULL: none. */
+typedef void gateway_notice(void *arg, bool soon);
+void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
 bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
@@ -497,6 +483,7 @@ struct gateway {
     struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
     uint32_t net_sockets;     /* sockets that one other node may have here; 0: three times as many as are left */
+    uint32_t names;           /* names that one node may publish here; 0: three times as many as are left */
     /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
@@ -529,7 +516,7 @@ void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is n
 struct gateway_settings {
     const char *serve, *net_rules, *file_root;
     uint64_t file_cache;
-    uint32_t net_sockets;
+    uint32_t net_sockets, names;
 };
 int gateway_open(struct weft_node *w, const struct gateway_settings *settings, struct gateway_groups *groups);
 int gateway_start(struct weft_node *w);  /* called when the node has joined */

@@ -10,6 +10,12 @@
 
 /* --- with the lock held --- */
 
+static void handle_notice(const struct weft_process *p, bool soon)
+{
+    if (p->notice)
+        p->notice(p->notice_arg, soon);
+}
+
 static void handle_over(struct weft_process *p, int error)
 {
     p->state = HANDLE_OVER;
@@ -19,6 +25,7 @@ static void handle_over(struct weft_process *p, int error)
         fab_complete(one->op, error);
         free(one);
     }
+    handle_notice(p, true);
 }
 
 static bool is_unused(const struct weft_process *p)
@@ -66,6 +73,7 @@ void handle_told(struct weft_process *p, const struct gateway_result *r)
     p->in_there = r->word[2];
     p->in_ring = r->word[3];
     p->in_bytes = r->word[4];
+    handle_notice(p, false);
 }
 
 static void spawn_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
@@ -107,6 +115,8 @@ void handle_moved(struct gateway_stream *s)
         handle_look(p);
     if (s->sends)
         input_moved(s);
+    if (!s->sends)
+        handle_notice(p, s->first != s->last || p->state == HANDLE_OVER);
     if (s->sends || !read->op)
         return;
     int rc = handle_read(s, read->buf, read->len, read->got, &s->due);
@@ -317,6 +327,14 @@ uint32_t weft_process_pid(const weft_process *p)
     uint32_t pid = p->pid;
     base_spin_unlock(&p->g->lock);
     return pid;
+}
+
+void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg)
+{
+    base_spin_lock(&p->g->lock);
+    p->notice = notice;
+    p->notice_arg = arg;
+    base_spin_unlock(&p->g->lock);
 }
 
 /* --- users: a handle cannot be closed while a thread waits in a call for it --- */

@@ -39,6 +39,8 @@ struct weft_process {
     weft_exit exit;
     struct handle_wait *waits;
     struct handle_read reads[2];
+    gateway_notice *notice; /* NULL: none */
+    void *notice_arg;
 };
 
 /* --- handle.c --- */

@@ -19,6 +19,7 @@ struct name {
 struct names {
     struct gateway_server *server;
     uint32_t count;
+    uint32_t *own; /* [number of nodes for which the cluster has room]: how many of the names each asker has published */
     struct name *bucket[NAME_BUCKETS];
     struct gateway_call *waiting[NAME_BUCKETS]; /* requests, by the hash of the name that they wait for */
 };
@@ -28,9 +29,10 @@ static int name_open(struct gateway_server *s, void **state)
     struct names *all = calloc(1, sizeof *all);
     if (!all)
         return base_fail(-ENOMEM, "no memory for the table of names (service 'name')" BASE_MEMORY_HINT);
-    all->server = s;
     *state = all;
-    return 0;
+    all->server = s;
+    all->own = calloc(gateway_of(s)->w->room, sizeof *all->own);
+    return all->own ? 0 : base_fail(-ENOMEM, "no memory to count the names of %u nodes (service 'name')", gateway_of(s)->w->room);
 }
 
 /* Copies the name in a request: 64 bytes, padded with zeros. False: it is not a valid name. */
@@ -62,6 +64,7 @@ static void name_drop(struct names *all, struct name **at)
     struct name *gone = *at;
     *at = gone->next;
     all->count--;
+    all->own[gone->n.owner]--;
     free(gone);
 }
 
@@ -86,6 +89,19 @@ static void name_tell(struct names *all, const weft_name *n)
     }
 }
 
+/* Checks whether a node may publish one more name. -ENOSPC: it may not. */
+static int name_allowed(const struct names *all, uint32_t node, const char *name)
+{
+    const struct gateway *g = gateway_of(all->server);
+    uint32_t own = all->own[node];
+    if (all->count < NAMES_MOST && (g->names ? own < g->names : gateway_share_allows(own, all->count, NAMES_MOST)))
+        return 0;
+    return base_fail(-ENOSPC,
+                     "name '%s': node %u has published %u names at node %u and cannot publish more%s: withdraw some, or set WEFT_NAMES of "
+                     "node %u, which is %u; all nodes together can have %u",
+                     name, node, own, g->w->rank, g->names ? "" : ", because the rest is for others", g->w->rank, g->names, NAMES_MOST);
+}
+
 static int name_publish(struct names *all, const struct gateway_call *c, const char name[WEFT_NAME_BYTES])
 {
     struct weft_node *w = gateway_of(all->server)->w;
@@ -98,14 +114,15 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
     struct name **at = name_find(all, name), *n = *at;
     if (n && n->n.owner != c->node)
         return base_fail(-EEXIST, "name '%s': node %u has published this name: choose another name", name, n->n.owner);
-    if (!n && all->count == NAMES_MOST)
-        return base_fail(-ENOSPC, "name '%s': node %u already has %u names, the most possible: withdraw some", name, w->rank, NAMES_MOST);
+    if (!n && (rc = name_allowed(all, c->node, name)))
+        return rc;
     if (!n) {
         n = *at = calloc(1, sizeof *n);
         if (!n)
             return base_fail(-ENOMEM, "name '%s': no memory for its entry in the table of names" BASE_MEMORY_HINT, name);
         memcpy(n->n.name, name, WEFT_NAME_BYTES);
         all->count++;
+        all->own[c->node]++;
     }
     n->n.addr = addr;
     n->n.bytes = bytes;
@@ -216,6 +233,7 @@ static void name_close(void *state)
     for (uint32_t i = 0; i < NAME_BUCKETS; i++)
         while (all->bucket[i])
             name_drop(all, &all->bucket[i]);
+    free(all->own);
     free(all);
 }
 

@@ -292,8 +292,6 @@ static bool down_move(struct net_socket *s)
     }
     ssize_t n = s->down->memory ? readv(s->watch.fd, piece, piece[1].iov_len ? 2 : 1) : read(s->watch.fd, some, (size_t)room);
     if (n > 0)
-        gateway_linger_moved(gateway_server_lingering(s->all->server), s, false, (uint64_t)n);
-    if (n > 0)
         return gateway_stream_send(s->down, some, (uint64_t)n, false, 0) == 0 && (uint64_t)n == room;
     if (n < 0 && errno == EINTR)
         return true;
@@ -441,7 +439,6 @@ static bool up_move(struct net_socket *s, bool *full)
         n = BRIEF;
     ssize_t put = send(s->watch.fd, at, (size_t)n, MSG_NOSIGNAL);
     if (put > 0) {
-        gateway_linger_moved(gateway_server_lingering(s->all->server), s, true, (uint64_t)put);
         up_taken(s, (uint64_t)put);
         return true;
     }

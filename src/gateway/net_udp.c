@@ -118,7 +118,7 @@ static int stream_append(struct gateway_stream *s, const uint8_t *bytes, uint64_
 
 bool net_udp_receive(struct net_socket *s)
 {
-    static _Thread_local uint8_t record[NET_DATAGRAM_ROOM];
+    uint8_t record[NET_DATAGRAM_ROOM]; /* not thread-local: every thread of every node would pay for it */
     struct sockaddr_storage from;
     struct net_address a;
     struct net_datagram d = {.bytes = 0};

@@ -117,6 +117,7 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     snprintf(g->file_root, sizeof g->file_root, "%s", settings->file_root);
     g->file_cache = settings->file_cache;
     g->net_sockets = settings->net_sockets;
+    g->names = settings->names;
     g->next_deadline = INT64_MAX;
     w->gateway = g;
     g->offers = calloc(w->room, sizeof *g->offers);

@@ -433,20 +433,6 @@ void gateway_server_linger(struct gateway_server *s)
     s->lingers = true;
 }
 
-struct gateway_linger *gateway_server_lingering(struct gateway_server *s)
-{
-    return &s->linger;
-}
-
-static bool server_has_come(void *arg)
-{
-    struct gateway_server *s = arg;
-    base_spin_lock(&s->g->lock);
-    bool come = s->arrived || s->moved;
-    base_spin_unlock(&s->g->lock);
-    return come || server_is_woken(s);
-}
-
 /* Polls for the next request for a moment, so that an asker that sends requests in sequence need not wake this thread each time. True:
  * something has come. */
 static bool server_linger(struct gateway_server *s)
@@ -472,9 +458,8 @@ static void *server_run(void *arg)
         server_cancel(s);
         int64_t next = server_tick(s);
         s->sleeps_until = base_deadline(next);
-        if (s->lingers ? server_linger(s) : gateway_linger(&s->linger, s->g->w, s->watches, &s->turn, server_has_come, s))
-            continue;
-        (void)gateway_watches_wait(s->watches, next);
+        if (!s->lingers || !server_linger(s))
+            gateway_watches_wait(s->watches, next);
     }
     return NULL;
 }

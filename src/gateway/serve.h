@@ -24,7 +24,6 @@ struct gateway_server {
     _Atomic int woken; /* enum server_woken */
     bool lingers;      /* another request is likely to come soon; used only by the server thread */
     bool brief;        /* the progress thread works in place of the server thread right now */
-    struct gateway_linger linger;
     int64_t sleeps_until;
     struct gateway_turn turn;
     int wake[2];

@@ -9,14 +9,8 @@
 
 /* Of the message that this thread handles. NULL: none, or turns are not collected now. */
 static BASE_THREAD_LOCAL struct gateway_turns *collecting;
-static BASE_THREAD_LOCAL const struct gateway_turn *self; /* gateway_turn_self() */
 /* This thread runs a turn. What that turn brings for other threads of this node is left to those threads. */
 static BASE_THREAD_LOCAL bool running;
-
-void gateway_turn_self(const struct gateway_turn *t)
-{
-    self = t;
-}
 
 void gateway_turns_begin(struct gateway_turns *t)
 {
@@ -27,8 +21,6 @@ void gateway_turns_begin(struct gateway_turns *t)
 
 void gateway_turn(struct gateway_turn *t)
 {
-    if (t == self)
-        return;
     if (!collecting) {
         t->wake(t);
     } else if (!t->listed) {

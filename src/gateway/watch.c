@@ -155,7 +155,7 @@ void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch)
             all->ready[i] = NULL;
 }
 
-int gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
+void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
 {
     uint64_t before = all->changes;
     if (timeout_ns > 0)
@@ -172,5 +172,4 @@ int gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns)
             watch->ready(watch);
     }
     all->count = 0;
-    return n > 0 ? n : 0;
 }

@@ -153,8 +153,10 @@ int arena_free(struct arenas *c, weft_gaddr addr)
     pthread_rwlock_rdlock(&c->table_lock);
     struct gpu_arena *a = own_open(c, weft_gaddr_space(addr));
     int rc = a ? mem_free(a->books, weft_gaddr_offset(addr))
-               : base_fail(-EFAULT, "cannot free address %#llx: this node has no arena in space %u", (unsigned long long)addr,
-                           weft_gaddr_space(addr));
+               : base_fail(-EFAULT,
+                           "cannot free address %#llx: this node has no arena in space %u: free it before its arena is closed, on the node "
+                           "that has it",
+                           (unsigned long long)addr, weft_gaddr_space(addr));
     pthread_rwlock_unlock(&c->table_lock);
     return rc;
 }
@@ -182,7 +184,8 @@ static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_a
     uint64_t offset = weft_gaddr_offset(addr);
     struct gpu_arena *a = node == c->w->rank ? own_open(c, space) : other_open(c, node, space);
     if (!a && node == c->w->rank)
-        return base_fail(-EFAULT, "address %#llx: this node has no arena in space %u", (unsigned long long)addr, space);
+        return base_fail(-EFAULT, "address %#llx: this node has no arena in space %u: it was closed, or never made (weft_gpu_arena())",
+                         (unsigned long long)addr, space);
     if (a && !within(a, offset, bytes))
         return base_fail(-EFAULT,
                          "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of this node (%u), which has the "

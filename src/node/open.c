@@ -125,6 +125,7 @@ static int open_once(weft_node **out, const weft_config *config, int64_t *again)
                           &(struct gateway_settings){.serve = s.serve,
                                                      .net_rules = s.net_rules,
                                                      .net_sockets = s.net_sockets,
+                                                     .names = s.names,
                                                      .file_root = s.file_root,
                                                      .file_cache = s.file_cache},
                           groups);

@@ -263,14 +263,12 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
     return (int)placed;
 }
 
-#define LOOK_SLOTS 16u
-
 /* State words that a claimer has read ahead of a shard that is reached through the fabric. Each read takes a round trip, and a run of slots
  * that are not ready may be long where tasks were released or submitted again. */
 struct look {
     uint64_t from; /* position of the first slot that was read */
     uint32_t count, next;
-    uint64_t words[LOOK_SLOTS * SLOT_WORDS];
+    uint64_t words[SLOT_LOAD_WORDS];
 };
 
 /* The state of the slot at a position below `tail`. A word that has changed since it was read does no harm: the swap from it fails, and a
@@ -288,7 +286,7 @@ static int look_at(const struct slot_shard *s, struct look *l, uint64_t position
             return rc;
         l->from = position;
         l->count = n;
-        l->next = 4 * l->next < LOOK_SLOTS ? 4 * l->next : LOOK_SLOTS;
+        l->next = 4 * l->next < SLOT_LOOK ? 4 * l->next : SLOT_LOOK;
     }
     *word = l->words[(position - l->from) * SLOT_WORDS];
     return 0;

@@ -130,7 +130,10 @@ static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
     return slot_next(word, slot_user(slot_owner(word), slot_incarnation(word)), slot_attempt(word), status);
 }
 
-/* How to reach a shard that this process cannot load from and store to. Each returns 0 or a negative errno. */
+/* How to reach a shard that this process cannot load from and store to. Each returns 0 or a negative errno. After an error, `out` and `in`
+ * are touched no more: they are on the caller's stack. A load has at most SLOT_LOAD_WORDS. */
+#define SLOT_LOOK       16u /* slots whose state words a claimer reads at once */
+#define SLOT_LOAD_WORDS ((SLOT_LOOK - 1) * SLOT_WORDS + 1)
 struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);
     int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* visible before any later swap */

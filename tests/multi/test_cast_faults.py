@@ -7,7 +7,7 @@ the receivers have is deleted, and the next round begins. What was sent a second
 
 Usage: test_cast_faults.py PATH-OF-WEFT CLUSTER, CLUSTER: "-n 4", "--softverbs switch:4" or "network" (cast_test.py)
 Environment: CAST_ROUNDS (6); CAST_FILES, small files (300); CAST_BIG, number and bytes of large files ("2x6000000"); CAST_DIR, where the trees
-are; CAST_SEED. The issue's size: CAST_ROUNDS=100 CAST_FILES=10000 CAST_BIG=4x2500000000, which takes 45 GB of disk.
+are; CAST_SEED; CAST_SECONDS: after so long no further round begins. The issue's size: CAST_ROUNDS=100 CAST_FILES=10000 CAST_BIG=4x2500000000, which takes 45 GB of disk.
 """
 import collections
 import json
@@ -28,6 +28,7 @@ from cast_test import CLUSTER, HOSTS, LIMIT, WEFT, Cast, tree, until  # noqa: E4
 ROUNDS = int(os.environ.get("CAST_ROUNDS", "6"))
 FILES = int(os.environ.get("CAST_FILES", "300"))
 BIG, BIG_BYTES = (int(n) for n in os.environ.get("CAST_BIG", "2x6000000").split("x"))
+SECONDS = float(os.environ.get("CAST_SECONDS", "inf"))
 SEED = int(os.environ.get("CAST_SEED", random.randrange(1 << 32)))
 LONG = LIMIT + (FILES * 4096 + BIG * BIG_BYTES) / 20e6  # seconds; for what all of it takes on a slow machine
 PIECE = 1 << 20
@@ -213,6 +214,8 @@ class Faults(Cast):
         self.assertEqual(tree(self.at(1, "src")), tree(self.src))
         sent = twice = 0
         for turn in range(ROUNDS):
+            if time.monotonic() - begin > SECONDS:
+                break
             self.delete_some()
             needed = self.missing()
             fault = faults[turn % len(faults)]

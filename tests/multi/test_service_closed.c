@@ -4,6 +4,8 @@
  * stopped in the middle of its work, and check that the ring's memory is not used for anything else until the writer has confirmed. For the
  * output of a process, the writer is the server, and the asker closes the handle. For the input, the writer is the asker, and the process
  * ends. The rings that are kept for a writer that never confirms are bounded.
+ *
+ * Also: the names that one asker can publish are bounded.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -282,9 +284,58 @@ static void test_never_confirms(void **state)
                      0);
 }
 
+/* --- names --- */
+
+/* One node publishes names until it gets an error, which says why. Another node can still publish some. */
+static void greedy_names(weft_node *w, void *arg)
+{
+    struct meeting *m = arg;
+    const char *own = getenv("WEFT_NAMES");
+    uint32_t n = 0, most = own ? (uint32_t)atoi(own) : 49152; /* three quarters of 65,536 */
+    weft_gaddr a;
+    char text[96];
+    int rc = 0;
+    OK(weft_alloc(w, 64, &a));
+    if (weft_rank(w) == 1) {
+        for (; !rc && n <= most; n += !rc) {
+            snprintf(text, sizeof text, "%u", n);
+            rc = weft_name_publish(w, 0, text, a, 64, WEFT_TIMEOUT_DEFAULT);
+        }
+        snprintf(text, sizeof text, "node 1 has published %u names at node 0", most);
+        if (n != most || !strstr(weft_error(), text))
+            fprintf(stderr, "%u names: %s\n", n, weft_error());
+        CHECK(rc == -ENOSPC && n == most && strstr(weft_error(), text) && strstr(weft_error(), "WEFT_NAMES"));
+        OK(weft_name_publish(w, 0, "3", a, 32, WEFT_TIMEOUT_DEFAULT)); /* a name that it has */
+        OK(weft_name_withdraw(w, 0, "3", WEFT_TIMEOUT_DEFAULT));
+        OK(weft_name_publish(w, 0, "another", a, 64, WEFT_TIMEOUT_DEFAULT));
+        CHECK(weft_name_publish(w, 0, "3", a, 64, WEFT_TIMEOUT_DEFAULT) == -ENOSPC);
+        atomic_store(&m->asker, 1);
+        while (!atomic_load(&m->over))
+            usleep(1000);
+    } else if (weft_rank(w) == 2) {
+        while (!atomic_load(&m->asker))
+            usleep(1000);
+        for (; n < 20; n++) {
+            snprintf(text, sizeof text, "of 2: %u", n);
+            OK(weft_name_publish(w, 0, text, a, 64, WEFT_TIMEOUT_DEFAULT));
+        }
+        CHECK(weft_name_publish(w, 0, "another", a, 64, WEFT_TIMEOUT_DEFAULT) == -EEXIST);
+        atomic_store(&m->over, 1);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_greedy_names(void **state)
+{
+    (void)state;
+    static const char *const settings[][3] = {{"WEFT_SERVE=name", "WEFT_NAMES=20", NULL}, {"WEFT_SERVE=name", NULL}};
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(nodes_failed_with(3, greedy_names, shared_words(sizeof(struct meeting)), settings[i]), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_closed), cmocka_unit_test(test_input_unread),
-                                       cmocka_unit_test(test_never_confirms)};
+                                       cmocka_unit_test(test_never_confirms), cmocka_unit_test(test_greedy_names)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

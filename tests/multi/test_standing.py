@@ -5,6 +5,7 @@
 Usage: test_standing.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 3", or "--softverbs switch:3"
 """
 import base64
+import concurrent.futures
 import functools
 import json
 import os
@@ -28,6 +29,7 @@ from processes import alive, clean_env, patience  # noqa: E402
 
 WEFT = os.path.abspath(sys.argv[1])
 CLUSTER = sys.argv[2].split()
+LONG = os.environ.get("WEFT_TEST_LONG", "") not in ("", "0")
 LIMIT = patience(60)  # seconds until something that should have ended is called a failure
 MARK = f"weft-standing-test-{os.getpid()}"
 NOBODY = 65534
@@ -309,9 +311,16 @@ class Exec(Standing):
         job = self.exec("-d", "--on", "0", "--", "sleep", "22").stdout.strip()
         waits = [self.start("exec", "--on", "1", *form, "--", "sh", "-c", "sleep 22; echo end") for form in ((), ("--json",))]
         waits.append(self.start("logs", "--follow", job))
+        stays = [self.start("proxy", "--listen", "127.0.0.1:0"), self.start("publish", "--to", ":9", "127.0.0.1:0")]
+        waits.append(self.start("proxy", "--", "sleep", "22"))
         said = [p.communicate(timeout=LIMIT) for p in waits]
-        self.assertEqual([p.returncode for p in waits], [0, 0, 0], said)
-        self.assertEqual((said[0], said[2]), ((b"end\n", b""), (b"", b"")))
+        self.assertEqual([p.returncode for p in waits], [0, 0, 0, 0], said)
+        self.assertEqual((said[0], said[2:]), ((b"end\n", b""), [(b"", b"")] * 2))
+        for p in stays:
+            self.assertIsNone(p.poll())
+            p.terminate()
+            _, err = p.communicate(timeout=LIMIT)
+            self.assertEqual((p.returncode, err.count(b"\n")), (0, 1), err)
         self.assertEqual([json.loads(line)["event"] for line in said[1][0].splitlines()], ["started", "output", "ended"])
 
     def test_cannot_be_started(self):
@@ -348,16 +357,17 @@ class Exec(Standing):
             self.assertIn(change + "\n", p.stdout)
 
     def test_binary(self):
-        """A hundred megabytes arrive unchanged, as output, and as input and output."""
+        """A hundred megabytes arrive unchanged, as output, and as input and output. With WEFT_TEST_LONG=1 a gigabyte."""
+        count = 1000 if LONG else 100
         path = os.path.join(self.tmp.name, "big")
         block = os.urandom(1 << 20)
         with open(path, "wb") as f:
-            for i in range(100):
+            for i in range(count):
                 f.write(struct.pack("<Q", i) + block[i:])
         out = os.path.join(self.tmp.name, "out")
         for words in (["--on", "1", "--", "cat", path], ["--on", "2", "--stdin", path, "--", "cat"]):
             with open(out, "wb") as f:
-                subprocess.run([WEFT, "exec", *words], env=self.env, stdout=f, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
+                subprocess.run([WEFT, "exec", *words], env=self.env, stdout=f, check=True, timeout=10 * LIMIT, stdin=subprocess.DEVNULL)
             subprocess.run(["cmp", path, out], check=True)
         os.unlink(path)
         os.unlink(out)
@@ -443,6 +453,27 @@ class Exec(Standing):
         for k, p in enumerate(running):
             out, err = p.communicate(timeout=LIMIT)
             self.assertEqual((p.returncode, out, err), (k % 5, f"{k}\n".encode() * 3, b""))
+
+    def test_many_in_turn(self):
+        """Many runs, four at a time (10,000 with WEFT_TEST_LONG=1): each does what it should, and the control node keeps nothing of them."""
+        count = 10_000 if LONG else 400
+        def some(start):
+            for k in range(start, count, 4):
+                p = subprocess.run([WEFT, "exec", "--on", str(k % 3), "--", "sh", "-c", f"echo {k}; exit {k % 7}"], env=self.env,
+                                   stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, check=False)
+                self.assertEqual((p.returncode, p.stdout, p.stderr), (k % 7, f"{k}\n", ""))
+        def held():
+            pid = self.status()["nodes"][self.status()["control_node"]]["pid"]
+            return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+        self.exec("--", "true")
+        before = held()
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(some, range(4)))
+        self.assertEqual([j for j in self.status()["jobs"] if not j["detached"]], [])
+        def back():
+            files, threads = held()
+            return files <= before[0] and threads <= before[1] + 1  # one more may be about to end
+        until("all is given back", back)
 
     def test_detached(self):
         job = self.exec("-d", "--", "sh", "-c", "echo begun; echo oops >&2; sleep 607").stdout.strip()

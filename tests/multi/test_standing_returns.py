@@ -41,11 +41,12 @@ class Killed(Standing):
         self.up()
         nodes = [n["pid"] for n in self.status()["nodes"]]
         job = self.exec("-d", "--", "sleep", "618").stdout.strip()
-        waits = [self.start("exec", "--", "sleep", "619"), self.start("logs", "--follow", job)]
-        until("it runs", lambda: len(self.sleepers("619")) == 3)
+        waits = [self.start("exec", "--", "sleep", "619"), self.start("logs", "--follow", job), self.start("proxy", "--listen", "127.0.0.1:0"),
+                 self.start("publish", "--to", ":9", "127.0.0.1:0"), self.start("proxy", "--", "sleep", "24")]
+        until("it runs", lambda: len(self.sleepers("619")) == 3 and len(self.status()["forwards"]) == 3)
         processes.stop(self.control_pid())
         self.assertIn("the node of the cluster that serves this host does not answer", self.weft("status", code=1).stderr)
-        for p, status in zip(waits, (255, 1)):
+        for p, status in zip(waits, (255, 1, 1, 1, 0)):  # the last one goes on without its proxy
             _, err = p.communicate(timeout=LIMIT)
             self.assertEqual((p.returncode, err.count(b"the node of the cluster that serves this host does not answer")), (status, 1), err)
         with contextlib.ExitStack() as held:  # the queue of connections is full: connecting would wait for ever

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The shared library exports the functions of the public headers, and nothing else.
+"""The shared library exports the functions of the public headers, and nothing else; and it has few thread-local variables.
 
 Usage: test_exports.py LIBRARY INCLUDE-DIRECTORY
 """
@@ -28,4 +28,12 @@ for name in sorted(exported - declared):
 for name in sorted(declared - exported):
     print(f"in a public header, but not exported: {name}")
 print(f"{len(exported)} exported, {len(declared)} declared")
+
+# Every thread of every program has its own copy of the thread-local variables, and the start of each fills it: no buffers there.
+LOCAL_MOST = 4096
+if not darwin:
+    headers = subprocess.run(["readelf", "-lW", library], stdout=subprocess.PIPE, text=True, check=True).stdout
+    local = next((int(line.split()[5], 16) for line in headers.splitlines() if line.split()[:1] == ["TLS"]), 0)
+    if local > LOCAL_MOST:
+        sys.exit(f"{local} bytes of thread-local variables; at most {LOCAL_MOST}")
 sys.exit(exported != declared or not declared or any(not n.startswith("weft_") for n in exported))

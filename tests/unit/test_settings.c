@@ -132,7 +132,7 @@ static void option_environment_hostfile_default(void **state)
 
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
     int n = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, &config, false);
-    assert_int_equal(n, 42);
+    assert_int_equal(n, 43);
     char file[96];
     snprintf(file, sizeof file, "hostfile %s", hosts);
     for (int i = 0; i < n; i++) {

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The thread of a job: serves its tasks and its command, and sleeps in poll().
+ */
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cli/standing_job.h"
+
+#define SOON_MS 2   /* how long the frame about the start of a process may wait for others */
+#define LOOK_MS 200 /* how late the thread notices what nobody tells it: that the job is to end, that output comes no more */
+
+void job_signal(struct job *j, int number)
+{
+    pthread_mutex_lock(&j->handles);
+    for (uint32_t i = 0; i < j->tasks; i++)
+        if (j->task[i].p && !j->task[i].over)
+            weft_process_signal(j->task[i].p, number, WEFT_SECOND);
+    pthread_mutex_unlock(&j->handles);
+}
+
+/* Handle a frame from the command. False: the connection has ended, or the frame is invalid. */
+static bool job_listen(struct job *j, char *payload)
+{
+    struct control_frame f;
+    int64_t deadline = base_deadline(5 * WEFT_SECOND); /* once a frame has begun, the rest follows at once */
+    if (control_read(j->fd, &f, sizeof f, deadline) || !control_frame_fits(&f, false) || control_read(j->fd, payload, f.bytes, deadline))
+        return false;
+    if (f.type == CONTROL_INPUT)
+        return job_input(j, payload, f.bytes);
+    if (f.type == CONTROL_WINDOW)
+        job_window(j, f.number);
+    else
+        job_signal(j, (int)f.number);
+    return true;
+}
+
+/* Handle what the command sends. `*there`: it is still connected. */
+static void job_hear(struct job *j, bool *there)
+{
+    if ((*there = job_listen(j, j->buf)))
+        return;
+    j->stop = true;
+    shutdown(j->fd, SHUT_RDWR);
+    job_signal(j, SIGKILL);
+}
+
+/* Do what can be done for all tasks without waiting. With `all`, look at those without news, too. Without `buf`, only look whether they
+ * have started. Returns whether there is more to do. */
+static bool job_step(struct job *j, bool all, char *buf)
+{
+    bool more = false, starting = j->starting;
+    for (uint32_t i = 0; i < j->tasks; i++, j->at = (j->at + 1) % j->tasks) {
+        struct task *t = &j->task[j->at];
+        if (job_unsent(j) >= CONTROL_PIECE_MAX)
+            return true; /* the command has to read first; after that, it goes on with this task */
+        if (!atomic_exchange(&t->news, false) && !all)
+            continue;
+        if (task_step(t, buf)) {
+            t->news = true;
+            more = true;
+        }
+    }
+    return more || (starting && !j->starting);
+}
+
+/* Wait for news, for the command, or for room in its socket. */
+static void job_sleep(struct job *j, bool *there, int ms)
+{
+    char bytes[8];
+    short events = (short)((*there && !j->starting ? POLLIN : 0) | (job_unsent(j) ? POLLOUT : 0));
+    struct pollfd p[2] = {{.fd = j->news[0], .events = POLLIN}, {.fd = events ? j->fd : -1, .events = events}};
+    int n = poll(p, 2, ms);
+    if (n > 0 && p[0].revents && read(j->news[0], bytes, sizeof bytes) > 0)
+        j->woken = false; /* before the tasks are looked at: news that comes from now on wakes this thread again */
+    if (n > 0 && events & POLLIN && p[1].revents & ~POLLOUT)
+        job_hear(j, there);
+}
+
+/* At first the thread is woken only by what is urgent: for a short program the frame about its
+ * start can be sent together with that about its end. */
+void job_attend(struct job *j)
+{
+    bool there = j->fd >= 0;
+    int64_t looked = 0;
+    while (true) {
+        int64_t now = base_now_ns();
+        bool late = now - looked > LOOK_MS * WEFT_MS;
+        looked = late ? now : looked;
+        bool more = job_step(j, late, j->buf);
+        if (!j->unfinished)
+            return;
+        job_flush(j);
+        job_sleep(j, &there, more && !job_unsent(j) ? 0 : !j->eager ? SOON_MS : LOOK_MS);
+        j->eager = true;
+    }
+}
+
+void job_drain(struct job *j)
+{
+    for (job_flush(j); job_unsent(j); job_flush(j)) {
+        struct pollfd p = {.fd = j->fd, .events = POLLOUT};
+        poll(&p, 1, LOOK_MS);
+    }
+}
+
+void job_wait_start(struct job *j)
+{
+    bool there = false; /* the command says nothing meanwhile */
+    j->eager = true;
+    for (job_step(j, true, NULL); j->starting; job_step(j, true, NULL))
+        job_sleep(j, &there, LOOK_MS);
+    job_drain(j);
+    for (uint32_t i = 0; i < j->tasks; i++)
+        j->task[i].news = true;
+}
