@@ -326,7 +326,7 @@ class Rules(Proxy):
         # By redirect.
         self.assertEqual(self.curl("-L", "-w", "%{http_code}", "-o", "/dev/null", self.url + "/denied").stdout, b"403")
         self.assertEqual(len(self.denied.seen), before)
-        self.assertIn(f"refused to connect to localhost port {denied} (127.0.0.1:{denied}) for node 0", self.log())
+        until("the denied one is logged", lambda: f"refused to connect to localhost port {denied} (127.0.0.1:{denied}) for node 0" in self.log())
 
     def test_words(self):
         def weft(*args, code):
@@ -630,7 +630,7 @@ class Publish(Proxy):
         with self.assertRaises(ConnectionResetError), socket.create_connection(at, timeout=LIMIT) as s:
             self.assertNotEqual(s.recv(1), b"")
         self.assertEqual(self.forwards()[str(at[1])]["refused"], 1)
-        self.assertIn(f"node 0 cannot connect to localhost port {port}", self.log())
+        until("the reset is logged", lambda: f"node 0 cannot connect to localhost port {port}" in self.log())  # the log comes through a pipe
 
     def test_ends(self):
         p, at = self.publish("--to", f":{self.echo.port}", "0")
