@@ -148,9 +148,9 @@ WEFT_API int weft_test(weft_node *w, weft_op *op);
  * the operation ended with this error, which the comment of the call that started it explains. */
 WEFT_API int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns);
 
-/* Deliver messages that have arrived, and run their handlers. Returns how many events were handled; in a handler 0. A program need not
- * call this, because a thread of weft does the same. A program that calls it in a loop gets its messages sooner.
- * Errors: none. */
+/* Deliver messages that have arrived, and run their handlers. In a handler this does nothing, and returns 0.
+ * Otherwise it returns how many messages and other events were handled. A program need not call this, because a thread of weft does the
+ * same. A program that calls it in a loop gets its messages sooner. Errors: none. */
 WEFT_API int weft_progress(weft_node *w);
 
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;

@@ -49,11 +49,10 @@ struct job {
     int news[2];        /* a pipe into which a byte is written to wake the job's thread */
     _Atomic bool woken; /* there is a byte in it */
     _Atomic bool eager; /* the thread wants to be woken also for news that are not urgent */
-    /* only for the job's thread: tasks that are being started; tasks that are not done; a buffer of CONTROL_PIECE_MAX bytes for a piece of
-     * output, or a frame of input */
-    uint32_t starting, unfinished;
-    uint32_t at; /* the task that is looked at next */
-    char *buf;
+    /* only for the job's thread: */
+    uint32_t starting, unfinished; /* tasks that are being started; tasks that are not done */
+    uint32_t at;                   /* the task that is looked at next */
+    char *buf;                     /* CONTROL_PIECE_MAX bytes, for a piece of output, or a frame of input */
     struct piece *first, **last;
     _Atomic size_t kept;
     _Atomic uint64_t pieces, dropped; /* pieces of output so far; bytes of output that were discarded */

@@ -188,9 +188,15 @@ static int check_spec(const weft_spawn_spec *s)
 {
     if (!s->program || !s->program[0])
         return base_fail(-EINVAL, "weft_spawn(): the specification names no program: set its field `program`");
-    if (s->limit_count > WEFT_LIMITS || (s->limit_count && !s->limits) || s->flags & ~WEFT_SPAWN_FLAGS || s->zero || s->time_limit_ns < 0)
-        return base_fail(-EINVAL, "weft_spawn() of '%s': too many limits (%u), unknown flags (%#x) or a negative time limit (%lld ns)",
-                         s->program, s->limit_count, s->flags, (long long)s->time_limit_ns);
+    if (s->limit_count > WEFT_LIMITS || (s->limit_count && !s->limits))
+        return base_fail(-EINVAL, "weft_spawn() of '%s': %u limits are given%s; give at most %u", s->program, s->limit_count,
+                         s->limits ? "" : ", but `limits` is NULL", (unsigned)WEFT_LIMITS);
+    if (s->flags & ~WEFT_SPAWN_FLAGS || s->zero)
+        return base_fail(-EINVAL, "weft_spawn() of '%s': the flags %#x include unknown ones, or the field `zero` is not 0", s->program,
+                         s->flags & ~WEFT_SPAWN_FLAGS);
+    if (s->time_limit_ns < 0)
+        return base_fail(-EINVAL, "weft_spawn() of '%s': the time limit is negative (%lld ns); 0 means no limit", s->program,
+                         (long long)s->time_limit_ns);
     for (uint32_t i = 0; s->env && s->env[i]; i++)
         if (!s->env[i][0] || s->env[i][0] == '=')
             return base_fail(-EINVAL, "weft_spawn() of '%s': the environment's entry '%s' has no name: write NAME=VALUE", s->program,

@@ -19,8 +19,9 @@ struct gpu_request {
     weft_op op;
     union {
         struct fab_flush flush;
-        struct gpu_request *next;  /* tasks.c: the next request in the list */
-        struct gpu_record *record; /* WEFT_DEVICE_RECORD: its record is in an arena (record.c); NULL: in the pool */
+        struct gpu_request *next; /* tasks.c: the next request in the list */
+        struct gpu_record
+            *record; /* if `kind` is WEFT_DEVICE_RECORD: the record, if it is in an arena (record.c), or NULL if it is in the pool */
     };
 };
 

@@ -325,7 +325,7 @@ int gpu_pass_open(struct gpu_spans *s, void *memory, struct gpu_pass **out)
     struct gpu_pass *p = calloc(1, sizeof *p);
     *out = NULL;
     if (!p)
-        return base_fail(-ENOMEM, "no memory for buffers of a GPU" BASE_MEMORY_HINT);
+        return base_fail(-ENOMEM, "no memory on this host for the list of a GPU's buffers" BASE_MEMORY_HINT);
     p->s = s;
     uint64_t there = attached(s, memory, gpu_pass_bytes());
     int rc = there ? 0 : base_fail(-EINVAL, "memory for a kernel was not given to the GPU" BASE_BUG_HINT);
