@@ -8,6 +8,7 @@
 #include <errno.h>
 
 /* The errors that weft or the systems' calls use, with Linux's numbers. If a system has one number for two names, the first counts. */
+/* clang-format off: it would shift each line of the list further to the right */
 #define ERRORS(X)                                                                                                                          \
     X(EPERM, 1)                                                                                                                            \
     X(ENOENT, 2) X(ESRCH, 3) X(EINTR, 4) X(EIO, 5) X(ENXIO, 6) X(E2BIG, 7) X(ENOEXEC, 8) X(EBADF, 9) X(ECHILD, 10) X(EAGAIN, 11)           \
@@ -24,6 +25,7 @@
                                                 X(ECONNREFUSED, 111) X(EHOSTDOWN, 112) X(EHOSTUNREACH, 113) X(EALREADY, 114)               \
                                                     X(EINPROGRESS, 115) X(ESTALE, 116) X(EDQUOT, 122) X(ECANCELED, 125) X(EOWNERDEAD, 130) \
                                                         X(ENOTRECOVERABLE, 131)
+/* clang-format on */
 
 #define ROW(name, number) {number, name},
 const struct base_errno base_errnos[] = {ERRORS(ROW)};
