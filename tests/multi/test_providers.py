@@ -46,7 +46,7 @@ class Providers(unittest.TestCase):
             if end == "leave" or i != len(lists) - 1:
                 self.assertEqual(status, 0, err)
             self.assertIn(f"node {i} of {len(lists)}: all is well", out)
-            used = {int(k): p for k, p in re.findall(r"debug: node (\d+) is at \S+ of (\S+)$", err, re.M)}
+            used = {int(k): p for k, p in re.findall(r"debug: node (\d+) has the address \S+ \(provider (\S+)\)$", err, re.M)}
             self.assertEqual(used, pairs[i], err)
         return found
 
