@@ -18,17 +18,17 @@ static char **words;
 static int become_whole(void)
 {
     static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* where it is installed; where it is built */
-    char self[3072], path[4096];
-    hosts_program_path(self, sizeof self);
-    char *slash = strrchr(self, '/');
+    char path[PATH_MAX];
     int error = ENOENT;
-    for (size_t i = 0; slash && i < sizeof places / sizeof places[0] && error == ENOENT; i++) {
-        snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self), self, places[i]);
+    for (size_t i = 0; i < sizeof places / sizeof places[0] && error == ENOENT; i++) {
+        error = -hosts_beside(places[i], path);
+        if (error)
+            continue;
         execv(path, words);
         error = errno;
     }
-    return cli_error("", "%s, which has all commands but `weft exec`, cannot be executed: %s; install weft again",
-                     slash ? places[0] : "weft", base_strerror(error));
+    return cli_error("", "%s, which has all commands but `weft exec`, cannot be executed: %s; install weft again", places[0],
+                     error == EPERM ? "another user may have put it there" : base_strerror(error));
 }
 
 int exec_events(exec_event **out)

@@ -24,6 +24,7 @@ struct task {
     weft_op op;
     bool starts, read[2]; /* starts: its process is being started; read: standard output, standard error was read to its end */
     bool done;
+    size_t late_bytes;    /* read since the end of its process was noticed */
     _Atomic bool news;    /* there may be something new about its process */
     _Atomic int64_t over; /* when the end of its process was noticed; 0: it has not ended */
     _Atomic int status;   /* exit status in the form of a shell; -1: not ended */
@@ -52,6 +53,7 @@ struct job {
     /* only for the job's thread: */
     uint32_t starting, unfinished; /* tasks that are being started; tasks that are not done */
     uint32_t at;                   /* the task that is looked at next */
+    int64_t held;                  /* when the tasks last had to wait because the command did not take their output */
     char *buf;                     /* CONTROL_PIECE_MAX bytes, for a piece of output, or a frame of input */
     struct piece *first, **last;
     _Atomic size_t kept;
@@ -96,6 +98,7 @@ void task_notice(void *task, bool soon); /* for gateway_process_notice() */
  * before all tasks of the job have started, because the command needs the names of their hosts. Kills the process when that is due. True:
  * there may be more to do at once. Without `buf`: only notices whether it has started. */
 bool task_step(struct task *t, char *buf);
+void task_look(struct task *t); /* notices whether its process has ended, and kills it when that is due; passes on no output */
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);
 void task_close(struct task *t);

@@ -190,12 +190,16 @@ static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE",
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
 /* Start all processes, and do not wait for it. If some cannot be started, the command gets an error for each, and they count as ended. */
-static int start_tasks(struct job *j, const struct control_request *r)
+static void start_tasks(struct job *j, const struct control_request *r)
 {
     weft_node *w = j->all->w;
     const char **changes = calloc(r->head.changes + NOT_THEIRS + 1, sizeof *changes);
     if (!changes)
-        return base_fail(-ENOMEM, "no memory for the environment of a job" BASE_MEMORY_HINT);
+        base_fail(-ENOMEM, "no memory for the environment of a job" BASE_MEMORY_HINT);
+    for (uint32_t i = 0; !changes && i < j->tasks; i++)
+        task_not_started(&j->task[i], -ENOMEM);
+    if (!changes)
+        return;
     memcpy(changes, not_theirs, sizeof not_theirs);
     memcpy(changes + NOT_THEIRS, r->changes, r->head.changes * sizeof *changes);
     const weft_spawn_spec spec = {
@@ -228,7 +232,6 @@ static int start_tasks(struct job *j, const struct control_request *r)
         t->news = true; /* it may have started before this */
     }
     free(changes);
-    return 0;
 }
 
 static int job_new(struct jobs *all, int fd, const struct control_request *r, struct job **out)
@@ -326,8 +329,7 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
         return;
     }
     bool detached = r->head.flags & CONTROL_DETACHED;
-    if ((rc = start_tasks(j, r)))
-        job_put(j, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, base_error(), strlen(base_error()));
+    start_tasks(j, r);
     if (detached) {
         job_wait_start(j);
         pthread_mutex_lock(&all->lock);

@@ -4,7 +4,8 @@
  * input. It is woken when there is news about a process (gateway_process_notice()).
  *
  * A task is done when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the
- * output open. So the output is no longer read LATE_NS after the end of the task's process.
+ * output open. So the output is no longer read LATE_NS after the end of the task's process. The time in which the command does not take
+ * what was sent does not count, because then there is output of the process itself that waits: at most LATE_BYTES, its ring and its pipe.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -14,8 +15,9 @@
 #include "cli/standing_job.h"
 #include "gateway/gateway.h"
 
-#define LOOK_NS (200 * WEFT_MS) /* how late the thread of the input notices that its job is to end */
-#define LATE_NS WEFT_SECOND
+#define LOOK_NS    (200 * WEFT_MS) /* how late the thread of the input notices that its job is to end */
+#define LATE_NS    WEFT_SECOND
+#define LATE_BYTES ((size_t)4 << 20)
 
 /* --- tasks --- */
 
@@ -72,6 +74,8 @@ static bool task_started(struct task *t)
 {
     struct jobs *all = t->job->all;
     char host[64];
+    if (t->starts)
+        (void)weft_process_pid(t->p); /* the news came with the gateway's lock held, before the operation ended: wait for that lock */
     int rc = t->starts ? weft_test(all->w, &t->op) : 0;
     if (rc == -EINPROGRESS)
         return false;
@@ -118,6 +122,7 @@ static bool task_read(struct task *t, unsigned which, char *buf)
     t->read[which] = rc || n == 0;
     if (n)
         job_output(t->job, t->node, which + 1, buf, n);
+    t->late_bytes += t->over ? n : 0;
     return !t->read[which];
 }
 
@@ -141,6 +146,19 @@ static void task_end(struct task *t)
     task_done(t, status);
 }
 
+/* Whether what still comes is not the output of the task's process: see above. */
+static bool task_late(const struct task *t)
+{
+    int64_t held = t->late_bytes < LATE_BYTES ? t->job->held : 0;
+    return base_now_ns() - (held > t->over ? held : t->over) > LATE_NS;
+}
+
+void task_look(struct task *t)
+{
+    if (t->p && !t->starts && !t->done)
+        task_over(t);
+}
+
 bool task_step(struct task *t, char *buf)
 {
     struct job *j = t->job;
@@ -148,7 +166,7 @@ bool task_step(struct task *t, char *buf)
         return false;
     bool more = task_read(t, 0, buf);
     more = task_read(t, 1, buf) || more;
-    if (task_over(t) && ((t->read[0] && t->read[1]) || j->stop || base_now_ns() - t->over > LATE_NS))
+    if (task_over(t) && ((t->read[0] && t->read[1]) || j->stop || task_late(t)))
         task_end(t);
     return more && !t->done;
 }
@@ -183,9 +201,13 @@ void *job_feed(void *arg)
         if (n)
             job_say(j, CONTROL_TAKEN, UINT32_MAX, (uint32_t)n, "");
     }
-    for (uint32_t i = 0; i < j->tasks; i++)
+    for (uint32_t i = 0; i < j->tasks; i++) {
+        /* if the job ends early, its thread may be closing the handles of processes that could not be started */
+        pthread_mutex_lock(&j->handles);
         if (j->task[i].p)
             weft_process_end_input(j->task[i].p);
+        pthread_mutex_unlock(&j->handles);
+    }
     free(buf);
     return NULL;
 }

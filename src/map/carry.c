@@ -30,10 +30,10 @@ struct map_carry {
     bool stop, running;
 };
 
-/* The value that is added to the word: 1, plus the errno, if any, in the upper 32 bits. */
+/* The value that is added to the word: 1, plus the errno, if any, in the upper 32 bits, with Linux's number. */
 static uint64_t answer_of(int rc)
 {
-    return 1 + ((uint64_t)-rc << 32);
+    return 1 + ((uint64_t)-base_status_out(rc) << 32);
 }
 
 int map_answer(uint64_t word)
@@ -43,9 +43,10 @@ int map_answer(uint64_t word)
     /* Refuse errors that only this node can detect: -EINPROGRESS, a death, no route. If another node sent one, this node would wait or
      * repeat the request for ever. */
     uint64_t error = word >> 32;
-    if ((uint32_t)word != 1 || error >= MAP_ERRNO_MAX || error == EINPROGRESS || error == ECONNRESET || error == ENETDOWN)
+    if ((uint32_t)word != 1 || error >= MAP_ERRNO_MAX)
         return -EPROTO;
-    return -(int)error;
+    int rc = base_status_in(-(int)error);
+    return rc == -EINPROGRESS || rc == -ECONNRESET || rc == -ENETDOWN ? -EPROTO : rc;
 }
 
 /* Wait without limit: the operation's memory cannot be reused before the operation has ended. */

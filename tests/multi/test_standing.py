@@ -448,6 +448,31 @@ class Exec(Standing):
         self.exec("--on", "0", "--", "true")
         self.assertEqual(len(p.communicate(timeout=LIMIT)[0]), 30_000_000)
 
+    def test_reads_slowly(self):
+        """All output arrives at a reader that takes a little now and then, although the program has ended long before."""
+        p = self.start("exec", "--on", "1", "--", "sh", "-c", "head -c 2000000 /dev/zero; exit 0", "615")
+        got = len(p.stdout.read(500_000))
+        while self.sleepers("615"):
+            got += len(p.stdout.read(50_000))
+            time.sleep(0.1)  # not faster than the program, which would be the last then
+        for _ in range(7):
+            got += len(p.stdout.read(100_000))
+            time.sleep(1.2)
+        got += len(p.stdout.read())  # not communicate(), which would not see what p.stdout has read ahead
+        err = p.communicate(timeout=LIMIT)[1]
+        self.assertEqual((got, p.returncode, err), (2_000_000, 0, b""))
+
+    def test_kills_although_nobody_reads(self):
+        """weft kill also ends a program that ignores SIGTERM and whose output the command does not take."""
+        p = self.start("exec", "--on", "1", "--", "sh", "-c", "trap '' TERM; while :; do head -c 100000 /dev/zero; done", "616")
+        until("it runs", lambda: self.sleepers("616"))
+        job = [j["job"] for j in json.loads(self.weft("ps", "--json").stdout) if j["state"] == "running"]
+        time.sleep(1)  # the command takes no more now
+        self.weft("kill", str(job[0]))
+        until("it has ended", lambda: not self.sleepers("616"))
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 128 + signal.SIGKILL)
+
     def test_many_at_once(self):
         running = [self.start("exec", "--", "sh", "-c", f"echo {k}; exit {k % 5}") for k in range(20)]
         for k, p in enumerate(running):
