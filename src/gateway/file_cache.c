@@ -134,7 +134,7 @@ bool file_body_pin(struct files *all, struct file_body *b, bool pin)
     all->pinned = pin ? all->pinned + b->is.bytes : all->pinned - b->is.bytes;
     for (struct file_piece *p = b->pieces; p; p = p->of_body) {
         idle_remove(all, p);
-        if (!pin && p->ready && !p->leases)
+        if (!pin && p->ready && !p->leases && !p->delayed)
             idle_add(all, p);
     }
     return true;

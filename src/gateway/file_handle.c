@@ -34,9 +34,9 @@ int file_use(weft_file *f, bool alone)
 
 void file_unuse(weft_file *f, bool alone)
 {
-    atomic_fetch_sub_explicit(&f->users, 1, memory_order_relaxed);
     if (alone)
         atomic_store_explicit(&f->busy, false, memory_order_release);
+    atomic_fetch_sub_explicit(&f->users, 1, memory_order_release); /* last: another thread may close the handle when nobody uses it */
 }
 
 void file_info_set(weft_file *f, const weft_file_info *info)
@@ -240,7 +240,7 @@ int weft_file_close(weft_file *f)
 {
     if (!f)
         return 0;
-    if (atomic_load_explicit(&f->users, memory_order_relaxed))
+    if (atomic_load_explicit(&f->users, memory_order_acquire)) /* acquire: pairs with file_unuse() */
         return base_fail(-EBUSY,
                          "%s at node %u cannot be closed while a thread waits in a call with this handle: let that call return first",
                          f->path, f->node);

@@ -85,20 +85,21 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
     fresh = !k && (fresh || bytes);
     all->bytes += fresh ? size : 0;
     base_spin_unlock(&g->lock);
-    if (k)
-        kept_drop(g, k);
-    else if (fresh)
-        k = kept_new(g, size);
-    base_spin_lock(&g->lock);
-    if (k) {
-        struct file_kept **at = &all->first;
-        while (*at)
-            at = &(*at)->next;
-        *k = (struct file_kept){.node = node, .at = k->at, .room = k->room, .uses = 1};
-        *at = k;
-    } else if (fresh) {
+    if (fresh && !(k = kept_new(g, size))) {
+        base_spin_lock(&g->lock);
         all->bytes -= size;
+        k = size == WEFT_FILE_PIECE ? kept_take(g) : NULL; /* the pool is full: the limit does not matter */
+        base_spin_unlock(&g->lock);
     }
+    if (!k)
+        return NULL;
+    kept_drop(g, k);
+    base_spin_lock(&g->lock);
+    struct file_kept **at = &all->first;
+    while (*at)
+        at = &(*at)->next;
+    *k = (struct file_kept){.node = node, .at = k->at, .room = k->room, .uses = 1};
+    *at = k;
     base_spin_unlock(&g->lock);
     return k;
 }

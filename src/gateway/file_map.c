@@ -163,10 +163,11 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
         return rc;
     void *to = weft_ptr(w, k->at, bytes);
     bool other = weft_gaddr_node(r.word[0]) != f->node;
-    int64_t end = other && until < deadline ? until : deadline, left = end - base_now_ns();
-    int64_t before = fab_limit(deadline);
+    int64_t end = other && until < deadline ? until : deadline;
+    int64_t before = fab_limit(end);
     rc = weft_get(w, to, r.word[0], bytes, &k->op);
     fab_limit(before);
+    int64_t left = end - base_now_ns();
     if (!rc)
         rc = weft_wait(w, &k->op, left > 0 ? left : 0);
     bool right = !rc && ((!other && base_now_ns() < until) || file_hash(to, bytes) == r.word[3]);
@@ -192,8 +193,8 @@ static int map_far(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view 
         rc = c->kept ? map_get(f, index, bytes, c->kept, &lost, deadline) : -ENOMEM;
         if (rc && c->kept)
             file_keep_leave(g, c->kept);
-    } while (rc == MAP_AGAIN && base_now_ns() < deadline);
-    if (rc) {
+    } while (rc == MAP_AGAIN && file_piece_bytes(file_size(f), index) == bytes && base_now_ns() < deadline);
+    if (rc) { /* if a write has made the piece longer, the caller begins again */
         free(c);
         return rc;
     }

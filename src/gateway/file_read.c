@@ -12,14 +12,14 @@
 static int copy_out(weft_file *f, const struct file_slot *s, uint8_t *to, uint64_t within, size_t n, int64_t deadline)
 {
     weft_node *w = f->g->w;
-    if (s->kept) {
+    if (s->kept && !fab_gpu_memory(w, to)) {
         memcpy(to, weft_ptr(w, s->kept->at + within, n), n);
         return 0;
     }
     int64_t before = fab_limit(deadline);
-    int rc = weft_get_blocking(w, to, s->at + within, n);
+    int rc = weft_get_blocking(w, to, (s->kept ? s->kept->at : s->at) + within, n);
     fab_limit(before);
-    return rc ? rc : base_now_ns() >= s->until + FILE_COPY_NS ? -EAGAIN : 0;
+    return rc || s->kept ? rc : base_now_ns() >= s->until + FILE_COPY_NS ? -EAGAIN : 0;
 }
 
 int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t deadline)

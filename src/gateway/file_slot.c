@@ -4,7 +4,8 @@
  * of a file of another host are read in order, the handle gets them into this node's pool as soon as there is an answer, several at the
  * same time, and before the program asks for them. Such a copy is right if it came from the gateway before the lease ended, or if it has
  * the hash that the gateway has sent. If several hosts read the file, the address may be of a copy at another node; and the handle tells
- * the gateway when it has a copy. If that node does not answer, or the bytes are not right, the handle asks for the gateway's own piece.
+ * the gateway when it has a copy. If that node does not answer, or the bytes are not right, the handle asks for the gateway's own piece;
+ * also if this node has no room for a copy.
  */
 #include "gateway/file_handle.h"
 
@@ -60,15 +61,18 @@ static bool slot_is_current(const struct file_slot *s, int state)
 
 /* --- requests --- */
 
-/* Frees the slots of all pieces except `from` and those that are read ahead after it. Adds their leases to request `r`, which ends them. */
-static struct file_slot *slot_take(weft_file *f, uint64_t from, weft_request *r)
+/* Frees the slots of all pieces except `from` and those that are read ahead after it. Adds their leases to request `r`, which ends them.
+ * `index`: the piece for which a slot is needed. */
+static struct file_slot *slot_take(weft_file *f, uint64_t from, uint64_t index, weft_request *r)
 {
     struct file_slot *free_one = NULL;
     unsigned n = 0;
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         struct file_slot *s = &f->slot[i];
         int state = file_slot_state(s);
-        if (s->index - from <= ahead_of(f) && slot_is_current(s, state))
+        /* The caller will copy the piece `from`, and will then check its lease. */
+        bool read = s->index == from && index != from && state == SLOT_READY;
+        if (s->index - from <= ahead_of(f) && (read || slot_is_current(s, state)))
             continue;
         if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway still makes a lease, that expires */
             s->lease = 0;
@@ -99,7 +103,7 @@ static int slot_send(weft_file *f, struct file_slot *s, weft_request *r, bool po
 static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags, bool post)
 {
     weft_request r = file_request(f, FILE_LEASE);
-    struct file_slot *s = slot_take(f, from, &r);
+    struct file_slot *s = slot_take(f, from, index, &r);
     r.flags = flags;
     s->index = index;
     s->bytes = file_piece_bytes(f->info.bytes, index);
@@ -118,11 +122,13 @@ void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps)
 
 /* --- copies in this node's pool --- */
 
-/* Asks for the gateway's own piece: the copy that it has named is not right, or its node does not answer. */
-static int slot_ask_again(weft_file *f, struct file_slot *s)
+#define SLOT_LOST (FILE_HERE | FILE_KEEPS) /* the copy is not right, or its node does not answer */
+
+/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: SLOT_LOST; 0: this node has no room for a copy. */
+static int slot_ask_again(weft_file *f, struct file_slot *s, uint32_t flags)
 {
     weft_request r = file_request(f, FILE_LEASE);
-    r.flags = FILE_HERE | FILE_KEEPS;
+    r.flags = flags;
     r.arg[FILE_ENDS_AT] = s->lease;
     file_slot_free(f, s);
     return slot_send(f, s, &r, true);
@@ -138,14 +144,18 @@ static int slot_begin(weft_file *f, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     s->kept = file_keep(f->g, f->node, 0);
-    if (!s->kept && slot_from_other(f, s))
-        return slot_ask_again(f, s);
+    bool other = slot_from_other(f, s);
+    if (!s->kept && other)
+        return slot_ask_again(f, s, 0);
     if (!s->kept) {
         s->keeps = false;
         return 0;
     }
     bool before = fab_nowait(s->index != f->wanted);
+    int64_t deadline = fab_limit(INT64_MAX);
+    fab_limit(other && s->until < deadline ? s->until : deadline); /* the gateway gives the piece if that node does not */
     int rc = weft_get(w, weft_ptr(w, s->kept->at, s->bytes), s->at, s->bytes, &s->kept->op);
+    fab_limit(deadline);
     fab_nowait(before);
     if (!rc) {
         atomic_store_explicit(&s->state, SLOT_GETS, memory_order_relaxed);
@@ -157,7 +167,7 @@ static int slot_begin(weft_file *f, struct file_slot *s)
         f->full = true;
         return 0;
     }
-    return slot_from_other(f, s) ? slot_ask_again(f, s) : rc;
+    return other ? slot_ask_again(f, s, SLOT_LOST) : rc;
 }
 
 /* The copy is right. Tells the gateway, if other hosts read the file, too. */
@@ -177,12 +187,12 @@ static int slot_look(weft_file *f, struct file_slot *s)
     int rc = weft_test(w, &s->kept->op);
     bool other = slot_from_other(f, s);
     if (rc == -EINPROGRESS)
-        return other && base_now_ns() >= s->until ? slot_ask_again(f, s) : 0;
+        return other && base_now_ns() >= s->until ? slot_ask_again(f, s, SLOT_LOST) : 0;
     if (rc)
-        return other ? slot_ask_again(f, s) : rc;
+        return other ? slot_ask_again(f, s, SLOT_LOST) : rc;
     bool known = !other && base_now_ns() < s->until + FILE_COPY_NS;
     if (!known && file_hash(weft_ptr(w, s->kept->at, s->bytes), s->bytes) != s->hash)
-        return slot_ask_again(f, s);
+        return slot_ask_again(f, s, SLOT_LOST);
     slot_hold(f, s);
     return 0;
 }
@@ -234,7 +244,9 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
     f->wanted = index;
     f->full = false;
     for (;;) {
+        int64_t before = fab_limit(deadline);
         int rc = slots_move(f);
+        fab_limit(before);
         if (rc)
             return rc;
         struct file_slot *s = slot_of(f, index);
@@ -259,7 +271,7 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
                 return rc;
             continue;
         }
-        int64_t before = fab_limit(deadline);
+        fab_limit(deadline);
         rc = slot_ask(f, index, index, keeps ? FILE_KEEPS : 0, false);
         fab_limit(before);
         if (rc)

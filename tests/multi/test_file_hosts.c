@@ -17,6 +17,7 @@
 #define PIECES 40u
 #define BYTES  (PIECES * PIECE)
 #define SEED   60
+#define FEW    4u /* with those that are read ahead, a node has room for copies of so many pieces */
 
 /* The pools have room for copies of 16 pieces. */
 static const char *const HOSTS[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
@@ -280,6 +281,32 @@ static void test_memory(void **state)
     assert_int_equal(nodes_failed_with(2, memory, NULL, HOSTS), 0);
 }
 
+/* The pool is full, but with copies that nobody needs any more: their memory is used again for what is mapped. */
+static void full_pool(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr all;
+    weft_file_view v;
+    if (weft_rank(w) == 1) {
+        weft_file *f;
+        OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+        read_pieces(f, 0, FEW);
+        while (weft_alloc(w, PIECE, &all) == 0)
+            ;
+        OK(weft_file_map(f, (PIECES - 1) * PIECE, &v, DEFAULT_TIME));
+        CHECK(v.bytes == PIECE && right(v.at, SEED, (PIECES - 1) * PIECE, PIECE));
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_full_pool(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, full_pool, NULL, HOSTS), 0);
+}
+
 /* A pool without room for copies: the bytes come all the same. */
 static void no_room(weft_node *w, void *arg)
 {
@@ -303,6 +330,44 @@ static void test_no_room(void **state)
     (void)state;
     write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
     assert_int_equal(nodes_failed_with(4, no_room, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
+}
+
+/* Node 2 has no room for copies, so it gets the gateway's pieces. That says nothing about the copies of node 1: node 3 still gets them. */
+static void cramped(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    weft_gaddr all;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->half, 2);
+        b->passed = cache_of(w).passed_bytes;
+        atomic_store(&b->gone, 1);
+        wait_for(&b->done, 3);
+        b->passed = cache_of(w).passed_bytes - b->passed;
+        return;
+    }
+    if (weft_rank(w) == 2)
+        while (weft_alloc(w, PIECE, &all) == 0)
+            ;
+    weft_file *f = open_together(w, b);
+    if (weft_rank(w) == 2)
+        wait_for(&b->half, 1);
+    if (weft_rank(w) == 3)
+        wait_for(&b->gone, 1);
+    read_pieces(f, 0, FEW);
+    (void)cache_of(w); /* the answer shows that the gateway has been told of the copies */
+    atomic_fetch_add(&b->half, 1);
+    atomic_fetch_add(&b->done, 1);
+    wait_for(&b->done, 3);
+    OK(weft_file_close(f));
+}
+
+static void test_cramped(void **state)
+{
+    (void)state;
+    struct hosts_board *b = shared_words(sizeof *b);
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(4, cramped, b, HOSTS), 0);
+    assert_true(b->passed >= FEW * PIECE);
 }
 
 /* --- mapped pieces --- */
@@ -530,8 +595,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_one_ends), TEST(test_one_stops),
-                                       TEST(test_overwritten), TEST(test_memory),   TEST(test_no_room),
-                                       TEST(test_mapped),      TEST(test_lies),     TEST(test_full_disk)};
+    const struct CMUnitTest tests[] = {TEST(test_once),   TEST(test_one_ends), TEST(test_one_stops), TEST(test_overwritten),
+                                       TEST(test_memory), TEST(test_no_room),  TEST(test_cramped),   TEST(test_full_pool),
+                                       TEST(test_mapped), TEST(test_lies),     TEST(test_full_disk)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -482,6 +482,32 @@ static void test_read_ahead(void **state)
     assert_int_equal(nodes_failed_with(2, read_ahead, NULL, USUAL), 0);
 }
 
+/* The lease of the piece that a thread is about to copy ends while it asks for the next pieces: its slot must not be taken for one of
+ * them. */
+static void slot_in_use(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_file *f;
+    struct file_slot *s;
+    if (weft_rank(w) == 1) {
+        OK(weft_file_open(w, 0, in_folder("big"), 0, &f, DEFAULT_TIME));
+        OK(file_slot_get(f, 1, false, now_ns() + 30 * WEFT_SECOND, &s));
+        uint64_t lease = s->lease;
+        s->until = 0;
+        file_slot_ahead(f, 1, true, false);
+        CHECK(s->index == 1 && s->until == 0 && s->lease == lease && file_slot_state(s) == SLOT_READY);
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_slot_in_use(void **state)
+{
+    (void)state;
+    write_file(in_folder("big"), 1, (FILE_AHEAD_FAR + 10) * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, slot_in_use, NULL, USUAL), 0);
+}
+
 /* --- a gateway that offers single files --- */
 
 static void offers(weft_node *w, void *arg)
@@ -605,7 +631,7 @@ static void test_forged_answers(void **state)
 struct growing {
     weft_file *f;
     _Atomic bool stop;
-    uint32_t maps;
+    _Atomic uint32_t maps;
 };
 
 static void *map_the_end(void *arg)
@@ -620,9 +646,19 @@ static void *map_the_end(void *arg)
         OK(rc);
         CHECK(v.bytes >= 1 && *(const uint8_t *)v.at == byte_of(1, size - 1));
         weft_file_unmap(g->f, &v);
-        g->maps++;
+        atomic_fetch_add(&g->maps, 1);
     }
     return NULL;
+}
+
+static void maps_go_on(struct growing *g)
+{
+    uint32_t before = atomic_load(&g->maps);
+    int64_t deadline = now_ns() + patience_ns(10);
+    while (atomic_load(&g->maps) < before + 2) {
+        CHECK(now_ns() < deadline);
+        usleep(1000);
+    }
 }
 
 static void grows(weft_node *w, void *arg)
@@ -640,6 +676,8 @@ static void grows(weft_node *w, void *arg)
             fill(some, 1, size, sizeof some);
             OK(weft_file_write(g.f, some, sizeof some, size, &put, DEFAULT_TIME));
             CHECK(put == sizeof some && weft_file_size(g.f) == size + sizeof some);
+            if (i % 4 == 0) /* a map that has begun before this write ends before the next one */
+                maps_go_on(&g);
         }
         atomic_store(&g.stop, true);
         CHECK(pthread_join(thread, NULL) == 0);
@@ -661,7 +699,8 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
-        TEST(test_large),        TEST(test_started),    TEST(test_started_busy), TEST(test_noticed_by_the_system), TEST(test_notices_lost),
-        TEST(test_mapped_ahead), TEST(test_read_ahead), TEST(test_offers),       TEST(test_forged_answers),        TEST(test_grows)};
+        TEST(test_large),          TEST(test_started),      TEST(test_started_busy), TEST(test_noticed_by_the_system),
+        TEST(test_notices_lost),   TEST(test_mapped_ahead), TEST(test_read_ahead),   TEST(test_offers),
+        TEST(test_forged_answers), TEST(test_grows),        TEST(test_slot_in_use)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
