@@ -17,6 +17,7 @@
 #include "base/base.h"
 #include "base/process.h"
 #include "cli/hosts.h"
+#include "cli/self.h"
 
 extern char **environ;
 
@@ -137,7 +138,7 @@ static int find_command(char *out, size_t len)
 {
     static const char *const beside[] = {"softverbs", "../../softverbs/cli/softverbs"};
     char self[3072], path[3200];
-    hosts_own_path(self, sizeof self);
+    self_path(self, sizeof self);
     char *slash = strrchr(self, '/');
     for (size_t i = 0; slash && i < sizeof beside / sizeof *beside; i++) {
         snprintf(path, sizeof path, "%.*s/%s", (int)(slash - self), self, beside[i]);

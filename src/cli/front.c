@@ -10,7 +10,7 @@
 #include "base/process.h"
 #include "cli/command.h"
 #include "cli/exec.h"
-#include "cli/hosts.h"
+#include "cli/self.h"
 
 static char **words;
 
@@ -21,7 +21,7 @@ static int become_whole(void)
     char path[PATH_MAX];
     int error = ENOENT;
     for (size_t i = 0; i < sizeof places / sizeof places[0] && error == ENOENT; i++) {
-        error = -hosts_beside(places[i], path);
+        error = -self_beside(places[i], path);
         if (error)
             continue;
         execv(path, words);
@@ -31,6 +31,7 @@ static int become_whole(void)
                      error == EPERM ? "another user may have put it there" : base_strerror(error));
 }
 
+/* `weft exec --json` needs a library, so the whole command does it. */
 int exec_events(exec_event **out)
 {
     *out = NULL;

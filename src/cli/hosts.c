@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/self.h"
 #include "cluster/cluster.h"
 
 extern char **environ;
@@ -368,7 +369,7 @@ int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
         l->cluster = r->cluster;
         l->make_secret = true;
         l->told = (const char *const *)r->told;
-        l->self = hosts_own_path(r->self, sizeof r->self);
+        l->self = self_path(r->self, sizeof r->self);
         l->weft = l->weft ? l->weft : l->self;
     }
     if (h)
@@ -393,7 +394,7 @@ int hosts_apply_list(struct launch *l, struct hosts *r, char *const *names, uint
     l->nodes = count;
     l->ssh = (const char *const *)r->hosts;
     l->told = (const char *const *)r->told;
-    l->self = hosts_own_path(r->self, sizeof r->self);
+    l->self = self_path(r->self, sizeof r->self);
     l->weft = l->weft ? l->weft : l->self;
     return status;
 }
@@ -409,7 +410,7 @@ int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile)
         return cli_error(l->sub, "%s", base_error());
     l->make_secret = !hosts_is_set("WEFT_SECRET") && !hosts_is_set("WEFT_SECRET_FILE");
     int status = hostfile ? apply_hostfile(l, h, hostfile) : 0;
-    const char *self = hosts_own_path(h->self, sizeof h->self);
+    const char *self = self_path(h->self, sizeof h->self);
     l->self = self;
     l->weft = l->weft ? l->weft : self;
     return status;

@@ -43,12 +43,6 @@ struct cluster_hostfile;
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *file);
 /* The node of a launch that the first `len` bytes of a text name, by number or host; negative: none. */
 int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size_t len);
-/* --- self.c: where this program is --- */
-/* The path of another program of this installation: `place` is relative to the folder of this process's file. -EPERM: it is there, but
- * another user could have put it there. Other errors: it cannot be found. */
-int hosts_beside(const char *place, char path[PATH_MAX]);
-/* Path of the command `weft`, at which other hosts are expected to have it, too: on Linux that of the small command (front.c). */
-const char *hosts_own_path(char *buf, size_t len);
 void hosts_free(struct hosts *h, uint32_t nodes);
 
 #endif

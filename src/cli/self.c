@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "cli/hosts.h"
+#include "cli/self.h"
 
 static const char *program_path(char *buf, size_t len)
 {
@@ -29,7 +29,7 @@ static bool is_trusted(const char *path)
            (st.st_uid == 0 || st.st_uid == geteuid() || (stat("/proc/self/exe", &self) == 0 && st.st_uid == self.st_uid));
 }
 
-int hosts_beside(const char *place, char path[PATH_MAX])
+int self_beside(const char *place, char path[PATH_MAX])
 {
     char self[3072], at[PATH_MAX], folder[PATH_MAX], *slash = strrchr(program_path(self, sizeof self), '/');
     int n = slash ? snprintf(at, sizeof at, "%.*s/%s", (int)(slash - self), self, place) : 0;
@@ -43,7 +43,7 @@ int hosts_beside(const char *place, char path[PATH_MAX])
     return is_trusted(path) && is_trusted(folder) ? 0 : -EPERM;
 }
 
-const char *hosts_own_path(char *buf, size_t len)
+const char *self_path(char *buf, size_t len)
 {
     program_path(buf, len);
 #if defined(WEFT_FRONT)
@@ -51,7 +51,7 @@ const char *hosts_own_path(char *buf, size_t len)
     char path[PATH_MAX];
     struct stat st;
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
-        if (hosts_beside(places[i], path) == 0 && stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0 &&
+        if (self_beside(places[i], path) == 0 && stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0 &&
             strlen(path) < len)
             return strcpy(buf, path);
 #endif

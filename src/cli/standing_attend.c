@@ -83,8 +83,8 @@ static void job_sleep(struct job *j, bool *there, int ms)
         job_hear(j, there);
 }
 
-/* At first the thread is woken only by what is urgent: for a short program the frame about its
- * start can be sent together with that about its end. */
+/* At first the thread is woken only by what is urgent: for a short program, the frame about its start can be sent together with the one
+ * about its end. */
 void job_attend(struct job *j)
 {
     bool there = j->fd >= 0;

@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/hosts.h"
 #include "cli/launch.h"
+#include "cli/self.h"
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 #include "verbs/verbs.h"
@@ -151,7 +152,7 @@ static int share_guard(const struct standing_place *p, uint32_t slot)
                          STANDING_PATH);
     setenv("WEFT_GUARD_SOCKET", path, 1);
     if (!command)
-        setenv("WEFT_GUARD", hosts_own_path(self, sizeof self), 1);
+        setenv("WEFT_GUARD", self_path(self, sizeof self), 1);
     return 0;
 }
 

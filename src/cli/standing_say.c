@@ -4,7 +4,6 @@
  * several frames need one system call and wake the command once. The thread never waits for the command: if its socket is full, the rest
  * stays in the buffer, and the thread reads no more output. The output of a detached job is kept instead.
  */
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -103,13 +102,8 @@ void job_output(struct job *j, uint32_t node, uint32_t which, const char *data, 
 static void unsent_send(struct job *j)
 {
     struct unsent *u = &j->unsent;
-#if defined(MSG_NOSIGNAL)
-    const int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
-#else
-    const int flags = MSG_DONTWAIT;
-#endif
     while (u->first < u->last && !j->stop) {
-        ssize_t n = send(j->fd, u->bytes + u->first, u->last - u->first, flags);
+        ssize_t n = send(j->fd, u->bytes + u->first, u->last - u->first, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0)
             u->first += (size_t)n;
         else if (errno == EAGAIN || errno == EWOULDBLOCK)

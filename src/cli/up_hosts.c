@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/self.h"
 #include "cli/up.h"
 #include "cluster/cluster.h"
 
@@ -185,7 +186,7 @@ int up_on_host(struct up *u, struct launch *l)
     unsetenv("WEFT_SIZE");
     unsetenv("WEFT_JOIN");
     l->coord = coord;
-    l->self = hosts_own_path(self, sizeof self);
+    l->self = self_path(self, sizeof self);
     char other[160];
     snprintf(other, sizeof other, "%.*s", (int)strcspn(join, ","), join);
     if (up_own_door(u, coord, u->joins ? other : coord))
@@ -262,7 +263,7 @@ static int add_here(struct up *u, struct launch *l, const json_t *o, uint32_t co
     setenv("WEFT_GROW", u->door, 1);
     l->coord = coord;
     l->nodes = count;
-    l->self = hosts_own_path(self, sizeof self);
+    l->self = self_path(self, sizeof self);
     u->joins = u->more = true;
     u->place = (uint32_t)json_integer_value(json_object_get(o, "numbers")); /* a place that no node has had */
     if (standing_find(&place, u->cluster, false) || (lock = standing_lock(&place, true)) < 0)

@@ -38,7 +38,7 @@ static int beside(uid_t of_file, uid_t of_folder)
     char path[PATH_MAX] = "";
     file_owner = of_file;
     folder_owner = of_folder;
-    int rc = hosts_beside(place, path);
+    int rc = self_beside(place, path);
     if (!rc)
         assert_string_equal(path, file);
     return rc;
@@ -60,7 +60,7 @@ static void test_none(void **state)
 {
     char path[PATH_MAX];
     (void)state;
-    assert_int_equal(hosts_beside("there/is/none", path), -ENOENT);
+    assert_int_equal(self_beside("there/is/none", path), -ENOENT);
 }
 
 int main(void)
