@@ -3,6 +3,7 @@
  * Where this program is, and what belongs to it.
  */
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
