@@ -37,6 +37,13 @@
 #define NEW_PROCESS() fork()
 #endif
 
+/* What setrlimit() takes: glibc declares an enumeration, other systems an int. */
+#if defined(__GLIBC__)
+typedef __rlimit_resource_t limit_resource;
+#else
+typedef int limit_resource;
+#endif
+
 /* --- programs --- */
 
 static int process_usable(const char *path)
@@ -176,7 +183,7 @@ static int apply_settings(const struct prepared *p, pid_t parent, enum base_proc
         return errno;
     *step = BASE_STEP_LIMITS;
     for (unsigned i = 0; i < s->limit_count; i++)
-        if (setrlimit(s->limits[i].resource, &s->limits[i].limit))
+        if (setrlimit((limit_resource)s->limits[i].resource, &s->limits[i].limit))
             return errno;
     if (s->dispositions)
         base_dispositions_restore(s->dispositions);

@@ -311,7 +311,7 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
     for (; p != tail && got < max; p++) {
         uint32_t base = slot_base(s, p);
         struct slot_claim *c = &out[got];
-        uint64_t word;
+        uint64_t word = 0;
         if ((rc = look_at(s, &look, p, tail, &word)) < 0) /* (S) */
             break;
         if (slot_status(word) != SLOT_READY)
