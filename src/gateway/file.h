@@ -148,7 +148,7 @@ struct file_body {
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
     uint32_t far; /* handles of nodes of other hosts */
-    bool several; /* there are several, or have been, and one is left */
+    bool several; /* several handles of nodes of other hosts were open at the same time, and at least one still is */
     bool stale, pinned;
     bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */

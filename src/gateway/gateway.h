@@ -431,8 +431,8 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 /* Installs a function that is called, with the lock held, when there may be something new about a process: it has started or could not be
- * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false for news that
- * leads to nothing until more comes. NULL: none. */
+ * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false: the
+ * news can wait until there is more. NULL: none. */
 typedef void gateway_notice(void *arg, bool soon);
 void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
@@ -482,8 +482,8 @@ struct gateway {
     struct gateway_copies *copies;
     struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
-    uint32_t net_sockets;     /* sockets that one other node may have here; 0: three times as many as are left */
-    uint32_t names;           /* names that one node may publish here; 0: three times as many as are left */
+    uint32_t net_sockets;     /* sockets that one other node may have here; 0: its share, see gateway_share_allows() */
+    uint32_t names;           /* names that one node may publish here; 0: its share, see gateway_share_allows() */
     /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */

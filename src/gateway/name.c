@@ -214,7 +214,7 @@ static void name_cancel(void *state, struct gateway_call *c)
     gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
 }
 
-/* Removes the names that a node which is gone has published, and the names of its memory. */
+/* Removes the names that a node which is gone has published, and the names that stand for addresses in its memory. */
 static void name_gone(void *state, uint32_t node)
 {
     struct names *all = state;
