@@ -180,7 +180,7 @@ static void reap(struct launcher *s)
         struct node *node = &s->nodes[i];
         if (!node->running || !base_process_ended(node->pid, NULL))
             continue;
-        kill(-node->pid, SIGKILL); /* the processes that it has started; before the keeper forgets the group */
+        kill(-node->pid, SIGKILL); /* also kills the processes that it has started; before the keeper (keeper.c) forgets the group */
         keeper_drop(&s->keeper, node->pid);
         int how = base_process_reap(node->pid);
         node_ended(s, i, how);

@@ -64,7 +64,7 @@ static inline const char *launch_machine(const struct launcher *s, uint32_t rank
     return s->l->ssh ? s->l->ssh[rank] : NULL;
 }
 
-/* the node's place in a standing cluster; otherwise its rank */
+/* in a standing cluster the node's place (struct launch_revive); otherwise its rank */
 static inline uint32_t launch_place(const struct launcher *s, uint32_t rank)
 {
     return rank + (s->l->revive ? s->l->revive->place : 0);

@@ -76,7 +76,7 @@ struct jobs {
     bool closing;
     struct told {       /* what a node's desk says; it is kept when the node is gone */
         char host[64];  /* "": not known yet */
-        char door[128]; /* hosts may have the same name, but over a network each has its own address */
+        char door[128]; /* as in struct desk_page; tells hosts of the same name apart: over a network each has its own address */
         uint32_t slot;
     } * told; /* [WEFT_MAX_NUMBERS]; untouched entries use no memory */
     struct desks *desks;
