@@ -128,8 +128,8 @@ static inline bool cluster_grows(const struct cluster_settings *s)
 {
     return s->grow[0] || s->join[0];
 }
-/* cluster_door_open(): the node is open, so begin to let other nodes join. The second function ends this before the fabric stops. Both do
- * nothing if no node can join. */
+/* Begin to let other nodes join, when the node is open; and end that, before the fabric stops. Both do nothing if no node can join this
+ * cluster. */
 int cluster_door_open(struct weft_node *w);
 void cluster_door_close(struct weft_node *w);
 /* Tell the other nodes of the launcher's job that this node has failed before joining, with error `rc` and the text of base_error(). Waits

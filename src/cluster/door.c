@@ -256,7 +256,7 @@ static void door_step(struct door *d, int64_t now)
             door_leave(d);
         else
             door_refuse(d, &d->guest, ETIMEDOUT,
-                        "the nodes of the cluster did not agree in time that this node joins: another node is joining, or one of them is "
+                        "the nodes of the cluster did not agree in time to let this node join: another node is joining, or a node is "
                         "stopped; try again");
         return;
     }

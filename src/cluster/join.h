@@ -26,6 +26,7 @@
  *   member    a node of a running cluster
  *   newcomer  a node that joins a running cluster
  *   door      the thread of a member at which newcomers connect
+ *   visitor   a connection to a door, until the newcomer at its other end is the one that joins now
  *   ticket    the random session number of one newcomer
  */
 #ifndef WEFT_JOIN_H
