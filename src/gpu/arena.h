@@ -65,7 +65,7 @@ struct arena_space {
 struct arena_share {
     uint64_t space;
     uint64_t secret;        /* the owner's answer must repeat this number, so that no other node can answer in the owner's name */
-    char place[SHARE_NAME]; /* ends with a zero */
+    char place[SHARE_NAME]; /* the name of the socket to connect to; ends with a zero byte */
 };
 /* What the owner hands over, with the descriptor of the memory. Without a descriptor, `status` is the reason. */
 struct arena_gift {

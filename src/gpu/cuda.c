@@ -50,7 +50,8 @@ static const char *no_dmabuf(int device, const char **remedy)
     *helps = newer;
     if (attribute(device, CUDA_RDMA_ORDERING) < CUDA_ORDERED_FOR_ALL &&
         (!cuda->cuFlushGPUDirectRDMAWrites || !(attribute(device, CUDA_RDMA_FLUSHES) & CUDA_FLUSH_BY_HOST)))
-        return "the GPU's kernels might not see what an RDMA device has written, and its driver has no call that makes them";
+        return "the GPU's kernels might not see what an RDMA device has written, and its driver has no call that makes the data visible to "
+               "them";
     *helps = "";
     return "";
 }
