@@ -18,41 +18,41 @@
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 
-#define OPTIONS_HELP                                                                                             \
-    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"     \
-    "      --checksum         decide by the contents, not by the time, whether a host already has a file\n"      \
-    "      --verify           at the end, read all files again on all hosts, and compare them with the source\n" \
-    "      --delete           delete on the other hosts what the copied directories do not have here\n"          \
-    "      --exclude PATTERN  leave out files and directories with this name (* ? []), or with this path if PATTERN has a /; may\n"
-"                         be repeated\n"
-    "      --dry-run          print what would be sent and deleted, but change nothing\n"
-    "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"
-    "      --follow[=SEC]     SRC is one file that is still being written: send it until it has not grown for SEC seconds (60)\n"
-    "      --json             print a summary as JSON\n"
-    "      --verbose          print the order in which the hosts pass the files on\n"
-    "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"
-    "  -h, --help             print this text\n"
-    "\n"
-    "Permissions, times, symbolic and hard links and empty directories are copied; owners are not. If the copy was\n"
-    "interrupted, the same command again sends only what is missing. If a host fails, the other hosts still get all files.\n"
-    "\n"
+#define OPTIONS_HELP                                                                                                              \
+    "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"                      \
+    "      --checksum         decide by the contents, not by the time, whether a host already has a file\n"                       \
+    "      --verify           at the end, read all files again on all hosts, and compare them with the source\n"                  \
+    "      --delete           delete on the other hosts what the copied directories do not have here\n"                           \
+    "      --exclude PATTERN  leave out files and directories with this name (* ? []), or this path if it has a /; may be\n"      \
+    "                         repeated\n"                                                                                         \
+    "      --dry-run          print what would be sent and deleted, but change nothing\n"                                         \
+    "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"                                          \
+    "      --follow[=SEC]     SRC is one file that is still being written: send it until it has not grown for SEC seconds (60)\n" \
+    "      --json             print a summary as JSON\n"                                                                          \
+    "      --verbose          print the order in which the hosts pass the files on\n"                                             \
+    "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                     \
+    "  -h, --help             print this text\n"                                                                                  \
+    "\n"                                                                                                                          \
+    "Permissions, times, symbolic and hard links and empty directories are copied; owners are not. If the copy was\n"             \
+    "interrupted, the same command again sends only what is missing. If a host fails, the other hosts still get all files.\n"     \
+    "\n"                                                                                                                          \
     "Exit status: 0 if all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
 
-    static const char cast_help[] =
-        "Usage: weft cast [OPTIONS] SRC... [HOST,...:]DEST\n"
-        "       weft cast [OPTIONS] SRC... --to HOST,... DEST\n"
-        "\n"
-        "Copies files and directories from this host to many other hosts of a standing cluster (`weft up`) at the same time. Each\n"
-        "file is read once; the hosts pass it on in a chain.\n"
-        "\n"
-        "SRC/ means the contents of the directory SRC. DEST is a directory, which is created if needed; but if SRC is one file,\n"
-        "DEST is the name of the copy, unless DEST is a directory or ends in /. {node} and {host} in DEST stand for the number of\n"
-        "the node and the name of the host. A relative DEST starts in the home directory of its host.\n"
-        "\n"
-        "      --to HOST,...      hosts, or numbers of nodes, as `weft status` prints them; the default \"all\" is all other "
-        "hosts\n" OPTIONS_HELP "\n"
-        "  weft cast model/ all:/data/model         to all other hosts\n"
-        "  weft cast --to a,b results.bin /tmp/     to two hosts\n";
+static const char cast_help[] =
+    "Usage: weft cast [OPTIONS] SRC... [HOST,...:]DEST\n"
+    "       weft cast [OPTIONS] SRC... --to HOST,... DEST\n"
+    "\n"
+    "Copies files and directories from this host to many other hosts of a standing cluster (`weft up`) at the same time. Each\n"
+    "file is read once; the hosts pass it on in a chain.\n"
+    "\n"
+    "SRC/ means the contents of the directory SRC. DEST is a directory, which is created if needed; but if SRC is one file,\n"
+    "DEST is the name of the copy, unless DEST is a directory or ends in /. {node} and {host} in DEST stand for the number of\n"
+    "the node and the name of the host. A relative DEST starts in the home directory of its host.\n"
+    "\n"
+    "      --to HOST,...      hosts, or numbers of nodes, as `weft status` prints them; the default \"all\" is all other "
+    "hosts\n" OPTIONS_HELP "\n"
+    "  weft cast model/ all:/data/model         to all other hosts\n"
+    "  weft cast --to a,b results.bin /tmp/     to two hosts\n";
 
 static const char cp_help[] =
     "Usage: weft cp [OPTIONS] [HOST:]SRC... [HOST,...:]DEST\n"
