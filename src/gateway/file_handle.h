@@ -44,8 +44,9 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed;              /* a map slot: a thread waits for it */
-    bool keeps, tell, lost;    /* asked with FILE_KEEPS; the gateway wants to know when the copy is there; asked with FILE_HERE */
+    bool claimed; /* a map slot: a thread waits for it */
+    bool keeps, tell,
+        lost; /* keeps: asked with FILE_KEEPS; tell: the gateway wants to know when the copy is there; lost: asked with FILE_HERE */
     uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
@@ -61,8 +62,8 @@ struct weft_file {
     struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
     uint64_t there;          /* the handle's number at the gateway */
-    weft_file_info info;     /* for calls that are alone */
-    _Atomic uint64_t size;   /* info.bytes, for all others */
+    weft_file_info info;     /* only for calls that are alone (file_use()) */
+    _Atomic uint64_t size;   /* info.bytes, for all other calls */
     _Atomic bool changed[2]; /* [FILE_CHANGED_READ], [FILE_CHANGED_MAP]: the file has changed, so reads, or maps, no longer use what was
                                 requested before */
     _Atomic bool busy;
@@ -109,7 +110,7 @@ static inline int file_slot_state(const struct file_slot *s)
     return atomic_load_explicit(&s->state, memory_order_acquire);
 }
 void file_map_slot_free(struct file_slot *s);
-void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
+void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
 bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
 void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slot_free(weft_file *f, struct file_slot *s);
@@ -130,7 +131,7 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
 /* Asks for the pieces after `index` in advance, if this read goes on beyond the piece (`more`) or the previous read was of the piece
  * before. */
 void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps);
-void file_slots_expire(weft_file *f); /* the file has changed */
+void file_slots_expire(weft_file *f); /* call it when the file has changed */
 
 /* --- file_read.c --- */
 /* between file_use() and file_unuse() */

@@ -290,7 +290,7 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    uint64_t handle; /* of a request that starts a process: the asker's number of it */
+    uint64_t handle; /* of a request that starts a process: the asker's number of the process */
     bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
@@ -395,7 +395,7 @@ void gateway_server_linger(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
-    bool quick; /* as of a service */
+    bool quick; /* as in struct gateway_service */
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
 };
 void gateway_server_moved(struct gateway_stream *s);                                 /* s->arg is a gateway_listener */
