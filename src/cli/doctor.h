@@ -51,7 +51,7 @@ struct doctor_gpu {
     char name[16], model[96];
     bool direct;     /* an RDMA device accesses the memory; false: staged, through the host's memory */
     bool warn;       /* it could be direct */
-    char device[64]; /* the RDMA device that does, or would; "": none of this host could */
+    char device[64]; /* the RDMA device that accesses the memory, or would; "": no device of this host could */
     char why[300], remedy[300];
 };
 #define DOCTOR_GPUS_MOST 64u

@@ -52,9 +52,10 @@ struct launch {
     bool make_secret;      /* create a secret for this cluster, since the user has set none */
     /* For nodes on other machines. */
     const char *const *ssh;  /* [nodes] ssh's name of each node's machine, NULL for this machine; or NULL: all nodes are on this machine */
-    const char *const *told; /* NULL-terminated list of assignments for the environment of these nodes */
-    const char *weft;        /* path of this command there */
-    const char *cluster; /* a standing cluster that starts those nodes; then `ssh` has the numbers of its nodes. NULL: start them by ssh */
+    const char *const *told; /* NULL-terminated list of assignments for the environment of nodes on other machines */
+    const char *weft;        /* path of this command on other machines */
+    const char *cluster; /* the standing cluster that starts the nodes on other machines; then `ssh` has numbers of its nodes. NULL: start
+                            them by ssh */
     const char *coord;   /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2
@@ -117,7 +118,7 @@ void relay_say(struct relay_out *o, const char *text, size_t len); /* print a li
 /* Read available bytes. Returns 1 if there were some, 0 if not, -1 at the end of the output; then the source is closed, and its last line
  * was passed on. */
 int relay_read(struct relay_in *in);
-/* The same for bytes that the caller has read itself. */
+/* As relay_read(), for bytes that the caller has read itself. */
 void relay_feed(struct relay_in *in, const char *bytes, size_t len);
 void relay_close(struct relay_in *in); /* passes on an unfinished line */
 void relay_write(struct relay_out *o); /* writes as much as possible without blocking */

@@ -101,6 +101,6 @@ int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit stat
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
 void revive_round(struct launcher *s);        /* start the nodes that are due */
-int64_t revive_due(const struct launcher *s); /* when to call it again */
+int64_t revive_due(const struct launcher *s); /* when to call revive_round() again */
 
 #endif
