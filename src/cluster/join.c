@@ -19,8 +19,8 @@
     (2 * WEFT_SECOND) /* how much longer nodes wait than node 0, to receive node 0's error, which names the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
-#define ADDRESS_WAIT (250 * WEFT_MS)    /* how long one of several addresses is tried; doubled in each round, ... */
-#define ADDRESS_MOST (60 * WEFT_SECOND) /* ... to at most about this */
+#define ADDRESS_WAIT (250 * WEFT_MS)    /* how long one of several addresses is tried in the first round; doubled in each further round */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* about the longest time to which it is doubled */
 #define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
 
 /* --- cards --- */

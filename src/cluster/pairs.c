@@ -111,7 +111,7 @@ int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int 
     return fab_connect(w, l, card->host_id, fd, deadline);
 }
 
-/* The same before the progress thread runs: the node is alive at once. */
+/* As join_pair_up(), before the progress thread runs: so the node counts as alive at once. */
 static int pair_up(struct join *j, uint32_t node, int fd, int pid)
 {
     int rc = join_pair_up(j->w, &j->cards[node], fd, pid, j->deadline);

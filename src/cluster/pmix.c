@@ -346,7 +346,8 @@ static int say_who_is_missing(const struct launcher *p)
                      missing == 1 ? "" : "s", text, p->size, missing == 1 ? "is" : "are");
 }
 
-/* Partial success: an earlier program of a rank has disconnected meanwhile. The next fence waits for the new one. */
+/* Waits in a fence for all processes of the job. If the fence succeeds only in part, an earlier program of a rank has disconnected
+ * meanwhile: the next fence waits for the rank's new program. */
 static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 {
     pmix_proc_t everyone = p->me;
