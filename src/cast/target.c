@@ -42,7 +42,8 @@ static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint6
     cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
 }
 
-/* Also called after this target has ended the round: the next node may still wait for a block. */
+/* Gives up the round, and tells the source so once. It may be called even when this target has ended the round: the next node may still
+ * wait for a block. */
 static void break_round(struct target *t)
 {
     if (!t->broken)
