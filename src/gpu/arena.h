@@ -98,8 +98,8 @@ struct gpu_arena {
 struct arena_other {
     struct gpu_arena arena;
     _Atomic bool mapped;   /* the arena is mapped in this process */
-    _Atomic bool look;     /* the thread must handle a change of this arena ... */
-    _Atomic bool fresh;    /* ... and has not begun to */
+    _Atomic bool look;     /* the thread must handle a change of this arena */
+    _Atomic bool fresh;    /* the thread has not begun to handle that change */
     _Atomic uint32_t owed; /* changes that the owner has announced and this node has not confirmed */
     int64_t until;         /* when to stop waiting for the memory; 0: not waiting */
     bool ask;              /* the request for the memory must still be sent */
@@ -170,8 +170,8 @@ struct arenas {
     struct arena_piece *piece;
     uint32_t pieces; /* number of pieces under way */
     struct stage asks, serves;
-    struct arena_request *requests, **requests_end; /* requests that are being carried out ... */
-    struct arena_request *arrived, **arrived_end;   /* ... and requests that have just arrived; under `lock` */
+    struct arena_request *requests, **requests_end; /* requests that are being carried out */
+    struct arena_request *arrived, **arrived_end;   /* requests that have just arrived; under `lock` */
 
     int (*start)(struct arenas *c); /* set by carrier.c: starts the thread */
     pthread_mutex_t start_lock;
