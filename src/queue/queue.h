@@ -259,7 +259,8 @@ int queue_check(struct weft_queue *q, struct fab_patience *p);
 void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
 
 /* --- upkeep.c --- */
-int64_t queue_tick(struct weft_queue *q, int64_t now); /* ns until the next; in the progress thread */
+int64_t queue_tick(struct weft_queue *q,
+                   int64_t now); /* does what is due; returns after how many ns to call it again. In the progress thread */
 void queue_free_watch(struct slot_watch *watch);
 void queue_destroy(struct weft_queue *q); /* free the queue's private memory; no thread may be using it */
 
