@@ -126,7 +126,7 @@ static int read_identity(struct reader *r, const json_t *o, const char *where, s
     const uint8_t given[6] = {0x36, 's', 'v', (uint8_t)(d->host >> 8), (uint8_t)d->host, (uint8_t)index};
     memcpy(d->mac, given, 6);
     if (mac && (!json_is_string(mac) || !sv_mac_parse(json_string_value(mac), d->mac)))
-        return topology_wrong(r, where, "mac", mac, "an address of a station such as \"36:74:d9:9d:cc:84\"");
+        return topology_wrong(r, where, "mac", mac, "a unicast address such as \"36:74:d9:9d:cc:84\"");
     d->guid = sv_eui64(d->mac);
     if (guid && (!json_is_string(guid) || !sv_guid_parse(json_string_value(guid), &d->guid)))
         return topology_wrong(r, where, "guid", guid, "16 hexadecimal digits, not all 0, such as \"3474:d9ff:fe9d:cc84\"");

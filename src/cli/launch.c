@@ -147,8 +147,8 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
                  (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (leader || s->out.broken || s->err.broken)) ||
                  (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* nodes end in this way when the leader has ended */
     if (machine && s->l->cluster && status == SSH_FAILED && !by_us)
-        launch_say(s, "node %u: the standing cluster '%s' could not run it at its node %s: see the message of weft exec", rank,
-                   s->l->cluster, machine);
+        launch_say(s, "node %u could not be run by node %s of the standing cluster '%s': see the message of weft exec", rank, machine,
+                   s->l->cluster);
     else if (machine && status == SSH_FAILED && !by_us)
         launch_say(s, "node %u (%s): ssh failed: see its message; it must work without a password (try `ssh %s true`)", rank, where,
                    machine);

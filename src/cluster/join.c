@@ -116,8 +116,9 @@ static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
                  "this cluster is still starting, and nodes can join it with WEFT_JOIN only when it has started: try again");
         snprintf(t->text, sizeof t->text, "one node tried to join with WEFT_JOIN");
     } else if (g->hello.size != size) {
-        snprintf(text, sizeof text, "this node is set to %u nodes, node 0 to %u (WEFT_SIZE)", g->hello.size, size);
-        snprintf(t->text, sizeof t->text, "node %u is set to %u nodes, node 0 to %u (WEFT_SIZE)", rank, g->hello.size, size);
+        snprintf(text, sizeof text, "this node expects %u nodes, but node 0 expects %u: set the same WEFT_SIZE on all nodes", g->hello.size,
+                 size);
+        snprintf(t->text, sizeof t->text, "node %u expects %u nodes, but node 0 expects %u (WEFT_SIZE)", rank, g->hello.size, size);
     } else if (rank == 0 || rank >= size || !join_card_ok(&g->proof.card, rank)) {
         snprintf(text, sizeof text, "this node's number is %u, and must be from 1 to %u (WEFT_RANK)", rank, size - 1);
         snprintf(t->text, sizeof t->text, "one node tried to join as node %u, which is not one of 1 to %u", rank, size - 1);

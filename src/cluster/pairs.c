@@ -317,8 +317,9 @@ static int say_who_is_missing(struct join *j, int rc)
     if (i == j->w->size)
         return rc;
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; to wait longer, raise WEFT_JOIN_TIMEOUT", i,
-                         j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
+        return base_fail(
+            rc, "node %u (pid %u on %s) joined, but did not connect to this node within %.1f s; to wait longer, raise WEFT_JOIN_TIMEOUT", i,
+            j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
     return base_fail(rc, "node %u (pid %u on %s) joined, but did not connect to this node: it may have ended; see its messages", i,
                      j->cards[i].pid, j->cards[i].host);
 }
@@ -396,7 +397,7 @@ static int pairs_call_in_time(struct join *j, uint32_t node)
 {
     int rc = pairs_call(j, node);
     if (rc == -ETIMEDOUT)
-        return base_context(rc, "node %u did not connect within %.1f s (to wait longer, raise WEFT_JOIN_TIMEOUT)", node,
+        return base_context(rc, "this node could not connect to node %u within %.1f s (to wait longer, raise WEFT_JOIN_TIMEOUT)", node,
                             (double)j->settings->join_timeout_ns / 1e9);
     return rc;
 }

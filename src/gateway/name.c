@@ -32,7 +32,9 @@ static int name_open(struct gateway_server *s, void **state)
     *state = all;
     all->server = s;
     all->own = calloc(gateway_of(s)->w->room, sizeof *all->own);
-    return all->own ? 0 : base_fail(-ENOMEM, "no memory to count the names of %u nodes (service 'name')", gateway_of(s)->w->room);
+    return all->own
+               ? 0
+               : base_fail(-ENOMEM, "no memory to count the names of %u nodes (service 'name')" BASE_MEMORY_HINT, gateway_of(s)->w->room);
 }
 
 /* Copies the name in a request: 64 bytes, padded with zeros. False: it is not a valid name. */
@@ -113,7 +115,7 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
         return base_context(rc == -ECONNRESET ? rc : -EFAULT, "name '%s'", name);
     struct name **at = name_find(all, name), *n = *at;
     if (n && n->n.owner != c->node)
-        return base_fail(-EEXIST, "name '%s': node %u has published this name: choose another name", name, n->n.owner);
+        return base_fail(-EEXIST, "name '%s': node %u has already published this name: choose another name", name, n->n.owner);
     if (!n && (rc = name_allowed(all, c->node, name)))
         return rc;
     if (!n) {

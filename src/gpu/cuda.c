@@ -46,7 +46,7 @@ static const char *no_dmabuf(int device, const char **remedy)
         return "the GPU gives no dmabufs: that takes NVIDIA's open kernel module and Linux 5.12";
     *helps = "";
     if (!attribute(device, CUDA_RDMA_WITH_VMM))
-        return "the GPU gives RDMA devices no memory of the kind that arenas are made of";
+        return "the GPU does not let RDMA devices access the kind of memory that arenas use";
     *helps = newer;
     if (attribute(device, CUDA_RDMA_ORDERING) < CUDA_ORDERED_FOR_ALL &&
         (!cuda->cuFlushGPUDirectRDMAWrites || !(attribute(device, CUDA_RDMA_FLUSHES) & CUDA_FLUSH_BY_HOST)))
