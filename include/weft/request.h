@@ -17,7 +17,7 @@
  *    48 -  55  data_bytes  the asker: length of `data`, at most WEFT_REQUEST_DATA_MAX
  *    56 - 191  arg         the asker: see the kind; else 0
  *   192 - 239  result      the asker's node, with the answer: see the kind
- *   240 - 243  status      the asker's node: 0 or a negative errno with Linux's number on every system (the op has the system's own)
+ *   240 - 243  status      the asker's node: 0 or a negative errno, with Linux's number on every system; the op's result has this system's number
  *   244 - 247  reserved    nobody
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
