@@ -109,8 +109,7 @@ WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32
     return weft_device_ask_bits(d, &q, accepted);
 }
 /* Renews `count` claims, like weft_renew(): changes the leases at `leases`. Returns how many claims this node still holds. In `*held` (may
- * be NULL) bit i is set if claim i is still held. A claim that is not held is lost, or the node that has its task does not
- * answer now. */
+ * be NULL) bit i is set if claim i is still held. A claim that is not held is lost, or the node that has its task does not answer now. */
 WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
                                        WEFT_NEAR uint64_t *held)
 {
