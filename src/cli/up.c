@@ -46,7 +46,7 @@ static const char up_help[] =
     "                         with :PORT or without (`man weft-proxy`). By default they reach all addresses except link-local\n"
     "                         and multicast addresses, metadata services of clouds, and the node's own loopback\n"
     "      --deny WHAT        do not let other hosts reach WHAT. The first --allow or --deny that matches decides\n"
-    "      --root FOLDER      let other hosts read only files below this folder of a node (`weft cat`)\n"
+    "      --root DIR         let other hosts read only files below this directory of a node (`weft cat`)\n"
     "      --cache SIZE       how much memory of its pool a node uses to keep files that other hosts have read; default: a\n"
     "                         quarter\n"
     "      --pool SIZE        the memory that each node shares with the cluster, as in 1G (sets WEFT_POOL)\n"
@@ -110,7 +110,7 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     case 'N': return up_add_rule("deny", optarg);
     case 'R':
         if (optarg[0] != '/' || strlen(optarg) >= FILE_ROOT_MAX)
-            return cli_usage("up", "--root '%.64s': expected the whole path of a folder, of less than %u bytes", optarg, FILE_ROOT_MAX);
+            return cli_usage("up", "--root '%.64s': expected the whole path of a directory, of less than %u bytes", optarg, FILE_ROOT_MAX);
         setenv("WEFT_FILE_ROOT", optarg, 1);
         return 0;
     case 'B':
