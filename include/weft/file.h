@@ -96,8 +96,8 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
 /* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error. If a
- * program reads a file from start to end, or more than one piece at once, weft reads the next 4 pieces ahead; if the file is on another
- * host, the next 8.
+ * program reads a file's pieces in order, weft reads the next 4 ahead; if the file is on another host, the next 8. A call that does not go
+ * on where the last one ended reads nothing beyond its end.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
