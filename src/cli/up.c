@@ -111,7 +111,8 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     case 'N': return up_add_rule("deny", optarg);
     case 'R':
         if (optarg[0] != '/' || strlen(optarg) >= FILE_ROOT_MAX)
-            return cli_usage("up", "--root '%.64s': expected the whole path of a directory, of less than %u bytes", optarg, FILE_ROOT_MAX);
+            return cli_usage("up", "--root '%.64s': expected the absolute path of a directory, of less than %u bytes", optarg,
+                             FILE_ROOT_MAX);
         setenv("WEFT_FILE_ROOT", optarg, 1);
         return 0;
     case 'B':
