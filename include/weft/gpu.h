@@ -78,7 +78,8 @@ WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu
  * Errors: -EINVAL the GPU is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
-/* The pointer that the program passes to its kernels. It leads to memory of the GPU, and is valid until the GPU is closed. */
+/* The pointer that the program passes to its kernels. It leads to memory of the GPU, and is valid until the GPU is closed. A kernel that
+ * makes many short calls is faster if it copies the structure into a variable of its own, and passes a pointer to that. */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
 /* Open an arena: memory of the GPU that has addresses in the cluster. `*space` receives its number, 1 to 15. All operations of
