@@ -17,7 +17,7 @@
  *
  * Changes. A handle always reads the same contents of a file, a generation. If size, modification time or inode of the file changes, a new
  * generation begins, and calls that read return -ESTALE. No call mixes bytes of two generations. The gateway reads a file only when its
- * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds; so a later change must have another time. It does
+ * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds: then any later change has another time. It does
  * not notice a change that keeps size, time and inode: if a program sets the time back, or writes to a mapped file (mmap(2)) before the
  * system updates the time. It looks at the disk whenever a file is opened. On Linux the system reports changes to the gateway (inotify). In
  * three cases there are no such reports: on other systems, on network file systems that another machine changes, and beyond the user's
@@ -96,8 +96,8 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
 /* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error. If a
- * program reads a file from start to end, or more than one piece at once, weft reads the next 4 pieces ahead; if the file is on another
- * host, the next 8.
+ * program reads a file's pieces in order, weft reads the next 4 ahead; if the file is on another host, the next 8. A call that does not go
+ * on where the last one ended reads nothing beyond its end.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the

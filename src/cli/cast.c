@@ -34,7 +34,8 @@
     "  -h, --help             print this text\n"                                                                                  \
     "\n"                                                                                                                          \
     "Permissions, times, symbolic and hard links and empty directories are copied; owners are not. If the copy was\n"             \
-    "interrupted, the same command again sends only what is missing. If a host fails, the other hosts still get all files.\n"     \
+    "interrupted, run the same command again: it sends only what is missing. If a host fails, the other hosts still get all\n"    \
+    "files.\n"                                                                                                                    \
     "\n"                                                                                                                          \
     "Exit status: 0 if all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
 
@@ -45,9 +46,9 @@ static const char cast_help[] =
     "Copies files and directories from this host to many other hosts of a standing cluster (`weft up`) at the same time. Each\n"
     "file is read once; the hosts pass it on in a chain.\n"
     "\n"
-    "SRC/ means the contents of the directory SRC. DEST is a directory, which is created if needed; but if SRC is one file,\n"
-    "DEST is the name of the copy, unless DEST is a directory or ends in /. {node} and {host} in DEST stand for the number of\n"
-    "the node and the name of the host. A relative DEST starts in the home directory of its host.\n"
+    "SRC/ means the contents of the directory SRC. DEST is the directory for the copies, and is created if needed. But if SRC\n"
+    "is one file, DEST is the name of the copy, unless DEST is a directory or ends in /. {node} and {host} in DEST stand for\n"
+    "the number of the node and the name of the host. A relative DEST starts in the home directory on each host.\n"
     "\n"
     "      --to HOST,...      hosts, or numbers of nodes, as `weft status` prints them; the default \"all\" is all other "
     "hosts\n" OPTIONS_HELP "\n"

@@ -160,13 +160,12 @@ const struct setting settings_table[COUNT] = {
     [SERVE] = {INTO(serve), .name = "serve", .variable = "WEFT_SERVE", .fallback = "", .kind = PATH,
                .help = "what this node does for other nodes: process, name, net, file, with commas between; default: nothing"},
     [NAMES] = {INTO(names), .name = "names", .variable = "WEFT_NAMES", .fallback = "0", .kind = NUMBER, .max = 65536, .in_hostfile = true,
-               .help = "name: how many names one node may publish at this node; 0: at most three times as many as it leaves for others"},
+               .help = "name: how many names one node may publish at this node; 0: three times as many as are still free"},
     [NET_RULES] = {INTO(net_rules), .name = "net_rules", .variable = "WEFT_NET_RULES", .fallback = "", .kind = PATH,
                    .help = "net: to which addresses this node connects for others: allow=WHAT,deny=WHAT,... (man weft-proxy)"},
-    [NET_SOCKETS] =
-        {INTO(net_sockets), .name = "net_sockets", .variable = "WEFT_NET_SOCKETS", .fallback = "0", .kind = NUMBER, .max = 16384,
-         .in_hostfile = true,
-         .help = "net: how many sockets one other node may have at this node; 0: at most three times as many as it leaves for others"},
+    [NET_SOCKETS] = {INTO(net_sockets), .name = "net_sockets", .variable = "WEFT_NET_SOCKETS", .fallback = "0", .kind = NUMBER,
+                     .max = 16384, .in_hostfile = true,
+                     .help = "net: how many sockets one other node may have at this node; 0: three times as many as are still free"},
     [FILE_ROOT] = {INTO(file_root), .name = "file_root", .variable = "WEFT_FILE_ROOT", .fallback = "", .kind = PATH,
                    .help =
                        "file: other nodes may open only files in this directory; unset: all files; -: only files that the program offers"},
