@@ -276,7 +276,8 @@ static inline uint32_t sv_receive_stride(uint32_t sges)
 int sv_sysfs_text(const char *path, char *text, size_t bytes);
 /* Whether the path is /sys/class/infiniband, or a directory below it of a device of this host. */
 bool sv_sysfs_directory(const char *path);
-/* The name of entry `index` (from 0) of such a directory, without "." and ".."; false: there are no more. */
+/* The name of entry `index` (from 0) of a directory for which sv_sysfs_directory() is true; "." and ".." are left out. False: there are no
+ * more. */
 bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder);
 /* Whether a device of this host has this device node ("uverbs0"), and the node's number. */
 bool sv_device_node(const char *name, uint32_t *number);

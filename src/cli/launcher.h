@@ -22,7 +22,7 @@
 struct node {
     pid_t pid; /* process of the node; for a node on another machine, of its ssh */
     bool running;
-    bool waits; /* it is started again at `again` */
+    bool waits; /* the node is started again at `again` */
     int64_t began, again;
     uint32_t hasty; /* increased when a node ends soon after its start, decreased when it does not */
     uint32_t tries; /* how many in a row could not join */

@@ -34,7 +34,7 @@ struct cluster_hostfile {
     } * settings;
     uint32_t setting_count;
 };
-#define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* bytes of a file */
+#define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* the most bytes of a hostfile */
 /* Return -EINVAL for an invalid file. The error reads "FILE:LINE: field: expected ..., found ...". */
 int cluster_hostfile_read(struct cluster_hostfile **out, const char *path);
 int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size_t len, const char *name);

@@ -135,7 +135,7 @@ struct file_piece {
     uint64_t hash; /* 0: not made yet */
     struct file_holder *holders;
     uint32_t given, under_way;       /* how often the gateway itself has given it; how many askers are getting a copy that they will keep */
-    struct gateway_call *delayed;    /* requests that wait for such a copy */
+    struct gateway_call *delayed;    /* requests that wait for a copy that an asker is getting */
     int64_t delayed_until;           /* when they stop waiting for it */
     struct file_piece *next_delayed; /* in the list of pieces with delayed requests */
     bool moved;                      /* a holder has come or gone: look at the delayed requests again */
@@ -150,7 +150,7 @@ struct file_body {
     uint32_t far; /* handles of nodes of other hosts */
     bool several; /* several handles of nodes of other hosts were open at the same time, and at least one still is */
     bool stale, pinned;
-    bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
+    bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */
     int64_t checked;      /* when the last comparison with the disk began */
     uint64_t cached, hits, reads;

@@ -10,7 +10,7 @@
 #include "gateway/file.h"
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
-#define FILE_AHEAD_FAR    8u /* the same for a file of another host, from where pieces take longer */
+#define FILE_AHEAD_FAR    8u /* how many, for a file of another host, from where pieces take longer */
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
 #define FILE_KEPT_PART    8u /* copies take at most this part of the pool */
 _Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
@@ -76,7 +76,7 @@ struct weft_file {
     char *path;
     struct file_slot slot[FILE_SLOTS];
     struct file_copy *copies;                  /* copies for views of files on another host; under gateway.lock */
-    pthread_mutex_t maps;                      /* guards the next two: several threads may map */
+    pthread_mutex_t maps;                      /* guards `mapped` and `map_slot`: several threads may map */
     uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };

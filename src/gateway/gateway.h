@@ -399,7 +399,7 @@ struct gateway_listener {
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
 };
 void gateway_server_moved(struct gateway_stream *s);                                 /* s->arg is a gateway_listener */
-void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream); /* call this before closing such a stream */
+void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream); /* call this before closing a stream of a service */
 
 /* --- block.c --- */
 struct gateway_block {

@@ -35,7 +35,7 @@ struct post_queue {
 struct gateway_posts {
     base_spin lock;
     _Atomic uint32_t kept;
-    struct post *data[DATA_PLACES]; /* hashed by stream: the DATA message that takes up what follows; at most one for each stream */
+    struct post *data[DATA_PLACES]; /* for each stream at most one DATA message: that which takes up further pieces; hashed by stream */
     struct post_queue queue[];      /* [room] */
 };
 
@@ -79,7 +79,7 @@ static bool is_piece(const struct gateway_message *m)
     return m->type == GATEWAY_DATA && !m->word[3];
 }
 
-/* The message, which is now the last one of its stream in the queue, takes up what follows, in place of an earlier one. */
+/* From now on the message, which is the last one of its stream in the queue, takes up further pieces, and an earlier one no longer does. */
 static void data_enter(struct gateway_posts *p, struct post *one)
 {
     struct post **at = data_at(p, one->node, one->m.to);

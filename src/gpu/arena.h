@@ -156,7 +156,7 @@ struct arenas {
     _Atomic uint64_t low, high;
     _Atomic(struct arena_other *) other; /* [size * ARENA_SPACES]; NULL until this node has a GPU and the host has another node */
     _Atomic uint32_t news;               /* counts changes of `other` that the thread must handle */
-    pthread_mutex_t gpus_lock;           /* protects the next two members; taken with or without share_lock */
+    pthread_mutex_t gpus_lock;           /* protects `gpus` and `gpu_ends`; taken with or without share_lock */
     struct gpu_place gpus[ARENA_GPUS];   /* the open GPUs; an entry without back end is free */
     bool gpu_ends[ARENA_GPUS];           /* this GPU is being closed */
     _Atomic bool leaving;                /* the node is being closed */

@@ -108,7 +108,7 @@ struct weft_queue {
     /* Submitter. */
     _Alignas(BASE_CACHE_LINE) struct table table;
     _Atomic uint32_t reapable; /* a copy of table.complete.count that is read without the lock */
-    _Atomic uint32_t pending;  /* likewise a copy of table.pending.count */
+    _Atomic uint32_t pending;  /* a copy of table.pending.count that is read without the lock */
     _Atomic uint32_t next;     /* round-robin over `serving` */
 
     /* Worker. */

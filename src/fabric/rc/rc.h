@@ -131,7 +131,7 @@ struct rc_work {
     /* how many fences precede the frame */
     uint32_t fences;
     uint64_t remote, len, posted;
-    uint8_t *local;                     /* RC_WORK_ATOMIC: receives the former value; NULL */
+    uint8_t *local;                     /* put, get: the local memory; RC_WORK_ATOMIC: receives the former value, or NULL */
     const struct verbs_regions *memory; /* put, get: as in struct rc_slot */
     enum fab_atomic what;               /* RC_WORK_ATOMIC: the kind, with operands `a` and `b` */
     uint64_t a, b;
