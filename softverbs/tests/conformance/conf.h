@@ -29,7 +29,7 @@ enum need {
     NEED_SGE4 = 1 << 5, /* at least four scatter/gather elements */
     NEED_CQ_EX = 1 << 6,
     NEED_QP_EX = 1 << 7,
-    NEED_RC = 1 << 8, /* the type of QP: making one, the kit itself tests whether the device has it */
+    NEED_RC = 1 << 8, /* RC QPs; a check that makes one need not name this: the kit tests for it */
 };
 
 struct t;
