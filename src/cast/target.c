@@ -172,7 +172,7 @@ static void take_block(struct target *t, uint64_t number)
 
 /* --- the chain --- */
 
-/* Give back the slots whose blocks were written and put. */
+/* Frees the slots whose blocks are on the disk here and at the next node of the chain, and gives the node before credit for them. */
 static bool give_back(struct target *t)
 {
     bool any = false;

@@ -17,7 +17,7 @@
 #include "cli/launch.h"
 #include "fabric/fabric.h"
 
-#define LAUNCH_OUTER 7 /* number of variables that an emulated host changes */
+#define LAUNCH_OUTER 7 /* number of environment variables that an emulated host changes; the values outside it are kept */
 
 struct node {
     pid_t pid; /* process of the node; for a node on another machine, of its ssh */

@@ -432,7 +432,7 @@ void map_stream_close(struct map_stream *s);
 struct map_counts { /* kept by the owner */
     uint64_t pieces, done, failed, retried;
     uint64_t bytes_in, bytes_done, bytes_total; /* total 0: not known */
-    uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes that are apart */
+    uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes on other hosts than the owner */
     uint32_t nodes_died;
     int64_t start_ns, open_ns, end_ns;
 };
