@@ -167,7 +167,7 @@ static bool lock_settle(struct weft_node *w, struct lock_claim *c)
         if (rc == 0 && c->back && old != (mine | LOCK_WAITERS))
             return true; /* the claim was released, or never got the lock */
         if (rc == 0 && c->back)
-            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* on failure: start again later */
+            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* if this fails, the next tick tries again */
     }
     c->back = true;
     return fab_swap_begin(w, c->word, mine, c->inherited ? LOCK_ORPHAN : 0, &c->swap) != 0 &&
