@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * queue: the room's own header. Rooms above use only queue_is_shut(); tests use queue_set_force() and queue_set_lease().
+ * queue: the header of this folder. Other folders use only queue_is_shut() and queue_open(); tests use queue_set_force() and
+ * queue_set_lease().
  *
  * Each file calls only those before it:
  *
@@ -16,9 +17,9 @@
  *   room.c    the queues of this node: how they find those of other nodes; messages; what happens when a node dies
  *   queue.c   open, close, shutdown, statistics
  *
- * The way of a task: the submitter enters it in its table (OUT, at a home), writes it into a slot of that home's
- * shard, and wakes a node that may be asleep. A worker claims it from its own shard or another's, and when done
- * swaps the slot to DONE and tells the submitter by message. The submitter finds the id in its table: the first
+ * The way of a task: the submitter chooses a home, which is a node with a shard in its pool. It enters the task in its table as OUT at that
+ * home, writes the task into a slot of the home's shard, and wakes a node that may be asleep. A worker claims it from its own shard or
+ * another's, and when done swaps the slot to DONE and tells the submitter by message. The submitter finds the id in its table: the first
  * completion counts and can be reaped, any other is dropped; either way it frees the slot.
  *
  * What happens when a node dies, or closes the queue (room_gone() in room.c):
@@ -254,7 +255,7 @@ void queue_tell_all(struct weft_queue *q, enum queue_message_type type);
 int queue_begin_wait(struct weft_queue *q);
 void queue_end_wait(struct weft_queue *q);
 int queue_refuse_closed(const struct weft_queue *q); /* a call on a queue that this node has closed: -EBADF */
-/* fab_patience_check() and fab_patience_say() for waits of this room. */
+/* fab_patience_check() and fab_patience_say(), for waits in a queue. */
 int queue_check(struct weft_queue *q, struct fab_patience *p);
 void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
 

@@ -3,8 +3,8 @@
  * slot: the protocol of one shard of a queue, as functions over its words. Knows nothing of nodes, messages or the
  * fabric, so that it can be tested on plain memory and compared line by line with the model (tests/model/slot.pml).
  *
- * A shard is a header and a ring of `slots` slots of 128 bytes. All of it is 64-bit words that are only touched
- * atomically. A slot holds at most one task:
+ * A shard is a header and a ring of `slots` slots of 128 bytes, in the pool of its home, which is the node that holds it. All of it is
+ * 64-bit words that are only accessed atomically. A slot holds at most one task:
  *
  *            submitter         submitter         worker              worker
  *     FREE ------------> WRITING --------> READY --------> CLAIMED ----------> DONE
@@ -90,8 +90,8 @@ static inline uint32_t slot_user_incarnation(uint64_t user)
     return (uint32_t)(user >> 32);
 }
 
-/* The state word: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3). While WRITING, the attempt
- * and the incarnation together hold the number of the attempt to take the slot. */
+/* The state word, from the high bits down: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3).
+ * While WRITING, the attempt and the incarnation together hold the number of the attempt to take the slot. */
 enum slot_status { SLOT_FREE, SLOT_WRITING, SLOT_READY, SLOT_CLAIMED, SLOT_DONE };
 #define SLOT_INCARNATION_MASK 31u
 
