@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Inputs that only one node can read, their home. If the nodes are apart, the home offers its file service for these inputs only. Pieces
+ * Inputs that only one node, their home, can read. If the nodes are apart, the home offers its file service for these inputs only. Pieces
  * for other nodes are read through the service. Its cache is useful where two pieces share bytes, and when a piece is tried again: these
  * bytes do not come from the disk a second time.
  *
@@ -142,7 +142,8 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
     int64_t next = base_now_ns() + job->renew_ns;
     weft_file *f;
     weft_file_info info;
-    /* Open the file for this piece only, so that the gateway can drop the piece before a command runs. */
+    /* Open the file for this piece only, and close it below: then the home's cache may drop the piece before a command runs, which may take
+     * long. */
     int rc = weft_file_open(job->w, input->home, input->path, 0, &f, job->renew_ns);
     if (rc)
         return rc;
