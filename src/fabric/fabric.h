@@ -418,8 +418,9 @@ int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_ga
 /* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */
 bool fab_at_once(const struct weft_node *w, weft_gaddr where);
 struct fab_now;
-/* For weft/fabric.h a buffer that weft_get_blocking() and weft_put_blocking() copy has WEFT_BLOCKING_BYTES at most; in fact they copy this
- * many: callers in the library may have larger ones on their stacks. */
+/* weft_get_blocking() and weft_put_blocking() copy a buffer of at most this many bytes, so that its owner may use it again after a
+ * time-out. weft/fabric.h promises this only up to WEFT_BLOCKING_BYTES; callers in the library rely on it for larger buffers on their
+ * stacks. */
 #define FAB_NOW_BYTES 2048u
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
 /* Waits for the swap. -EINPROGRESS: it is not complete; call again. Any other result is final and sets `*swap` to NULL: 0 and the former

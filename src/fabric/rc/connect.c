@@ -143,7 +143,7 @@ void rc_leave(struct rc_link *l)
         ended = connect_has_ended(l);
     }
     rc_take_all(rc);
-    if (!ended) { /* some receives may be lost: add as many new ones as can be lost */
+    if (!ended) { /* some receives may be lost: add as many new ones as may have been lost */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
                  "device %s does not report when a broken queue pair is done: each break of a link may cost some receive buffers%s%s",

@@ -23,6 +23,7 @@
  *
  * Words of this transport:
  *
+ *   home   the node in whose pool an operation reads or writes
  *   work   an operation that could not be posted at once, or that is posted in several pieces (struct rc_work)
  *   ask    an operation that is sent to the home node, whose processor carries it out and answers (struct rc_ask)
  *   lane   one of two sequences of frames, each in order and with credits of its own (enum rc_lane); it is no lane of tb

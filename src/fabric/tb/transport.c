@@ -58,7 +58,7 @@ static void tb_close(struct weft_node *w)
     struct tb *tb = w->tb;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* never released if a signal has begun to give the devices back (ending.c) */
+    base_spin_lock(&tb->receiving); /* never released if a signal has begun to free the devices (ending.c) */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
     tb_ending_forget(tb); /* the last step: a signal that arrives before must still find its handler */
