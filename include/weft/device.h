@@ -94,7 +94,7 @@ WEFT_DEVICE_CALL int weft_device_compare_swap_start(WEFT_NEAR const weft_device 
     return weft_device_post(d, &q, true, op);
 }
 
-/* The following calls wait. */
+/* The following three calls wait. */
 WEFT_DEVICE_CALL int weft_device_fetch_add(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t add, WEFT_NEAR uint64_t *old)
 {
     weft_device_request q = {WEFT_DEVICE_FETCH_ADD, {word, add, 0}, {8, 0, 0}};

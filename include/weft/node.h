@@ -65,8 +65,8 @@ WEFT_API int weft_open(weft_node **out, const weft_config *config);
  * has sent is on its way, up to the default deadline. NULL is allowed. Other threads must not use `w` during this call or after it. If the
  * call fails, nothing has changed.
  *
- * A program that uses Thunderbolt devices should always call this. If the program ends in another way, the device may keep the
- * program's protection domain until the host restarts, and has only 11. weft frees the domain at exit(), and at those of the signals
+ * A program that uses Thunderbolt devices should always call this. If the program ends in another way, the device may keep the program's
+ * protection domain until the host restarts, and a device has only 11 of them. weft frees the domain at exit(), and at those of the signals
  * SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. At SIGKILL, _exit(),
  * exec() or a crash it cannot. If WEFT_GUARD is set, weft starts a second process, the guard, which frees the domain in these cases.
  * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (weft cannot detect this when a node that was
