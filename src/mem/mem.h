@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * mem: the pool and its allocator. The pool is one range of virtual memory over shared memory, which peers of the same host can map.
- * Offsets count from the start of the pool. The allocator never uses offsets below `heap_offset`: offset 0 is null, and the folders above
- * (sync, for example) keep their words there.
+ * Offsets count from the start of the pool. The allocator never uses offsets below `heap_offset`: offset 0 is null, and higher layers
+ * (src/sync/, for example) keep their words there.
  *
  * All records of the allocator are in private memory, so a peer that writes to the pool cannot damage them.
  */
