@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock (lock.h) at the node that takes it and gives it back.
+ * The lock (lock.h) at the node that takes and releases it.
  *
  * A claim is one attempt to take a lock and, if the attempt succeeds, the time for which the lock is held. While a claim is WANTED it
  * belongs to the thread that tries; when it is HELD it belongs to the node, and any thread may release it. A call that times out hands its
@@ -28,7 +28,7 @@ struct lock_claim {
     _Atomic bool granted;
     _Atomic bool refused;
     bool inherited, many;
-    /* A swap that is under way: it takes the lock, or gives it back (`back` is set): */
+    /* A swap that is under way: it takes the lock, or releases it (`back` is set): */
     struct fab_now *swap;
     bool back; /* while `back`, `inherited` means: the claim came from a dead holder and was never used */
 };
