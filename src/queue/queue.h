@@ -29,7 +29,7 @@
  *              of a dead node: homes and submitters learn of a death at different times.
  *   submitter  each home frees the submitter's tasks, and refuses to complete them.
  *   home       each submitter marks its tasks in that shard as pending, and places them in other shards. A worker that
- *              had claimed such a task is refused. If its completion arrives all the same, it counts if it is the first.
+ *              had claimed such a task is refused. If its completion arrives nevertheless, it counts if it is the first.
  *
  * SLEEPING. A claimer sets the `idle` word of its own node's header to 1, then looks at the shards, then sleeps. A node that makes work
  * ready loads `idle` afterwards; if it is 1, the node swaps it to 0 and wakes the claimer's node. All four steps are seq_cst (claimer:
@@ -124,9 +124,9 @@ struct weft_queue {
     _Atomic uint64_t requeued;
     int64_t next_scan;
 
-    uint32_t users; /* handlers and hooks that are using the queue now; under the room's lock */
+    uint32_t users; /* handlers and hooks that are using the queue now; under the lock of struct queue_room */
     struct weft_queue
-        *closed_before; /* next in the room's list of closed queues, by which a second close of the same handle is recognized */
+        *closed_before; /* next in queue_room's list of closed queues, by which a second close of the same handle is recognized */
 };
 
 /* --- messages, all to QUEUE_HANDLER --- */
@@ -185,7 +185,7 @@ struct queue_room {
 int queue_open(struct weft_node *w);                             /* called before joining: the first message needs the handler */
 uint32_t queue_room_incarnation(struct weft_node *w);            /* the number for a queue that is being opened */
 int queue_room_enter(struct weft_node *w, struct weft_queue *q); /* finds the queue on other nodes; from now on messages reach q */
-void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q any more; the room frees q when the node closes */
+void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q any more; q is freed when the node closes */
 
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);

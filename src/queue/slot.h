@@ -200,7 +200,7 @@ int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word);
 
 /* Positions that claimers have not looked at yet: an upper bound of the number of ready tasks; 0 if none is ready. */
 uint32_t slot_backlog(const struct slot_shard *s);
-/* Whether a submitter would find room at once. False may be wrong: there may be room all the same. */
+/* Whether a submitter would find room at once. False may be wrong: there may be room nevertheless. */
 bool slot_room(const struct slot_shard *s);
 
 /* Home: `node` has died or left. Frees its tasks and makes its claims ready again. Returns how many became ready. */
