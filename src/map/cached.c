@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Inputs that only one node, their home, can read. If the nodes are apart, the home offers its file service for these inputs only. Pieces
- * for other nodes are read through the service. Its cache is useful where two pieces share bytes, and when a piece is tried again: these
- * bytes do not come from the disk a second time.
+ * Inputs that only one node, their home, can read. If the nodes are on different hosts, the home offers its file service for these inputs
+ * only. Pieces for other nodes are read through the service. Its cache is useful where two pieces share bytes, and when a piece is tried
+ * again: these bytes do not come from the disk a second time.
  *
  * The service has two limits: it needs room in the home's pool, which may be full of outputs; and it ends a reader's handle when the file's
  * time changes, although a job goes on with a file that changes. So when the service fails, the piece is fetched from the home's carrier

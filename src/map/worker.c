@@ -234,8 +234,8 @@ static void note_choice(struct map_job *job, bool found)
     pthread_mutex_unlock(&job->turn_lock);
 }
 
-/* If a piece has failed on this node before, give it back, so that another node can try it. Claim another piece first: the queue hands out
- * the oldest task first, and would hand out the same piece again. False: nothing is claimed now. */
+/* If a piece has failed on this node before, give it back to the queue, so that another node can try it. Claim another piece first: the
+ * queue hands out the oldest task first, and would hand out the same piece again. False: nothing is claimed now. */
 static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
     bool found = suits(job, claim);
