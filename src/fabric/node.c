@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The node's handle: making and destroying it, and what the folders above attach to it.
+ * The node's handle: making and destroying it, and what the higher layers (fabric.h) attach to it.
  */
 #include "fabric/fabric.h"
 
