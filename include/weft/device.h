@@ -34,7 +34,7 @@ WEFT_DEVICE_CALL int weft_device_put(WEFT_NEAR const weft_device *d, uint64_t ds
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* The same, but returns -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
+/* Like weft_device_put(), but returns -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
 WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,
                                             WEFT_NEAR weft_device_op *op)
 {

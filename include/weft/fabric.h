@@ -66,8 +66,8 @@ typedef struct weft_op {
 WEFT_API int weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 WEFT_API int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
-/* The same, but if the queue to that node is full, the call returns -EAGAIN and does not change weft_error(). Before it returns -EAGAIN it
- * delivers messages, so a loop may simply repeat the call.
+/* Like weft_put() and weft_get(), but if the queue to that node is full, the call returns -EAGAIN and does not change weft_error(). Before
+ * it returns -EAGAIN it delivers messages, so a loop may simply repeat the call.
  * Errors: -EAGAIN no room in the queue; -EFAULT no such node, space or range; -ECONNRESET the node is gone; -ENETDOWN no route (tb);
  * -ECONNABORTED a device refused the operation, which may or may not have happened (rc); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM
  * no memory to queue it. */
@@ -107,7 +107,7 @@ WEFT_API int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size
 WEFT_API int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                        size_t payload_len, weft_op *op);
 
-/* The same, but returns -EAGAIN if the queue to that node is full, as weft_put_nowait().
+/* Like weft_send(), but returns -EAGAIN if the queue to that node is full, as weft_put_nowait() does.
  * Errors: -EAGAIN no room in the queue; -EINVAL no such id; -EMSGSIZE header or payload is too large; -EFAULT no such node; -ECONNRESET
  * the node is gone; -ENETDOWN no route (tb); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM no memory to queue it. */
 WEFT_API int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,

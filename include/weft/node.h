@@ -87,7 +87,7 @@ WEFT_API uint32_t weft_alive_count(const weft_node *w);      /* this node includ
  * (weft_alive() is true for the node). It runs on a thread of weft. It must not wait, and must not close the node. */
 typedef void (*weft_member_fn)(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg);
 
-/* Install such a function, which stays until weft_close(). A node has room for at least 8. The function is not called for earlier changes:
+/* Install a weft_member_fn, which stays until weft_close(). A node has room for at least 8. The function is not called for earlier changes:
  * check with weft_alive() afterwards.
  * Errors: -EINVAL `fn` is NULL; -ENOSPC too many callbacks are installed; -ENOMEM no memory for the callback. */
 WEFT_API int weft_on_change(weft_node *w, weft_member_fn fn, void *arg);
