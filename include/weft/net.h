@@ -6,8 +6,8 @@
  *
  * Memory. Each connection has two ring buffers in the asker's pool: one for received bytes, one for bytes to send, by default of 64 KiB
  * each, with datagrams of 128 KiB. At the gateway it takes less than 2 KiB, and the system's own socket buffers. If the transport is not
- * shm, all connections of a gateway share 64 more buffers of 64 KiB. A gateway has at most 16,384 sockets, or fewer if its limit of open
- * files is lower, and resolves at most 1,024 names at a time.
+ * shm, all connections of a gateway share 64 more buffers of 64 KiB. A gateway has at most 16384 sockets, or fewer if its limit of open
+ * files is lower, and resolves at most 1024 names at a time.
  *
  * Shares. One asker can never take all sockets, names or buffers of a gateway. Of each it may have up to three times as many as are still
  * free. So a single asker gets at most three quarters, and there is always room for others. WEFT_NET_SOCKETS of the gateway sets a fixed
