@@ -208,9 +208,9 @@ typedef struct weft_file_cached {
 
 /* Stores facts about one file that is open or cached. Set `*next` to 0 before the first call. If it is not 0 after a call, there are more
  * files: call again. `bytes` is sizeof *out.
- * Errors: -ENOENT no file is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding;
- * -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -EPROTO the
- * gateway has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * Errors: -ENOENT no file, or no further one, is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are
+ * outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the
+ * deadline; -EPROTO the gateway has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t bytes, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus
