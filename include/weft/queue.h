@@ -121,9 +121,9 @@ WEFT_API int weft_release(weft_queue *q, const weft_lease *claim);
  * no other node is left to do the work; -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
 
-/* Wait until all tasks of all living nodes are complete. weft_reap() takes the completions afterwards. With a time-out of 0 the call may
- * take up to 200 ms, because it may have to ask nodes whether they have a shard. weft/types.h explains how long the call waits with
- * WEFT_TIMEOUT_DEFAULT.
+/* Wait until all tasks are complete that living nodes have submitted to this queue. weft_reap() takes the completions afterwards. With a
+ * time-out of 0 the call may take up to 200 ms, because it may have to ask nodes whether they have a shard. weft/types.h explains how long
+ * the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -ETIMEDOUT work was not complete before the deadline; -ECONNRESET no other node is left to do the work; -EDEADLK it would wait
  * in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_drain(weft_queue *q, int64_t timeout_ns);
