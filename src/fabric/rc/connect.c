@@ -101,7 +101,7 @@ static int connect_make(struct rc_link *l)
         verbs_qp_destroy(&qp);
         return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests" BASE_MEMORY_HINT, RC_SEND_DEPTH);
     }
-    base_spin_lock(&rc->receiving); /* the lock under which completions are handled, which use qp */
+    base_spin_lock(&rc->receiving); /* completions, which use l->qp, are handled under this lock */
     base_spin_lock(&l->lock);
     l->qp = qp;
     l->proved = false;
@@ -381,9 +381,8 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        (void)connect_say(
-            l, RC_REPLY,
-            NULL); /* if this fails, the peer does not read its side connection now, so it does not declare this node dead either */
+        /* If this fails, the peer does not read its side connection now. While it does not read, it does not declare this node dead. */
+        (void)connect_say(l, RC_REPLY, NULL);
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {
