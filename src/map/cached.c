@@ -104,7 +104,7 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
             base_sleep_ns(KNOWN_LOOK);
             continue;
         }
-        if (rc == -ENODATA) /* the file is shorter now: the read of the piece reports that */
+        if (rc == -ENODATA) /* the file is shorter now: a node that reads the piece reports that */
             return (int64_t)done;
         if (rc)
             return base_fail(rc, "node %u cannot read %s: %s; check the file on that node's host", r->in->home, r->in->name,

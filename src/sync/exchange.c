@@ -19,7 +19,7 @@ struct exchange {
     const uint64_t *mine;
     uint32_t words;
     uint64_t *all;
-    bool *gave; /* NULL: the caller does not ask */
+    bool *gave; /* NULL: the caller does not ask which nodes have given words */
 };
 
 static uint64_t tag_now(const struct sync *s)

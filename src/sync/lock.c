@@ -373,7 +373,8 @@ static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lo
         lock_forget(s, c);
         return timed_out(c->word);
     }
-    int64_t look = base_deadline(SYNC_LOOK_NS); /* a lock that no living node holds is taken even with time-out 0 */
+    /* A lock that no living node holds is taken even with time-out 0, so allow a round trip for it. */
+    int64_t look = base_deadline(SYNC_LOOK_NS);
     if (!lock_owned(w, old) && p->deadline < look)
         p->deadline = look;
     return ask_home(w, s, c, p, inherited);

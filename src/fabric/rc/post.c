@@ -60,7 +60,7 @@ static void *stage_for(struct rc_link *l, bool frame)
  * node's segment ends. */
 struct piece {
     uint64_t bytes;
-    uint64_t at; /* offset in our pool or memory, if `ours` */
+    uint64_t at; /* offset in the registered memory, if `ours` */
     bool ours;   /* the local memory is registered */
 };
 

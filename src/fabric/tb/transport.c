@@ -79,7 +79,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
     return tb_connect(l, side_fd, deadline);
 }
 
-/* Which nodes can be reached is known only when all nodes have reported their cables. */
+/* Waits until all nodes have reported their cables: only then is it known which nodes can be reached. */
 static int tb_settle(struct weft_node *w, int64_t deadline)
 {
     struct tb *tb = w->tb;
