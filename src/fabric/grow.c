@@ -32,7 +32,7 @@ void fab_announce(struct weft_node *w)
         base_spin_unlock(&w->progress);
         return;
     }
-    /* `size` and the state change under the lock of the threads that deliver messages, as at a death (fab_last_words()). */
+    /* `size` and the state are changed under the lock of the threads that deliver messages, as at a death (fab_last_words()). */
     if (w->size <= node)
         atomic_store(&w->size, node + 1);
     atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_seq_cst);

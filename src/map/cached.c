@@ -27,7 +27,7 @@ uint64_t map_identity(uint64_t device, uint64_t inode)
 
 int map_homes_serve(void)
 {
-    /* Commands do not get these variables: their environment has been saved before. */
+    /* Commands do not get these environment variables: the environment for commands has been saved before. */
     if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1))
         return base_fail(-ENOMEM, "no memory for the environment" BASE_MEMORY_HINT);
     return 0;
@@ -117,7 +117,7 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
 
 /* --- the pieces --- */
 
-/* Reads these bytes. Waits for as long as the home is alive. */
+/* Reads `len` bytes at `offset`. Waits for as long as the home is alive. */
 static int read_some(struct map_slot *slot, weft_file *f, uint8_t *to, size_t len, uint64_t offset, int64_t *next)
 {
     struct map_job *job = slot->job;

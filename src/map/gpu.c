@@ -44,7 +44,7 @@ struct looked {
     char text[512];
 };
 
-/* Asks the driver for GPUs in a child process. */
+/* Asks the driver, in a child process, which GPUs there are. */
 static int gpu_look(const char *option, struct looked *l)
 {
     int fd[2];

@@ -257,7 +257,7 @@ void mem_stat(struct mem_pool *p, struct mem_stats *out)
 {
     *out = (struct mem_stats){.reserved_bytes = p->bytes, .segments = (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES)};
     base_spin_lock(&p->lock);
-    /* Memory that a failing allocation would return first counts as free. */
+    /* Memory that an allocation would reclaim before it fails counts as free. */
     cache_empty_own(p);
     slab_trim(p);
     out->live_bytes = p->large_bytes;

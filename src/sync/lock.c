@@ -153,7 +153,8 @@ static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, u
 
 /* --- claims left to the progress thread --- */
 
-/* Do one step to undo a claim that was left. True: the lock is free of the claim, or will be without further steps. */
+/* Do one step to undo a claim that was left to the progress thread. True: the lock is free of the claim, or will be without further steps.
+ */
 static bool lock_settle(struct weft_node *w, struct lock_claim *c)
 {
     uint32_t home = weft_gaddr_node(c->word);

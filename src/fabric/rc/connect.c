@@ -174,7 +174,7 @@ static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
         base_spin_lock(&l->lock);
         m.address = l->qp.here;
         m.received[RC_MAIN] = l->lane[RC_MAIN].taken;
-        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* no queue pair receives any now */
+        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* no queue pair receives messages now */
         for (int i = 0; i < RC_LANES; i++)
             m.taken[i] = l->lane[i].told = l->lane[i].taken;
         base_spin_unlock(&l->lock);
@@ -285,7 +285,7 @@ static void connect_up(struct rc_link *l)
 /* Makes a queue pair of this generation. On failure base_error() has the reason. */
 static int connect_begin(struct rc_link *l, uint32_t generation)
 {
-    base_spin_lock(&l->rc->receiving); /* completions are handled under it, and compare the generation */
+    base_spin_lock(&l->rc->receiving); /* completions are handled under this lock, and their handling reads the generation */
     base_spin_lock(&l->lock);
     l->generation = generation;
     base_spin_unlock(&l->lock);
