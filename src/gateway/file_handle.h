@@ -31,7 +31,7 @@ enum slot_state {
 struct file_kept {
     struct file_kept *next;     /* under the lock; the one that was taken first comes first */
     uint32_t node;              /* the gateway */
-    uint64_t generation, index; /* set when the gateway is told */
+    uint64_t generation, index; /* of the piece; set when the gateway is told of the copy */
     weft_gaddr at;
     uint32_t room; /* bytes there; only memory for whole pieces is used again */
     uint32_t uses; /* under the lock: how many slots and views use it */
@@ -82,10 +82,10 @@ struct weft_file {
 };
 
 /* --- file_keep.c --- */
-/* Takes memory for a copy of a piece of a file of `node`: new memory, or that of the copy that was taken first and that nobody uses.
+/* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses.
  * `bytes`: the size, if the copy is for a view, to which the limit does not apply; 0: it is not for a view. NULL: there is none. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
-/* The copy is right. Tells the gateway, and ends the lease. */
+/* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. */
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
 /* A handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
@@ -111,7 +111,7 @@ static inline int file_slot_state(const struct file_slot *s)
 }
 void file_map_slot_free(struct file_slot *s);
 void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
-bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
+bool file_maps_leave(weft_file *f);                          /* ends the leases of pieces that are mapped ahead. False: there were none */
 void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slot_free(weft_file *f, struct file_slot *s);
 void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
