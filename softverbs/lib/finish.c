@@ -10,7 +10,7 @@ bool sv_to_error(struct sf_qp *qp)
     do {
         if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
             return false;
-        /* seq_cst: pairs with the load in sv_post_recv after a request was posted: one of the two flushes it */
+        /* seq_cst: pairs with the load that sv_post_recv makes after it has posted a request, so that one of the two flushes the request */
     } while (!atomic_compare_exchange_weak_explicit(&qp->state, &state, IBV_QPS_ERR, memory_order_seq_cst, memory_order_relaxed));
     if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
         atomic_store_explicit(&sv_lib.fabric->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines it with the other rooms.
+ * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines it with the other directories of src.
  */
 #ifndef WEFT_CLUSTER_H
 #define WEFT_CLUSTER_H

@@ -134,7 +134,7 @@ struct file_piece {
     /* For nodes of other hosts: */
     uint64_t hash; /* 0: not made yet */
     struct file_holder *holders;
-    uint32_t given, under_way;       /* how often askers were sent to the gateway's own piece; askers that are getting a copy to keep it */
+    uint32_t given, under_way;       /* how often the gateway itself has given it; how many askers are getting a copy that they will keep */
     struct gateway_call *delayed;    /* requests that wait for a copy that an asker is getting */
     int64_t delayed_until;           /* when they stop waiting for it */
     struct file_piece *next_delayed; /* in the list of pieces with delayed requests */
@@ -193,8 +193,8 @@ struct files {
 };
 
 /* --- file_holder.c --- */
-/* Chooses from whom a node of `host` gets the piece. `*out`: a holder, or NULL for the gateway itself. False: from nobody yet, because
- * another asker will soon have a copy. */
+/* Who gives the piece to a node of `host`: a holder, or NULL: the gateway itself. False: nobody yet, because a copy that is under way will
+ * be given soon. */
 bool file_holder_choose(const struct file_piece *p, uint64_t host, struct file_holder **out);
 void file_holder_add(struct file_piece *p, uint32_t node, uint64_t host, weft_gaddr at); /* replaces an earlier copy of this node */
 bool file_holder_drop(struct file_piece *p, uint32_t node);                              /* false: it has no copy */
