@@ -437,8 +437,8 @@ void sf_advance(struct sf_fabric *, const struct sf_intent *);
 void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
 void sf_mend_send(struct sf_qp *);
 
-/* table.c: takes a free entry of a table for this process, or returns -ENOMEM after looking for the dead. The entry's
- * generation has grown, and the device's count where there is one. `limit` of the count is checked under the lock: -EBUSY. */
+/* table.c: takes a free entry of a table for this process, and increases the entry's generation and, where there is one, the device's count
+ * of such entries. -ENOMEM: there is no free entry; -EBUSY: the count is at `limit`; both only after dead processes were reaped. */
 int sf_take_context(struct sf_view *, uint32_t device);
 int sf_take_pd(struct sf_view *, uint32_t device, uint32_t limit);
 int sf_take_mr(struct sf_view *, uint32_t device, uint32_t limit);

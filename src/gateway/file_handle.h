@@ -31,7 +31,7 @@ enum slot_state {
 struct file_kept {
     struct file_kept *next;     /* under the lock; the one that was taken first comes first */
     uint32_t node;              /* the gateway */
-    uint64_t generation, index; /* of the piece; set when the gateway is told of the copy */
+    uint64_t generation, index; /* set when the gateway is told */
     weft_gaddr at;
     uint32_t room; /* bytes there; only memory for whole pieces is used again */
     uint32_t uses; /* under the lock: how many slots and views use it */
@@ -111,7 +111,7 @@ static inline int file_slot_state(const struct file_slot *s)
 }
 void file_map_slot_free(struct file_slot *s);
 void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
-bool file_maps_leave(weft_file *f);                          /* ends the leases of pieces that are mapped ahead. False: there were none */
+bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
 void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slot_free(weft_file *f, struct file_slot *s);
 void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
