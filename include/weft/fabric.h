@@ -161,8 +161,8 @@ typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } w
  * ends the wait at once. A change by a plain put, or by an atomic that this node's device carries out (weft_link_stats.native_atomics), may
  * be noticed up to 10 ms late. weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -EFAULT no such word; -EINVAL the word is at another node or not aligned, or `cmp` is not a weft_cmp; -ETIMEDOUT the condition
- * was not true before the deadline; -ECONNRESET a node died that might have changed the word, or no other node is left; -EDEADLK the call
- * would wait in a handler. */
+ * was not true before the deadline; -ECONNRESET a node died during the wait, perhaps the one that would have changed the word, or no other
+ * node is left; -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen, int64_t timeout_ns);
 
 /* How this node reaches another node (the peer), and counts since weft_open(). */
