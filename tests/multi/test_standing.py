@@ -6,11 +6,13 @@ Usage: test_standing.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 3", or "--s
 """
 import base64
 import concurrent.futures
+import contextlib
 import functools
 import json
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -692,14 +694,22 @@ class Exec(Standing):
         self.assertIn("cluster 'none' is not up", self.weft("run", "--cluster", "none", "true", code=1).stderr)
 
     def metrics_address(self):
-        """Finds the port where the node serves HTTP, because the test asked for any free port. libfabric listens at other ports."""
-        def serves(address):
-            try:
-                with urllib.request.urlopen(f"http://{address}/metrics", timeout=LIMIT):
-                    return True
-            except OSError:
-                return False
-        return next(a for a in self.listens_at() if serves(a))
+        """Finds the port where the node serves HTTP, because the test asked for any free port. libfabric listens at other ports, where it
+        accepts a connection and may never answer: all are asked at once."""
+        with contextlib.ExitStack() as stack:
+            asked = {}
+            for address in self.listens_at():
+                host, port = address.split(":")
+                s = stack.enter_context(socket.create_connection((host, int(port)), LIMIT))
+                s.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                asked[s] = address
+            while ready := select.select(list(asked), [], [], LIMIT)[0]:
+                for s in ready:
+                    address = asked.pop(s)
+                    with contextlib.suppress(ConnectionError):
+                        if s.recv(5) == b"HTTP/":
+                            return address
+        raise AssertionError("no port answers")
 
     def listens_at(self):
         pid = self.control_pid()
