@@ -288,8 +288,8 @@ static bool all_complete(struct cast *c)
         complete = false;
         if (s->result == 0 && s->failures == 0)
             fprintf(stderr,
-                    "weft %s: %s: did not confirm that it has all files: give the same command again, which sends what is missing\n", c->sub,
-                    c->config.hosts[i]);
+                    "weft %s: %s: did not confirm that it has all files: give the same command again, which sends what is missing\n",
+                    c->sub, c->config.hosts[i]);
     }
     return complete;
 }
