@@ -24,6 +24,9 @@ struct task {
     weft_op op;
     bool starts, read[2]; /* starts: its process is being started; read: standard output, standard error was read to its end */
     bool done;
+    bool kills;           /* `kill` was sent to its process */
+    weft_op kill;         /* the SIGKILL that the job itself sends to its process; one at a time is under way */
+    uint64_t due;         /* signals to send when its process has started: bit N - 1 for signal N. Under job.handles */
     size_t late_bytes;    /* read since the end of its process was noticed */
     _Atomic bool news;    /* there may be something new about its process */
     _Atomic int64_t over; /* when the end of its process was noticed; 0: it has not ended */
@@ -99,6 +102,9 @@ void task_notice(void *task, bool soon); /* for gateway_process_notice() */
  * before all tasks of the job have started, because the command needs the names of their hosts. Kills the process when that is due. True:
  * there may be more to do at once. Without `buf`: only notices whether it has started. */
 bool task_step(struct task *t, char *buf);
+/* Sends a signal, without waiting, to its process or, if that has not started yet, when it has. `op` (may be NULL) is complete when the
+ * server has answered. With job.handles held. */
+void task_signal(struct task *t, int number, weft_op *op);
 void task_look(struct task *t); /* notices whether its process has ended, and kills it when that is due; passes on no output */
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);
@@ -111,6 +117,7 @@ void *job_feed(void *job);                                     /* a thread: pass
 void job_attend(struct job *j);     /* serves the job until all tasks are done */
 void job_wait_start(struct job *j); /* waits until all processes have started or could not be started, and tells the command */
 void job_drain(struct job *j);      /* waits until the command has taken everything */
-void job_signal(struct job *j, int number);
+/* Sends a signal to all processes, without waiting. `ops` (may be NULL): [tasks], for the answers. */
+void job_signal(struct job *j, int number, weft_op *ops);
 
 #endif

@@ -22,7 +22,8 @@
  *   process.c   process service: starts and ends processes
  *   name.c      name service
  *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_open.c, net.c   net service (net.h)
- *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
+ *   handle.c    asker's side of the process service (handle_signal.c: signals; handle_bytes.c: input and output; handle_record.c: requests
+ *               by record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
  *   file_path.c, file_disk.c, file_holder.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service
@@ -435,6 +436,9 @@ void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const s
  * news can wait until there is more. NULL: none. */
 typedef void gateway_notice(void *arg, bool soon);
 void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
+/* Like weft_process_signal() without waiting: `op` (may be NULL) is complete when the server has answered. The handle may be closed before
+ * that. -EINPROGRESS: the process has not started yet; -ESRCH: it has ended, or could not be started. Neither sets weft_error(). */
+int gateway_process_signal(weft_process *p, int signal, weft_op *op);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
 bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
