@@ -58,6 +58,16 @@ __global__ void request(const weft_device *d, uint64_t n, int *rc)
     *rc = r;
 }
 
+/* The same by a kernel that has copied the weft_device, so that its words are in registers. */
+__global__ void request_copied(const weft_device *given, uint64_t n, int *rc)
+{
+    const weft_device d = *given;
+    int r = 0;
+    for (uint64_t i = 0; i < n && r == 0; i++)
+        r = weft_device_nothing(&d, true);
+    *rc = r;
+}
+
 /* Empty requests with a pause of so many clocks of the GPU before the first look at the answer. Adds up in `sum` the looks, the clocks of
    posting, and those from then on. */
 __global__ void request_parts(const weft_device *d, uint64_t n, long long pause, unsigned long long *sum, int *rc)
@@ -190,6 +200,10 @@ static void ours(const struct spec *s)
     if (strcmp(s->test, "request_lat") == 0) {
         (void)TIMED((request<<<1, 1>>>(weft_gpu_device(g), s->warmup, rc)));
         double ms = TIMED((request<<<1, 1>>>(weft_gpu_device(g), s->iterations, rc)));
+        spec_value(s, ms * 1e3 / (double)s->iterations);
+    } else if (strcmp(s->test, "request_copied_lat") == 0) {
+        (void)TIMED((request_copied<<<1, 1>>>(weft_gpu_device(g), s->warmup, rc)));
+        double ms = TIMED((request_copied<<<1, 1>>>(weft_gpu_device(g), s->iterations, rc)));
         spec_value(s, ms * 1e3 / (double)s->iterations);
     } else if (strcmp(s->test, "put_lat") == 0) {
         (void)TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->warmup, rc)));
@@ -369,6 +383,25 @@ __global__ void bare_ping(volatile uint64_t *out, volatile uint64_t *in, uint64_
     }
 }
 
+/* Reads a word of the host's memory again and again, each time after the last one has come. */
+__global__ void bare_read(volatile uint64_t *word, uint64_t n, uint64_t *sum)
+{
+    uint64_t at = 0;
+    for (uint64_t i = 0; i < n; i++)
+        at = word[at]; /* is 0 */
+    *sum = at;
+}
+
+static double bare_read_us(uint64_t n)
+{
+    uint64_t *words;
+    CUDA(cudaHostAlloc(&words, 4096, cudaHostAllocMapped));
+    memset(words, 0, 4096);
+    double ms = TIMED((bare_read<<<1, 1>>>(words, n, words + 64)));
+    CUDA(cudaFreeHost(words));
+    return ms * 1e3 / (double)n;
+}
+
 static void *bare_pong(void *arg)
 {
     volatile uint64_t *words = (volatile uint64_t *)arg, n = words[32];
@@ -495,6 +528,9 @@ static void bare(const struct spec *s)
     if (strcmp(s->test, "bare_copy") == 0) {
         (void)bare_copy(s->warmup << 20);
         spec_value(s, bare_copy(s->iterations << 20));
+    } else if (strcmp(s->test, "bare_read_lat") == 0) {
+        (void)bare_read_us(s->warmup);
+        spec_value(s, bare_read_us(s->iterations));
     } else if (strcmp(s->test, "bare_lat") == 0) {
         (void)bare_ping_ms(s->warmup);
         spec_value(s, bare_ping_ms(s->iterations) * 1e3 / (double)s->iterations);

@@ -95,9 +95,9 @@ WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
  * mapping remains when the owner closes the arena or dies, because kernels may still use it. It ends when the owner opens another arena in
  * the same space, or the mapping node closes its GPUs. Only then is the GPU's memory free again.
  *
- * Nodes on other hosts send messages to the owner. Over rc, RDMA devices then move large data directly between the arena and pools, if
- * they can register the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data is copied through the pools of both
- * nodes. weft_link_stats.arena_way and arena_why report which way a node uses, and why.
+ * Nodes on other hosts send their operations to the owner as messages. Over rc, RDMA devices then move large data directly between the
+ * arena and pools, if they can register the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data is copied through the
+ * pools of both nodes. weft_link_stats.arena_way and arena_why report which way a node uses, and why.
  *
  * The call tells all nodes about the arena and waits for their answers, at most until the default deadline. weft_gpu_open() waits until
  * this node has mapped the existing arenas, at most 10 s. weft_fence() to a node waits for operations on its GPU memory, or fails with
@@ -181,9 +181,9 @@ WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_wor
  */
 WEFT_API const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k);
 
-/* Close a worker. It claims no more tasks, and waits until blocks have done those that are claimed, at most until the default deadline; it
- * waits less if no block is alive. It gives the others back to the queue. Blocks that ask for a task get -WEFT_DEVICE_ESHUTDOWN. NULL is
- * allowed.
+/* Close a worker. It claims no more tasks, and waits until blocks have done those that are already claimed. The wait ends at the default
+ * deadline, or when no block takes tasks any more. Tasks that are not done by then go back to the queue. Blocks that ask for a task get
+ * -WEFT_DEVICE_ESHUTDOWN. NULL is allowed.
  * Errors: -EINVAL the worker is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_close(weft_gpu_worker *k);
 

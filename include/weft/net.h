@@ -10,8 +10,8 @@
  * files is lower, and resolves at most 1,024 names at a time.
  *
  * Shares. One asker can never take all sockets, names or buffers of a gateway. Of each it may have up to three times as many as are still
- * free. So a single asker gets at most three quarters, and there is always room for others. WEFT_NET_SOCKETS of the gateway limits the
- * sockets further.
+ * free. So a single asker gets at most three quarters, and there is always room for others. WEFT_NET_SOCKETS of the gateway sets a fixed
+ * limit for the sockets of each asker instead.
  *
  * Slow sides. If the asker does not read, the gateway stops reading that socket, and the peer waits. If the peer does not read,
  * weft_net_send() waits. No bytes of a connection are lost, and other connections are not affected.

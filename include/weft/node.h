@@ -65,10 +65,10 @@ WEFT_API int weft_open(weft_node **out, const weft_config *config);
  * has sent is on its way, up to the default deadline. NULL is allowed. Other threads must not use `w` during this call or after it. If the
  * call fails, nothing has changed.
  *
- * A program that uses Thunderbolt devices should always call this. If the program ends in another way, its queue pairs may stay on the
- * device until the host restarts, and the device has only a few. weft frees them at exit(), and at those of the signals SIGTERM, SIGINT,
- * SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. At SIGKILL, _exit(), exec() or a crash
- * it cannot. If WEFT_GUARD is set, weft starts a second process, the guard, that then frees them.
+ * A program that uses Thunderbolt devices should always call this. If the program ends in another way, the device may keep the
+ * program's protection domain until the host restarts, and has only 11. weft frees the domain at exit(), and at those of the signals
+ * SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. At SIGKILL, _exit(),
+ * exec() or a crash it cannot. If WEFT_GUARD is set, weft starts a second process, the guard, which frees the domain in these cases.
  * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (weft cannot detect this when a node that was
  * opened later has the same handle); -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft_node *w);

@@ -8,7 +8,7 @@
  * claim.
  *
  * The tasks of a queue are in the pools of the nodes; the part in one node's pool is that node's shard. If a node dies, the tasks that
- * were in its shard are submitted again by the nodes that had submitted them; weft does that. If a submitter dies, its tasks are dropped.
+ * its shard stored for other nodes are submitted again automatically, to other shards. If a submitter dies, its tasks are dropped.
  * Tasks are taken roughly in the order in which they were submitted, but not exactly.
  *
  * After weft_queue_close() every call with the handle returns -EBADF. weft_close() frees the handle.

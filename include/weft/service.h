@@ -17,7 +17,8 @@
  * Limits. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps 4 KiB for each, and for each asker 8
  * MiB of larger `data`. A server runs at most 1024 programs at a time; further ones wait. A program needs 64 KiB in the asker's pool for
  * each output, by default, and 64 KiB in the server's pool for its input. If one side of a stream is slow, the other one waits: no bytes
- * are lost. A server stores at most 65,536 names; an asker may have three times as many as are left for others, or WEFT_NAMES.
+ * are lost. A server stores at most 65,536 names. By default an asker may have up to three times as many of them as are still free, so
+ * there is always room for others; WEFT_NAMES sets a fixed limit for each asker instead.
  *
  * When the asker leaves or dies, the server drops its requests, kills its programs with their process groups, unless they are detached,
  * and removes its names. When the server leaves or dies, even by SIGKILL, operations that wait for it end with -ECONNRESET, and its
@@ -172,8 +173,8 @@ WEFT_API int weft_process_close(weft_process *p);
 /* --- names --- */
 
 /* A server of `name` stores names; each stands for a range of memory: an address and a length. `node` is the server in all calls. A name
- * is removed when the node that has published it leaves or dies, or the node that has the memory. If the server leaves or dies, all its
- * names are lost. */
+ * is removed when one of two nodes leaves or dies: the node that has published it, or the node that has the memory. If the server leaves or
+ * dies, all its names are lost. */
 
 /* Publishes a name. A node may publish its own names again, with other memory.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that

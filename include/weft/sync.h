@@ -20,9 +20,9 @@ extern "C" {
  * After a time-out the barrier is not over: the other nodes still wait for this one. The next call continues the same barrier. With a
  * time-out of 0, the call tests whether all nodes have arrived.
  *
- * If a node dies, one barrier returns -ECONNRESET on the other nodes. The later ones are among the nodes that are left. So repeat the call
- * until it returns 0: then all nodes that are left have arrived. A node that leaves by weft_close() does not disturb barriers that it has
- * passed.
+ * If a node dies, each other node gets -ECONNRESET once: from the barrier in which it waits, or else from its next barrier. Repeat the call
+ * until it returns 0: then all nodes that are left have arrived. Later barriers wait only for these. A node that leaves by weft_close()
+ * does not disturb barriers that it has passed.
  * Errors: -ETIMEDOUT a node has not arrived (weft_error() names it); -ECONNRESET a node is gone, so this barrier has failed; -EBUSY
  * another thread of this node is in a barrier or exchange; -EOPNOTSUPP this node has joined a running cluster; -EDEADLK called from a
  * handler; -ENOMEM no memory for a message. */

@@ -65,8 +65,8 @@ WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
     return a & (WEFT_MAX_POOL_BYTES - 1);
 }
 
-/* A time-out is in nanoseconds, from the start of the call. With 0 a call tries once and does not wait. With WEFT_TIMEOUT_DEFAULT it
- * depends on what the call waits for.
+/* A time-out is in nanoseconds, from the start of the call. With 0 a call tries once and does not wait. With WEFT_TIMEOUT_DEFAULT the
+ * length of the wait depends on what the call waits for.
  *
  * Operations (put, get, atomics, messages, flush) wait until the node's default deadline: WEFT_DEADLINE, 30 s unless set.
  *

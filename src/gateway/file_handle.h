@@ -128,8 +128,8 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
 /* Gets a slot with a lease of the piece, or with a copy of it; waits until it is there. `keeps`: a copy is wanted, if there is room. */
 int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out);
 /* Asks for the pieces after `index` in advance, if this read goes on beyond the piece (`more`) or the previous read was of the piece
- * before. */
-void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps);
+ * before; but not for pieces that begin at the offset `end` of the file, or later. `keeps`: copies of them are wanted. */
+void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps, uint64_t end);
 void file_slots_expire(weft_file *f); /* the file has changed */
 
 /* --- file_read.c --- */

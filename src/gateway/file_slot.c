@@ -110,14 +110,17 @@ static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags,
     return slot_send(f, s, &r, post);
 }
 
-void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps)
+void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps, uint64_t end)
 {
-    uint64_t pieces = file_pieces(f->info.bytes), last = index + ahead_of(f);
+    uint64_t pieces = file_pieces(end), last = index + ahead_of(f);
     bool next = f->last != index && (more || (f->last != UINT64_MAX && f->last + 1 == index));
     f->last = index;
-    for (uint64_t i = index + 1; next && i <= last && i < pieces; i++)
-        if (!slot_of(f, i) && slot_ask(f, index, i, FILE_AHEAD | (keeps ? FILE_KEEPS : 0), true))
+    for (uint64_t i = index + 1; next && i <= last && i < pieces; i++) {
+        bool whole = i * WEFT_FILE_PIECE + file_piece_bytes(f->info.bytes, i) <= end;
+        bool copy = f->far && whole && (more || keeps);
+        if (!slot_of(f, i) && slot_ask(f, index, i, FILE_AHEAD | (copy ? FILE_KEEPS : 0), true))
             return; /* not an error: the piece is requested again when it is needed */
+    }
 }
 
 /* --- copies in this node's pool --- */
