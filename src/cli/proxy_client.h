@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The clients of one `weft proxy`: what proxy_serve.c (their requests) and proxy_move.c (their bytes) share. All of it belongs to the thread of
- * the proxy, or to the thread that works in its place (forward_loop.h).
+ * The clients of one `weft proxy`: what proxy_serve.c (their requests) and proxy_move.c (their bytes) share. All of it belongs to the
+ * thread of the proxy, or to the thread that works in its place (forward_loop.h).
  */
 #ifndef WEFT_CLI_PROXY_CLIENT_H
 #define WEFT_CLI_PROXY_CLIENT_H
@@ -50,7 +50,7 @@ struct proxy {
     bool paused;
     struct client *clients;
     uint32_t count, talking, directs;
-    bool never_lends; /* the gateway lends no sockets to this node */
+    bool never_lends;            /* the gateway lends no sockets to this node */
     uint64_t round, accepted_in; /* rounds of the loop, and the one in which a client was accepted last */
     uint64_t pool_bytes;
     struct proxy_udp *udp;

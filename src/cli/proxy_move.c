@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Moves the bytes of a proxy's clients: through the rings of their connections at the gateway, or, with short requests and answers, by itself,
- * if the gateway lends the socket (forward_direct.h).
+ * Moves the bytes of a proxy's clients: through the rings of their connections at the gateway, or, with short requests and answers, by
+ * itself, if the gateway lends the socket (forward_direct.h).
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -246,7 +246,8 @@ static bool client_new(struct proxy *p, int fd)
     s->talk = (struct talk){.user = p->f->user[0] ? p->f->user : NULL, .password = p->f->user[0] ? p->f->password : NULL};
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
-    *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .lent = -1, .watch = {.fd = -1, .ready = on_client, .arg = c}};
+    *c = (struct client){
+        .p = p, .next = p->clients, .at = &p->clients, .speech = s, .lent = -1, .watch = {.fd = -1, .ready = on_client, .arg = c}};
 #if !defined(__linux__)
     set_options(fd);
 #endif

@@ -447,10 +447,10 @@ void gateway_sockets_gone(struct gateway *g, uint32_t node);
 void gateway_sockets_tick(struct gateway *g);
 void gateway_sockets_free(struct gateway *g);
 
-/* net_borrow.c. Without the lock; set no weft_error() text. borrow: asks the gateway to lend the socket of an open connection. Until the socket
- * is lent, send nothing. notify() tells when to ask gateway_net_borrowed(): -EINPROGRESS: not yet; a descriptor: the caller reads and writes it,
- * without waiting (MSG_DONTWAIT), after it has taken what weft_net_received() still has; an error: the connection is as it was before.
- * return: the caller has closed the descriptor, and uses weft_net_put() and the like again. */
+/* net_borrow.c. Without the lock; set no weft_error() text. borrow: asks the gateway to lend the socket of an open connection. Until the
+ * socket is lent, send nothing. notify() tells when to ask gateway_net_borrowed(): -EINPROGRESS: not yet; a descriptor: the caller reads
+ * and writes it, without waiting (MSG_DONTWAIT), after it has taken what weft_net_received() still has; an error: the connection is as it
+ * was before. return: the caller has closed the descriptor, and uses weft_net_put() and the like again. */
 int gateway_net_borrow(struct weft_socket *s);
 int gateway_net_borrowed(struct weft_socket *s);
 int gateway_net_return(struct weft_socket *s);

@@ -43,7 +43,8 @@ int gateway_net_borrow(weft_socket *s)
     base_spin_unlock(&g->lock);
     if (!can)
         return -EINVAL;
-    int rc = gateway_ask(g, &(struct gateway_question){.record = &r, .tell = answered, .arg = (void *)(uintptr_t)s->id, .post = true}, NULL);
+    int rc =
+        gateway_ask(g, &(struct gateway_question){.record = &r, .tell = answered, .arg = (void *)(uintptr_t)s->id, .post = true}, NULL);
     if (rc) {
         base_spin_lock(&g->lock);
         s->lend_asked = false;
@@ -57,7 +58,8 @@ static bool is_stream(int fd)
 {
     int type = 0;
     socklen_t len = sizeof type;
-    return fd >= 0 && (uint64_t)fd < gateway_connections_max() && getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 && type == SOCK_STREAM;
+    return fd >= 0 && (uint64_t)fd < gateway_connections_max() && getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0 &&
+           type == SOCK_STREAM;
 }
 
 bool gateway_socket_given(struct gateway *g, uint32_t node, uint64_t what, int fd)
@@ -117,5 +119,6 @@ int gateway_net_return(weft_socket *s)
                             .node = s->node,
                             .handle = s->there,
                             .timeout_ns = INT64_MAX};
-    return gateway_ask(s->g, &(struct gateway_question){.record = &r, .tell = returned, .arg = (void *)(uintptr_t)s->id, .post = true}, NULL);
+    return gateway_ask(s->g, &(struct gateway_question){.record = &r, .tell = returned, .arg = (void *)(uintptr_t)s->id, .post = true},
+                       NULL);
 }

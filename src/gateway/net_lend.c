@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Lends a connection to an asker of this host: the asker gets a copy of the descriptor, and reads and writes it itself, until it returns it or
- * closes the socket. A request and its answer then wake one thread each way in place of two. The gateway keeps its own copy, so the socket
- * still counts for the asker, and is reset if the asker dies.
+ * Lends a connection to an asker of this host: the asker gets a copy of the descriptor, and reads and writes it itself, until it returns it
+ * or closes the socket. A request and its answer then wake one thread each way in place of two. The gateway keeps its own copy, so the
+ * socket still counts for the asker, and is reset if the asker dies.
  *
  * With the descriptor the asker could connect anew, to any address. So only a gateway lends that also runs programs for its askers: such a
  * program could connect as well.

@@ -138,7 +138,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     if (!rc)
         rc = file_keeps_open(g);
     if (!rc)
-        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .given = on_given, .close = on_close, .arg = g});
+        rc = fab_hook(
+            w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .given = on_given, .close = on_close, .arg = g});
     if (rc) {
         on_close(w, g);
         return rc;
