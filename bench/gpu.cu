@@ -136,30 +136,35 @@ static int *rc_word(void)
     return rc;
 }
 
-/* The round trip of a kernel's own store to the other node's pool, which the processor there answers by a put. */
-__global__ void store_ping(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, int *rc)
+/* The round trip of a kernel's own store to the other node's pool, which the processor there answers by a put. KEEP: the kernel asks for
+   its pointers once. */
+template <bool KEEP> __global__ void store_ping(const weft_device *given, uint64_t there, uint64_t here, uint64_t from, uint64_t n, int *rc)
 {
-    int r = 0;
+    const weft_device copy = *given, *d = &copy;
+    uint64_t *kept = (uint64_t *)weft_device_ptr(d, there, 8), *answer = (uint64_t *)weft_device_ptr(d, here, 8);
+    int r = kept && answer ? 0 : -WEFT_DEVICE_EFAULT;
     for (uint64_t i = from; i < from + n && r == 0; i++) {
-        uint64_t *word = (uint64_t *)weft_device_ptr(d, there, 8);
-        if (!word) {
-            r = -WEFT_DEVICE_EFAULT;
-            break;
-        }
+        uint64_t *word = KEEP ? kept : (uint64_t *)weft_device_ptr(d, there, 8);
         weft_device_tell(word, i);
         weft_device_publish();
-        r = weft_device_wait_at_least(d, here, i, NULL);
+        if (!KEEP)
+            r = weft_device_wait_at_least(d, here, i, NULL);
+        else
+            while (weft_device_load(answer) < i)
+                ;
     }
     *rc = r;
 }
 
 static void store_pong(const struct spec *s)
 {
+    static uint64_t last;
     const uint64_t *word = (const uint64_t *)weft_ptr(w, at[1], 8);
-    for (uint64_t i = 1; i <= s->warmup + s->iterations; i++) {
-        while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < i)
+    for (uint64_t end = last + s->warmup + s->iterations; last < end;) {
+        last++;
+        while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < last)
             ;
-        OK(weft_put(w, at[0], &i, 8, NULL));
+        OK(weft_put(w, at[0], &last, 8, NULL));
     }
 }
 
@@ -209,9 +214,12 @@ static void ours(const struct spec *s)
         (void)TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->warmup, rc)));
         double ms = TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->iterations, rc)));
         spec_value(s, ms * 1e3 / (double)s->iterations);
-    } else if (strcmp(s->test, "store_lat") == 0) {
-        (void)TIMED((store_ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], 1, s->warmup, rc)));
-        double ms = TIMED((store_ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], 1 + s->warmup, s->iterations, rc)));
+    } else if (strcmp(s->test, "store_lat") == 0 || strcmp(s->test, "store_kept_lat") == 0) {
+        static uint64_t from = 1; /* the words increase over all tests, so that each is new */
+        auto ping = s->test[5] == '_' && s->test[6] == 'k' ? store_ping<true> : store_ping<false>;
+        (void)TIMED((ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], from, s->warmup, rc)));
+        double ms = TIMED((ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], from + s->warmup, s->iterations, rc)));
+        from += s->warmup + s->iterations;
         spec_value(s, ms * 1e3 / (double)s->iterations);
     } else if (strcmp(s->test, "requests") == 0) {
         uint64_t start = spec_now_ns();
@@ -574,7 +582,7 @@ int main(int argc, char **argv)
             return 2;
         bool get = strstr(s.test, "get") != NULL;
         if (weft_rank(w)) {
-            if (strcmp(s.test, "store_lat") == 0)
+            if (strncmp(s.test, "store_", 6) == 0)
                 store_pong(&s);
         } else if (strcmp(s.test, "bare_put") == 0 || strcmp(s.test, "bare_get") == 0)
             spec_value(&s, bare_copy_gbs(&s, get));

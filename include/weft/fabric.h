@@ -156,10 +156,10 @@ WEFT_API int weft_progress(weft_node *w);
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
 
 /* Compare the 8-byte word at `word`, in this node's own pool, with `value`, and wait until the comparison is true. `cmp` selects the
- * comparison, for example WEFT_GE: greater or equal. The comparison is unsigned. `*seen` (may be NULL) receives the word's last value.
- * weft_put_signal(), weft_counter_add() and atomics end the wait at once. Two kinds of changes are noticed up to 10 ms late: plain puts,
- * and atomics that this node's device carries out (weft_link_stats.native_atomics). weft/types.h explains how long the call waits with
- * WEFT_TIMEOUT_DEFAULT.
+ * comparison, for example WEFT_GE: greater or equal. The comparison is unsigned. `*seen` (may be NULL) receives the value of the last
+ * comparison, also after a time-out. weft_put_signal(), weft_counter_add() and atomics end the wait at once. Two kinds of changes are
+ * noticed up to 10 ms late: plain puts, and atomics that this node's device carries out (weft_link_stats.native_atomics). weft/types.h
+ * explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -EFAULT no such word; -EINVAL the word is at another node or not aligned, or `cmp` is not a weft_cmp; -ETIMEDOUT the condition
  * was not true before the deadline; -ECONNRESET a node died that might have changed the word, or no other node is left; -EDEADLK the call
  * would wait in a handler. */

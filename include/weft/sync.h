@@ -33,8 +33,9 @@ WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
 /* A barrier in which every node also gives some values to all others: for example its first address. Every node gives `words` 8-byte
  * words, from 1 to WEFT_EXCHANGE_WORDS, the same number on all nodes.
  *
- * all[i * words] is the first word of node i. gave[i] is false if that node is gone; its words are then 0. `all` needs room for
- * weft_size() * `words` words, and `gave` for weft_size() values. `gave` may be NULL. After an error their contents are undefined.
+ * all[i * words] is the first word of node i. gave[i] is false if that node is gone; its words are then 0. Nothing is stored for nodes
+ * that have joined later. `all` needs room for weft_size() * `words` words, and `gave` for weft_size() values. `gave` may be NULL. After
+ * an error their contents are undefined.
  *
  * After a time-out, repeat the call, as with weft_barrier(). The repeated call ignores `mine`: the words of the first call have been sent.
  * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, so this exchange

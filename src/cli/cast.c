@@ -144,7 +144,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
-/* Whether this host is also listed with a living node: then that node is used, not the one that is gone. */
+/* Whether `word` also names a living node of the list: then that node is used, not the one that is gone. */
 static bool lives_too(const struct standing_list *l, const char *word)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -193,7 +193,7 @@ static int add_targets(struct cast_command *k, const struct standing_list *l, ui
             status = cli_error(k->sub, "there is no host or node '%s' in the cluster: `weft status` lists them", word);
     }
     if (!status && k->count <= k->config.head.source + 1)
-        status = cli_error(k->sub, "there is no other host to copy to whose node is up: see `weft status`");
+        status = cli_error(k->sub, "there is nowhere to copy to, because no other host has a node that is up: see `weft status`");
     return status;
 }
 

@@ -135,10 +135,10 @@ struct file_piece {
     uint64_t hash; /* 0: not made yet */
     struct file_holder *holders;
     uint32_t given, under_way;       /* how often the gateway itself has given it; how many askers are getting a copy that they will keep */
-    struct gateway_call *delayed;    /* requests that wait for such a copy */
-    int64_t delayed_until;           /* for no longer than this */
-    struct file_piece *next_delayed; /* the list of pieces with such requests */
-    bool moved;                      /* a holder has come or gone: look at these requests again */
+    struct gateway_call *delayed;    /* requests that wait for a copy that an asker is getting */
+    int64_t delayed_until;           /* when they stop waiting for it */
+    struct file_piece *next_delayed; /* in the list of pieces with delayed requests */
+    bool moved;                      /* a holder has come or gone: look at the delayed requests again */
 };
 struct file_body {
     struct file_body *hashed;
@@ -148,9 +148,9 @@ struct file_body {
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
     uint32_t far; /* handles of nodes of other hosts */
-    bool several; /* there are several, or have been, and one is left */
+    bool several; /* several handles of nodes of other hosts were open at the same time, and at least one still is */
     bool stale, pinned;
-    bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
+    bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */
     int64_t checked;      /* when the last comparison with the disk began */
     uint64_t cached, hits, reads;
@@ -171,7 +171,7 @@ struct file_lease {
     struct file_piece *piece;
     int64_t end;   /* INT64_MAX: the piece is mapped, so the lease has no end */
     bool keeps;    /* the asker will keep its copy; counted in piece->under_way */
-    uint32_t from; /* the node whose copy was named */
+    uint32_t from; /* the node to whose copy the asker was sent */
 };
 #define FILE_BUCKETS 4096u
 struct files {
@@ -187,7 +187,7 @@ struct files {
     struct file_job *jobs;
     struct gateway_watch notices;                 /* inotify */
     bool enlarging;                               /* a job asks for huge pages */
-    int64_t over;                                 /* the earliest end of all leases, or before that */
+    int64_t over;                                 /* no lease ends before this time */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
     struct file_piece *delayed;                   /* pieces with requests that wait for a copy at another node */
 };
@@ -201,7 +201,7 @@ bool file_holder_drop(struct file_piece *p, uint32_t node);                     
 void file_holders_free(struct file_piece *p);
 
 /* --- file_cache.c --- */
-/* A handle begins and ends to use a body. */
+/* Call these when a handle begins to use a body, and when it stops. */
 void file_body_opened(struct file_body *b, const struct file_open *o);
 void file_body_closed(struct files *all, struct file_body *b, const struct file_open *o);
 /* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. NULL: no memory. */
@@ -215,7 +215,7 @@ uint32_t file_body_unpin(struct files *all, const char *path, const struct file_
 /* Returns the body with the lowest generation that is at least `from`. NULL: none. */
 struct file_body *file_body_next(struct files *all, uint64_t from);
 struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index);
-/* The node has no copies of the pieces of this body any more (NULL: of no piece). */
+/* The node has no copies of pieces of this body any more. `b` is NULL: it has no copies at all. */
 void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
 /* Makes a piece with memory in the pool. -EAGAIN: no room in the cache now; -ENOMEM. Sets no error text. */
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
@@ -244,12 +244,12 @@ struct gateway_call *file_job_call(struct file_job *job);
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word);
 void file_answer_failed(struct gateway_call *c, int rc, const char *path);
 
-void file_recheck(struct files *all, struct file_body *b); /* compares it with the disk; if it has changed, it becomes stale */
+void file_recheck(struct files *all, struct file_body *b); /* compares the file with the disk; if it has changed, `b` becomes stale */
 
 /* --- file_watch.c --- */
 void file_watch_open(struct files *all);
 void file_watch_close(struct files *all);
-void file_watch(struct files *all, struct file_body *b); /* it has a descriptor */
+void file_watch(struct files *all, struct file_body *b); /* begins to watch the file; b->fd must be open */
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);

@@ -4,8 +4,8 @@
  * piece about once: the second node gets it from the first one, the third one from the second one, and so on. Each copy is given once
  * before any is given twice, so no link carries a piece much more often than others.
  *
- * A holder promises nothing. It may use the memory for something else at any time, and then reports this. So who gets a piece from a holder
- * compares the bytes with the hash that the gateway has sent.
+ * A holder promises nothing. It may use the memory for something else at any time, and then reports this. So an
+ * asker that gets a piece from a holder compares the bytes with the hash that the gateway has sent.
  */
 #include "gateway/file.h"
 

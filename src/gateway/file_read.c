@@ -2,8 +2,8 @@
  *
  * The asker's side of reading: weft_file_read(). Bytes of a file of this host are copied from the gateway's pool, and used only if the
  * lease of their piece has not ended meanwhile. Of a file of another host, pieces that are read whole come through copies in this node's
- * pool (file_slot.c); other bytes are got directly. Nothing is read beyond a call's end, unless the call goes on where the last one ended,
- * or in the piece after it.
+ * pool (file_slot.c); other bytes are got directly. A call reads ahead, beyond the bytes it was asked for, only if the program reads in
+ * order: if the call begins where the previous call ended, or in the next piece.
  */
 #include "gateway/file_handle.h"
 

@@ -4,8 +4,8 @@
  * of a file of another host are read in order, the handle gets them into this node's pool as soon as there is an answer, several at the
  * same time, and before the program asks for them. Such a copy is right if it came from the gateway before the lease ended, or if it has
  * the hash that the gateway has sent. If several hosts read the file, the address may be of a copy at another node; and the handle tells
- * the gateway when it has a copy. If that node does not answer, or the bytes are not right, the handle asks for the gateway's own piece;
- * also if this node has no room for a copy.
+ * the gateway when it has a copy. If that node does not answer, if the bytes are not right, or if this node has no room for a copy, the
+ * handle asks for the gateway's own piece.
  */
 #include "gateway/file_handle.h"
 

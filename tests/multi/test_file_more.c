@@ -389,7 +389,9 @@ static void offers(weft_node *w, void *arg)
         const char *const refused[] = {in_folder("two"), "/etc/passwd", in_folder("../one"), in_folder("./one")};
         for (unsigned i = 0; i < sizeof refused / sizeof refused[0]; i++) {
             CHECK(weft_file_open(w, 0, refused[i], 0, &f, DEFAULT_TIME) == -EPERM && !f);
-            CHECK(strstr(weft_error(), "does not offer this file (weft_file_offer()), and WEFT_FILE_ROOT of that node is -"));
+            CHECK(strstr(
+                weft_error(),
+                "serves only files that its program offers (weft_file_offer()), and only for reading, because its WEFT_FILE_ROOT is -"));
         }
         CHECK(weft_file_open(w, 0, in_folder("one"), WEFT_FILE_WRITE, &f, DEFAULT_TIME) == -EPERM); /* only to read */
         CHECK(weft_file_open(w, 0, in_folder("later"), 0, &f, DEFAULT_TIME) == -ENOENT);
