@@ -4,8 +4,8 @@
  * listens and accepts. The node that uses them is the asker; it opens no socket of its own. A node is a gateway if its WEFT_SERVE names
  * the service `net`.
  *
- * Memory. Each connection has two ring buffers in the asker's pool: one for received bytes, one for bytes to send, by default of 64 KiB
- * each, with datagrams of 128 KiB. At the gateway it takes less than 2 KiB, and the system's own socket buffers. If the transport is not
+ * Memory. Each connection has two ring buffers in the asker's pool: one for received bytes, one for bytes to send. By default each has 64
+ * KiB, or 128 KiB with datagrams. At the gateway it takes less than 2 KiB, and the system's own socket buffers. If the transport is not
  * shm, all connections of a gateway share 64 more buffers of 64 KiB. A gateway has at most 16384 sockets, or fewer if its limit of open
  * files is lower, and resolves at most 1024 names at a time.
  *

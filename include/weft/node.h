@@ -66,9 +66,10 @@ WEFT_API int weft_open(weft_node **out, const weft_config *config);
  * is allowed. Other threads must not use `w` during this call or after it. If the call fails, nothing has changed.
  *
  * A program that uses Thunderbolt devices should always call this. If the program ends in another way, the device may keep the program's
- * protection domain until the host restarts, and has only 11. weft frees the domain at exit(), and at those of the signals SIGTERM,
- * SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. It cannot do so at SIGKILL,
- * _exit(), exec() or a crash. If WEFT_GUARD is set, weft starts a second process, the guard, which frees the domain in these cases.
+ * protection domain until the host restarts, and a device has only 11 of them. weft frees the domain at exit(), and at those of the signals
+ * SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. It cannot do so at
+ * SIGKILL, _exit(), exec() or a crash. If WEFT_GUARD is set, weft starts a second process, the guard, which frees the domain in these
+ * cases.
  * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (weft cannot notice this if a node that was
  * opened later has the same handle); -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft_node *w);
@@ -87,7 +88,7 @@ WEFT_API uint32_t weft_alive_count(const weft_node *w);      /* this node includ
  * (weft_alive() is true for the node). It runs on a thread of weft. It must not wait, and must not close the node. */
 typedef void (*weft_member_fn)(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg);
 
-/* Install such a function, which stays until weft_close(). A node has room for at least 8. The function is not called for earlier changes:
+/* Install a weft_member_fn, which stays until weft_close(). A node has room for at least 8. The function is not called for earlier changes:
  * check with weft_alive() afterwards.
  * Errors: -EINVAL `fn` is NULL; -ENOSPC too many callbacks are installed; -ENOMEM no memory for the callback. */
 WEFT_API int weft_on_change(weft_node *w, weft_member_fn fn, void *arg);

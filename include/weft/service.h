@@ -9,8 +9,8 @@
  * join.
  *
  * Calls whose names end in _start do not wait for the answer. Their op is complete when the work is done (weft_test(), weft_wait()); the
- * caller owns it and keeps it until then. If the server does not answer, the op ends with -ETIMEDOUT after its time-out, and the server
- * cancels the request.
+ * caller owns it and keeps it until then. If the server does not answer, the op ends with -ETIMEDOUT after its time-out, and weft asks the
+ * server to cancel the request.
  *
  * Every request is a record of the form that weft/request.h defines. The calls of this header fill and send records themselves.
  *

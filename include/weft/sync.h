@@ -48,7 +48,7 @@ WEFT_API int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, u
  * true: the data that the lock protects may be half changed. `inherited` may be NULL.
  *
  * With a time-out of 0 the call tries once; if the node that has the word does not answer, this takes up to 50 ms. If that node grants the
- * lock after the time-out, weft gives the lock back, or this node's next weft_lock() gets it.
+ * lock after the time-out, weft releases the lock, or this node's next weft_lock() gets it.
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ETIMEDOUT this node did not get the lock before the
  * deadline; -ECONNRESET the word's node is gone, and the lock with it; -ENETDOWN no route to that node (tb); -ENOBUFS 1024 requests of
  * this node wait there; -ENOMEM no memory for one more waiter, here or there; -EDEADLK called from a handler. */

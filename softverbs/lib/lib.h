@@ -224,8 +224,8 @@ void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t ge
 /* Send events of a queue pair (`types`: bits) with one write, so that a killed process has sent all or none. The program reads each of
  * SV_ONCE_EVENTS at most once in a connection, however often it is sent. */
 void sv_async_qp(uint32_t qp, uint32_t types);
-/* As sv_async_qp(), for a queue pair of this process and one event of SV_ONCE_EVENTS. It is not sent if the program has read it already; it
- * replaces an unread one. */
+/* As sv_async_qp(), for a queue pair of this process and one event of SV_ONCE_EVENTS. The event is not sent if the program has read one of
+ * this type already; it replaces an unread one. */
 void sv_async_own(uint32_t qp, enum ibv_event_type);
 /* Bits 1 << enum ibv_event_type. */
 enum {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * base: errors, logging, time, memory, sockets and parsing, on Linux and macOS. Nothing here depends on other rooms.
+ * base: errors, logging, time, memory, sockets and parsing, on Linux and macOS. Nothing here depends on other folders of src/.
  */
 #ifndef WEFT_BASE_H
 #define WEFT_BASE_H
@@ -41,8 +41,8 @@ static inline uint64_t base_round_up(uint64_t n, uint64_t to)
  * code. Callers return the code unchanged. base_context() adds words in front of the stored text. */
 int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
-/* Remedies for the end of an error text. Their causes, in this order: there is no memory; no thread or process can be started; no
- * descriptor can be made; weft is in a state that should be impossible. */
+/* Remedies for the end of an error text. MEMORY: there is no memory. THREAD: no thread or process can be started. FILES: no descriptor can
+ * be made. BUG: weft is in a state that should be impossible. */
 #define BASE_MEMORY_HINT "; end other programs, or raise the limit on memory (ulimit -v)"
 #define BASE_THREAD_HINT "; this user may have too many processes and threads (ulimit -u)"
 #define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
@@ -80,9 +80,9 @@ static inline void base_wipe(void *at, size_t bytes)
 }
 
 /* --- numbers of errors (errno.c) ---
- * A status (0 or a negative errno) that goes to another node or to a kernel has Linux's numbers: base_status_out() and base_status_in()
- * change this system's numbers into these and back. Other values than negative ones are not changed; a number that the other side does not
- * have becomes EIO. */
+ * A status (0 or a negative errno) that goes to another node or to a GPU's kernel has Linux's number. base_status_out() changes this
+ * system's number into Linux's, and base_status_in() does the opposite. They do not change other values than negative ones; a number that
+ * the other side does not have becomes EIO. */
 struct base_errno {
     int linux_number, own;
 };

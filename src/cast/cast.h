@@ -253,7 +253,7 @@ struct cast_relay {
     bool busy[CAST_SLOTS];
     pthread_mutex_t lock;
     pthread_cond_t moved;        /* signalled when `put` changes */
-    _Atomic uint64_t put, given; /* blocks that were put; blocks whose slots the caller has given back */
+    _Atomic uint64_t put, given; /* number of blocks that were put to the next node; number of blocks whose slots the caller has freed */
     _Atomic bool stop, broken;   /* broken: a block was damaged or could not be put, so the round must be given up */
 };
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* the value of a word in this node's own pool */

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A variable for a node on another machine: how many GPUs it gets, and its index among the nodes of that machine, as in "1:0". */
+/* An environment variable for a node on another machine: how many GPUs it gets, and its index among the nodes there, as in "1:0". */
 #define GPUS_ASKED   "WEFT_GPUS="
 #define GPUS_VISIBLE "CUDA_VISIBLE_DEVICES="
 #define GPUS_ROOM    512

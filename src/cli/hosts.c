@@ -91,7 +91,7 @@ static int hosts_tell(struct hosts *r, const struct launch *l, const char *name,
     return 0;
 }
 
-/* The variable of a setting in the hostfile. */
+/* The name of the environment variable for a setting of the hostfile. */
 static void variable_of(const struct cluster_pair *setting, char *name, size_t len)
 {
     size_t n = (size_t)snprintf(name, len, "WEFT_");
@@ -259,7 +259,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
 
 /* --- a standing cluster --- */
 
-/* Put the cluster's settings into this environment, for all nodes. Variables that are set already have precedence. */
+/* Put the cluster's settings into this environment, for all nodes. Environment variables that are set already keep their values. */
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *h)
 {
     const char *key;

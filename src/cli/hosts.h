@@ -16,8 +16,8 @@ struct hosts {
     const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL:
                              hosts_apply_cluster() chooses */
     char **hosts;         /* [nodes] names of hosts, for struct launch.ssh */
-    struct hosts_named {  /* [nodes] what users call the node: its host, and the number of the standing node that starts it or its own */
-        char *host;       /* NULL: it has no name */
+    struct hosts_named { /* [nodes] what users call a node: its host and a number, that of the standing node that starts it, else its own */
+        char *host;      /* NULL: it has no name */
         uint32_t number;
     } * named;     /* NULL: all have only their own numbers */
     bool emulated; /* hosts_apply_cluster(): the cluster has emulated hosts */

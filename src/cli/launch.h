@@ -32,7 +32,7 @@ struct launch {
     const char *sub; /* the subcommand, for messages: "run" for "weft run: " */
     uint32_t nodes;
     char **argv;   /* the program (looked up in PATH) and its arguments */
-    char **others; /* program and arguments of all nodes except the first; NULL: the same */
+    char **others; /* program and arguments of all nodes except the first; NULL: `argv` is for all nodes */
     /* The first node leads: its exit status is the launch's, and when it ends the launch ends. If another node fails before that, the
      * launcher sends LAUNCH_TOLD to the first node, which starts with that signal blocked. */
     bool lead;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The control socket's server. Its threads take turns: one waits for the next connection, and serves it itself, so that no thread has to be
- * woken or made for it; before that it passes the turn on. If it was asked for, there is also a page for Prometheus over HTTP, for one
- * reader at a time.
+ * The control socket's server. Its threads take turns. The thread whose turn it is waits for the next connection, passes the turn on, and
+ * serves the connection itself. So no thread has to be woken or made for a connection. If the user has asked for it, there is also a page
+ * for Prometheus over HTTP, for one reader at a time.
  */
 #include <fcntl.h>
 #include <poll.h>

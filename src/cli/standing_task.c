@@ -4,8 +4,8 @@
  * input. It is woken when there is news about a process (gateway_process_notice()).
  *
  * A task is done when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the
- * output open. So the output is no longer read LATE_NS after the end of the task's process. The time in which the command does not take
- * what was sent does not count, because then there is output of the process itself that waits: at most LATE_BYTES, its ring and its pipe.
+ * output open. So the output is no longer read LATE_NS after the end of the task's process. The time in which the command does not read
+ * does not count: then output of the task's process itself may still wait, in its ring and its pipe (at most LATE_BYTES).
  */
 #include <signal.h>
 #include <stdlib.h>

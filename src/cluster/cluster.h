@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines it with the other rooms.
+ * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines it with the other directories of src.
  */
 #ifndef WEFT_CLUSTER_H
 #define WEFT_CLUSTER_H
@@ -61,7 +61,7 @@ struct cluster_settings {
     char net_rules[1024]; /* which addresses this node connects to for other nodes, if it offers the service `net` */
     uint32_t names;       /* how many names one asker may publish at this node; 0: up to three quarters of what the node can have */
     uint32_t net_sockets; /* how many sockets one asker may have at this node; 0: up to three quarters of what the node can have */
-    char file_root[1024]; /* the service `file` serves the files below this folder; "": all files */
+    char file_root[1024]; /* the service `file` serves the files below this directory; "": all files */
     uint64_t file_cache;  /* how many bytes of the pool may hold cached files; 0: a quarter of the pool */
     uint8_t *secret;      /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;

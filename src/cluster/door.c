@@ -56,7 +56,7 @@ struct door {
     uint32_t number;
     struct grow_ask ask;
     int64_t next_at, until; /* when to try again; when to give up */
-    bool connected, failed; /* the newcomer has connected to all members; it cannot join */
+    bool connected, failed; /* the newcomer has connected to all members; the newcomer cannot join */
     struct wire_news news;
     size_t news_got;
 };
@@ -412,8 +412,8 @@ static void visitor_next(struct door *d, int64_t now)
 
 /* --- the thread --- */
 
-/* When to try again to listen. Trying a socket's file means to connect to the node that listens there. All nodes of this host do that. So
- * each of them tries less often the more nodes there are, and at a random time. */
+/* When to try again to listen. At a socket file, each try is a connection to the node that listens there, and all nodes of this host try.
+ * So each of them tries less often the more nodes there are, and at a random time. */
 static int64_t door_listen_later(struct grow *g, int64_t now)
 {
     struct weft_node *w = g->w;

@@ -383,7 +383,8 @@ static int pairs_check(struct join *j, uint32_t i)
     return 0;
 }
 
-/* Before the first pair connects: a peer that has connected to all its nodes expects heartbeats, even while this node still connects. */
+/* Starts the heartbeats, before the first pair connects: a peer that has connected to all nodes expects heartbeats from this node, even
+ * while this node still connects to others. */
 static int pairs_pulse_start(struct join *j)
 {
     struct weft_node *w = j->w;

@@ -1,5 +1,7 @@
-/* SPDX-License-Identifier: MIT * Calls libpmix, which is loaded at run time. MPI may use the same library in this process: PMIx_Init() and
- * PMIx_Finalize() count their callers.
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls libpmix, which is loaded at run time. MPI may use the same library in this process: PMIx_Init() and PMIx_Finalize() count their
+ * callers.
  *
  * Some calls of PMIx wait for the launcher without a limit. So a thread makes each call. If the deadline passes first, the caller abandons
  * the thread, which closes the connection if its call ever returns.
@@ -283,7 +285,8 @@ static pmix_status_t launcher_number(const struct launcher *p, const char *key, 
 
 /* --- the calls --- */
 
-/* On a thread of PMIx. A launcher that ends sends its processes SIGTERM. If it is killed it cannot, so the process sends it to itself. */
+/* PMIx calls this on a thread of its own when the launcher is gone. A launcher that ends normally sends SIGTERM to its processes. One that
+ * was killed could not, so this process sends SIGTERM to itself. */
 static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
                           pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t next, void *cookie)
 {
@@ -346,8 +349,8 @@ static int say_who_is_missing(const struct launcher *p)
                      missing == 1 ? "" : "s", text, p->size, missing == 1 ? "is" : "are");
 }
 
-/* Waits in a fence for all processes of the job. If the fence succeeds only in part, an earlier program of a rank has disconnected
- * meanwhile: the next fence waits for the rank's new program. */
+/* Waits in a fence for all processes of the job. If the fence succeeds only in part, an earlier program of some rank has disconnected
+ * meanwhile. Then this function makes another fence, which waits for the new program of that rank. */
 static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 {
     pmix_proc_t everyone = p->me;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs the functions of the program and of other rooms: message handlers and hooks. While one of them runs, its thread must not wait. They
+ * Runs message handlers and hooks: functions of the program and of the rest of weft. While one of them runs, its thread must not wait. They
  * run on whichever thread makes progress: one that waits, or the progress thread (progress.c).
  */
 #include "fabric/fabric.h"

@@ -9,9 +9,9 @@
  *   'd' ...      a descriptor, which comes with these bytes (Unix sockets only), and eight bytes that say what it is for
  *
  * Only the progress threads send messages, and they never wait: what the socket does not accept is kept, and nothing else is sent before
- * it. Wake-ups and heartbeats may be dropped if the socket is full: then the peer has plenty of bytes to read, which do the same. The
- * goodbye is not dropped: a node that leaves waits for room for it, for a while, because without it the node would count as dead. A
- * descriptor is sent whole or not at all.
+ * it. Wake-ups and heartbeats may be dropped if the socket is full: then the peer has plenty of other bytes to read, and reading them has
+ * the same effect. The goodbye is not dropped: a node that leaves waits for room for it, for a while, because without it the node would
+ * count as dead. A descriptor is sent whole or not at all.
  */
 #include "fabric/fabric.h"
 

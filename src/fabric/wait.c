@@ -50,7 +50,7 @@ static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64
     return now;
 }
 
-/* See struct fab_arenas. */
+/* Whether a GPU is copying for this node (struct fab_arenas). */
 static bool copying(struct weft_node *w)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && w->arenas->copying(w);

@@ -69,8 +69,8 @@ static inline uint64_t file_hash(const void *bytes, size_t len)
 /* --- file_path.c --- */
 struct file_offers;
 struct file_root {
-    int fd;     /* the folder's descriptor; -1: WEFT_FILE_ROOT is not set */
-    char *path; /* the folder's path, as it was set; "-": only offered files can be opened */
+    int fd;     /* descriptor of the directory WEFT_FILE_ROOT; -1: WEFT_FILE_ROOT is not set */
+    char *path; /* the directory's path, as it was set; "-": only offered files can be opened */
     struct file_offers *offers;
 };
 /* Takes ownership of `offers`, also if it fails. */
@@ -103,10 +103,10 @@ struct file_job {
     bool outside;
     struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the one that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory, and its offset there; NULL: no pool */
-    uint64_t place;
-    uint64_t offset, bytes; /* the range to read or write; after WRITE, `bytes` is how many were written */
-    bool hashes;            /* READ: also make the hash */
+    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory; NULL: it is in no pool */
+    uint64_t place;          /* offset of the memory in the pool */
+    uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
+    bool hashes;             /* READ: also make the hash */
     uint64_t hash;
     char path[WEFT_FILE_PATH_MAX + 1];
 };
@@ -265,7 +265,7 @@ void file_begin_drop(struct files *all, struct gateway_call *c);
 void file_begin_write(struct files *all, struct file_open *o, struct gateway_call *c);
 void file_begin_sync(struct files *all, struct file_open *o, struct gateway_call *c);
 
-/* --- file_handle.c: for all askers. Both do not wait --- */
+/* --- file_handle.c: for all files of the asker's side. Neither function waits --- */
 void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* ends a lease */
 void file_post_close(struct gateway *g, uint32_t node, uint64_t there);  /* closes the file that has the number `there` at the gateway */
 
@@ -286,7 +286,8 @@ enum file_kind {
     FILE_PIN,    /* handle */
     FILE_UNPIN,  /* data: the path. -ENOENT: no file with this path is pinned */
     FILE_CLOSE,  /* handle */
-    /* arg[0]: 0, or word 0 of the previous answer. Answer: word 0: 0 if this file is the last one; payload: weft_file_cached */
+    /* Lists the files in the cache, one in each answer. arg[0]: 0, or word 0 of the previous answer. Answer: word 0: 0 if this file is the
+     * last one; payload: weft_file_cached */
     FILE_LIST,
     FILE_CACHE, /* Answer: payload: weft_file_cache */
     FILE_HOLD,  /* ends the lease arg[0]; arg[1]: the address of a copy of its piece in the asker's pool */

@@ -82,10 +82,10 @@ struct weft_file {
 };
 
 /* --- file_keep.c --- */
-/* Takes memory for a copy of a piece of a file of `node`: new memory, or that of the copy that was taken first and that nobody uses.
+/* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses.
  * `bytes`: the size, if the copy is for a view, to which the limit does not apply; 0: it is not for a view. NULL: there is none. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
-/* The copy is right. Tells the gateway, and ends the lease. */
+/* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. */
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
 /* A handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */

@@ -22,7 +22,7 @@ static bool kept_free(struct gateway *g, const struct file_kept *k)
     return !k->uses && weft_test(g->w, (weft_op *)(uintptr_t)&k->op) != -EINPROGRESS; /* a get that nobody waits for may still write */
 }
 
-/* Takes the oldest one that nobody uses, and that has room for a whole piece, out of the list. With the lock held. */
+/* Takes the oldest copy that nobody uses, and that has room for a whole piece, out of the list. With the lock held. */
 static struct file_kept *kept_take(struct gateway *g)
 {
     for (struct file_kept **at = &g->file_keeps->first, *k; (k = *at); at = &k->next)
@@ -147,7 +147,7 @@ void file_keeps_closed(struct gateway *g)
     base_spin_unlock(&g->lock);
 }
 
-/* Takes all that can be freed out of the list. With the lock held. */
+/* Takes all copies that can be freed out of the list. With the lock held. */
 static struct file_kept *keeps_take(struct gateway *g)
 {
     struct file_keeps *all = g->file_keeps;

@@ -119,7 +119,7 @@ static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags,
         int64_t left = deadline - base_now_ns();
         struct gateway_question q = {.record = &r, .late = mapped_late, .post = true};
         rc = gateway_ask_wait(f->g, &q, left > 0 ? left : 0, result, NULL, NULL);
-    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so give them back first */
+    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped: try again without them */
     if (rc || file_lease_fits(result, f->node, bytes, flags & FILE_KEEPS && !(flags & FILE_HERE)))
         return rc;
     file_post_return(f->g, f->node, result->word[2]);

@@ -288,6 +288,6 @@ void file_slots_expire(weft_file *f)
         int state = file_slot_state(&f->slot[i]);
         if (state == SLOT_GETS || state == SLOT_HELD)
             file_slot_free(f, &f->slot[i]);
-        f->slot[i].until = INT64_MIN; /* given back with the next request, whose answer is -ESTALE */
+        f->slot[i].until = INT64_MIN; /* the next request ends this lease; its answer is -ESTALE */
     }
 }

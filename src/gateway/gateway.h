@@ -74,7 +74,7 @@ void gateway_table_remove(struct gateway_table *t, uint64_t id);
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
 void gateway_table_free(struct gateway_table *t);
 
-/* --- watch.c: all calls come from one thread, or from one that has taken its turn --- */
+/* --- watch.c: all calls come from one thread, or from a thread that works in its place (gateway_watches_try()) --- */
 enum { GATEWAY_READABLE = 1, GATEWAY_WRITABLE = 2 };
 struct gateway_watch {
     int fd; /* -1: not watched */
@@ -108,8 +108,8 @@ struct gateway_turn {
     void (*wake)(struct gateway_turn *t); /* wakes the thread; with or without gateway.lock */
     void *arg;
 };
-/* The thread has something to do. Arranges that this thread calls run() after the message that it handles, or calls wake() now. With
- * gateway.lock held. */
+/* Call it when the thread that waits has something to do. If the calling thread handles a message and may work in its place, it will call
+ * run() after the message; otherwise this calls wake() now. With gateway.lock held. */
 void gateway_turn(struct gateway_turn *t);
 /* When this returns, run() is not running, and earlier calls of gateway_turn() will not lead to it any more. Waits; must not be called from
  * a handler. */
@@ -154,7 +154,7 @@ struct gateway_works_how {
     /* frees a job whose done() will not be called, because it was left or the threads were closed. Runs on any thread */
     void (*drop)(struct gateway_work *job);
 };
-/* `watches`: whose thread calls done(); NULL: the thread that ran the job calls it. */
+/* `watches`: the thread that waits for them calls done(); NULL: the thread that ran the job calls it. */
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
 /* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
@@ -494,7 +494,7 @@ struct gateway {
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
     uint32_t net_sockets;     /* sockets that one other node may have here; 0: its share, see gateway_share_allows() */
     uint32_t names;           /* names that one node may publish here; 0: its share, see gateway_share_allows() */
-    /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
+    /* WEFT_FILE_ROOT: only files below this directory are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */

@@ -354,8 +354,8 @@ int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t d
     return rc;
 }
 
-/* The deadline of a wait for a process: if neither the call has a time-out nor WEFT_DEADLINE is set, the wait lasts as long as the server
- * is alive. */
+/* The deadline of a wait for a process. If the call has no time-out and WEFT_DEADLINE is not set, the wait lasts as long as the server is
+ * alive. */
 int64_t handle_until(const struct weft_process *p, int64_t timeout_ns)
 {
     return timeout_ns < 0 && !p->g->w->options.bounded ? INT64_MAX : fab_timeout(p->g->w, timeout_ns);

@@ -24,7 +24,7 @@ static void socket_over(struct weft_socket *s, int error)
     socket_notify(s);
 }
 
-/* The gateway no longer uses the rings. */
+/* Call it when the gateway no longer uses the rings. */
 static void socket_unserved(struct weft_socket *s)
 {
     if (!s->served)

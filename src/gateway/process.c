@@ -35,9 +35,8 @@ struct processes {
 
 /* --- opening --- */
 
-/* Whether a variable is one that started programs must not inherit: one that describes this node, because a weft program would join as this
- * node; or the secret.
- */
+/* Whether programs that this node starts must not inherit this environment variable: it is the secret, or it describes this node, so that a
+ * weft program that had it would join as this node. */
 static bool is_ours(const char *variable)
 {
     static const char *const own[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_SERVE=", "WEFT_GROW=", "WEFT_JOIN="};

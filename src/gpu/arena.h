@@ -270,8 +270,8 @@ struct arena_job {
     enum job_kind kind;
     uint32_t node;
     uint64_t number;
-    weft_gaddr far;
-    uint8_t *near;
+    weft_gaddr far; /* the far end: the operation's address, at `node` */
+    uint8_t *near;  /* the near end: the caller's local memory */
     uint64_t length, begun;
     struct gpu_arena *near_arena, *far_arena; /* NULL: the memory is in a pool; for the far arena also: not mapped here */
     uint8_t *far_at;                          /* address of the far memory in this process; NULL: not mapped here */

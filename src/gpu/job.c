@@ -238,7 +238,7 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
         .b = p->word ? j->b : 0,
         .atomic = p->word ? j->atomic : 0,
     };
-    if (p->word && j->length && fab_alive(c->w, j->node)) /* after the data of a signal */
+    if (p->word && j->length && fab_alive(c->w, j->node)) /* the atomic of a signal comes after its data */
         c->w->links[j->node].transport->fence(c->w, &c->w->links[j->node]);
     uint32_t expected = PIECE_ANSWER;
     go_to(p, PIECE_ANSWER); /* before the send, because the answer may come at once */

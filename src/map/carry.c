@@ -87,7 +87,7 @@ static void on_ask(weft_node *w, uint32_t from, const void *header, size_t heade
     if (taken)
         return;
     free(a);
-    if (!drop) /* without this, the space is freed at the end of the job */
+    if (!drop) /* MAP_ASK_DROP needs no answer: without it, the space is freed at the end of the job */
         weft_put_signal(w, ask.to, NULL, 0, ask.word, answer_of(-ENOMEM), NULL);
 }
 

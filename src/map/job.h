@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the files of this room. Its words:
+ * Shared by the files of this folder. Their words:
  *
  *   owner     node 0 of the job, which cuts the input and prints the output
+ *   home      the node that has an input's file; in home.c the owner, because outputs are brought there
  *   apart     a node is apart if it is on another host than the owner: the two share only the fabric
  *   board     memory that the nodes of a host share: which commands run, whether the job is stopped or ends
  *   order     the description of the job, which the owner sends to nodes that are apart
@@ -205,7 +206,7 @@ struct map_telling { /* the node's side: the copy that the node sends */
 void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Tells whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
+/* Tells whether the owner waits for an answer from the node, and that answer may be lost. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -392,7 +393,7 @@ int map_gpu_open(struct map_job *job); /* call it after the node has joined; doe
 void map_gpu_close(struct map_job *job);
 /* Run the kernel on a piece, whose bytes start at `offset` of their input. False: the piece is to be run on the processor. */
 bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);
-void map_gpu_leave(struct map_slot *slot); /* give its buffers back */
+void map_gpu_leave(struct map_slot *slot); /* free the slot's buffers on the GPU */
 void map_gpu_report(struct map_job *job);  /* owner only: say which nodes do without their GPU */
 
 /* --- emit.c: the output --- */
@@ -458,7 +459,7 @@ struct map_job {
     struct map_command command;
     const weft_kernel *kernel;
     const char *kernel_arg;
-    uint32_t gpus;         /* of this machine that run kernels, counted by the owner; 0: none is needed */
+    uint32_t gpus;         /* GPUs of this machine that run kernels, as the owner has counted them; 0: the job needs none */
     struct gpu_spans *gpu; /* the GPU of this node; NULL: none */
     struct map_scratch spill, spool;
     struct map_board *board;

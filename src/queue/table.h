@@ -3,8 +3,8 @@
  * table: what this node has submitted to one queue and not reaped yet. Private memory: no other node can write it.
  *
  * A task's id is its entry's index and generation, so that an id is found without a search and an outdated id is recognised. An entry is
- * OUT in some home's shard, PENDING (its home died; it waits for another), or COMPLETE. The first completion of an OUT or PENDING entry
- * counts, any other is a duplicate.
+ * OUT (its task is in the shard of some node, its home), PENDING (the home died, and the task waits for another one), or COMPLETE. The
+ * first completion of an OUT or PENDING entry counts, any other is a duplicate.
  *
  * The caller of every function here, except table_init() and table_clear(), holds `lock`, and does not wait meanwhile.
  */

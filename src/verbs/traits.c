@@ -6,7 +6,7 @@
 
 #include "verbs/verbs.h"
 
-enum { THUNDERBOLT = 100 }; /* transport_type, in no header */
+enum { THUNDERBOLT = 100 }; /* the value of transport_type; no header defines it */
 
 #define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
 

@@ -47,8 +47,8 @@ void *rc_take_stage(struct rc_link *l, bool frame)
     return s;
 }
 
-/* A request without a completion gives its stage back only with the next completion on the same link, which may be much later. So when
-   fewer than half of the stages are free, each request that takes one asks for a completion. */
+/* The stage of a request without a completion becomes free only with the next completion on the same link, which may come much later. So
+   when fewer than half of the stages are free, each request that takes one asks for a completion. */
 bool rc_stages_scarce(const struct rc *rc, bool frame)
 {
     return stages_left(rc, frame) < (frame ? RC_TX_FRAMES : RC_STAGES) / 2;

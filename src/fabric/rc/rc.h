@@ -23,6 +23,7 @@
  *
  * Words of this transport:
  *
+ *   home   the node in whose pool an operation reads or writes
  *   work   an operation that could not be posted at once, or that is posted in several pieces (struct rc_work)
  *   ask    an operation that is sent to the home node, whose processor carries it out and answers (struct rc_ask)
  *   lane   one of two sequences of frames, each in order and with credits of its own (enum rc_lane); it is no lane of tb
@@ -293,7 +294,7 @@ struct rc {
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
     _Atomic uint32_t left[2]; /* lengths of the two free lists; written under the lock */
-    bool refused[2];          /* for stages and for frames: a link found none, and none has been given back since */
+    bool refused[2];          /* for stages and for frames: a link found none, and none has become free since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
     uint32_t peers, peers_max; /* peers that have had a queue pair and live; peers that the completion queue has room for */

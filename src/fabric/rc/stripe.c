@@ -125,7 +125,8 @@ static bool behind_fence(struct rc_link *l, struct rc_work *k)
 {
     if (BASE_LIKELY(k->fences == l->fence_proved))
         return true;
-    if (!k->proof.set || k->proof.generation != l->generation) { /* requests of a broken queue pair have been posted again by now */
+    /* No proof was begun yet, or the queue pair was replaced since, and its requests have been posted again by now. */
+    if (!k->proof.set || k->proof.generation != l->generation) {
         k->proof.set = true;
         k->proof.generation = l->generation;
         k->proof.change = l->last_change;

@@ -86,7 +86,7 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
     int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->options.liveness_ns;
     qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* short, because the other rails carry on */
     r->tracks++;
-    base_spin_lock(&l->rc->receiving); /* completions are handled under it, and compare the generation */
+    base_spin_lock(&l->rc->receiving); /* completions are handled under this lock, and their handling reads the generation */
     base_spin_lock(&l->lock);
     t->qp = qp;
     t->generation = generation;

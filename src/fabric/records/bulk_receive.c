@@ -258,7 +258,7 @@ void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
         b->counts.repairs++;
         l->patience = 2 * l->patience > PATIENCE_MOST ? PATIENCE_MOST : 2 * l->patience;
     }
-    /* The sender's queue is empty. What is still on the wire gets time to arrive. */
+    /* Wait until the sender's queue is empty, and then a little longer, so that what is still on the wire can arrive. */
     if (!l->quiet || (l->in_landed != l->in_next && now - l->last < l->rest))
         return;
     if (l->in_landed == l->in_next) {
