@@ -214,6 +214,11 @@ int base_socketpair(int fd[2]);
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
+/* The same, but -EAGAIN in place of waiting until the socket has room. */
+int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
+/* recv() without waiting. `*passed`: a descriptor that came with these bytes; -1: none. The kernel returns the bytes with which one was
+ * sent as the last ones. */
+ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 /* A place: a non-blocking listening socket with a random abstract name, which contains `kind`. Processes of the same user and host connect
  * to it to send descriptors. The functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user. -ENOTSUP:
  * the system has no abstract names. None of them calls base_fail(). */

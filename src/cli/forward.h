@@ -6,7 +6,8 @@
  *
  *   proxy.c, publish.c       the commands; forward_command.c: their common part
  *   standing_forward.c       the control node: makes forwards, lists them for `weft status`, and ends them
- *   proxy_serve.c, proxy_udp.c, proxy_talk.c   serves the clients of a proxy, their datagrams, and their requests
+ *   proxy_serve.c, proxy_move.c, proxy_udp.c, proxy_talk.c   serves the clients of a proxy: their requests, bytes and datagrams
+ *   forward_direct.c         moves the bytes of a connection without the gateway, which has lent the socket
  *   publish_serve.c          serves a published port; forward_loop.c: the wait of both kinds
  */
 #ifndef WEFT_CLI_FORWARD_H

@@ -124,6 +124,18 @@ void fab_run_joined(struct weft_node *w, uint32_t node)
     handler_depth--;
 }
 
+bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd)
+{
+    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
+    bool taken = false;
+    handler_depth++;
+    for (uint32_t i = 0; i < n && !taken; i++)
+        if (w->hooks[i].given)
+            taken = w->hooks[i].given(w, node, what, fd, w->hooks[i].arg);
+    handler_depth--;
+    return taken;
+}
+
 int64_t fab_run_ticks(struct weft_node *w)
 {
     int64_t now = base_now_ns(), next = INT64_MAX;

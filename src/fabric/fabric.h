@@ -208,6 +208,10 @@ struct fab_hook {
     /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
        again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
+    /* On the progress thread: node `node`, of this host, has sent a descriptor with fab_side_give(). -1: this process has too many open
+       files for it. Whether `what` and the descriptor are right must be checked. True: the layer closes the descriptor. NULL: takes none.
+     */
+    bool (*given)(struct weft_node *w, uint32_t node, uint64_t what, int fd, void *arg);
     void (*close)(struct weft_node *w, void *arg); /* called when no thread of weft runs any more: frees what the layer has */
     /* Called last, when the links are closed: frees memory to which operations under way could write until then, such as their ops. */
     void (*free)(struct weft_node *w, void *arg);
@@ -364,7 +368,8 @@ bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *he
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
-int64_t fab_run_ticks(struct weft_node *w); /* returns after how many ns to call this again */
+bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd); /* false: no layer has taken the descriptor */
+int64_t fab_run_ticks(struct weft_node *w);                                    /* returns after how many ns to call this again */
 
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with base_fail(). */
@@ -452,7 +457,11 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
 /* Sends a message to the same transport at the peer, in order. Only on the progress thread. -ENOBUFS: the peer has not read the earlier
    ones. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
-bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: the socket is full and the byte was dropped */
+bool fab_side_byte(struct fab_link *l, char byte); /* any thread; false: the socket is full and the byte was dropped */
+/* Sends a copy of a descriptor to a node of this host, whose hook given() gets it. Any thread; never waits. -EAGAIN: there is no room now.
+ */
+int fab_side_give(struct fab_link *l, uint64_t what, int fd);
+void fab_side_free(struct fab_link *l);                      /* frees the buffers, and what they hold */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
 /* Whether bytes wait to be sent. fab_side_read() sends them, too: call it also when the socket is writable. */
 bool fab_side_pending(struct fab_link *l);

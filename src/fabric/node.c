@@ -209,7 +209,7 @@ void fab_destroy(struct weft_node *w)
             close(l->side_fd);
         if (l->pid_fd >= 0)
             close(l->pid_fd);
-        free(l->side);
+        fab_side_free(l);
         free(l->gone_why);
     }
     for (const struct fab_transport **t = w->transports; *t; t++)

@@ -21,11 +21,11 @@
  *   run.c       process service: input and output of one process
  *   process.c   process service: starts and ends processes
  *   name.c      name service
- *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_open.c, net.c   net service (net.h)
+ *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_lend.c, net_open.c, net.c   net service (net.h)
  *   handle.c    asker's side of the process service (handle_signal.c: signals; handle_bytes.c: input and output; handle_record.c: requests
  *               by record)
  *   names.c     asker's side of the name service
- *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
+ *   net_handle.c, net_datagrams.c, net_bytes.c, net_borrow.c   asker's side of the net service
  *   file_path.c, file_disk.c, file_holder.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service
  *               (file.h)
  *   file_keep.c, file_handle.c, file_slot.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
@@ -54,6 +54,7 @@
 
 struct gateway;
 struct gateway_server;
+struct weft_socket;
 
 /* --- table.c: called with gateway.lock held --- */
 struct gateway_slot {
@@ -449,6 +450,15 @@ void gateway_handles_free(struct gateway *g);
 void gateway_sockets_gone(struct gateway *g, uint32_t node);
 void gateway_sockets_tick(struct gateway *g);
 void gateway_sockets_free(struct gateway *g);
+
+/* net_borrow.c. Without the lock; set no weft_error() text. borrow: asks the gateway to lend the socket of an open connection. Until the
+ * socket is lent, send nothing. notify() tells when to ask gateway_net_borrowed(): -EINPROGRESS: not yet; a descriptor: the caller reads
+ * and writes it, without waiting (MSG_DONTWAIT), after it has taken what weft_net_received() still has; an error: the connection is as it
+ * was before. return: the caller has closed the descriptor, and uses weft_net_put() and the like again. */
+int gateway_net_borrow(struct weft_socket *s);
+int gateway_net_borrowed(struct weft_socket *s);
+int gateway_net_return(struct weft_socket *s);
+bool gateway_socket_given(struct gateway *g, uint32_t node, uint64_t what, int fd); /* false: the caller closes `fd` */
 
 /* --- services.c --- */
 extern const struct gateway_service *const gateway_services[];
