@@ -11,6 +11,9 @@
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
 #define FILE_AHEAD_FAR    8u /* the same for a file of another host, from where pieces take longer */
+#define FILE_AHEAD_FIRST  1u /* before the first piece has come */
+#define FILE_AHEAD_SLOW   2u /* if a piece takes FILE_SLOW_NS or longer */
+#define FILE_SLOW_NS      WEFT_SECOND
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
 #define FILE_HOLDER_TIMES 5 /* who gets a piece from a holder waits so many times gateway.file_patience at least */
 #define FILE_AWAY_PART    4 /* a program that does something else for this part of gateway.file_patience between its reads is away */

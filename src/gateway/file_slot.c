@@ -50,9 +50,13 @@ static struct file_slot *slot_of(weft_file *f, uint64_t index)
     return NULL;
 }
 
+/* How many pieces are read ahead. As long as it is not known how fast they come, and over a slow link, they are few: they share the link, so
+ * the first of them would come late. */
 static uint64_t ahead_of(const weft_file *f)
 {
-    return f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES;
+    if (!f->far)
+        return FILE_AHEAD_PIECES;
+    return !f->pace.came ? FILE_AHEAD_FIRST : f->pace.took >= FILE_SLOW_NS ? FILE_AHEAD_SLOW : FILE_AHEAD_FAR;
 }
 
 /* Whether the piece that the answer has named is probably still there. A request may wait at the gateway for longer than a lease lasts; if
@@ -81,7 +85,7 @@ static struct file_slot *slot_take(weft_file *f, uint64_t from, uint64_t index, 
         int state = file_slot_state(s);
         /* The caller will copy the piece `from`, and will then check its lease. */
         bool read = s->index == from && index != from && state == SLOT_READY;
-        if (s->index - from <= ahead_of(f) && (read || slot_is_current(s, state)))
+        if (s->index - from <= (f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES) && (read || slot_is_current(s, state)))
             continue;
         if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway still makes a lease, that expires */
             s->lease = 0;
