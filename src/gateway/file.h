@@ -41,6 +41,7 @@
 #define FILE_LEASE_NS    (5 * WEFT_SECOND)
 #define FILE_COPY_NS     (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
 #define FILE_CHECK_NS    WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
+#define FILE_PACE_TIMES  4   /* a piece that takes so many times as long as others have taken does not come */
 #define FILE_PATIENCE_MAX (60 * WEFT_SECOND)
 #define FILE_GETS_MAX    10 /* pieces that an asker gets at the same time */
 #define FILE_HOLDERS_MAX 32u             /* copies of a piece that the gateway remembers */

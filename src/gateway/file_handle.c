@@ -197,6 +197,7 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     f->g = gateway_in(w);
     f->node = node;
     f->flags = flags;
+    f->ahead = 1;
     f->last = f->mapped = f->ends = UINT64_MAX;
     f->far = !weft_ptr(w, weft_gaddr_make(node, 0, w->heap_offset), 1);
     pthread_mutex_init(&f->maps, NULL);

@@ -10,9 +10,7 @@
 #include "gateway/file.h"
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
-#define FILE_AHEAD_FAR    8u /* the same for a file of another host, from where pieces take longer */
-#define FILE_AHEAD_FIRST  1u /* before the first piece has come */
-#define FILE_AHEAD_SLOW   2u /* if a piece takes FILE_SLOW_NS or longer */
+#define FILE_AHEAD_FAR    8u /* the same for a file of another host: first 1, at last so many, and fewer if pieces take FILE_SLOW_NS */
 #define FILE_SLOW_NS      WEFT_SECOND
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
 #define FILE_HOLDER_TIMES 5 /* who gets a piece from a holder waits so many times gateway.file_patience at least */
@@ -70,6 +68,7 @@ struct weft_file {
     _Atomic uint32_t users; /* how many threads are in calls with this handle */
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
     bool far;               /* the gateway is on another host */
+    uint32_t ahead;         /* how many pieces of a file of another host are requested in advance now */
     bool full;              /* a get found no room: no further ones are begun in this call */
     uint64_t ends;          /* where the last read has ended */
     uint64_t wanted;        /* the piece for which the thread waits */

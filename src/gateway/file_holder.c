@@ -23,7 +23,7 @@ void file_pace_came(struct file_pace *p, int64_t since, int64_t now)
 
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least)
 {
-    int64_t patience = p->came ? 2 * p->took : FILE_LEASE_NS; /* none has come yet: the link may be slow */
+    int64_t patience = p->came ? FILE_PACE_TIMES * p->took : FILE_LEASE_NS; /* none has come yet: the link may be slow */
     patience = patience < FILE_PATIENCE_MAX ? patience : FILE_PATIENCE_MAX;
     patience = patience > least ? patience : least;
     int64_t last = since + FILE_GETS_MAX * patience; /* others may come all the time, and this one never */

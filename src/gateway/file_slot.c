@@ -50,13 +50,21 @@ static struct file_slot *slot_of(weft_file *f, uint64_t index)
     return NULL;
 }
 
-/* How many pieces are read ahead. As long as it is not known how fast they come, and over a slow link, they are few: they share the link, so
- * the first of them would come late. */
 static uint64_t ahead_of(const weft_file *f)
 {
-    if (!f->far)
-        return FILE_AHEAD_PIECES;
-    return !f->pace.came ? FILE_AHEAD_FIRST : f->pace.took >= FILE_SLOW_NS ? FILE_AHEAD_SLOW : FILE_AHEAD_FAR;
+    return f->far ? f->ahead : FILE_AHEAD_PIECES;
+}
+
+/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, so over a slow link they are few: others
+ * wait for them. */
+static void slot_came(weft_file *f, const struct file_slot *s)
+{
+    int64_t now = base_now_ns();
+    file_pace_came(&f->pace, s->since, now);
+    if (now - s->since < FILE_SLOW_NS)
+        f->ahead += f->ahead < FILE_AHEAD_FAR;
+    else
+        f->ahead = (f->ahead + 1) / 2;
 }
 
 /* Whether the piece that the answer has named is probably still there. A request may wait at the gateway for longer than a lease lasts; if
@@ -217,7 +225,7 @@ static int slot_look(weft_file *f, struct file_slot *s)
         return base_now_ns() >= slot_until(f, s) ? slot_silent(f, s) : 0;
     if (rc)
         return other ? slot_silent(f, s) : rc;
-    file_pace_came(&f->pace, s->since, base_now_ns());
+    slot_came(f, s);
     bool known = !other && base_now_ns() < s->until + FILE_COPY_NS;
     if (!known && file_hash(weft_ptr(w, s->kept->at, s->bytes), s->bytes) != s->hash)
         return slot_ask_again(f, s, FILE_HERE | FILE_KEEPS);

@@ -82,13 +82,13 @@ static void test_slow(void **state)
     GETS(2, now, 1);
     (void)file_holder_drop(&s->all, &s->piece[0], 1);
     assert_true(file_holder_gets(&s->all, &s->piece[0], &s->open[1], now));
-    assert_int_equal(waits(s, 2, now + 15 * WEFT_SECOND, &from), now + 16 * WEFT_SECOND);
-    GETS(2, now + 16 * WEFT_SECOND, 0);
+    assert_int_equal(waits(s, 2, now + 31 * WEFT_SECOND, &from), now + 32 * WEFT_SECOND);
+    GETS(2, now + 32 * WEFT_SECOND, 0);
     /* what comes meanwhile shows that it goes on */
     assert_true(file_holder_gets(&s->all, &s->piece[1], &s->open[1], now));
     file_holder_has(&s->all, &s->piece[1], &s->open[1], AT, now + 7 * WEFT_SECOND);
-    int64_t until = waits(s, 2, now + 16 * WEFT_SECOND, &from);
-    assert_true(until > now + 20 * WEFT_SECOND);
+    int64_t until = waits(s, 2, now + 32 * WEFT_SECOND, &from);
+    assert_true(until > now + 36 * WEFT_SECOND);
     GETS(2, until, 0);
 }
 
