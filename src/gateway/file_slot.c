@@ -50,9 +50,10 @@ static struct file_slot *slot_of(weft_file *f, uint64_t index)
     return NULL;
 }
 
-static uint64_t ahead_of(const weft_file *f)
+/* `keeps`: whole pieces are got from another host. Others are only requested, so that they are in the gateway's cache. */
+static uint64_t ahead_of(const weft_file *f, bool keeps)
 {
-    return f->far ? f->ahead : FILE_AHEAD_PIECES;
+    return !f->far ? FILE_AHEAD_PIECES : keeps ? f->ahead : FILE_AHEAD_FAR;
 }
 
 /* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, so over a slow link they are few: others
@@ -133,7 +134,7 @@ static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags,
 
 void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps)
 {
-    uint64_t pieces = file_pieces(f->info.bytes), last = index + ahead_of(f);
+    uint64_t pieces = file_pieces(f->info.bytes), last = index + ahead_of(f, keeps);
     bool next = f->last != index && (more || (f->last != UINT64_MAX && f->last + 1 == index));
     f->last = index;
     for (uint64_t i = index + 1; next && i <= last && i < pieces; i++)
