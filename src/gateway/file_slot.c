@@ -173,18 +173,14 @@ static int64_t slot_until(const weft_file *f, const struct file_slot *s)
     return slot_from_other(f, s) ? file_pace_until(&f->pace, s->since, least) : INT64_MAX;
 }
 
-/* Begins to get the piece. Without room in the pool, the slot stays as it is. */
+/* Begins to get the piece. Without room in the pool, asks for it once more, so that nobody waits for a copy at this node. */
 static int slot_begin(weft_file *f, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     s->kept = file_keep(f->g, f->node, 0);
     bool other = slot_from_other(f, s);
-    if (!s->kept && other)
+    if (!s->kept)
         return slot_ask_again(f, s, 0);
-    if (!s->kept) {
-        s->keeps = false;
-        return 0;
-    }
     bool before = fab_nowait(s->index != f->wanted);
     int64_t deadline = fab_limit(INT64_MAX);
     s->since = base_now_ns();
@@ -234,12 +230,14 @@ static int slot_look(weft_file *f, struct file_slot *s)
     return 0;
 }
 
-/* Takes the next step for each piece. An error is of the piece for which the thread waits. */
+/* Takes the next step for each piece, in the order of the pieces. An error is of the piece for which the thread waits. */
 static int slots_move(weft_file *f)
 {
     int wanted = 0;
-    for (unsigned i = 0; i < FILE_SLOTS; i++) {
-        struct file_slot *s = &f->slot[i];
+    for (uint64_t i = f->wanted; i <= f->wanted + FILE_AHEAD_FAR; i++) {
+        struct file_slot *s = slot_of(f, i);
+        if (!s)
+            continue;
         int state = file_slot_state(s), rc = 0;
         bool may = s->index == f->wanted || !f->full;
         if (state == SLOT_READY && s->keeps && !slot_is_fresh(s))
