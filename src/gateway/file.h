@@ -5,18 +5,12 @@
  *
  *   file_path.c     opens a path, below WEFT_FILE_ROOT if that is set, or a file that the program offers
  *   file_disk.c     the blocking work: opens, reads, checks, writes and syncs files
- *   file_holder.c   which nodes of other hosts have copies of a piece, or are getting one; and how long to wait for a piece (for askers, too)
- *   file_cache.c    the cache: generations of files, pieces, and leases of pieces
- *   file_job.c      jobs for the threads, and the answers that end them
- *   file_watch.c    notices of the system (inotify) that a file has changed
- *   file_lease.c    requests for pieces
- *   file_write.c    requests to write and to sync
- *   file.c          all other requests
- *   file_keep.c     asker: copies of pieces in its pool
- *   file_handle.c   asker: handles, and calls that need one request
- *   file_slot.c     asker: the pieces that a handle has asked for
- *   file_read.c, file_map.c, file_record_read.c, file_record.c   asker: reads, maps, and requests by record;
- *                   file_async.c: calls that do not wait
+ *   file_holder.c   which nodes of other hosts have copies of a piece, or are getting one; and how long to wait for a piece (for askers,
+ * too) file_cache.c    the cache: generations of files, pieces, and leases of pieces file_job.c      jobs for the threads, and the answers
+ * that end them file_watch.c    notices of the system (inotify) that a file has changed file_lease.c    requests for pieces file_write.c
+ * requests to write and to sync file.c          all other requests file_keep.c     asker: copies of pieces in its pool file_handle.c asker:
+ * handles, and calls that need one request file_slot.c     asker: the pieces that a handle has asked for file_read.c, file_map.c,
+ * file_record_read.c, file_record.c   asker: reads, maps, and requests by record; file_async.c: calls that do not wait
  *
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the
  * disk into the pool once, however many askers want it. Each asker gets the address of the piece and a lease. The asker copies the bytes,
@@ -36,19 +30,19 @@
 #include "gateway/gateway.h"
 #include "weft/file.h"
 
-#define FILE_THREADS     4u
-#define FILE_OPEN_MAX    4096u
-#define FILE_LEASE_NS    (5 * WEFT_SECOND)
-#define FILE_COPY_NS     (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
-#define FILE_CHECK_NS    WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_PACE_TIMES  4   /* a piece that takes so many times as long as others have taken does not come */
+#define FILE_THREADS      4u
+#define FILE_OPEN_MAX     4096u
+#define FILE_LEASE_NS     (5 * WEFT_SECOND)
+#define FILE_COPY_NS      (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
+#define FILE_CHECK_NS     WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
+#define FILE_PACE_TIMES   4               /* a piece that takes so many times as long as others have taken does not come */
 #define FILE_PATIENCE_MAX (60 * WEFT_SECOND)
-#define FILE_GETS_MAX    10 /* pieces that an asker gets at the same time */
-#define FILE_HOLDERS_MAX 32u             /* copies of a piece that the gateway remembers */
-#define FILE_LEASES_MAX  4096u           /* leases of one handle */
-#define FILE_HOT         4u              /* a piece that was found in the cache this often gets huge pages */
-#define FILE_CACHE_MIN   (UINT64_C(4) << 20)
-#define FILE_CHARGE_MIN  (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
+#define FILE_GETS_MAX     10    /* pieces that an asker gets at the same time */
+#define FILE_HOLDERS_MAX  32u   /* copies of a piece that the gateway remembers */
+#define FILE_LEASES_MAX   4096u /* leases of one handle */
+#define FILE_HOT          4u    /* a piece that was found in the cache this often gets huge pages */
+#define FILE_CACHE_MIN    (UINT64_C(4) << 20)
+#define FILE_CHARGE_MIN   (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
 
 /* How many pieces a file has, and how many bytes one of them has. */
 static inline uint64_t file_pieces(uint64_t file_bytes)
@@ -147,9 +141,9 @@ struct file_piece {
     /* For nodes of other hosts: */
     uint64_t hash; /* 0: not made yet */
     struct file_holder *holders;
-    uint32_t given;               /* how often the gateway itself has given it */
-    struct gateway_call *delayed; /* requests that wait until another node has a copy, the last one first */
-    int64_t delayed_until;        /* look at them again at this time */
+    uint32_t given;                                /* how often the gateway itself has given it */
+    struct gateway_call *delayed;                  /* requests that wait until another node has a copy, the last one first */
+    int64_t delayed_until;                         /* look at them again at this time */
     struct file_piece *next_delayed, **at_delayed; /* the list of pieces with such requests */
     bool moved;                                    /* in the list of those whose holders have changed: look at the requests now */
     struct file_piece *next_moved;
@@ -184,8 +178,8 @@ struct file_lease {
     uint64_t id;
     struct file_open *open;
     struct file_piece *piece;
-    int64_t end;   /* INT64_MAX: the piece is mapped, so the lease has no end */
-    bool gets;     /* the asker is getting a copy: it is among the piece's holders */
+    int64_t end; /* INT64_MAX: the piece is mapped, so the lease has no end */
+    bool gets;   /* the asker is getting a copy: it is among the piece's holders */
 };
 #define FILE_BUCKETS 4096u
 struct files {
@@ -221,8 +215,8 @@ int64_t file_holder_choose(const struct files *all, const struct file_piece *p, 
 /* The handle's node is getting the piece. False: it has a copy already, or there is no memory. */
 bool file_holder_gets(struct files *all, struct file_piece *p, const struct file_open *o, int64_t now);
 void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now); /* it has it now */
-void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o); /* it no longer gets it */
-bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node);             /* false: it has no copy */
+void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o);                      /* it no longer gets it */
+bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node);                                  /* false: it has no copy */
 /* The node has no copies of the pieces of this body any more (NULL: of no piece). */
 void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
 void file_holders_free(struct files *all, struct file_piece *p);
@@ -303,9 +297,9 @@ enum file_kind {
      * weft_file_info */
     FILE_OPEN = 1,
     /* Asks for a piece: handle; arg[0]: the number of the piece; arg[1] to arg[10]: leases to end first, 0: none; arg[11]: with
-     * FILE_HERE, the node whose copy was of no use, plus 1; flags: FILE_MAPS and others, below. Answer: word 0: address of the piece, or with FILE_KEEPS of a copy at another node; word 1: its length; word 2: the
-     * lease; with FILE_KEEPS also word 3: the hash of the piece; word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5:
-     * the piece's generation */
+     * FILE_HERE, the node whose copy was of no use, plus 1; flags: FILE_MAPS and others, below. Answer: word 0: address of the piece, or
+     * with FILE_KEEPS of a copy at another node; word 1: its length; word 2: the lease; with FILE_KEEPS also word 3: the hash of the piece;
+     * word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5: the piece's generation */
     FILE_LEASE,
     FILE_RETURN, /* ends the lease arg[0] */
     FILE_STAT,   /* handle; compares the file with the disk. Answer: as OPEN */
@@ -320,15 +314,15 @@ enum file_kind {
     /* handle; ends the lease arg[0], which may be over; arg[1]: the address of a copy in the asker's pool, of piece arg[3] of generation
      * arg[2] */
     FILE_HOLD,
-    FILE_DROP,  /* the asker no longer has the copy of piece arg[1] of generation arg[0] */
+    FILE_DROP, /* the asker no longer has the copy of piece arg[1] of generation arg[0] */
 };
-#define FILE_MAPS    0x1u /* LEASE: the lease has no end */
-#define FILE_AHEAD   0x2u /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
-#define FILE_KEEPS   0x4u /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
-#define FILE_HERE    0x8u /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
+#define FILE_MAPS    0x1u  /* LEASE: the lease has no end */
+#define FILE_AHEAD   0x2u  /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
+#define FILE_KEEPS   0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
+#define FILE_HERE    0x8u  /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
 #define FILE_SILENT  0x10u /* LEASE: with FILE_HERE: that node has not answered */
 #define FILE_LATER   0x20u /* LEASE: with FILE_KEEPS: the asker will perhaps not get it soon, so nobody is to wait for its copy */
-#define FILE_ENDS_AT 1u   /* index in arg[] of the first lease to end */
+#define FILE_ENDS_AT 1u    /* index in arg[] of the first lease to end */
 #define FILE_ENDS    10u
 #define FILE_LOST_AT (FILE_ENDS_AT + FILE_ENDS)
 

@@ -362,8 +362,7 @@ int64_t file_leases_over(struct files *all)
             if (l->end <= now) {
                 l->gets = false; /* over a slow link the asker may still be getting the piece */
                 file_lease_end(all, l);
-            }
-            else if (l->end < all->over)
+            } else if (l->end < all->over)
                 all->over = l->end;
         }
     }

@@ -13,8 +13,8 @@
 #define FILE_AHEAD_FAR    8u /* the same for a file of another host: first 1, at last so many, and fewer if pieces take FILE_SLOW_NS */
 #define FILE_SLOW_NS      WEFT_SECOND
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
-#define FILE_HOLDER_TIMES 5 /* who gets a piece from a holder waits so many times gateway.file_patience at least */
-#define FILE_AWAY_PART    4 /* a program that does something else for this part of gateway.file_patience between its reads is away */
+#define FILE_HOLDER_TIMES 5  /* who gets a piece from a holder waits so many times gateway.file_patience at least */
+#define FILE_AWAY_PART    4  /* a program that does something else for this part of gateway.file_patience between its reads is away */
 #define FILE_KEPT_PART    8u /* copies take at most this part of the pool */
 _Static_assert(FILE_SLOTS <= FILE_ENDS && FILE_SLOTS <= FILE_GETS_MAX, "a request can end all leases");
 enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
@@ -34,7 +34,7 @@ enum slot_state {
 struct file_kept {
     struct file_kept *next, **at_next; /* under the lock */
     uint32_t node;                     /* the gateway */
-    uint64_t generation, index; /* set when the gateway is told */
+    uint64_t generation, index;        /* set when the gateway is told */
     weft_gaddr at;
     uint32_t room; /* bytes there; only memory for whole pieces is used again */
     bool told;     /* the gateway knows of it */

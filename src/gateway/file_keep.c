@@ -13,7 +13,7 @@
 struct kept_list {
     struct file_kept *first, **last;
 };
-struct file_keeps { /* under gateway.lock */
+struct file_keeps {              /* under gateway.lock */
     struct kept_list used, idle; /* idle: nobody uses them; the one that was used last comes last */
     uint64_t bytes;
     uint32_t files;     /* open handles of files of other hosts */

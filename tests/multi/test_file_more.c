@@ -739,6 +739,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(test_large),          TEST(test_started),      TEST(test_started_busy), TEST(test_noticed_by_the_system),
         TEST(test_notices_lost),   TEST(test_mapped_ahead), TEST(test_read_ahead),   TEST(test_offers),
-        TEST(test_forged_answers), TEST(test_grows),        TEST(test_slot_in_use), TEST(test_many_files)};
+        TEST(test_forged_answers), TEST(test_grows),        TEST(test_slot_in_use),  TEST(test_many_files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,11 +58,11 @@ static int64_t waits(struct scene *s, uint32_t node, int64_t now, uint32_t *from
     return until;
 }
 
-#define GETS(node, now, from_whom)                           \
-    do {                                                     \
-        uint32_t from_;                                      \
-        assert_int_equal(waits(s, node, now, &from_), 0);    \
-        assert_int_equal(from_, from_whom);                  \
+#define GETS(node, now, from_whom)                        \
+    do {                                                  \
+        uint32_t from_;                                   \
+        assert_int_equal(waits(s, node, now, &from_), 0); \
+        assert_int_equal(from_, from_whom);               \
     } while (0)
 
 /* --- patience --- */
@@ -176,7 +176,7 @@ static void test_chain(void **state)
     }
     file_holder_has(&s->all, &s->piece[0], &s->open[5], AT, START);
     s->open[6].host = s->open[2].host;
-    GETS(6, START, 2); /* of its own host, although that one has given more */
+    GETS(6, START, 2);                                                         /* of its own host, although that one has given more */
     assert_false(file_holder_gets(&s->all, &s->piece[0], &s->open[2], START)); /* it keeps the copy that it has */
     GETS(6, START, 2);
     /* a copy of which nothing was known comes late, after the lease and when nobody waited any more */
