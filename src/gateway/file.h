@@ -5,12 +5,18 @@
  *
  *   file_path.c     opens a path, below WEFT_FILE_ROOT if that is set, or a file that the program offers
  *   file_disk.c     the blocking work: opens, reads, checks, writes and syncs files
- *   file_holder.c   which nodes of other hosts have copies of a piece, or are getting one; and how long to wait for a piece (for askers,
- * too) file_cache.c    the cache: generations of files, pieces, and leases of pieces file_job.c      jobs for the threads, and the answers
- * that end them file_watch.c    notices of the system (inotify) that a file has changed file_lease.c    requests for pieces file_write.c
- * requests to write and to sync file.c          all other requests file_keep.c     asker: copies of pieces in its pool file_handle.c asker:
- * handles, and calls that need one request file_slot.c     asker: the pieces that a handle has asked for file_read.c, file_map.c,
- * file_record_read.c, file_record.c   asker: reads, maps, and requests by record; file_async.c: calls that do not wait
+ *   file_holder.c   which nodes of other hosts have copies of a piece, or are getting one, and how long others wait for it
+ *   file_cache.c    the cache: generations of files, pieces, and leases of pieces
+ *   file_job.c      jobs for the threads, and the answers that end them
+ *   file_watch.c    notices of the system (inotify) that a file has changed
+ *   file_lease.c    requests for pieces
+ *   file_write.c    requests to write and to sync
+ *   file.c          all other requests
+ *   file_keep.c     asker: copies of pieces in its pool
+ *   file_handle.c   asker: handles, and calls that need one request
+ *   file_slot.c     asker: the pieces that a handle has asked for
+ *   file_read.c, file_map.c, file_record_read.c, file_record.c   asker: reads, maps, and requests by record;
+ *                   file_async.c: calls that do not wait
  *
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the
  * disk into the pool once, however many askers want it. Each asker gets the address of the piece and a lease. The asker copies the bytes,

@@ -110,9 +110,8 @@ struct map_lost {
     uint32_t flags;
 };
 
-/* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS or others. MAP_AGAIN: the answer is of another
- * generation.
- */
+/* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS or others. `lost`: what was got before, or zeros.
+ * MAP_AGAIN: the answer is of another generation. */
 static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags, const struct map_lost *lost, int64_t deadline,
                    struct gateway_result *result)
 {

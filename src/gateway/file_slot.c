@@ -262,6 +262,8 @@ static bool slots_moved(void *arg)
         struct file_slot *s = &f->slot[i];
         int state = file_slot_state(s);
         bool wanted = s->index == f->wanted;
+        if (s->index - f->wanted > FILE_AHEAD_FAR) /* slots_move() takes no step for it */
+            continue;
         if (wanted && state != SLOT_ASKED && state != SLOT_GETS)
             return true;
         if (state == SLOT_READY && s->keeps && !f->full)
