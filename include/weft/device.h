@@ -147,27 +147,23 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
     uint64_t offset = addr & (((uint64_t)1 << 44) - 1);
-    if (space != 0 && node < d->size) {
-        WEFT_FAR const uint64_t *arena = d->arena + 2 * ((uint64_t)node * 16 + space);
-        /* The node writes the length after the address. */
-#if defined(__CUDACC__)
-        uint64_t base, most;
-        weft_device_load_cell((const weft_device_cell *)(const void *)arena, &base,
-                              &most); /* one access loads both words, in half the time */
-#else
-        uint64_t most = weft_device_load(arena + 1);
-#endif
-        if (offset > most || bytes > most - offset || most == 0)
-            return NULL;
-#if defined(__CUDACC__)
-        return (void *)(uintptr_t)(base + offset);
-#else
-        return weft_device_address(arena, offset);
-#endif
-    }
-    if (node >= d->size || space != 0 || d->pool[node] == 0 || offset > d->pool_bytes[node] || bytes > d->pool_bytes[node] - offset)
+    if (node >= d->size)
         return NULL;
-    return weft_device_address(&d->pool[node], offset);
+    WEFT_FAR const uint64_t *entry = d->arena + 2 * ((uint64_t)node * 16 + space);
+    /* The node writes the length after the address. */
+#if defined(__CUDACC__)
+    uint64_t base, most;
+    weft_device_load_cell((const weft_device_cell *)(const void *)entry, &base, &most); /* one access loads both words, in half the time */
+#else
+    uint64_t most = weft_device_load(entry + 1);
+#endif
+    if (offset > most || bytes > most - offset || most == 0)
+        return NULL;
+#if defined(__CUDACC__)
+    return (void *)(uintptr_t)(base + offset);
+#else
+    return weft_device_address(entry, offset);
+#endif
 }
 
 /* Waits until the 8-byte word at `word`, in this node's own pool or an arena of this GPU, is at least `value`. The word is a signal or

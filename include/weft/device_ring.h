@@ -119,8 +119,8 @@ typedef struct weft_device {
     WEFT_FAR weft_device_ring *ring;
     WEFT_FAR const uint64_t *pool; /* [size]: the kernel's address of each node's pool; 0: the kernel cannot load and store there */
     WEFT_FAR const uint64_t *pool_bytes;
-    WEFT_FAR const uint64_t
-        *arena; /* [size][16][2]: for each space the kernel's address and its bytes; 0: the kernel cannot load and store there */
+    WEFT_FAR const uint64_t *arena; /* [size][16][2]: for each space the kernel's address and its bytes; 0: the kernel cannot load and store
+                                       there; space 0 is the pool */
     WEFT_FAR const uint64_t
         *notice; /* written by the node: word 0: not 0 when the GPU is being closed; from word 1 on a bit for each node: it is gone */
 } weft_device;

@@ -33,8 +33,8 @@
  * meanwhile. If this fails, the node counts as dead. Messages, signals, and atomics that a processor carries out still happen once and in
  * order. For other operations that were under way, a repair has these consequences:
  * - A put may write its bytes twice. This matters only if the receiver learns of the put from a later plain put, and then writes to the
- *   same memory. It does not matter if the receiver learns of it from a message, from weft_put_signal(), or from an atomic that a
- *   processor carries out, or if the sender has waited for completion.
+ *   same memory. It does not matter if the sender has waited for the put's completion, or if the receiver learns of the put from a
+ *   message, from weft_put_signal(), or from an atomic that a processor carries out.
  * - A get may be repeated, and then reads the bytes that are there at that time.
  * - An atomic that a device carries out (weft_link_stats.native_atomics) ends with -ECONNABORTED, and may have happened or not. So does a
  *   request that a device refuses. If the operation had no op, the next weft_flush() to that node returns -ECONNABORTED.
@@ -155,10 +155,11 @@ WEFT_API int weft_progress(weft_node *w);
 
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
 
-/* Compare the 8-byte word at `word`, in this node's own pool, with `value`, and wait until the comparison is true. `cmp` selects it, for
- * example WEFT_GE: greater or equal. The comparison is unsigned. `*seen` (may be NULL) receives the word's last value. weft_put_signal(),
- * weft_counter_add() and atomics end the wait at once. Two kinds of changes are noticed up to 10 ms late: plain puts, and atomics that this
- * node's device carries out (weft_link_stats.native_atomics). weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
+/* Compare the 8-byte word at `word`, in this node's own pool, with `value`, and wait until the comparison is true. `cmp` selects the
+ * comparison, for example WEFT_GE: greater or equal. The comparison is unsigned. `*seen` (may be NULL) receives the value of the last
+ * comparison, also after a time-out. weft_put_signal(), weft_counter_add() and atomics end the wait at once. Two kinds of changes are
+ * noticed up to 10 ms late: plain puts, and atomics that this node's device carries out (weft_link_stats.native_atomics). weft/types.h
+ * explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -EFAULT no such word; -EINVAL the word is at another node or not aligned, or `cmp` is not a weft_cmp; -ETIMEDOUT the condition
  * was not true before the deadline; -ECONNRESET a node died that might have changed the word, or no other node is left; -EDEADLK the call
  * would wait in a handler. */

@@ -58,7 +58,7 @@ struct sf_lock {
 struct sf_process {
     _Atomic uint32_t owner; /* 1: in use; SF_JOINING | pid: it is being filled in */
     int32_t pid;
-    uint64_t cookie;         /* a random number ... */
+    uint64_t cookie;         /* a random number by which other processes recognize the process */
     uint64_t cookie_address; /* address in the process's memory at which that number is found as long as the process lives */
     uint16_t host;
     char command[30];
@@ -413,7 +413,7 @@ bool sf_alive(struct sf_fabric *, uint32_t process); /* by number + 1. Takes a f
 
 /* process.c */
 void sf_reap(struct sf_view *, uint32_t process); /* frees everything of a dead process; a living one is left alone */
-unsigned sf_reap_all(struct sf_view *);           /* the same for all dead processes; returns how many there were */
+unsigned sf_reap_all(struct sf_view *);           /* as sf_reap(), for all dead processes; returns how many there were */
 /* Gives back all that this process has. Called when it exits. If a stopped process, or a thread that a signal handler has interrupted,
  * holds a lock that this needs, it does nothing; the next process that finds the objects frees them. */
 void sf_leave(struct sf_view *);

@@ -172,7 +172,7 @@ static void shared_slots_of_unpolled_completions(void **state)
     all_free();
 }
 
-/* The same for completions that were dropped because the completion queue was full. */
+/* The slots of the shared receive queue become free also if their completions were dropped because the completion queue was full. */
 static void shared_slots_of_dropped_completions(void **state)
 {
     struct ibv_cq *keep = receive_cq;

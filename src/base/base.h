@@ -41,8 +41,8 @@ static inline uint64_t base_round_up(uint64_t n, uint64_t to)
  * code. Callers return the code unchanged. base_context() adds words in front of the stored text. */
 int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
-/* The remedy, at the end of an error text: there is no memory; no thread or process can be started; no descriptor can be made; weft is in a
- * state that should be impossible. */
+/* Remedies for the end of an error text. Their causes, in this order: there is no memory; no thread or process can be started; no
+ * descriptor can be made; weft is in a state that should be impossible. */
 #define BASE_MEMORY_HINT "; end other programs, or raise the limit on memory (ulimit -v)"
 #define BASE_THREAD_HINT "; this user may have too many processes and threads (ulimit -u)"
 #define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
@@ -189,7 +189,7 @@ int base_memory_dmabuf(int fd, uint64_t bytes);
 int base_memory_fd_check(int fd, uint64_t bytes);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
-void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the same as a bit set: bit i is processor i, up to 1023 */
+void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* those processors as a bit set: bit i is processor i, up to 1023 */
 /* Keeps the calling thread on these processors. Changes nothing if the thread may use none of them, and on systems without such a call. */
 void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS]);
 uint64_t base_memory_total(void); /* bytes of the machine, or of this process's control group if less */

@@ -42,7 +42,8 @@ static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint6
     cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
 }
 
-/* Also called after this target has ended the round: the next node may still wait for a block. */
+/* Gives up the round, and tells the source so once. It may be called even when this target has ended the round: the next node may still
+ * wait for a block. */
 static void break_round(struct target *t)
 {
     if (!t->broken)
@@ -171,7 +172,7 @@ static void take_block(struct target *t, uint64_t number)
 
 /* --- the chain --- */
 
-/* Give back the slots whose blocks were written and put. */
+/* Frees the slots whose blocks are on the disk here and at the next node of the chain, and gives the node before credit for them. */
 static bool give_back(struct target *t)
 {
     bool any = false;

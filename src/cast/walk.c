@@ -158,7 +158,7 @@ static int walk_entry(struct walk *k, int at, const char *name, uint32_t parent,
     }
     if (k->depth == DEPTH_MAX) {
         close(fd);
-        failed(k, path, "is too many folders deep: its contents are not sent");
+        failed(k, path, "is too many directories deep: its contents are not sent");
         return 0;
     }
     k->depth++;
@@ -270,7 +270,7 @@ static int check_names(const struct cast_list *l)
         qsort(names, count, sizeof *names, by_name);
     for (uint32_t i = 1; i < count && !rc; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            rc = base_fail(-EEXIST, "two sources have the name '%s': send them to different folders, by two commands", names[i]);
+            rc = base_fail(-EEXIST, "two sources have the name '%s': send them to different directories, by two commands", names[i]);
     free(names);
     return rc;
 }

@@ -17,7 +17,7 @@
  * machine. GPUs are assigned in turn; if there are not enough for all nodes, nodes share them. If CUDA_VISIBLE_DEVICES of this process is
  * set, only those GPUs are used. -ENODEV, with base_error(): the machine has fewer than `each`. */
 int gpus_give(uint32_t each, uint32_t place, char out[GPUS_ROOM]);
-/* The same for the value of GPUS_ASKED. -EINVAL: it is invalid. */
+/* As gpus_give(), for the value of the variable GPUS_ASKED. -EINVAL: the value is invalid. */
 int gpus_give_asked(const char *asked, char out[GPUS_ROOM]);
 
 #endif

@@ -313,7 +313,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
         names[count] = json_string_value(json_object_get(o, "host"));
         up[count++] = (uint32_t)number;
     }
-    for (uint32_t k = 0; k < count; k++) /* the one here is the first */
+    for (uint32_t k = 0; k < count; k++) /* this host's node becomes the first */
         if (up[k] == (uint32_t)here) {
             const char *name = names[k];
             up[k] = up[0];

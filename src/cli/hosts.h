@@ -36,7 +36,7 @@ int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
 /* Applies a standing cluster instead of a hostfile: one node for each living node of that cluster, or l->nodes nodes, distributed in turn.
  */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
-/* The same for a list of hosts. They get the WEFT_ settings of this environment, and its secret. */
+/* Applies a list of hosts instead of a hostfile. The nodes there get the WEFT_ settings and the secret of this environment. */
 int hosts_apply_list(struct launch *l, struct hosts *h, char *const *names, uint32_t count);
 /* Put a standing cluster's settings into this environment, except those that are set already. `file`: the cluster's hostfile, or NULL. */
 struct cluster_hostfile;

@@ -137,7 +137,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     if (n > 0) {
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
-        *wants = (size_t)n < most; /* there was no more */
+        *wants = (size_t)n < most; /* the client has sent no more so far */
         return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
     }
     if (n < 0 && errno == EINTR)

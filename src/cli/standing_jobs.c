@@ -248,7 +248,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     describe_command(j, r);
     int rc = choose_nodes(j, r);
     if (!rc && !(j->buf = malloc(CONTROL_PIECE_MAX)))
-        rc = base_fail(-ENOMEM, "no memory for the output of a job");
+        rc = base_fail(-ENOMEM, "no memory for the output of a job" BASE_MEMORY_HINT);
     if (!rc && r->head.flags & CONTROL_WITH_INPUT && !(j->input = malloc(CONTROL_INPUT_MAX)))
         rc = base_fail(-ENOMEM, "no memory for a job's input" BASE_MEMORY_HINT);
     if (!rc)

@@ -191,7 +191,7 @@ static int command_begin(struct standing_server *s, int fd, unsigned *at)
     return rc;
 }
 
-/* False: the thread ends, because enough are idle. */
+/* The end of a connection. False: this thread ends, because enough others are idle. */
 static bool command_end(struct standing_server *s, int fd, unsigned place)
 {
     pthread_mutex_lock(&s->lock);
@@ -201,7 +201,7 @@ static bool command_end(struct standing_server *s, int fd, unsigned place)
     s->idle += stay;
     close(fd);
     pthread_cond_signal(&s->left);
-    pthread_mutex_unlock(&s->lock); /* unless it stays, standing_serve_end() may free `s` from here on */
+    pthread_mutex_unlock(&s->lock); /* unless this thread stays, standing_serve_end() may free `s` from here on */
     return stay;
 }
 

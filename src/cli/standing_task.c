@@ -146,7 +146,7 @@ static void task_end(struct task *t)
     task_done(t, status);
 }
 
-/* Whether what still comes is not the output of the task's process: see above. */
+/* Whether output that still comes is no longer that of the task's process: see the top of this file. */
 static bool task_late(const struct task *t)
 {
     int64_t held = t->late_bytes < LATE_BYTES ? t->job->held : 0;

@@ -26,6 +26,7 @@
  *   member    a node of a running cluster
  *   newcomer  a node that joins a running cluster
  *   door      the thread of a member at which newcomers connect
+ *   visitor   a connection to a door, until the newcomer at its other end is the one that joins now
  *   ticket    the random session number of one newcomer
  */
 #ifndef WEFT_JOIN_H
@@ -214,7 +215,7 @@ struct grow {
     struct wire_card **cards; /* [room]: the card of each member. NULL: it has not arrived, or the member has left */
     uint32_t highest;         /* the highest number that was ever given, as far as this node knows */
     struct grow_joining joining;
-    /* The door's: the present attempt. */
+    /* Used while this node is a door, for its present attempt: */
     uint64_t attempt;
     uint8_t *peers; /* [room]: enum grow_peer */
     int refused;    /* the answer of a member that did not agree; 0: none */

@@ -310,7 +310,7 @@ static int step_open(struct launcher *p, int64_t deadline)
     p->handler = p->library.register_event_handler(&lost, 1, NULL, 0, launcher_gone, NULL, NULL);
     status = launcher_number(p, PMIX_JOB_SIZE, deadline, &p->size);
     if (status != PMIX_SUCCESS)
-        return launcher_failed(p, status, "the number of processes of the job");
+        return launcher_failed(p, status, "asking for the number of processes of the job");
     uint32_t here;
     p->one_host = launcher_number(p, PMIX_LOCAL_SIZE, deadline, &here) == PMIX_SUCCESS && here == p->size;
     if (p->size == 0 || p->size > WEFT_MAX_NODES || p->me.rank >= p->size)
@@ -346,7 +346,8 @@ static int say_who_is_missing(const struct launcher *p)
                      missing == 1 ? "" : "s", text, p->size, missing == 1 ? "is" : "are");
 }
 
-/* Partial success: an earlier program of a rank has disconnected meanwhile. The next fence waits for the new one. */
+/* Waits in a fence for all processes of the job. If the fence succeeds only in part, an earlier program of a rank has disconnected
+ * meanwhile: the next fence waits for the rank's new program. */
 static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 {
     pmix_proc_t everyone = p->me;

@@ -37,7 +37,7 @@ int fab_service(struct weft_node *w)
     return n;
 }
 
-/* False: another thread is delivering. */
+/* Runs the handlers of messages, and adds the number of events to `*events`. False: another thread is delivering. */
 BASE_INLINE bool deliver(struct weft_node *w, int *events)
 {
     int n = 0;

@@ -194,7 +194,7 @@ struct fab_link {
     /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
-    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted in the same way */
+    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted as silent_ns */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
     /* bytes written to the side connection, and how many of them the peer's host has acknowledged, as far as known; under side_lock */
@@ -470,7 +470,8 @@ void fab_stop(struct weft_node *w);                    /* says goodbye to the pe
  * base_fail(). -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* The same for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to others.
+/* As fab_wait(), for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to
+ * others.
  */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, for a thread that sleeps elsewhere than in fab_wait() and expects something soon. Returns

@@ -207,7 +207,7 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
             *died = true;
             return "it sent an invalid message over the side connection; run the same version of weft on all hosts";
         }
-        if ((size_t)n < sizeof bytes) { /* there was no more; poll() tells of what comes now, and of the end */
+        if ((size_t)n < sizeof bytes) { /* nothing more has arrived; poll() reports what comes later, and the end of the connection */
             tidy(l);
             break;
         }

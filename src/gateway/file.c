@@ -100,7 +100,8 @@ static void open_done(struct gateway_work *work)
     if (c && rc && job->outside) {
         base_fail(rc,
                   rc == -EPERM
-                      ? "%.300s: the program of node %u does not offer this file (weft_file_offer()), and WEFT_FILE_ROOT of that node is %s"
+                      ? "%.300s: node %u serves only files that its program offers (weft_file_offer()), and only for reading, because its "
+                        "WEFT_FILE_ROOT is %s"
                       : "%.300s: node %u serves only files below its WEFT_FILE_ROOT, which is %s",
                   job->path, gateway_of(all->server)->w->rank, all->root.path);
         gateway_answer_error(c, rc);

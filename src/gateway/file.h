@@ -162,9 +162,9 @@ struct file_body {
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
     uint32_t far; /* handles of nodes of other hosts */
-    bool several; /* there are several, or have been, and one is left: they get pieces from each other, also on one host */
+    bool several; /* several were open at the same time, and at least one still is: they get pieces from each other, also on one host */
     bool stale, pinned;
-    bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
+    bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */
     int64_t checked;      /* when the last comparison with the disk began */
     uint64_t cached, hits, reads;
@@ -203,7 +203,7 @@ struct files {
     struct file_job *jobs;
     struct gateway_watch notices;                 /* inotify */
     bool enlarging;                               /* a job asks for huge pages */
-    int64_t over;                                 /* the earliest end of all leases, or before that */
+    int64_t over;                                 /* no lease ends before this time */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
     struct file_piece *delayed, *moved;           /* pieces with requests that wait for a copy at another node */
     int64_t look;                                 /* the earliest time to look at these again, or before that */
@@ -229,7 +229,7 @@ void file_holders_free(struct files *all, struct file_piece *p);
 void file_piece_moved(struct files *all, struct file_piece *p); /* file_lease_again() looks at the requests that wait for a copy of it */
 
 /* --- file_cache.c --- */
-/* A handle begins and ends to use a body. */
+/* Call these when a handle begins to use a body, and when it stops. */
 void file_body_opened(struct file_body *b, const struct file_open *o);
 void file_body_closed(struct files *all, struct file_body *b, const struct file_open *o);
 /* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. NULL: no memory. */
@@ -271,12 +271,12 @@ struct gateway_call *file_job_call(struct file_job *job);
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word);
 void file_answer_failed(struct gateway_call *c, int rc, const char *path);
 
-void file_recheck(struct files *all, struct file_body *b); /* compares it with the disk; if it has changed, it becomes stale */
+void file_recheck(struct files *all, struct file_body *b); /* compares the file with the disk; if it has changed, `b` becomes stale */
 
 /* --- file_watch.c --- */
 void file_watch_open(struct files *all);
 void file_watch_close(struct files *all);
-void file_watch(struct files *all, struct file_body *b); /* it has a descriptor */
+void file_watch(struct files *all, struct file_body *b); /* begins to watch the file; b->fd must be open */
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);

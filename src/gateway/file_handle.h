@@ -46,8 +46,9 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed;              /* a map slot: a thread waits for it */
-    bool keeps, tell, lost;    /* asked with FILE_KEEPS; the gateway wants to know when the copy is there; asked with FILE_HERE */
+    bool claimed; /* a map slot: a thread waits for it */
+    bool keeps, tell,
+        lost; /* keeps: asked with FILE_KEEPS; tell: the gateway wants to know when the copy is there; lost: asked with FILE_HERE */
     uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
@@ -60,8 +61,8 @@ struct weft_file {
     struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
     uint64_t there;          /* the handle's number at the gateway */
-    weft_file_info info;     /* for calls that are alone */
-    _Atomic uint64_t size;   /* info.bytes, for all others */
+    weft_file_info info;     /* only for calls that are alone (file_use()) */
+    _Atomic uint64_t size;   /* info.bytes, for all other calls */
     _Atomic bool changed[2]; /* [FILE_CHANGED_READ], [FILE_CHANGED_MAP]: the file has changed, so reads, or maps, no longer use what was
                                 requested before */
     _Atomic bool busy;
@@ -86,7 +87,7 @@ struct weft_file {
 
 /* --- file_keep.c --- */
 /* Takes memory for a copy of a piece of a file of `node`: new memory, or that of the copy that was taken first and that nobody uses.
- * `bytes`: for a view, so the limit does not count; 0: not for a view. NULL: there is none. */
+ * `bytes`: the size, if the copy is for a view, to which the limit does not apply; 0: it is not for a view. NULL: there is none. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
 /* The copy is right. Tells the gateway, and ends the lease. */
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
@@ -113,7 +114,7 @@ static inline int file_slot_state(const struct file_slot *s)
     return atomic_load_explicit(&s->state, memory_order_acquire);
 }
 void file_map_slot_free(struct file_slot *s);
-void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
+void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
 bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
 void file_slot_free(weft_file *f, struct file_slot *s);
 void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
@@ -131,9 +132,9 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
 /* Gets a slot with a lease of the piece, or with a copy of it; waits until it is there. `keeps`: a copy is wanted, if there is room. */
 int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out);
 /* Asks for the pieces after `index` in advance, if this read goes on beyond the piece (`more`) or the previous read was of the piece
- * before. */
-void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps);
-void file_slots_expire(weft_file *f); /* the file has changed */
+ * before; but not for pieces that begin at the offset `end` of the file, or later. `keeps`: copies of them are wanted. */
+void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps, uint64_t end);
+void file_slots_expire(weft_file *f); /* call it when the file has changed */
 
 /* --- file_read.c --- */
 /* between file_use() and file_unuse() */

@@ -5,8 +5,8 @@
  * is given once before any is given twice, so no link carries a piece much more often than others. As long as a node is getting a copy,
  * others wait for it, but not if it seems to have stopped: pieces have come to it faster than this (struct file_pace).
  *
- * A holder promises nothing. It may use the memory for something else at any time, and then reports this. So who gets a piece from a holder
- * compares the bytes with the hash that the gateway has sent.
+ * A holder promises nothing. It may use the memory for something else at any time, and then reports this. So an
+ * asker that gets a piece from a holder compares the bytes with the hash that the gateway has sent.
  */
 #include "gateway/file.h"
 

@@ -126,7 +126,7 @@ void file_answer_failed(struct gateway_call *c, int rc, const char *path)
                   path, node, node);
     else
         base_fail(rc, "%.300s at node %u: %s", path, node,
-                  rc == -EISDIR   ? "this is a folder, not a file; name a file in it"
+                  rc == -EISDIR   ? "this is a directory, not a file; name a file in it"
                   : rc == -EINVAL ? "this is not a regular file"
                                   : base_strerror(rc));
     gateway_answer_error(c, rc);

@@ -121,11 +121,12 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
 
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index)
 {
-    weft_request r = file_request(f, FILE_HOLD);
-    r.arg[0] = lease;
-    r.arg[1] = k->at;
-    r.arg[2] = generation;
-    r.arg[3] = index;
+    const weft_request r = {.version = WEFT_REQUEST_VERSION,
+                            .service = WEFT_SERVICE_FILE,
+                            .kind = FILE_HOLD,
+                            .node = f->node,
+                            .handle = f->there,
+                            .arg = {lease, k->at, generation, index}};
     k->generation = generation;
     k->index = index;
     k->told = true;

@@ -42,7 +42,7 @@ static void lease_delay(struct files *all, struct gateway_call *c, struct file_p
 
 static uint64_t hash_of(const struct files *all, struct file_piece *p)
 {
-    if (!p->hash) /* it was read for nodes of this host */
+    if (!p->hash) /* the piece was read for nodes of this host, which need no hash */
         p->hash = file_hash(weft_ptr(gateway_of(all->server)->w, p->at, p->bytes), p->bytes);
     return p->hash;
 }

@@ -4,8 +4,8 @@
  * of a file of another host are read in order, the handle gets them into this node's pool as soon as there is an answer, several at the
  * same time, and before the program asks for them. Such a copy is right if it came from the gateway before the lease ended, or if it has
  * the hash that the gateway has sent. If several hosts read the file, the address may be of a copy at another node; and the handle tells
- * the gateway when it has a copy. If that node does not answer, or the bytes are not right, the handle asks for the gateway's own piece;
- * also if this node has no room for a copy.
+ * the gateway when it has a copy. If that node does not answer, if the bytes are not right, or if this node has no room for a copy, the
+ * handle asks for the gateway's own piece.
  */
 #include "gateway/file_handle.h"
 
@@ -132,14 +132,18 @@ static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags,
     return slot_send(f, s, &r, post);
 }
 
-void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps)
+void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps, uint64_t end)
 {
-    uint64_t pieces = file_pieces(f->info.bytes), last = index + ahead_of(f, keeps);
+    uint64_t pieces = file_pieces(end), last = index + ahead_of(f, more || keeps);
     bool next = f->last != index && (more || (f->last != UINT64_MAX && f->last + 1 == index));
     f->last = index;
-    for (uint64_t i = index + 1; next && i <= last && i < pieces; i++)
-        if (!slot_of(f, i) && slot_ask(f, index, i, FILE_AHEAD | (keeps ? FILE_KEEPS | (f->away ? FILE_LATER : 0) : 0), true))
+    for (uint64_t i = index + 1; next && i <= last && i < pieces; i++) {
+        bool whole = i * WEFT_FILE_PIECE + file_piece_bytes(f->info.bytes, i) <= end;
+        bool copy = f->far && whole && (more || keeps);
+        uint32_t flags = FILE_AHEAD | (copy ? FILE_KEEPS : 0) | (copy && f->away ? FILE_LATER : 0);
+        if (!slot_of(f, i) && slot_ask(f, index, i, flags, true))
             return; /* not an error: the piece is requested again when it is needed */
+    }
 }
 
 /* --- copies in this node's pool --- */

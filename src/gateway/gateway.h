@@ -290,7 +290,7 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    uint64_t handle; /* of a request that starts a process: the asker's number of it */
+    uint64_t handle; /* of a request that starts a process: the asker's number of the process */
     bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
@@ -395,11 +395,11 @@ void gateway_server_linger(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
-    bool quick; /* as of a service */
+    bool quick; /* as in struct gateway_service */
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
 };
 void gateway_server_moved(struct gateway_stream *s);                                 /* s->arg is a gateway_listener */
-void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream); /* call this before closing such a stream */
+void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream); /* call this before closing a stream of a service */
 
 /* --- block.c --- */
 struct gateway_block {
@@ -431,8 +431,8 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 /* Installs a function that is called, with the lock held, when there may be something new about a process: it has started or could not be
- * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false for news that
- * leads to nothing until more comes. NULL: none. */
+ * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false: the
+ * news can wait until there is more. NULL: none. */
 typedef void gateway_notice(void *arg, bool soon);
 void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
@@ -482,8 +482,8 @@ struct gateway {
     struct gateway_copies *copies;
     struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
-    uint32_t net_sockets;     /* sockets that one other node may have here; 0: three times as many as are left */
-    uint32_t names;           /* names that one node may publish here; 0: three times as many as are left */
+    uint32_t net_sockets;     /* sockets that one other node may have here; 0: its share, see gateway_share_allows() */
+    uint32_t names;           /* names that one node may publish here; 0: its share, see gateway_share_allows() */
     /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */

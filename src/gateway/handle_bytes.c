@@ -121,7 +121,7 @@ int handle_input(struct weft_process *p)
     if (rc)
         return rc == -EINVAL ? -EPIPE : rc;
     base_spin_lock(&p->g->lock);
-    bool late = p->unread; /* the server knows that this node writes nothing */
+    bool late = p->unread; /* the server has been told that this node writes nothing */
     if (late)
         in->ended = true;
     else

@@ -274,11 +274,12 @@ static int check_unread(const struct run *r)
     uint32_t count = 0;
     for (const struct run *one = r->all->runs; one; one = one->next)
         count += one->node == r->node && one->ended && one->in_stream;
-    return count < GATEWAY_PROCESSES ? 0
-                                     : base_fail(-ENOBUFS,
-                                                 "node %u: %u processes that node %u started have ended, but node %u still holds their "
-                                                 "standard input open: close their handles",
-                                                 gateway_of(r->server)->w->rank, count, r->node, r->node);
+    return count < GATEWAY_PROCESSES
+               ? 0
+               : base_fail(-ENOBUFS,
+                           "node %u starts no more processes for node %u: %u of them have ended, but their standard "
+                           "input is still open: close the handles of processes that have ended (weft_process_close())",
+                           gateway_of(r->server)->w->rank, r->node, count);
 }
 
 static int open_streams(struct run *r, const weft_request *q)

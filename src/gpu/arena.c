@@ -233,7 +233,7 @@ static void for_all_arenas(struct arenas *c, const struct gpu_place *place,
         }
 }
 
-/* Never waits. False: there is no room to a node now. */
+/* Tells the other nodes that the RDMA device has refused the arena. Never waits. False: there is no room for the message to a node now. */
 static bool tell_refusal(struct arenas *c, struct gpu_arena *a)
 {
     struct arena_space m = {.space = a->space, .bytes = ARENA_AS_BEFORE, .rdma = atomic_load_explicit(&a->rdma_why, memory_order_relaxed)};

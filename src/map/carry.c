@@ -208,7 +208,7 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
         if (rc != -ETIMEDOUT)
             return rc;
         if (!there)
-            return base_fail(-ECONNRESET, "node %u, which reads the input for this node, is gone", node);
+            return base_fail(-ECONNRESET, "node %u, which reads the input for this node, is gone; run the job again", node);
     }
 }
 

@@ -169,8 +169,8 @@ void map_board_destroy(struct map_job *job);
 void map_nodes_prepare_owner(struct map_job *job);
 void map_nodes_forget(void); /* the job is over: signal handlers must no longer use `job` */
 void map_on_signal(int sig, void (*handler)(int));
-/* Called at the end of such a handler: pass the signal to the handler that was installed before. The earlier handler is that of the fabric,
- * which releases devices, or the default action. */
+/* A handler of a signal that ends the job calls this at its end: it passes the signal to the handler that was installed before. That is the
+ * handler of the fabric, which releases devices, or the default action. */
 void map_signal_pass(int sig);
 void map_nodes_stop_with(struct map_job *job); /* make Ctrl-Z stop the commands, too, and SIGCONT continue them */
 /* weft_open() with the settings of a map node; opens the queue, too. `on_member` is called with the job when a node has gone. */
@@ -281,7 +281,7 @@ enum map_kind {
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
     MAP_NO_START,  /* code: errno; the command cannot be started on any node */
-    MAP_NO_INPUT,  /* code: errno; the error text says why, also for the next two kinds */
+    MAP_NO_INPUT,  /* code: errno; the error text says why, as for MAP_NO_SPACE and MAP_NO_RESULT */
     MAP_NO_SPACE,  /* no room in the spill file; the job ends */
     MAP_NO_RESULT, /* the kernel failed */
     MAP_DEADLY,    /* several nodes died while running the piece */
@@ -432,7 +432,7 @@ void map_stream_close(struct map_stream *s);
 struct map_counts { /* kept by the owner */
     uint64_t pieces, done, failed, retried;
     uint64_t bytes_in, bytes_done, bytes_total; /* total 0: not known */
-    uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes that are apart */
+    uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes on other hosts than the owner */
     uint32_t nodes_died;
     int64_t start_ns, open_ns, end_ns;
 };
@@ -478,7 +478,7 @@ struct map_job {
     weft_node *w;
     weft_queue *queue;
     struct map_slot *slot;     /* [slots] */
-    pthread_mutex_t turn_lock; /* guards the next five fields; `misses` is read without it, too */
+    pthread_mutex_t turn_lock; /* guards the fields up to `look_ns`; `misses` is read without it, too */
     pthread_cond_t turn;       /* signalled when the slot that waits for the queue stops waiting */
     bool waits;                /* a slot waits for the queue */
     uint32_t asleep;           /* number of other idle slots */

@@ -39,7 +39,7 @@ void mem_pool_destroy(struct mem_pool *pool); /* no other thread may use the poo
  * call. Threads cache blocks that they freed: at most 8 MiB each, and an eighth of the pool together. If two threads free the same buffer
  * at the same time, this error may go undetected. */
 int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *offset);
-/* The same without an alignment, and with `origin` added to the offset, so that the caller need not load and change the result. */
+/* As mem_alloc(), without an alignment, and with `origin` added to the offset, so that the caller need not load and change the result. */
 int mem_alloc_from(struct mem_pool *pool, uint64_t bytes, uint64_t origin, uint64_t *out);
 int mem_free(struct mem_pool *pool, uint64_t offset);
 /* Usable bytes of the live buffer that starts at `offset`; 0: none starts there. Only tests use it. */

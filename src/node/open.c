@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft_open() and weft_close(): open the rooms in order, and close them in the opposite order.
+ * weft_open() and weft_close(): open the parts of a node in the order of their floors, the lowest
+ * (shared memory, the fabric) first; and close them in the opposite order.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -13,8 +14,8 @@
 #include "queue/queue.h"
 #include "sync/sync.h"
 
-#define AGAIN_FIRST (20 * WEFT_MS)    /* pause before a node tries again to join the running cluster; doubled each time, */
-#define AGAIN_LAST  (1 * WEFT_SECOND) /* the longest pause, about */
+#define AGAIN_FIRST (20 * WEFT_MS)    /* first pause before a node tries again to join the running cluster; doubled each time */
+#define AGAIN_LAST  (1 * WEFT_SECOND) /* about the longest pause */
 
 /* The size of the struct in version 0.1, the first one. */
 #define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)

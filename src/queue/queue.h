@@ -108,7 +108,7 @@ struct weft_queue {
     /* Submitter. */
     _Alignas(BASE_CACHE_LINE) struct table table;
     _Atomic uint32_t reapable; /* a copy of table.complete.count that is read without the lock */
-    _Atomic uint32_t pending;  /* likewise a copy of table.pending.count */
+    _Atomic uint32_t pending;  /* a copy of table.pending.count that is read without the lock */
     _Atomic uint32_t next;     /* round-robin over `serving` */
 
     /* Worker. */
@@ -259,7 +259,8 @@ int queue_check(struct weft_queue *q, struct fab_patience *p);
 void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
 
 /* --- upkeep.c --- */
-int64_t queue_tick(struct weft_queue *q, int64_t now); /* ns until the next; in the progress thread */
+int64_t queue_tick(struct weft_queue *q,
+                   int64_t now); /* does what is due; returns after how many ns to call it again. In the progress thread */
 void queue_free_watch(struct slot_watch *watch);
 void queue_destroy(struct weft_queue *q); /* free the queue's private memory; no thread may be using it */
 

@@ -181,9 +181,10 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
  * `nodes`. Returns how many were claimed. */
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half);
 
-/* Worker: `word` is the claimed word. Returns -ESTALE if the slot has another word now; on success `*now` is the new word. Any other error
- * comes from the fabric, and the swap may have happened or not (see above). */
-void slot_fetch(const struct slot_shard *s, uint32_t slot); /* a call that changes the slot will follow soon */
+/* Starts to load the slot's memory, because a call that changes the slot will follow soon. */
+void slot_fetch(const struct slot_shard *s, uint32_t slot);
+/* Worker: change a claim; `word` is the claimed word. Return -ESTALE if the slot has another word now; on success `*now` is the new word.
+ * Any other error comes from the fabric, and the change may have happened or not. */
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);

@@ -56,7 +56,8 @@ uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint3
  * counts as submitted. */
 bool table_remove(struct table *t, uint64_t id, uint32_t home);
 
-void table_fetch(const struct table *t, uint64_t id); /* a completion of this id follows soon */
+/* Starts to load the id's entry, because a completion of this id follows soon. */
+void table_fetch(const struct table *t, uint64_t id);
 /* Accept a completion. True: the task is now complete. False: the completion is a duplicate, or no task has this id. */
 bool table_complete(struct table *t, uint64_t id, const weft_done *done);
 uint32_t table_reap(struct table *t, weft_done *out, uint32_t max);

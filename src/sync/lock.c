@@ -220,10 +220,11 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
         return;
     /* The call that waited has just timed out: release the lock. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
-        base_log(BASE_LOG_WARN,
-                 "lock %#llx: other nodes may wait for it for ever: it was granted after the call for it had timed out, and there is no "
-                 "memory for the message that releases it" BASE_MEMORY_HINT,
-                 (unsigned long long)m->word);
+        base_log(
+            BASE_LOG_WARN,
+            "lock %#llx was granted after the call for it had timed out, and there is no memory for the message that releases it. Calls of "
+            "other nodes for this lock will time out until this node is closed" BASE_MEMORY_HINT,
+            (unsigned long long)m->word);
 }
 
 static void on_lock_message(struct weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,

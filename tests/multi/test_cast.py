@@ -348,7 +348,7 @@ class Refused(Cast):
         os.symlink(away, self.at(1, "src", "in"))
         os.symlink(os.path.join(away, "b"), self.at(1, "src", "b"))  # this one is replaced
         p = self.cast(self.src, "all:" + self.dest, code=1)
-        self.assertRegex(p.stderr, r":1: src/in: cannot make this folder, because a file or a symbolic link has its name")
+        self.assertRegex(p.stderr, r":1: src/in: cannot make this directory, because a file or a symbolic link has its name")
         self.assertEqual(os.listdir(away), [])
         self.assertEqual(stat.S_IFMT(os.lstat(self.at(1, "src", "b")).st_mode), stat.S_IFREG)
         self.same(2)

@@ -116,7 +116,7 @@ static void errors(weft_node *w, void *arg)
     size_t n;
     weft_file_cached one;
     must_fail(w, in_folder("none"), 0, -ENOENT, "none at node 0: No such file");
-    must_fail(w, folder, 0, -EISDIR, "this is a folder");
+    must_fail(w, folder, 0, -EISDIR, "this is a directory");
     must_fail(w, in_folder("fifo"), 0, -EINVAL, "not a regular file"); /* at once: nobody writes to it */
     must_fail(w, "/dev/zero", 0, -EINVAL, "not a regular file");
     must_fail(w, in_folder("small/x"), 0, -ENOTDIR, "Not a directory");
@@ -627,8 +627,8 @@ static void rooted(weft_node *w, void *arg)
     for (unsigned i = 0; i < sizeof outside / sizeof outside[0]; i++)
         must_fail(w, outside[i], 0, -EACCES, "only files below its WEFT_FILE_ROOT");
     must_fail(w, "../made", WEFT_FILE_WRITE | WEFT_FILE_CREATE, -EACCES, "only files below its WEFT_FILE_ROOT");
-    must_fail(w, ".", 0, -EISDIR, "this is a folder");
-    must_fail(w, in_folder("root"), 0, -EISDIR, "this is a folder");
+    must_fail(w, ".", 0, -EISDIR, "this is a directory");
+    must_fail(w, in_folder("root"), 0, -EISDIR, "this is a directory");
     must_fail(w, "none", 0, -ENOENT, "No such file");
     CHECK(access(in_folder("made"), F_OK) != 0);
     /* Opens files while a folder is replaced by a link that leads out of the root, and back. */

@@ -456,6 +456,7 @@ static void test_mapped_ahead(void **state)
 static void read_ahead(weft_node *w, void *arg)
 {
     (void)arg;
+    static uint8_t some[3 * PIECE]; /* of four pieces */
     char byte;
     size_t n;
     weft_file *f;
@@ -472,6 +473,12 @@ static void read_ahead(weft_node *w, void *arg)
         OK(weft_file_read(f, &byte, 1, (ahead + 5) * PIECE, &n, DEFAULT_TIME)); /* not the next one: nothing is read ahead */
         CHECK(cache_of(w).disk_reads == 3 + ahead);
         OK(weft_file_close(f));
+        /* One read of several pieces, somewhere: these are read, and nothing beyond the read's end. */
+        OK(weft_file_open(w, 0, in_folder("other"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_read(f, some, sizeof some, 2 * PIECE + 100, &n, DEFAULT_TIME));
+        CHECK(n == sizeof some && right(some, 2, 2 * PIECE + 100, n));
+        OK(weft_file_close(f)); /* the gateway handles a handle's requests in order, so those of reads ahead are done now */
+        CHECK(cache_of(w).disk_reads == 3 + ahead + 4);
     }
     OK(weft_barrier(w, DEFAULT_TIME));
 }
@@ -480,6 +487,7 @@ static void test_read_ahead(void **state)
 {
     (void)state;
     write_file(in_folder("big"), 1, (FILE_AHEAD_FAR + 10) * PIECE, O_TRUNC);
+    write_file(in_folder("other"), 2, (FILE_AHEAD_FAR + 10) * PIECE, O_TRUNC);
     assert_int_equal(nodes_failed_with(2, read_ahead, NULL, USUAL), 0);
 }
 
@@ -495,7 +503,7 @@ static void slot_in_use(weft_node *w, void *arg)
         OK(file_slot_get(f, 1, false, now_ns() + 30 * WEFT_SECOND, &s));
         uint64_t lease = s->lease;
         s->until = 0;
-        file_slot_ahead(f, 1, true, false);
+        file_slot_ahead(f, 1, true, false, f->info.bytes);
         CHECK(s->index == 1 && s->until == 0 && s->lease == lease && file_slot_state(s) == SLOT_READY);
         OK(weft_file_close(f));
     }
@@ -574,7 +582,9 @@ static void offers(weft_node *w, void *arg)
         const char *const refused[] = {in_folder("two"), "/etc/passwd", in_folder("../one"), in_folder("./one")};
         for (unsigned i = 0; i < sizeof refused / sizeof refused[0]; i++) {
             CHECK(weft_file_open(w, 0, refused[i], 0, &f, DEFAULT_TIME) == -EPERM && !f);
-            CHECK(strstr(weft_error(), "does not offer this file (weft_file_offer()), and WEFT_FILE_ROOT of that node is -"));
+            CHECK(strstr(
+                weft_error(),
+                "serves only files that its program offers (weft_file_offer()), and only for reading, because its WEFT_FILE_ROOT is -"));
         }
         CHECK(weft_file_open(w, 0, in_folder("one"), WEFT_FILE_WRITE, &f, DEFAULT_TIME) == -EPERM); /* only to read */
         CHECK(weft_file_open(w, 0, in_folder("later"), 0, &f, DEFAULT_TIME) == -ENOENT);

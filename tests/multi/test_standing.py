@@ -705,7 +705,7 @@ class Log(Standing):
         os.kill(nodes[1]["pid"], signal.SIGKILL)
         until("the log begins anew", lambda: os.path.exists(self.path("log.1")))
         self.assertEqual(os.stat(self.path("log")).st_mode & 0o777, 0o600)
-        until("the launcher has said it", lambda: "place 1: its node (pid" in self.weft("logs").stdout)
+        until("the launcher has said it", lambda: "the node at place 1 of this host (pid" in self.weft("logs").stdout)
         self.assertLess(os.path.getsize(self.path("log")), 1 << 20)
         self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
         until("it catches the signal", lambda: processes.catches(follow.pid, signal.SIGINT))
@@ -730,7 +730,7 @@ class Log(Standing):
         time.sleep(0.2)  # and, usually, has tried to write it
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
         os.kill(nodes[2]["pid"], signal.SIGKILL)
-        until("the log goes on", lambda: "place 2: its node (pid" in self.log())
+        until("the log goes on", lambda: "the node at place 2 of this host (pid" in self.log())
         self.exec("--on", "0", "--", "true")
 
     def test_watch(self):

@@ -121,7 +121,7 @@ static void check_port_down(void)
 
 static void plan_port_down(struct ground *g)
 {
-    /* every time both ends of a cable */
+    /* the two ends of one cable */
     g->model.topology.devices[0].port_up = g->model.topology.devices[1].port_up = 0;
 }
 
@@ -239,7 +239,7 @@ static void plan_no_ipv4(struct ground *g)
     }
 }
 
-/* A GID never set: INIT to RTR fails with errno 22; the same for an index of none. */
+/* A GID that was never set: INIT to RTR fails with errno 22; so does an index at which there is no GID. */
 static void check_bad_gid(void)
 {
     struct end e = begin(FRAME);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The state of a link that the other files report: it needs a queue pair, its queue pair has broken, its peer must be treated as dead.
- * How long a queue pair may take. And the node's stages and frames, which all links share.
+ * What the other files report about a link: it needs a queue pair, its queue pair has broken, or its peer must be treated as dead. Also:
+ * how long a queue pair may make no progress; and the stages and frames of the node, which all links share.
  */
 #include "fabric/rc/rc.h"
 

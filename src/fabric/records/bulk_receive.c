@@ -196,7 +196,8 @@ bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now)
     return tb_stream_say(b->stream, &m);
 }
 
-/* A record's bytes are copied before they are summed, so they match their checksum even if the memory changes all the time. */
+/* Requests the pieces of transfers that use records. The bytes of a record are copied before they are summed, so they match their checksum
+ * even if other nodes keep writing to the memory that is read. */
 void tb_bulk_receive_fetch(struct tb_bulk *b)
 {
     for (uint32_t id = 0; id < TB_TRANSFERS && b->use_records; id++) {
