@@ -28,6 +28,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     uint8_t *to = buf;
     int rc = 0;
     *got = 0;
+    f->away = f->left && base_now_ns() - f->left >= atomic_load_explicit(&f->g->file_patience, memory_order_relaxed) / FILE_AWAY_PART;
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
     /* One call that reads a few MiB in the middle of a file, as each slot of weft map does, must not carry more over the network. */
@@ -54,6 +55,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
             f->ends = offset;
         }
     }
+    f->left = base_now_ns();
     return rc;
 }
 

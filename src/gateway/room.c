@@ -122,6 +122,7 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     snprintf(g->net_rules, sizeof g->net_rules, "%s", settings->net_rules);
     snprintf(g->file_root, sizeof g->file_root, "%s", settings->file_root);
     g->file_cache = settings->file_cache;
+    g->file_patience = WEFT_SECOND;
     g->net_sockets = settings->net_sockets;
     g->names = settings->names;
     g->next_deadline = INT64_MAX;

@@ -19,6 +19,7 @@
 
 /* --- calls that do not wait --- */
 
+static const char *const MANY_FILES[] = {"WEFT_SERVE=file", "WEFT_POOL=256M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
 static const char *const USUAL[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_LOG=error", NULL};
 
 static void started(weft_node *w, void *arg)
@@ -361,6 +362,43 @@ static void test_slot_in_use(void **state)
     assert_int_equal(nodes_failed_with(2, slot_in_use, NULL, USUAL), 0);
 }
 
+/* --- many files --- */
+
+#define MANY (FILE_BUCKETS + 100u)
+
+/* More pieces than the gateway's table had room for at first: all are found again. */
+static void many_files(weft_node *w, void *arg)
+{
+    (void)arg;
+    char name[32], byte;
+    weft_file *f;
+    size_t n;
+    if (weft_rank(w) == 1) {
+        for (unsigned round = 0; round < 2; round++)
+            for (unsigned i = 0; i < MANY; i++) {
+                snprintf(name, sizeof name, "many-%u", i);
+                OK(weft_file_open(w, 0, in_folder(name), 0, &f, DEFAULT_TIME));
+                OK(weft_file_read(f, &byte, 1, 0, &n, DEFAULT_TIME));
+                CHECK(n == 1 && byte == (char)byte_of(i, 0));
+                OK(weft_file_close(f));
+            }
+        weft_file_cache c = cache_of(w);
+        CHECK(c.disk_reads == MANY && c.hits == MANY);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_many_files(void **state)
+{
+    (void)state;
+    char name[32];
+    for (unsigned i = 0; i < MANY; i++) {
+        snprintf(name, sizeof name, "many-%u", i);
+        write_file(in_folder(name), i, 1, O_TRUNC);
+    }
+    assert_int_equal(nodes_failed_with(2, many_files, NULL, MANY_FILES), 0);
+}
+
 /* --- a gateway that offers single files --- */
 
 static void offers(weft_node *w, void *arg)
@@ -556,6 +594,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {TEST(test_started),      TEST(test_started_busy), TEST(test_noticed_by_the_system),
                                        TEST(test_notices_lost), TEST(test_mapped_ahead), TEST(test_read_ahead),
                                        TEST(test_slot_in_use),  TEST(test_offers),       TEST(test_forged_answers),
-                                       TEST(test_grows)};
+                                       TEST(test_grows),        TEST(test_many_files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
