@@ -61,7 +61,8 @@ typedef struct weft_file_info {
 
 /* Opens the file `path` of the gateway. A relative path starts at the gateway's WEFT_FILE_ROOT if that is set, and otherwise at its
  * working directory.
- * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes;
+ * Errors: -EINVAL the path is empty, unknown flags, not a regular file, or a file of /proc, which does not tell its size; -ENAMETOOLONG
+ * the path has more than WEFT_FILE_PATH_MAX bytes;
  * -EISDIR the path is a directory; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT
  * is `-`, and the gateway has not offered the file for these flags; -ENOENT there is no such file; -EMFILE the gateway has too many open
  * files; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the

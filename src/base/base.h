@@ -187,6 +187,9 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge);
 int base_memory_dmabuf(int fd, uint64_t bytes);
 /* Check that a descriptor from a peer is memory that a peer's base_memory_fd() has made, of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
+/* Whether an open file has the size that fstat() reports. Files of /proc and /sys have not: they report 0 bytes, or a page. Reads one byte.
+ */
+bool base_size_is_true(int fd, uint64_t size);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
 void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* those processors as a bit set: bit i is processor i, up to 1023 */

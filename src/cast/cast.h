@@ -381,6 +381,8 @@ void cast_disk_settle(struct cast_disk *d); /* at the end of a round: give compl
  * printed. */
 int cast_disk_folder(struct cast_disk *d, uint32_t index);
 void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what);
+/* True: what has the name of this entry is a device, a socket or a pipe, which is never replaced; the entry has been given up. */
+bool cast_disk_refuses(struct cast_disk *d, uint32_t index, const struct stat *there);
 /* The name of an entry in its folder, or the name that DEST gives it. */
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index);
 

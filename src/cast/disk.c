@@ -57,6 +57,14 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
         cast_say(d->c, true, "%s: cannot %s: %s", path_of(d, index, path, sizeof path), what, base_strerror(error));
 }
 
+bool cast_disk_refuses(struct cast_disk *d, uint32_t index, const struct stat *there)
+{
+    if (S_ISREG(there->st_mode) || S_ISDIR(there->st_mode) || S_ISLNK(there->st_mode))
+        return false;
+    cast_disk_give_up(d, index, EEXIST, "replace the device, socket or pipe of this name (remove it, or copy to another name)");
+    return true;
+}
+
 /* --- folders --- */
 
 static int open_folder(struct cast_disk *d, uint32_t index)
@@ -159,6 +167,8 @@ static void compare_file(struct cast_disk *d, uint32_t index)
     }
     const char *name = cast_disk_name(d, index);
     bool there = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (there && cast_disk_refuses(d, index, &st))
+        return;
     const bool follow = d->c->config.head.follow; /* the file may still grow: checksums at the end tell whether it is right */
     if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size &&
         (d->c->config.head.flags & CAST_CHECKSUM || (follow && same_time(&st, e)))) {

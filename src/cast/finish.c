@@ -24,9 +24,12 @@ static int make_symlink(struct cast_disk *d, uint32_t index)
     const struct cast_entry *e = &d->c->list.entry[index];
     char part[CAST_PART_NAME], now[CAST_LINK_MAX + 2];
     struct timespec t[2];
+    struct stat st;
     int at = cast_disk_folder(d, index);
     if (at < 0)
         return at;
+    if (fstatat(at, e->name, &st, AT_SYMLINK_NOFOLLOW) == 0 && cast_disk_refuses(d, index, &st))
+        return 0;
     ssize_t n = readlinkat(at, e->name, now, sizeof now);
     set_times_of(e, t);
     if (n == (ssize_t)strlen(e->link) && memcmp(now, e->link, (size_t)n) == 0)
@@ -51,8 +54,10 @@ static int make_hardlink(struct cast_disk *d, uint32_t index)
         return at < 0 ? at : -errno;
     at = cast_disk_folder(d, index);
     int rc = at < 0 ? at : d->file[e->target].state != CAST_RIGHT || fstatat(from, target->name, &a, AT_SYMLINK_NOFOLLOW) ? -ENOENT : 0;
-    bool linked = !rc && fstatat(at, e->name, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-    if (!rc && !linked) {
+    bool there = !rc && fstatat(at, e->name, &b, AT_SYMLINK_NOFOLLOW) == 0;
+    bool linked = there && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    bool refused = there && cast_disk_refuses(d, index, &b);
+    if (!rc && !linked && !refused) {
         cast_disk_part(e->name, part);
         unlinkat(at, part, 0);
         rc = linkat(from, target->name, at, part, 0) ? -errno : renameat(at, part, at, e->name) ? -errno : 0;

@@ -241,11 +241,15 @@ static void send_size(struct cast_source *s, uint32_t file)
     add_record(s, at, &r, sizeof n);
 }
 
+#define NO_SIZE_MAX UINT64_C(65536) /* the largest page: a file of /sys reports a page as its size */
+
 /* Send a file that is not followed. Returns 0, or a negative errno with base_error(). */
 static int send_still_file(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t have)
 {
     const struct cast_entry *e = &s->c->list.entry[file];
     int rc = fd < 0 ? fd : unchanged(fd, e) ? 0 : -ESTALE;
+    if (!rc && e->size <= NO_SIZE_MAX && !base_size_is_true(fd, e->size) && unchanged(fd, e))
+        return base_fail(-EINVAL, "it does not tell its size, like files of /proc: not sent; copy it to another file first");
     if (!rc)
         rc = cast_send_content(s, fd, file, at, have, e->size);
     if (!rc && !s->aborted && !unchanged(fd, e))

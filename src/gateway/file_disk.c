@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define STEP_NS       (20 * WEFT_MS)
+#define NO_SIZE_MAX   UINT64_C(65536)   /* the largest page: a file of /sys reports a page as its size */
 #define WHOLE_STEP_NS (2 * WEFT_SECOND) /* for a time that is a whole second: the file system may store whole seconds only */
 
 /* May wrap around for absurd times. That does no harm, because times are only compared. */
@@ -71,6 +72,17 @@ static void settle(int64_t modified_ns)
         base_sleep_ns(step - since);
 }
 
+/* A file to be read whose size is not true could only be read as an empty one, or would seem to change all the time. Other files of that
+ * size are read at once in any case. */
+static int check_size(int fd, struct file_identity *is)
+{
+    const struct file_identity before = *is;
+    if (is->bytes > NO_SIZE_MAX || base_size_is_true(fd, is->bytes))
+        return 0;
+    int rc = look(fd, is);
+    return rc ? rc : file_same(&before, is) ? -EINVAL : 0; /* else the file has grown in between */
+}
+
 static int job_open(struct file_job *job)
 {
     int flags = job->flags & WEFT_FILE_WRITE ? O_RDWR : O_RDONLY;
@@ -81,7 +93,8 @@ static int job_open(struct file_job *job)
         return rc;
     /* not with O_TRUNC: first it must be known that this is a regular file */
     rc = job->flags & WEFT_FILE_TRUNCATE && ftruncate(job->fd, 0) ? -errno : 0;
-    return rc ? rc : look(job->fd, &job->is);
+    rc = rc ? rc : look(job->fd, &job->is);
+    return rc || flags != O_RDONLY ? rc : check_size(job->fd, &job->is);
 }
 
 static int job_read(struct file_job *job)

@@ -13,17 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Whether a file is as large as stat() reports. Files of /sys and /proc are not, and are read as streams. */
-static bool size_is_true(int fd, off_t end)
-{
-    char last;
-    ssize_t n;
-    do
-        n = pread(fd, &last, 1, end - 1);
-    while (n < 0 && errno == EINTR);
-    return n != 0; /* a read error is reported later, by the code that reads the file */
-}
-
 int map_input_look(struct map_input *in)
 {
     struct stat st;
@@ -57,7 +46,7 @@ static int open_input(const struct map_job *job, struct map_input *in, const cha
         at = lseek(in->fd, 0, SEEK_CUR);
         end = S_ISREG(st.st_mode) ? st.st_size : lseek(in->fd, 0, SEEK_END);
     }
-    in->stream = end <= 0 || at < 0 || !size_is_true(in->fd, end);
+    in->stream = end <= 0 || at < 0 || !base_size_is_true(in->fd, (uint64_t)end);
     if (!in->stream) {
         in->start = (uint64_t)at;
         in->size = (uint64_t)(end > at ? end : at);

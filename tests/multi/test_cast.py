@@ -333,11 +333,23 @@ class Refused(Cast):
         os.mkfifo(os.path.join(self.src, "pipe"))
         with socket.socket(socket.AF_UNIX) as s:
             s.bind(os.path.join(self.src, "socket"))
-        p = self.cast(self.src, "all:" + self.dest, code=1)
-        for name in ("pipe", "socket"):
-            self.assertRegex(p.stderr, f"(?m)src/{name}: is a device, a socket or a pipe: not sent$")
+        p = self.cast(self.src, "/proc/version", "all:" + self.dest, code=1)
+        for what in ("src/pipe: is a device, a socket or a pipe", "src/socket: is a device, a socket or a pipe", "version: it does not tell its size"):
+            self.assertRegex(p.stderr, f"(?m){what}.*: not sent")
         for node in (1, 2, 3):
             self.assertEqual(os.listdir(self.at(node, "src")), ["a"])
+
+    def test_devices_are_not_replaced(self):
+        names = self.file("src/file", b"1"), os.path.join(self.src, "hard"), os.path.join(self.src, "link")
+        os.link(names[0], names[1])
+        os.symlink("file", names[2])
+        for there in (self.at(1, "src", os.path.basename(name)) for name in names):
+            shutil.rmtree(self.at(1), ignore_errors=True)
+            os.makedirs(self.at(1, "src"))
+            os.mkfifo(there)
+            for what in ([self.src, "1:" + self.dest], [names[0], "1:" + there]):
+                self.assertIn("cannot replace the device, socket or pipe of this name", self.cast(*what, code=1).stderr)
+            self.assertTrue(stat.S_ISFIFO(os.lstat(there).st_mode), there)
 
     def test_links_out_of_dest(self):
         """A symbolic link below DEST is not followed, wherever it leads."""

@@ -36,6 +36,8 @@ static void errors(weft_node *w, void *arg)
     must_fail(w, folder, 0, -EISDIR, "this is a directory");
     must_fail(w, in_folder("fifo"), 0, -EINVAL, "not a regular file"); /* at once: nobody writes to it */
     must_fail(w, "/dev/zero", 0, -EINVAL, "not a regular file");
+    if (access("/proc/version", R_OK) == 0)
+        must_fail(w, "/proc/version", 0, -EINVAL, "does not tell its size"); /* and not an empty file */
     must_fail(w, in_folder("small/x"), 0, -ENOTDIR, "Not a directory");
     must_fail(w, "", 0, -EINVAL, "the path is empty");
     must_fail(w, "x", WEFT_FILE_CREATE, -EINVAL, "need WEFT_FILE_WRITE");
