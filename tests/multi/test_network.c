@@ -123,6 +123,56 @@ static void test_cut(void **state)
     assert_int_not_equal(atomic_load(&c->reasons), 0);
 }
 
+/* --- stopped peers --- */
+
+enum { PIECE = 8 << 10, PIECES = 48 }; /* puts of the smallest size for which ofi uses RMA: together more than it has under way to a peer */
+
+struct stopped {
+    _Atomic uint32_t ready, done, pids[NODES_MAX];
+};
+
+/* Nodes 2 and up are stopped, and node 0 has begun more puts to them than it can have requests under way. Its operations to node 1 end all
+ * the same. */
+static void beside_stopped(weft_node *w, void *arg)
+{
+    struct stopped *s = arg;
+    uint32_t me = weft_rank(w), n = weft_size(w);
+    weft_gaddr a = symmetric_alloc(w, (PIECES + 1) * PIECE);
+    static uint8_t bytes[PIECE];
+    atomic_store(&s->pids[me], (uint32_t)getpid());
+    OK(weft_barrier(w, patience_ns(60)));
+    meet(&s->ready, n);
+    if (me == 0) {
+        memset(bytes, 7, sizeof bytes);
+        for (uint32_t i = 2; i < n; i++)
+            stop_asleep((pid_t)atomic_load(&s->pids[i]));
+        for (uint32_t i = 2; i < n; i++)
+            for (int k = 0; k < PIECES; k++)
+                OK(weft_put(w, on_node(a, i) + (uint64_t)k * PIECE, bytes, sizeof bytes, NULL));
+        for (int k = 0; k < PIECES; k++)
+            OK(weft_put(w, on_node(a, 1) + (uint64_t)k * PIECE, bytes, sizeof bytes, NULL));
+        OK(weft_flush(w, 1, patience_ns(20)));
+        for (uint32_t i = 2; i < n; i++)
+            CHECK(kill((pid_t)atomic_load(&s->pids[i]), SIGCONT) == 0);
+        for (uint32_t i = 2; i < n; i++)
+            OK(weft_flush(w, i, patience_ns(60)));
+        atomic_store(&s->done, 1);
+    }
+    wait_for(&s->done, 1);
+    const uint8_t *mine = weft_ptr(w, a, PIECES * PIECE);
+    for (int i = 0; i < PIECES * PIECE; i++)
+        CHECK(mine[i] == (me ? 7 : 0));
+    OK(weft_barrier(w, patience_ns(60)));
+}
+
+static void test_beside_stopped(void **state)
+{
+    (void)state;
+    /* long, because replacing the endpoint would end all requests, and then node 0 could begin others */
+    static const char *const environment[] = {"WEFT_RECONNECT=100s", NULL};
+    assert_int_equal(nodes_failed_with(12, beside_stopped, shared_words(sizeof(struct stopped)), environment), 0);
+}
+
 /* --- sleep --- */
 
 /* Whether a thread of the process runs, or waits for a processor. */
@@ -208,7 +258,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocked),   cmocka_unit_test(test_signals), cmocka_unit_test(test_away_for_a_second),
-        cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),     cmocka_unit_test(test_beside_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,10 +36,11 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES      128u                  /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS      256u                  /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
-#define OFI_MOVE_BYTES    (1u << 20)            /* bytes of one RMA request */
-#define OFI_MOVES         32u                   /* RMA requests under way to a peer ... */
+#define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
+#define OFI_SHARE         2u         /* ... and as many more for each peer, which no other peer can hold */
+#define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
+#define OFI_MOVES         32u        /* RMA requests under way to a peer ... */
 #define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* ... and their bytes: few, because frames wait behind them */
 #define OFI_MOVE_LEAST    8192u                 /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u                   /* a memory region has at most 1 GiB */
@@ -127,8 +128,12 @@ struct ofi {
     struct ofi_request *receives, *requests;
     uint32_t receives_count, requests_count;
     struct ofi_request *free, *owed; /* free requests; receives that the provider had no room for. Under `calls` */
-    struct ofi_link **links;         /* [size]; NULL for peers that use another transport or device */
-    char name[64];                   /* this node's address as text */
+    /* Requests to a peer that is slow or stopped end late. So that such peers cannot hold all of them, each peer has OFI_SHARE of its own
+     * and takes more only from those that are common to all. Under `calls`. */
+    uint32_t common;         /* how many of the common requests are free */
+    uint16_t *held;          /* [room] how many requests are under way to each peer */
+    struct ofi_link **links; /* [size]; NULL for peers that use another transport or device */
+    char name[64];           /* this node's address as text */
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
