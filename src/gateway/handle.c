@@ -437,7 +437,7 @@ int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
 {
     if (signal < 0 || signal >= NSIG)
         return base_fail(-EINVAL, "weft_process_signal(): there is no signal %d; expected 1 to 64", signal);
-    return ask_of_running(p, WEFT_PROCESS_SIGNAL, (uint64_t)signal, 0, "no signal was sent", timeout_ns);
+    return ask_of_running(p, WEFT_PROCESS_SIGNAL, (uint64_t)base_signal_out(signal), 0, "no signal was sent", timeout_ns);
 }
 
 int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns)
@@ -528,7 +528,7 @@ void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway
     struct weft_process *p = gateway_table_find(&g->processes, m->to);
     if (p && p->node == from && p->state == HANDLE_RUNS) {
         p->exit = (weft_exit){.status = e.status,
-                              .signal = e.signal,
+                              .signal = base_signal_in(e.signal),
                               .timed_out = e.timed_out != 0,
                               .user_ns = (int64_t)e.user_ns,
                               .system_ns = (int64_t)e.system_ns,
