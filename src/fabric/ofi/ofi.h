@@ -94,8 +94,20 @@ struct ofi_link {
     bool renewed;     /* this node has replaced its endpoint once because of this link */
     bool asked;       /* the peer was asked whether its process is running ... */
     int64_t answered; /* ... and answered at this time; 0: not yet */
-    bool tell;        /* this node's new address must be sent to the peer */
     _Atomic uint64_t connects;
+    /* After one of the two nodes has replaced its endpoint; see watch.c. `shut` is under the link's lock, the others are the progress
+     * thread's. */
+    bool shut;        /* nothing is sent now */
+    bool tell;        /* this node's new address must be sent to the peer, ... */
+    bool awaits;      /* ... which has not confirmed it yet */
+    bool interrupted; /* puts were under way from the former endpoint */
+    bool probes;      /* the connection to the peer's former endpoint, whose address is `was`, may still exist */
+    bool confirm;     /* the peer's endpoint number `theirs` must be confirmed */
+    uint32_t theirs;
+    fi_addr_t was;
+    int64_t probe_at;  /* when to look for the former connection next */
+    int64_t settle_at; /* the former connection is gone, and its end is handled by then; 0: it is not gone */
+    int64_t open_at;   /* when the link is open again, although nothing came from the peer; 0: no time is set */
 };
 
 struct ofi_late {
@@ -189,6 +201,7 @@ static inline struct ofi_link *ofi_link_of(const struct ofi *o, uint32_t node)
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
+void ofi_link_open_locked(struct ofi_link *l);                                       /* under the link's lock; the caller pumps the link */
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
 /* poll.c; struct fab_transport describes the last six */
