@@ -58,6 +58,16 @@ __global__ void request(const weft_device *d, uint64_t n, int *rc)
     *rc = r;
 }
 
+/* The same by a kernel that has copied the weft_device, so that its words are in registers. */
+__global__ void request_copied(const weft_device *given, uint64_t n, int *rc)
+{
+    const weft_device d = *given;
+    int r = 0;
+    for (uint64_t i = 0; i < n && r == 0; i++)
+        r = weft_device_nothing(&d, true);
+    *rc = r;
+}
+
 /* Empty requests with a pause of so many clocks of the GPU before the first look at the answer. Adds up in `sum` the looks, the clocks of
    posting, and those from then on. */
 __global__ void request_parts(const weft_device *d, uint64_t n, long long pause, unsigned long long *sum, int *rc)
@@ -126,30 +136,35 @@ static int *rc_word(void)
     return rc;
 }
 
-/* The round trip of a kernel's own store to the other node's pool, which the processor there answers by a put. */
-__global__ void store_ping(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, int *rc)
+/* The round trip of a kernel's own store to the other node's pool, which the processor there answers by a put. KEEP: the kernel asks for
+   its pointers once. */
+template <bool KEEP> __global__ void store_ping(const weft_device *given, uint64_t there, uint64_t here, uint64_t from, uint64_t n, int *rc)
 {
-    int r = 0;
+    const weft_device copy = *given, *d = &copy;
+    uint64_t *kept = (uint64_t *)weft_device_ptr(d, there, 8), *answer = (uint64_t *)weft_device_ptr(d, here, 8);
+    int r = kept && answer ? 0 : -WEFT_DEVICE_EFAULT;
     for (uint64_t i = from; i < from + n && r == 0; i++) {
-        uint64_t *word = (uint64_t *)weft_device_ptr(d, there, 8);
-        if (!word) {
-            r = -WEFT_DEVICE_EFAULT;
-            break;
-        }
+        uint64_t *word = KEEP ? kept : (uint64_t *)weft_device_ptr(d, there, 8);
         weft_device_tell(word, i);
         weft_device_publish();
-        r = weft_device_wait_at_least(d, here, i, NULL);
+        if (!KEEP)
+            r = weft_device_wait_at_least(d, here, i, NULL);
+        else
+            while (weft_device_load(answer) < i)
+                ;
     }
     *rc = r;
 }
 
 static void store_pong(const struct spec *s)
 {
+    static uint64_t last;
     const uint64_t *word = (const uint64_t *)weft_ptr(w, at[1], 8);
-    for (uint64_t i = 1; i <= s->warmup + s->iterations; i++) {
-        while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < i)
+    for (uint64_t end = last + s->warmup + s->iterations; last < end;) {
+        last++;
+        while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < last)
             ;
-        OK(weft_put(w, at[0], &i, 8, NULL));
+        OK(weft_put(w, at[0], &last, 8, NULL));
     }
 }
 
@@ -191,13 +206,20 @@ static void ours(const struct spec *s)
         (void)TIMED((request<<<1, 1>>>(weft_gpu_device(g), s->warmup, rc)));
         double ms = TIMED((request<<<1, 1>>>(weft_gpu_device(g), s->iterations, rc)));
         spec_value(s, ms * 1e3 / (double)s->iterations);
+    } else if (strcmp(s->test, "request_copied_lat") == 0) {
+        (void)TIMED((request_copied<<<1, 1>>>(weft_gpu_device(g), s->warmup, rc)));
+        double ms = TIMED((request_copied<<<1, 1>>>(weft_gpu_device(g), s->iterations, rc)));
+        spec_value(s, ms * 1e3 / (double)s->iterations);
     } else if (strcmp(s->test, "put_lat") == 0) {
         (void)TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->warmup, rc)));
         double ms = TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->iterations, rc)));
         spec_value(s, ms * 1e3 / (double)s->iterations);
-    } else if (strcmp(s->test, "store_lat") == 0) {
-        (void)TIMED((store_ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], 1, s->warmup, rc)));
-        double ms = TIMED((store_ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], 1 + s->warmup, s->iterations, rc)));
+    } else if (strcmp(s->test, "store_lat") == 0 || strcmp(s->test, "store_kept_lat") == 0) {
+        static uint64_t from = 1; /* the words increase over all tests, so that each is new */
+        auto ping = s->test[5] == '_' && s->test[6] == 'k' ? store_ping<true> : store_ping<false>;
+        (void)TIMED((ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], from, s->warmup, rc)));
+        double ms = TIMED((ping<<<1, 1>>>(weft_gpu_device(g), at[1], at[0], from + s->warmup, s->iterations, rc)));
+        from += s->warmup + s->iterations;
         spec_value(s, ms * 1e3 / (double)s->iterations);
     } else if (strcmp(s->test, "requests") == 0) {
         uint64_t start = spec_now_ns();
@@ -369,6 +391,25 @@ __global__ void bare_ping(volatile uint64_t *out, volatile uint64_t *in, uint64_
     }
 }
 
+/* Reads a word of the host's memory again and again, each time after the last one has come. */
+__global__ void bare_read(volatile uint64_t *word, uint64_t n, uint64_t *sum)
+{
+    uint64_t at = 0;
+    for (uint64_t i = 0; i < n; i++)
+        at = word[at]; /* is 0 */
+    *sum = at;
+}
+
+static double bare_read_us(uint64_t n)
+{
+    uint64_t *words;
+    CUDA(cudaHostAlloc(&words, 4096, cudaHostAllocMapped));
+    memset(words, 0, 4096);
+    double ms = TIMED((bare_read<<<1, 1>>>(words, n, words + 64)));
+    CUDA(cudaFreeHost(words));
+    return ms * 1e3 / (double)n;
+}
+
 static void *bare_pong(void *arg)
 {
     volatile uint64_t *words = (volatile uint64_t *)arg, n = words[32];
@@ -495,6 +536,9 @@ static void bare(const struct spec *s)
     if (strcmp(s->test, "bare_copy") == 0) {
         (void)bare_copy(s->warmup << 20);
         spec_value(s, bare_copy(s->iterations << 20));
+    } else if (strcmp(s->test, "bare_read_lat") == 0) {
+        (void)bare_read_us(s->warmup);
+        spec_value(s, bare_read_us(s->iterations));
     } else if (strcmp(s->test, "bare_lat") == 0) {
         (void)bare_ping_ms(s->warmup);
         spec_value(s, bare_ping_ms(s->iterations) * 1e3 / (double)s->iterations);
@@ -538,7 +582,7 @@ int main(int argc, char **argv)
             return 2;
         bool get = strstr(s.test, "get") != NULL;
         if (weft_rank(w)) {
-            if (strcmp(s.test, "store_lat") == 0)
+            if (strncmp(s.test, "store_", 6) == 0)
                 store_pong(&s);
         } else if (strcmp(s.test, "bare_put") == 0 || strcmp(s.test, "bare_get") == 0)
             spec_value(&s, bare_copy_gbs(&s, get));

@@ -35,9 +35,12 @@ static void sync_both(void)
 /* --- a word and its flag, to the other GPU and back --- */
 
 /* Stores a word, then the flag that announces it, to the other GPU; then waits for that GPU's flag. `second`: waits first. `keep`: asks for
-   the pointer once. */
-__global__ void ping(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second, bool keep, int *failed)
+   the pointer once. COPIES: has a copy of the weft_device, which stays in registers. */
+template <bool COPIES>
+__global__ void ping(const weft_device *given, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second, bool keep,
+                     int *failed)
 {
+    const weft_device copy = *given, *d = COPIES ? &copy : given;
     uint64_t *word = (uint64_t *)weft_device_ptr(d, there, 16);
     for (uint64_t i = from; i < from + n; i++) {
         if (second && weft_device_wait_at_least(d, here + 8, i, NULL)) {
@@ -76,13 +79,14 @@ __global__ void bare_ping(volatile uint64_t *there, volatile uint64_t *here, uin
 }
 
 /* Microseconds from one GPU to the other and back. */
-static double ping_us(bool ours, bool keep, uint64_t from, uint64_t n)
+static double ping_us(bool ours, bool keep, bool copies, uint64_t from, uint64_t n)
 {
     uint64_t start = spec_now_ns();
     for (int i = 1; i >= 0; i--) {
         CUDA(cudaSetDevice(i));
         if (ours)
-            ping<<<1, 1, 0, stream[i]>>>(weft_gpu_device(gpu[i]), arena[!i], arena[i], from, n, i == 1, keep, rc);
+            (copies ? ping<true> : ping<false>)<<<1, 1, 0, stream[i]>>>(weft_gpu_device(gpu[i]), arena[!i], arena[i], from, n, i == 1, keep,
+                                                                        rc);
         else
             bare_ping<<<1, 1, 0, stream[i]>>>((volatile uint64_t *)own[!i], (volatile uint64_t *)own[i], from, n, i == 1);
         CUDA(cudaGetLastError());
@@ -180,9 +184,9 @@ int main(int argc, char **argv)
             spec_missing(&s, "needs two GPUs that can access each other's memory");
         else if (strstr(s.test, "lat")) {
             static uint64_t from = 1; /* the words increase over all tests, so that each is new */
-            bool ours = strncmp(s.test, "bare", 4) != 0, keep = strstr(s.test, "keep") != NULL;
-            (void)ping_us(ours, keep, from, s.warmup);
-            spec_value(&s, ping_us(ours, keep, from + s.warmup, s.iterations));
+            bool ours = strncmp(s.test, "bare", 4) != 0, keep = strstr(s.test, "keep") != NULL, copies = strstr(s.test, "copy_") != NULL;
+            (void)ping_us(ours, keep, copies, from, s.warmup);
+            spec_value(&s, ping_us(ours, keep, copies, from + s.warmup, s.iterations));
             from += s.warmup + s.iterations;
         } else {
             (void)copy_gbs(s.test, (uint32_t)s.bytes, s.warmup);

@@ -11,7 +11,7 @@
  *   - A direct copy is not ordered with requests in the ring, so an earlier weft_device_fence() has no effect on it. If the order matters,
  *     call weft_device_flush() before.
  *   - A direct copy does not notice that the other node has died.
- *   - The near end must be memory of this node; otherwise the call returns -WEFT_DEVICE_EINVAL.
+ *   - Local memory (`src` of a put, `dst` of a get) must be memory of this node; otherwise the call returns -WEFT_DEVICE_EINVAL.
  *
  * Only the op of the first thread (weft_device_first()) is used; the other threads may pass any pointer, but either all or none pass NULL.
  * If the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, and the others wait.

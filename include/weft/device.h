@@ -34,7 +34,7 @@ WEFT_DEVICE_CALL int weft_device_put(WEFT_NEAR const weft_device *d, uint64_t ds
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* The same, but returns -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
+/* Like weft_device_put(), but returns -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
 WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,
                                             WEFT_NEAR weft_device_op *op)
 {
@@ -94,7 +94,7 @@ WEFT_DEVICE_CALL int weft_device_compare_swap_start(WEFT_NEAR const weft_device 
     return weft_device_post(d, &q, true, op);
 }
 
-/* The following calls wait. */
+/* The following three calls wait. */
 WEFT_DEVICE_CALL int weft_device_fetch_add(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t add, WEFT_NEAR uint64_t *old)
 {
     weft_device_request q = {WEFT_DEVICE_FETCH_ADD, {word, add, 0}, {8, 0, 0}};
@@ -147,27 +147,23 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
     uint64_t offset = addr & (((uint64_t)1 << 44) - 1);
-    if (space != 0 && node < d->size) {
-        WEFT_FAR const uint64_t *arena = d->arena + 2 * ((uint64_t)node * 16 + space);
-        /* The node writes the length after the address. */
-#if defined(__CUDACC__)
-        uint64_t base, most;
-        weft_device_load_cell((const weft_device_cell *)(const void *)arena, &base,
-                              &most); /* one access loads both words, in half the time */
-#else
-        uint64_t most = weft_device_load(arena + 1);
-#endif
-        if (offset > most || bytes > most - offset || most == 0)
-            return NULL;
-#if defined(__CUDACC__)
-        return (void *)(uintptr_t)(base + offset);
-#else
-        return weft_device_address(arena, offset);
-#endif
-    }
-    if (node >= d->size || space != 0 || d->pool[node] == 0 || offset > d->pool_bytes[node] || bytes > d->pool_bytes[node] - offset)
+    if (node >= d->size)
         return NULL;
-    return weft_device_address(&d->pool[node], offset);
+    WEFT_FAR const uint64_t *entry = d->arena + 2 * ((uint64_t)node * 16 + space);
+    /* The node writes the length after the address. */
+#if defined(__CUDACC__)
+    uint64_t base, most;
+    weft_device_load_cell((const weft_device_cell *)(const void *)entry, &base, &most); /* one access loads both words, in half the time */
+#else
+    uint64_t most = weft_device_load(entry + 1);
+#endif
+    if (offset > most || bytes > most - offset || most == 0)
+        return NULL;
+#if defined(__CUDACC__)
+    return (void *)(uintptr_t)(base + offset);
+#else
+    return weft_device_address(entry, offset);
+#endif
 }
 
 /* Waits until the 8-byte word at `word`, in this node's own pool or an arena of this GPU, is at least `value`. The word is a signal or

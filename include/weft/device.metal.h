@@ -22,8 +22,8 @@
  *
  * What Apple guarantees:
  *   - A processor may read what a kernel has written only after the kernel has ended. A kernel may read what a processor wrote before the
- *     kernel was started. There is no guarantee that a kernel which waits for the processor ever sees a new value, and the system may end
- * it.
+ *     kernel was started. There is no guarantee that a kernel which waits for the processor ever sees a new value, and the
+ *     system may end such a kernel.
  *   - Atomics have 32 bits and are relaxed. Words of 64 bits and more have no atomics that rings could use, and may arrive in parts.
  *
  * So the node and kernels take turns. A kernel posts requests, and the node carries them out after the kernel has ended. The next kernel

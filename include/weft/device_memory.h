@@ -143,9 +143,9 @@ WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores a word
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 /* Loads several cells. Later reads of this thread are ordered after these loads. If the node changes the cells meanwhile, any mixture of
-   old and new bytes may be loaded: read a word afterwards that tells. The loads are plain, because a multiprocessor combines plain loads
-   and has several under way at the same time. It would serve volatile loads of the same bytes one after another. The thread's last acquire
-   has removed older bytes from the multiprocessor's cache. */
+   old and new bytes may be loaded: afterwards read a word that tells whether it did. The loads are plain, because a multiprocessor combines
+   plain loads and has several under way at the same time. It would serve volatile loads of the same bytes one after another. The thread's
+   last acquire has removed older bytes from the multiprocessor's cache. */
 WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++)
@@ -285,7 +285,7 @@ WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* ret
 WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
 {
     __atomic_store_n(&c->low, low, __ATOMIC_RELAXED);
-    __atomic_store_n(&c->high, high, __ATOMIC_RELEASE); /* pairs with the acquire in gpu_ring_take() */
+    __atomic_store_n(&c->high, high, __ATOMIC_RELEASE); /* pairs with the acquire in gpu_ring_cell() */
 }
 WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t *low, uint64_t *high)
 {

@@ -17,18 +17,18 @@ extern "C" {
 
 /* --- work queues: like the calls of the same names in weft/queue.h --- */
 
-/* `queue` is a number from weft_gpu_queue(). Tasks, ids, leases and results are in this node's own pool or in one of its arenas. Kernels
- * read and write an array in an arena faster, but the GPU copies the array from and to the node, which takes some microseconds. A call
- takes at most WEFT_DEVICE_TASKS of them; with more it fails with -WEFT_DEVICE_EINVAL. This memory belongs to the node until the answer has
- arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of weft/queue.h, and
- * -WEFT_DEVICE_ENOENT for a number that no queue has, -WEFT_DEVICE_EFAULT for memory outside the pool and the arenas, and -EIO if the GPU
- * has failed.
-
-   The `_start` calls make one attempt. When it succeeds, the `value` of the op is the number of tasks. When there is no room or no task is
-   ready, the op ends with -WEFT_DEVICE_EAGAIN. If the ring of requests is full, a `_start` call with `wait` waits for room, and one without
-   `wait` returns -WEFT_DEVICE_EAGAIN.
-
-   The other calls wait until there is room or a task, at most weft_device.deadline_ns, and at most as long again for each answer. */
+/* `queue` is a number from weft_gpu_queue(). A call handles at most WEFT_DEVICE_TASKS tasks; with more it fails with -WEFT_DEVICE_EINVAL.
+ * The arrays of tasks, ids, leases and results are in this node's own pool or in one of its arenas. Kernels read and write an array in an
+ * arena faster, but the GPU copies the array from and to the node, which takes some microseconds. The arrays belong to the node until the
+ * answer has arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of
+ * weft/queue.h, and -WEFT_DEVICE_ENOENT for a number that no queue has, -WEFT_DEVICE_EFAULT for memory outside the pool and the arenas, and
+ * -EIO if the GPU has failed.
+ *
+ * The `_start` calls make one attempt. When it succeeds, the `value` of the op is the number of tasks. When there is no room or no task is
+ * ready, the op ends with -WEFT_DEVICE_EAGAIN. If the ring of requests is full, a `_start` call with `wait` waits for room, and one without
+ * `wait` returns -WEFT_DEVICE_EAGAIN.
+ *
+ * The other calls wait until there is room or a task, at most weft_device.deadline_ns, and at most as long again for each answer. */
 
 /* A payload that the kernel has stored itself is visible to the node that claims the task. If the kernel has put the payload to another
    node, call weft_device_flush() before this call. */
@@ -109,8 +109,7 @@ WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32
     return weft_device_ask_bits(d, &q, accepted);
 }
 /* Renews `count` claims, like weft_renew(): changes the leases at `leases`. Returns how many claims this node still holds. In `*held` (may
- * be NULL) bit i is set if claim i is still held. The other claims are lost, or the node that has the task
- * does not answer now. */
+ * be NULL) bit i is set if claim i is still held. A claim that is not held is lost, or the node that has its task does not answer now. */
 WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
                                        WEFT_NEAR uint64_t *held)
 {
@@ -126,7 +125,7 @@ WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t 
 #ifndef WEFT_DEVICE_TASKS_SURE
 #define WEFT_DEVICE_TASKS_SURE 512u
 #endif
-/* Of so many numbers of tasks, the thread that takes the first one also reads how many tasks are in the ring, for all threads. */
+/* A thread that takes a task whose number is a multiple of this also reads, for all threads, how many tasks are in the ring. */
 #define WEFT_DEVICE_TASKS_LOOK 64u
 
 /* A task for a worker's blocks. The node writes it: `number` is the task's number + 1, and 0 while the other words change. */
@@ -140,7 +139,7 @@ typedef struct weft_device_task_slot {
    the rest. A block takes the number of a task by an atomic of the device (weft_device_next_task()). */
 typedef struct weft_device_worker {
     uint64_t number; /* the worker's number */
-    uint64_t mask;   /* slots - 1; a power of two */
+    uint64_t mask;   /* the number of slots, which is a power of two, minus 1 */
     WEFT_FAR const weft_device_task_slot *slots;
     const uint64_t *filled; /* how many tasks have been put into the ring */
     const uint64_t *ended;  /* not 0: no more tasks will come */
@@ -155,8 +154,8 @@ typedef struct weft_device_task {
     uint64_t number; /* private */
 } weft_device_task;
 
-/* Reads the task with that number, which has been put into the ring, as far as this thread has acquired. False: the node has taken it back,
-   or has skipped the number. */
+/* Reads the task with that number. The task has been put into the ring: this thread has loaded, with acquire, a `filled` above the number.
+   False: the node has taken the task back, or has skipped the number. */
 WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k, uint64_t number, WEFT_NEAR weft_device_task *out)
 {
     union {

@@ -17,13 +17,13 @@
  *
  * Changes. A handle always reads the same contents of a file, a generation. If size, modification time or inode of the file changes, a new
  * generation begins, and calls that read return -ESTALE. No call mixes bytes of two generations. The gateway reads a file only when its
- * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds; so a later change must have another time. It does
+ * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds: then any later change has another time. It does
  * not notice a change that keeps size, time and inode: if a program sets the time back, or writes to a mapped file (mmap(2)) before the
  * system updates the time. It looks at the disk whenever a file is opened. On Linux the system reports changes to the gateway (inotify). In
  * three cases there are no such reports: on other systems, on network file systems that another machine changes, and beyond the user's
  * limit of inotify watches. Then the gateway compares the file with the disk once a second while the file is read.
  *
- * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that folder can be opened: no symbolic
+ * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that directory can be opened: no symbolic
  * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has offered by weft_file_offer() can
  * be opened. Only regular files can be opened. Any node of the cluster may use the gateway: set WEFT_SECRET to control who can join.
  *
@@ -62,8 +62,8 @@ typedef struct weft_file_info {
 /* Opens the file `path` of the gateway. A relative path starts at the gateway's WEFT_FILE_ROOT if that is set, and otherwise at its
  * working directory.
  * Errors: -EINVAL the path is empty, unknown flags, or not a regular file; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes;
- * -EISDIR the path is a folder; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is
- * `-`, and the gateway has not offered the file for these flags; -ENOENT there is no such file; -EMFILE the gateway has too many open
+ * -EISDIR the path is a directory; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT
+ * is `-`, and the gateway has not offered the file for these flags; -ENOENT there is no such file; -EMFILE the gateway has too many open
  * files; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the
  * gateway; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no
  * answer before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait
@@ -95,9 +95,9 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
  * handler. */
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
-/* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error. If a
- * program reads a file from start to end, or more than one piece at once, weft reads the next 4 pieces ahead; if the file is on another
- * host, the next 8.
+/* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error; 0 without
+ * an error: `offset` is at the end of the file or behind it. If a program reads a file's pieces in order, weft reads the next 4 ahead; if
+ * the file is on another host, the next 8. A call that does not go on where the last one ended reads nothing beyond its end.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
@@ -206,11 +206,11 @@ typedef struct weft_file_cached {
     bool pinned, stale;
 } weft_file_cached;
 
-/* Stores facts about one file that is open or cached. Set `*next` to 0 before the first call, and call again until it is 0 again. `bytes`
- * is sizeof *out.
- * Errors: -ENOENT no file is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding;
- * -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -EPROTO the
- * gateway has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+/* Stores facts about one file that is open or cached. Set `*next` to 0 before the first call. If it is not 0 after a call, there are more
+ * files: call again. `bytes` is sizeof *out.
+ * Errors: -ENOENT no file, or no further one, is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are
+ * outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the
+ * deadline; -EPROTO the gateway has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t bytes, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

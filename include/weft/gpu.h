@@ -78,7 +78,8 @@ WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu
  * Errors: -EINVAL the GPU is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
-/* The pointer that the program passes to its kernels. It leads to memory of the GPU, and is valid until the GPU is closed. */
+/* The pointer that the program passes to its kernels. It leads to memory of the GPU, and is valid until the GPU is closed. A kernel that
+ * makes many short calls is faster if it copies the structure into a variable of its own, and passes a pointer to that. */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
 /* Open an arena: memory of the GPU that has addresses in the cluster. `*space` receives its number, 1 to 15. All operations of
@@ -95,9 +96,9 @@ WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
  * mapping remains when the owner closes the arena or dies, because kernels may still use it. It ends when the owner opens another arena in
  * the same space, or the mapping node closes its GPUs. Only then is the GPU's memory free again.
  *
- * Nodes on other hosts send messages to the owner. Over rc, RDMA devices then move large data directly between the arena and pools, if
- * they can register the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data is copied through the pools of both
- * nodes. weft_link_stats.arena_way and arena_why report which way a node uses, and why.
+ * Nodes on other hosts send their operations to the owner as messages. Over rc, RDMA devices then move large data directly between the
+ * arena and pools, if they can register the GPU's memory as a dmabuf (WEFT_GPU_RDMA=no: never). Otherwise large data is copied through the
+ * pools of both nodes. weft_link_stats.arena_way and arena_why report which way a node uses, and why.
  *
  * The call tells all nodes about the arena and waits for their answers, at most until the default deadline. weft_gpu_open() waits until
  * this node has mapped the existing arenas, at most 10 s. weft_fence() to a node waits for operations on its GPU memory, or fails with
@@ -110,8 +111,8 @@ WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
  * Errors: -EINVAL `bytes` is 0; -EFAULT there is no such arena; -ENOMEM no room (the arena stays usable). */
 WEFT_API int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out);
 
-/* The pointer by which kernels of the GPU can access the memory at an address; NULL if they cannot. With Metal this is the processor's
- * pointer; the GPU's pointer comes only from weft_device_ptr() in a kernel. */
+/* The pointer by which kernels of the GPU can access the memory at an address; NULL if they cannot. On a Metal GPU, kernels cannot use this
+ * pointer: there it is the processor's, and a kernel gets its own from weft_device_ptr(). */
 WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
@@ -181,9 +182,9 @@ WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_wor
  */
 WEFT_API const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k);
 
-/* Close a worker. It claims no more tasks, and waits until blocks have done those that are claimed, at most until the default deadline; it
- * waits less if no block is alive. It gives the others back to the queue. Blocks that ask for a task get -WEFT_DEVICE_ESHUTDOWN. NULL is
- * allowed.
+/* Close a worker. It claims no more tasks, and waits until blocks have done those that are already claimed. The wait ends at the default
+ * deadline, or when no block takes tasks any more. Tasks that are not done by then go back to the queue. Blocks that ask for a task get
+ * -WEFT_DEVICE_ESHUTDOWN. NULL is allowed.
  * Errors: -EINVAL the worker is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_close(weft_gpu_worker *k);
 

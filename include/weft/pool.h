@@ -16,12 +16,12 @@ extern "C" {
  * Errors: -EINVAL `bytes` is 0; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc(weft_node *w, size_t bytes, weft_gaddr *out);
 
-/* The same, with another alignment: a power of two up to 2 MiB.
+/* Like weft_alloc(), with another alignment: a power of two up to 2 MiB.
  * Errors: -EINVAL `bytes` is 0, or `align` is not such a number; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc_aligned(weft_node *w, size_t bytes, size_t align, weft_gaddr *out);
 
-/* Free a buffer that weft_alloc() or weft_alloc_aligned() has returned on this node. WEFT_NULL is allowed. After an error nothing has been
- * freed.
+/* Free a buffer that weft_alloc(), weft_alloc_aligned() or weft_gpu_alloc() has returned on this node. WEFT_NULL is allowed. After an error
+ * nothing has been freed.
  * Errors: -EFAULT `addr` is not in this node's pool or arenas; -EINVAL `addr` is inside a buffer, not at its start; -EALREADY the buffer
  * is free already. */
 WEFT_API int weft_free(weft_node *w, weft_gaddr addr);

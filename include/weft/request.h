@@ -17,7 +17,7 @@
  *    48 -  55  data_bytes  the asker: length of `data`, at most WEFT_REQUEST_DATA_MAX
  *    56 - 191  arg         the asker: see the kind; else 0
  *   192 - 239  result      the asker's node, with the answer: see the kind
- *   240 - 243  status      the asker's node: 0 or a negative errno with Linux's number on every system (the op has the system's own)
+ *   240 - 243  status      the asker's node: 0 or a negative errno, with Linux's number on every system
  *   244 - 247  reserved    nobody
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
@@ -26,7 +26,7 @@
  * cache line. Do not change the record until the request is answered. weft reads the asker's fields and `data` while the request is
  * submitted; if `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has come,
  * the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered` also sees `result` and
- * `status`.
+ * `status`. The result of the op is the same error with this system's number.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H

@@ -106,7 +106,7 @@ static void make_folder(struct cast_disk *d, uint32_t index)
     int at = cast_disk_folder(d, index);
     if (at < 0) {
         if (!(d->c->config.head.flags & CAST_DRY_RUN))
-            cast_disk_give_up(d, index, at == -ELOOP || at == -ENOTDIR ? ENOTDIR : -at, "open the folder that contains it");
+            cast_disk_give_up(d, index, at == -ELOOP || at == -ENOTDIR ? ENOTDIR : -at, "open the directory that contains it");
         return;
     }
     int rc = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) ? -errno : 0;
@@ -120,7 +120,7 @@ static void make_folder(struct cast_disk *d, uint32_t index)
         rc = set_mode(at, name, (mode_t)((st.st_mode & 07777) | 0700));
     if (rc)
         cast_disk_give_up(d, index, -rc,
-                          rc == -ENOTDIR ? "make this folder, because a file or a symbolic link has its name" : "make this folder");
+                          rc == -ENOTDIR ? "make this directory, because a file or a symbolic link has its name" : "make this directory");
 }
 
 /* --- what is needed --- */
@@ -154,7 +154,7 @@ static void compare_file(struct cast_disk *d, uint32_t index)
     f->state = CAST_WANTED;
     if (at < 0) {
         if (!(d->c->config.head.flags & CAST_DRY_RUN))
-            cast_disk_give_up(d, index, -at == ELOOP ? ENOTDIR : -at, "open the folder that contains it");
+            cast_disk_give_up(d, index, -at == ELOOP ? ENOTDIR : -at, "open the directory that contains it");
         return;
     }
     const char *name = cast_disk_name(d, index);
@@ -187,7 +187,7 @@ int cast_disk_compare(struct cast_disk *d)
     d->file = calloc(l->count + 1, sizeof *d->file);
     int rc = d->file ? cast_dest_open(d) : -ENOMEM;
     if (rc) {
-        fail_all(d, CAST_ROOT, rc, "make or open this folder");
+        fail_all(d, CAST_ROOT, rc, "make or open this directory");
         return rc;
     }
     for (uint32_t i = 0; i < l->count; i++)
@@ -206,7 +206,7 @@ void cast_disk_verify(struct cast_disk *d)
     d->verifying = true;
     for (uint32_t i = 0; i < d->c->list.count; i++)
         if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
-            make_folder(d, i); /* its final mode is set already, and may forbid to write a file again */
+            make_folder(d, i); /* it has its final mode already, which may forbid writing: allow it again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -492,7 +492,7 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
         return;
     }
-    /* another target needs the bytes of this file; this target needs their checksums */
+    /* true: this target has bytes of the file already and only compares checksums, even if bytes come because another target needs them */
     bool compare = d->file[r->file].state == CAST_COMPARE;
     switch (r->type) {
     case CAST_DATA:

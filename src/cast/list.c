@@ -56,7 +56,7 @@ static int check(const struct cast_list *l, const struct cast_line *n, const cha
     if (cast_is_part(name, n->name_bytes))
         return invalid(l, "has a name like '.weft-cast-HASH.part', which is reserved for unfinished files");
     if (n->parent != CAST_ROOT && (n->parent >= l->count || l->entry[n->parent].type != CAST_FOLDER))
-        return invalid(l, "has a parent that is not an earlier folder in the list");
+        return invalid(l, "has a parent that is not an earlier directory in the list");
     if (n->type == CAST_HARDLINK && (n->target >= l->count || l->entry[n->target].type != CAST_FILE))
         return invalid(l, "is a hard link whose target is not an earlier file in the list");
     if (n->type == CAST_SYMLINK ? !n->link_bytes || n->link_bytes > CAST_LINK_MAX || memchr(link, '\0', n->link_bytes) : n->link_bytes)
@@ -72,12 +72,12 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
     if (rc)
         return rc;
     if (l->count == CAST_ENTRIES_MAX)
-        return base_fail(-E2BIG, "there are more than %u files, folders and links: send them by several commands", CAST_ENTRIES_MAX);
+        return base_fail(-E2BIG, "there are more than %u files, directories and links: send them by several commands", CAST_ENTRIES_MAX);
     if (l->count == l->room) {
         uint32_t room = l->room ? 2 * l->room : 256;
         struct cast_entry *more = realloc(l->entry, room * sizeof *more);
         if (!more)
-            return base_fail(-ENOMEM, "no memory for a list of %u files and folders: send them by several commands", room);
+            return base_fail(-ENOMEM, "no memory for a list of %u files and directories: send them by several commands", room);
         l->entry = more;
         l->room = room;
     }
@@ -88,7 +88,7 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
     if (n->link_bytes)
         e.link = keep(l, link, n->link_bytes);
     if (!e.name || !e.link)
-        return base_fail(-ENOMEM, "no memory for the names of %u files and folders: send them by several commands", l->count);
+        return base_fail(-ENOMEM, "no memory for the names of %u files and directories: send them by several commands", l->count);
     l->entry[l->count++] = e;
     l->files += e.type == CAST_FILE;
     l->bytes += e.size;

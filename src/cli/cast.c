@@ -22,8 +22,9 @@
     "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"                      \
     "      --checksum         decide by the contents, not by the time, whether a host already has a file\n"                       \
     "      --verify           at the end, read all files again on all hosts, and compare them with the source\n"                  \
-    "      --delete           delete on the other hosts what the copied folders do not have here\n"                               \
-    "      --exclude PATTERN  leave out files and folders with this name (* ? []), or this path if it has a /; may be repeated\n" \
+    "      --delete           delete on the other hosts what the copied directories do not have here\n"                           \
+    "      --exclude PATTERN  leave out files and directories with this name (* ? []), or this path if it has a /; may be\n"      \
+    "                         repeated\n"                                                                                         \
     "      --dry-run          print what would be sent and deleted, but change nothing\n"                                         \
     "      --bwlimit SIZE     send at most this many bytes a second, for example 100M\n"                                          \
     "      --follow[=SEC]     SRC is one file that is still being written: send it until it has not grown for SEC seconds (60)\n" \
@@ -32,8 +33,9 @@
     "      --progress         show progress even if standard error is not a terminal; --no-progress: never\n"                     \
     "  -h, --help             print this text\n"                                                                                  \
     "\n"                                                                                                                          \
-    "Permissions, times, symbolic and hard links and empty folders are copied; owners are not. If the copy was interrupted,\n"    \
-    "the same command again sends only what is missing. If a host fails, the other hosts still get all files.\n"                  \
+    "Permissions, times, symbolic and hard links and empty directories are copied; owners are not. If the copy was\n"             \
+    "interrupted, run the same command again: it sends only what is missing. If a host fails, the other hosts still get all\n"    \
+    "files.\n"                                                                                                                    \
     "\n"                                                                                                                          \
     "Exit status: 0 if all hosts have all files; 1 if not; 2 if the command line is wrong; 128 + N if signal N ended it.\n"
 
@@ -41,12 +43,12 @@ static const char cast_help[] =
     "Usage: weft cast [OPTIONS] SRC... [HOST,...:]DEST\n"
     "       weft cast [OPTIONS] SRC... --to HOST,... DEST\n"
     "\n"
-    "Copies files and folders from this host to many other hosts of a standing cluster (`weft up`) at the same time. Each file\n"
-    "is read once; the hosts pass it on in a chain.\n"
+    "Copies files and directories from this host to many other hosts of a standing cluster (`weft up`) at the same time. Each\n"
+    "file is read once; the hosts pass it on in a chain.\n"
     "\n"
-    "SRC/ means the contents of the folder SRC. DEST is a folder, which is created if needed; but if SRC is one file, DEST is\n"
-    "the name of the copy, unless DEST is a folder or ends in /. {node} and {host} in DEST stand for the number of the node and\n"
-    "the name of the host. A relative DEST starts in the home directory of its host.\n"
+    "SRC/ means the contents of the directory SRC. DEST is the directory for the copies, and is created if needed. But if SRC\n"
+    "is one file, DEST is the name of the copy, unless DEST is a directory or ends in /. {node} and {host} in DEST stand for\n"
+    "the number of the node and the name of the host. A relative DEST starts in the home directory on each host.\n"
     "\n"
     "      --to HOST,...      hosts, or numbers of nodes, as `weft status` prints them; the default \"all\" is all other "
     "hosts\n" OPTIONS_HELP "\n"
@@ -56,10 +58,10 @@ static const char cast_help[] =
 static const char cp_help[] =
     "Usage: weft cp [OPTIONS] [HOST:]SRC... [HOST,...:]DEST\n"
     "\n"
-    "Copies files and folders from one host of a standing cluster (`weft up`) to one or several others. A path without HOST: is\n"
-    "on this host. All SRC must be on the same host. The rest works as in `weft cast`.\n"
+    "Copies files and directories from one host of a standing cluster (`weft up`) to one or several others. A path without\n"
+    "HOST: is on this host. All SRC must be on the same host. The rest works as in `weft cast`.\n"
     "\n" OPTIONS_HELP "\n"
-    "  weft cp a:/data/log .                    from host a to this folder\n"
+    "  weft cp a:/data/log .                    from host a to this directory\n"
     "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
 
 #define LISTED_MAX (2 * WEFT_MAX_NODES) /* the list of `weft status` has living nodes, and some that are gone */
@@ -142,7 +144,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
-/* Whether this host is also listed with a living node: then that node is used, not the one that is gone. */
+/* Whether `word` also names a living node of the list: then that node is used, not the one that is gone. */
 static bool lives_too(const struct standing_list *l, const char *word)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -191,7 +193,7 @@ static int add_targets(struct cast_command *k, const struct standing_list *l, ui
             status = cli_error(k->sub, "there is no host or node '%s' in the cluster: `weft status` lists them", word);
     }
     if (!status && k->count <= k->config.head.source + 1)
-        status = cli_error(k->sub, "there is no other host to copy to whose node is up: see `weft status`");
+        status = cli_error(k->sub, "there is nowhere to copy to, because no other host has a node that is up: see `weft status`");
     return status;
 }
 
@@ -222,7 +224,7 @@ static char **lead_arguments(const struct cast_command *k, char *self, char numb
     if (!argv)
         return NULL;
     *at++ = self;
-    *at++ = (char *)(uintptr_t) "cast";
+    *at++ = (char *)(uintptr_t)k->sub;
     *at++ = (char *)(uintptr_t) "--as-node";
     for (int i = 0; i < NUMBERS; i++) {
         snprintf(numbers[i], 24, "%llu", (unsigned long long)values[i]);
@@ -252,7 +254,7 @@ static int launch_nodes(struct cast_command *k)
     if (!status && chdir("/"))
         status = cli_error(k->sub, "/: %s", base_strerror(errno));
     if (!status) {
-        char *others[] = {hosts.self, (char *)(uintptr_t) "cast", (char *)(uintptr_t) "--as-node", NULL};
+        char *others[] = {hosts.self, (char *)(uintptr_t)k->sub, (char *)(uintptr_t) "--as-node", NULL};
         l.argv = argv;
         l.others = others;
         status = launch_cluster(&l);
@@ -268,15 +270,15 @@ static int stopped_or_told(void)
     return cli_stopped() || (sigpending(&pending) == 0 && sigismember(&pending, LAUNCH_TOLD) == 1);
 }
 
-static int lead(int argc, char **argv)
+static int lead(const char *sub, int argc, char **argv)
 {
-    struct cast_options o = {.stopped = cli_stopped};
+    struct cast_options o = {.sub = sub, .stopped = cli_stopped};
     struct cast_head *h = &o.config.head;
     int64_t v[NUMBERS];
     for (int i = 0; i < NUMBERS; i++)
         if (argc < FIXED || base_parse_number(argv[3 + i - 1], 0, INT64_MAX, &v[i]))
             return cli_usage(
-                "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
+                sub, "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     *h = (struct cast_head){.flags = (uint32_t)v[0],
                             .source = (uint32_t)v[1],
                             .bytes_per_second = (uint64_t)v[2],
@@ -286,7 +288,7 @@ static int lead(int argc, char **argv)
                             .follow = (uint32_t)v[6]};
     if ((int64_t)argc != FIXED - 1 + 2 * v[3] + v[4] + v[5])
         return cli_usage(
-            "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
+            sub, "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     const char **at = (const char **)(uintptr_t)(argv + FIXED - 2);
     o.config.dest = *at++;
     o.config.hosts = at;
@@ -297,17 +299,17 @@ static int lead(int argc, char **argv)
     return cast_lead(&o);
 }
 
-static int as_node(int argc, char **argv)
+static int as_node(const char *sub, int argc, char **argv)
 {
     const char *rank = getenv("WEFT_RANK"), *home = getenv("HOME");
     if (!rank || !getenv("WEFT_SIZE"))
         return cli_usage(
-            "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
+            sub, "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
     if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home directory; absolute ones do not need it */
         base_log(BASE_LOG_INFO, "%s: %s", home, base_strerror(errno));
-    return strcmp(rank, "0") == 0 ? lead(argc, argv) : cast_serve(cli_stopped);
+    return strcmp(rank, "0") == 0 ? lead(sub, argc, argv) : cast_serve(sub, cli_stopped);
 }
 
 /* --- the command line --- */
@@ -358,7 +360,7 @@ static int take_paths(struct cast_command *k, int count, char **args)
         char *host = k->cp ? cut_host(args[i], &rest) : NULL;
         rest = k->cp ? rest : args[i];
         if (!rest[0])
-            return cli_usage(k->sub, "SRC is empty: name a file or a folder");
+            return cli_usage(k->sub, "SRC is empty: name a file or a directory");
         if (i && (host ? !k->from || strcmp(host, k->from) != 0 : k->from != NULL))
             return cli_usage(k->sub, "all SRC must be on the same host: copy from other hosts by another command");
         k->from = host;
@@ -438,6 +440,8 @@ static int run_command(struct cast_command *k, int argc, char **argv, const char
 static int command(const char *sub, int argc, char **argv, const char *help)
 {
     static struct cast_command k;
+    if (argc > 1 && strcmp(argv[1], "--as-node") == 0)
+        return as_node(sub, argc, argv);
     k = (struct cast_command){.sub = sub, .cp = strcmp(sub, "cp") == 0};
     if (!(k.excludes = calloc((size_t)argc + 1, sizeof *k.excludes)))
         return cli_error(sub, "no memory for the list of patterns (--exclude)" BASE_MEMORY_HINT);
@@ -455,8 +459,6 @@ static int command(const char *sub, int argc, char **argv, const char *help)
 
 int cli_cast(int argc, char **argv)
 {
-    if (argc > 1 && strcmp(argv[1], "--as-node") == 0)
-        return as_node(argc, argv);
     return command("cast", argc, argv, cast_help);
 }
 

@@ -16,7 +16,7 @@ static const char help[] =
     "\n"
     "  --hostfile FILE   read this hostfile (default: WEFT_HOSTFILE)\n"
     "  --json            print JSON\n"
-    "  --help            print this text\n"
+    "  -h, --help        print this text\n"
     "\n"
     "Exit status: 0; 1 if a setting is wrong (the error names the setting); 2 if the command line is wrong.\n";
 

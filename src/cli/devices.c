@@ -26,7 +26,7 @@ static const char help[] =
     "                   WEFT_GID_INDEX, or weft chooses)\n"
     "  --networks       show the networks that weft can use without RDMA devices, such as TCP, by libfabric\n"
     "  --json           print JSON\n"
-    "  --help           print this text\n"
+    "  -h, --help       print this text\n"
     "\n"
     "Exit status: 0; 1 if the library for RDMA devices is missing, or there is no DEVICE of that name; 2 if the command line is\n"
     "wrong.\n";

@@ -15,7 +15,7 @@ static const char help[] =
     "  --facts DIR   examine what --save has written to DIR, instead of this host\n"
     "  --save DIR    also write what the command has seen to DIR, so that others can examine it\n"
     "  --json        print JSON\n"
-    "  --help        print this text\n"
+    "  -h, --help    print this text\n"
     "\n"
     "The command changes nothing on the host. To test a device, it uses one protection domain and one queue pair of the device\n"
     "for a moment.\n"

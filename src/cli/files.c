@@ -35,7 +35,7 @@ static const char cat_help[] =
     "keeps the bytes in memory for later readers. If the file changes while it is printed, the command stops with an error.\n"
     "\n"
     "HOST is the name of a host or the number of a node, as `weft status` prints them. A relative PATH starts in the home\n"
-    "folder there, or in the folder of `weft up --root`.\n"
+    "directory there; with `weft up --root DIR` it starts in DIR.\n"
     "\n"
     "      --range FIRST-LAST print only these bytes, counted from 0; without LAST, all bytes from FIRST to the end\n"
     "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"

@@ -23,8 +23,8 @@ static const char help[] =
     "\n"
     "The last line, host, is the processor, which can stand in for a GPU in tests.\n"
     "\n"
-    "  --json    print JSON\n"
-    "  --help    print this text\n"
+    "      --json   print JSON\n"
+    "  -h, --help   print this text\n"
     "\n"
     "Exit status: 0; 2 if the command line is wrong.\n";
 
@@ -96,7 +96,7 @@ json_t *cli_gpus_json(void)
     return list;
 }
 
-/* Why data between a GPU and other hosts goes through the host's memory, below the table. */
+/* Print below the table why data between a GPU and other hosts goes through the host's memory. */
 static void gpus_print_staged(const weft_gpu_info *g)
 {
     if (g->usable && g->rdma[0] && g->no_rdma[0])
@@ -125,7 +125,7 @@ int cli_gpus(int argc, char **argv)
                                                 {"most", false}, {"NVLink", false}, {"nearest RDMA", false}, {"use", false}};
     static const struct option options[] = {{"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {0}};
     bool started = false, json = false;
-    for (int c; (c = cli_option("gpus", argc, argv, "", options, &started)) != -1;) {
+    for (int c; (c = cli_option("gpus", argc, argv, "h", options, &started)) != -1;) {
         if (c == 'h') {
             fputs(help, stdout);
             return cli_flush("gpus");

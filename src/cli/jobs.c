@@ -102,9 +102,9 @@ int cli_ps(int argc, char **argv)
 static const char kill_help[] =
     "Usage: weft kill [--cluster NAME] [--signal SIGNAL] JOB\n"
     "\n"
-    "Ends a job on all its hosts: a command that `weft exec` has started. JOB is its number, which `weft ps` prints. All\n"
-    "processes of the job get SIGTERM; those that have not ended after 5 seconds are killed. The command does not wait for\n"
-    "this.\n"
+    "Ends a job, a command that `weft exec` has started, on all its hosts. JOB is its number, which `weft ps` prints. All\n"
+    "processes of the job get SIGTERM; those that have not ended after 5 seconds are killed. `weft kill` does not wait for the\n"
+    "end of the job.\n"
     "\n"
     "      --cluster NAME     the name of the cluster; default: the value of WEFT_CLUSTER, or \"default\"\n"
     "  -s, --signal SIGNAL    send only this signal: a number, or HUP INT QUIT KILL USR1 USR2 TERM STOP CONT\n"
@@ -164,7 +164,7 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    status = standing_text("kill", cluster, &r, &text); /* not sent again to the next control node, which has no job of this number */
+    status = standing_text("kill", cluster, &r, &text); /* may be sent again: the next control node has no such job */
     free(text);
     return status;
 }

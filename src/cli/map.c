@@ -62,7 +62,7 @@ static const char help_more[] =
     "  --json             print this summary as JSON\n"
     "  --stats-file FILE  write this summary to FILE, as JSON\n"
     "  --progress         show progress even if standard error is not a terminal; --no-progress: never\n"
-    "  --help             print this text\n"
+    "  -h, --help         print this text\n"
     "\n"
     "  weft map big.txt -- wc -l\n"
     "  weft map --block 1M big.txt -- sort > runs.txt\n"
@@ -112,8 +112,7 @@ enum {
     REMOTE_WEFT,
     SOFTVERBS,
     GUARD,
-    HOMES,
-    HELP
+    HOMES
 };
 
 static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
@@ -142,7 +141,7 @@ static const struct option longs[] = {{"block", required_argument, NULL, BLOCK},
                                       {"softverbs", required_argument, NULL, SOFTVERBS},
                                       {"guard", no_argument, NULL, GUARD},
                                       {"homes", required_argument, NULL, HOMES}, /* only the launcher passes this option, to node 0 */
-                                      {"help", no_argument, NULL, HELP},
+                                      {"help", no_argument, NULL, 'h'},
                                       {0}};
 
 /* Parse a whole number from `least` to `most`; false after an error was printed. */
@@ -394,8 +393,8 @@ int cli_map(int argc, char **argv)
     char *const whole_end = argv[ours];
     argv[ours] = NULL;
     while (!status && !asked) {
-        c = cli_option("map", ours, argv, "+", longs, &started);
-        if (c == HELP) {
+        c = cli_option("map", ours, argv, "+h", longs, &started);
+        if (c == 'h') {
             asked = true;
         } else if (c != -1) {
             status = cli_map_take_option(&o, &l, &separator, c);

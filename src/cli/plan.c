@@ -29,7 +29,7 @@ static const char help[] =
     "  --regions N            assume that the device has this number of regions\n"
     "  --qps N                assume that the device has this number of queue pairs\n"
     "  --json                 print JSON\n"
-    "  --help                 print this text\n"
+    "  -h, --help             print this text\n"
     "\n"
     "  weft plan --peers 2,3 --depth 4,5,6,8\n"
     "  weft plan --device rdma_en3 --peers 3 --sizes 64K,1M --depth 16\n"

@@ -34,7 +34,7 @@ static const char help[] =
     "  --gid-index N     use this entry of the table of addresses (default: WEFT_GID_INDEX, or weft chooses)\n"
     "  --markdown        print a table in Markdown, for a report\n"
     "  --json            print JSON\n"
-    "  --help            print this text\n"
+    "  -h, --help        print this text\n"
     "\n"
     "  weft probe regions --device rdma_en3 --markdown\n"
     "  weft probe pool --listen 0.0.0.0:7700     # on one host\n"

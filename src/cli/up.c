@@ -26,9 +26,10 @@ static const char up_help[] =
     "       weft up --add N|HOST,... [--cluster NAME] [--remote-weft PATH]\n"
     "       weft up --here [--hostfile FILE] [OPTIONS]\n"
     "\n"
-    "Connects several hosts to a group, a standing cluster. Then you can run programs on all of them (`weft exec`), copy files\n"
-    "(`weft cast`), and use the network of one from another (`weft proxy`), without ssh. The command starts a process of weft\n"
-    "in the background on each host, called a node, and returns when all nodes are connected. They stay until `weft down`.\n"
+    "Connects several hosts into a group, a standing cluster. Then you can run programs on all of them (`weft exec`), copy\n"
+    "files (`weft cast`), and use the network of one from another (`weft proxy`), without ssh. The command starts a process of\n"
+    "weft in the background on each host, called a node, and returns when all nodes are connected. The nodes stay until\n"
+    "`weft down`.\n"
     "\n"
     "The first host of the hostfile must be this host; the others are reached by ssh. Once the cluster is up, no host depends\n"
     "on another. When a node dies, a new one is started on its host.\n"
@@ -46,7 +47,7 @@ static const char up_help[] =
     "                         with :PORT or without (`man weft-proxy`). By default they reach all addresses except link-local\n"
     "                         and multicast addresses, metadata services of clouds, and the node's own loopback\n"
     "      --deny WHAT        do not let other hosts reach WHAT. The first --allow or --deny that matches decides\n"
-    "      --root FOLDER      let other hosts read only files below this folder of a node (`weft cat`)\n"
+    "      --root DIR         let other hosts open files only below this directory (`weft cat`)\n"
     "      --cache SIZE       how much memory of its pool a node uses to keep files that other hosts have read; default: a\n"
     "                         quarter\n"
     "      --pool SIZE        the memory that each node shares with the cluster, as in 1G (sets WEFT_POOL)\n"
@@ -110,7 +111,8 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     case 'N': return up_add_rule("deny", optarg);
     case 'R':
         if (optarg[0] != '/' || strlen(optarg) >= FILE_ROOT_MAX)
-            return cli_usage("up", "--root '%.64s': expected the whole path of a folder, of less than %u bytes", optarg, FILE_ROOT_MAX);
+            return cli_usage("up", "--root '%.64s': expected the absolute path of a directory, of less than %u bytes", optarg,
+                             FILE_ROOT_MAX);
         setenv("WEFT_FILE_ROOT", optarg, 1);
         return 0;
     case 'B':

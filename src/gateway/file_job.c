@@ -99,7 +99,7 @@ void file_recheck(struct files *all, struct file_body *b)
     job->body = b;
     job->fd = b->fd;
     job->is = b->is;
-    if (b->fd < 0) /* cached only */
+    if (b->fd < 0) /* the file is in the cache, but not open */
         snprintf(job->path, sizeof job->path, "%s", b->path);
     file_job_start(all, job);
 }
@@ -126,7 +126,7 @@ void file_answer_failed(struct gateway_call *c, int rc, const char *path)
                   path, node, node);
     else
         base_fail(rc, "%.300s at node %u: %s", path, node,
-                  rc == -EISDIR   ? "this is a folder, not a file; name a file in it"
+                  rc == -EISDIR   ? "this is a directory, not a file; name a file in it"
                   : rc == -EINVAL ? "this is not a regular file"
                                   : base_strerror(rc));
     gateway_answer_error(c, rc);

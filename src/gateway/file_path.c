@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Opens the files that askers name, as this process's user. If a root is set (WEFT_FILE_ROOT), no path may lead out of it. On Linux the
- * system enforces that itself while it opens the path (openat2(2) with RESOLVE_BENEATH), so a folder that is replaced by a symbolic link in
- * the meantime does no harm. Where openat2() is missing, a path must not contain a symbolic link or `..`. Files that the program itself
+ * system enforces that itself while it opens the path (openat2(2) with RESOLVE_BENEATH), so a directory that is replaced by a symbolic link
+ * in the meantime does no harm. Where openat2() is missing, a path must not contain a symbolic link or `..`. Files that the program itself
  * offers are opened by exactly the path that it gave.
  */
 #include "gateway/file.h"
@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #endif
 
-#define TRIES 64 /* openat2() returns EAGAIN while a folder of the path is being renamed */
+#define TRIES 64 /* openat2() returns EAGAIN while a directory of the path is being renamed */
 
 /* --- what the program offers --- */
 
@@ -76,7 +76,7 @@ int weft_file_offer(weft_node *w, const char *path)
     struct file_offers *all = gateway_in(w)->file_offers;
     size_t len = path ? strlen(path) : 0;
     if (!len)
-        return base_fail(-EINVAL, "weft_file_offer(): the path is empty: name a file or a folder");
+        return base_fail(-EINVAL, "weft_file_offer(): the path is empty: name a file or a directory");
     if (len > WEFT_FILE_PATH_MAX)
         return base_fail(-ENAMETOOLONG, "weft_file_offer(): the path has %zu bytes, but at most %u are possible: use a shorter path", len,
                          WEFT_FILE_PATH_MAX);
@@ -123,7 +123,8 @@ int file_root_open(struct file_root *out, const char *path, struct file_offers *
         rc = -errno;
     if (rc)
         return base_fail(rc, "WEFT_FILE_ROOT=%s: %s", path,
-                         rc == -EINVAL ? "the path is not absolute; set it to the absolute path of a folder, or to -" : base_strerror(rc));
+                         rc == -EINVAL ? "the path is not absolute; set it to the absolute path of a directory, or to -"
+                                       : base_strerror(rc));
     return 0;
 }
 

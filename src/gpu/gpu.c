@@ -36,7 +36,7 @@ struct weft_gpu {
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */
     pthread_mutex_t server_lock; /* protects `server` where kernels and the node take turns */
-    pthread_mutex_t run_lock;    /* held while such a kernel runs, so only one runs at a time */
+    pthread_mutex_t run_lock;    /* with `turns`: held while a kernel runs, so only one runs at a time */
     weft_gpu *next;
 };
 
@@ -283,7 +283,8 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
     return 0;
 }
 
-static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
+/* Fills the tables of pools. `spaces`: weft_device.arena, which has them, too. */
+static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes, uint64_t *spaces)
 {
     for (uint32_t i = 0; i < g->nodes; i++) {
         struct fab_link *l = &g->w->links[i];
@@ -295,6 +296,9 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes)
             return base_context(rc, "the GPU cannot use the pool of node %u", i);
         g->pool_attached[i] = base;
         bytes[i] = l->pool_bytes;
+        uint64_t *pool = spaces + ((size_t)i * 2 << WEFT_SPACE_BITS);
+        pool[0] = pools[i];
+        pool[1] = l->pool_bytes;
         g->pool_at[i] = pools[i];
     }
     return 0;
@@ -326,7 +330,8 @@ static int fill_device(weft_gpu *g, uint32_t slots)
     if (!rc)
         rc = open_rings(g, slots, &l, (weft_device_ring *)(void *)(image + l.rings));
     if (!rc)
-        rc = attach_pools(g, (uint64_t *)(void *)(image + l.pools), (uint64_t *)(void *)(image + l.pool_bytes));
+        rc = attach_pools(g, (uint64_t *)(void *)(image + l.pools), (uint64_t *)(void *)(image + l.pool_bytes),
+                          (uint64_t *)(void *)(image + l.arenas));
     const uint64_t *notice = NULL;
     if (!rc)
         rc = make_notice(g, &notice);

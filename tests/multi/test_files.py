@@ -80,7 +80,7 @@ class Files(unittest.TestCase):
         for path in ("/etc/passwd", "link", "../x", "folder/../../root/x"):
             self.assertIn(f"{path}: node 1 serves only files below its WEFT_FILE_ROOT, which is {self.root}", self.weft("cat", f"1:{path}", code=1))
         self.assertIn("nothing at node 1: No such file", self.weft("cat", "1:nothing", code=1))
-        self.assertIn("this is a folder", self.weft("cat", "1:folder", code=1))
+        self.assertIn("this is a directory", self.weft("cat", "1:folder", code=1))
         self.assertIn("there is no host or node 'nowhere'", self.weft("cat", "nowhere:x", code=1))
         self.assertIn("cluster 'other' is not up", self.weft("cat", "--cluster", "other", "1:x", code=1))
         for word in ("x", ":x", "1:"):

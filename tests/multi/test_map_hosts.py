@@ -272,7 +272,7 @@ class Hosts(Map):
         self.check(f"1:{name}\n".encode(), *hosts["args"], "--block", "1G", f"1:{name}", "--", "sh", "-c", "echo {file}", env=hosts["env"])
         # What is wrong.
         for file, says in ((f"2:{name}", "text at node 2: No such file"), (f"7:{name}", "'7' is neither a host nor the number of a node"),
-                           (f"1:{shown}", "this is a folder"), (name, f"cannot open {name}: No such file")):
+                           (f"1:{shown}", "this is a directory"), (name, f"cannot open {name}: No such file")):
             code, out, err = test_map.run(*hosts["args"], file, "--", "cat", env=hosts["env"])
             self.assertNotEqual(code, 0)
             self.assertIn(says, err)

@@ -123,6 +123,12 @@ class Command(unittest.TestCase):
             self.assertTrue(options)
             self.assertEqual(options - documented, set(), f"weft-{sub}.1")
 
+    def test_h_is_help(self):
+        for sub in self.subcommands():
+            self.assertEqual(output(sub, "-h"), output(sub, "--help"), sub)
+            self.assertRegex(output(sub, "--help"), r"(?m)^ +-h, --help ", sub)
+            self.assertIn(".It Fl h , Fl -help", macros(f"weft-{sub}.1"))
+
     def test_synopsis_has_every_option_or_says_options(self):
         for sub in self.subcommands():
             synopsis = "\n".join(macros(f"weft-{sub}.1")).partition(".Sh SYNOPSIS")[2].partition(".Sh DESCRIPTION")[0]
@@ -183,6 +189,14 @@ class Format(unittest.TestCase):
             for name, section in re.findall(r"\bXr (weft\S*) (\d)", read(MAN, page)):
                 known = f"{name}.{section}" in pages or (section == "3" and name in functions)
                 self.assertTrue(known, f"{page} refers to {name}({section})")
+
+    def test_references_to_sections_lead_somewhere(self):
+        """Of the same page, or, as "Joining in weft(7)", of another page."""
+        for path in glob.glob(os.path.join(MAN, "*.[137]")):
+            for section, name, number in re.findall(r"^\.Sx (\w[\w ]*?)(?: [.,;:)])*$(?:\nin\n\.Xr (\S+) (\d))?", read(path), re.M):
+                there = os.path.join(MAN, f"{name}.{number}") if name else path
+                found = re.search(rf"^\.S[hs] {re.escape(section)}$", read(there), re.M)
+                self.assertTrue(found, f"{path} refers to the section {section} of {there}")
 
 
 if __name__ == "__main__":
