@@ -100,7 +100,7 @@ struct ofi_link {
     bool shut;        /* nothing is sent now */
     bool tell;        /* this node's new address must be sent to the peer, ... */
     bool awaits;      /* ... which has not confirmed it yet */
-    bool interrupted; /* puts were under way from the former endpoint */
+    bool interrupted; /* puts have failed, whose bytes may still come to the peer */
     bool probes;      /* the connection to the peer's former endpoint, whose address is `was`, may still exist */
     bool confirm;     /* the peer's endpoint number `theirs` must be confirmed */
     uint32_t theirs;
